@@ -1,0 +1,89 @@
+# Owns how this checkout is set up, run, tested and measured. `make help` lists the targets.
+# The rule: each target works on a fresh clone, and sets up no more than it needs.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PY     := $(BIN)/python
+# How many test processes at once; 0 runs them in one.
+JOBS   ?= auto
+# Passed on to the program that the target starts.
+ARGS   ?=
+# One run of the simulator is one number; empty lets the simulator pick and print one.
+SEED   ?=
+
+RUN_STAMP  := $(VENV)/.installed-run
+DEMO_STAMP := $(VENV)/.installed-demo
+DEV_STAMP  := $(VENV)/.installed-dev
+NODE       := tests/interop/node
+NODE_STAMP := $(NODE)/node_modules/.installed
+
+FAST := not slow and not system and not spark and not alone
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup run check test test-needs demo simulate perf clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+
+setup: $(DEV_STAMP) ## make .venv with everything for development
+
+run: $(RUN_STAMP) ## start a broker on this machine (ARGS="--help" for its options)
+	$(BIN)/malamute broker $(ARGS)
+
+check: $(DEV_STAMP) ## lint, types, import contracts and the fast tests, in under a minute
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)"
+
+test: test-needs ## all tests: in parallel, then those that must be alone, then Spark's in one process
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not spark and not alone" $(ARGS)
+	$(PY) -m pytest -q -m "alone and not spark" $(ARGS)
+	$(PY) -m pytest -q -m "spark" $(ARGS)
+
+test-needs: $(DEV_STAMP) $(NODE_STAMP)
+	@tests/need java
+
+demo: $(DEMO_STAMP) ## a year of real flights through the broker, checked against independent figures
+	@tests/need java
+	$(PY) -m malamute_py.demo $(ARGS)
+
+simulate: $(DEV_STAMP) ## run the deterministic simulator: SEED=7, or none for a new one
+	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+perf: $(DEV_STAMP) ## measure on this machine: all of perf/, or one with PROGRAM=name
+	@set -e; for program in $(or $(PROGRAM),$(patsubst perf/%.py,%,$(wildcard perf/[a-z]*.py))); do \
+	    echo "== $$program"; $(PY) -m perf.$$program $(ARGS); done
+
+clean: ## remove what these targets made, the broker's data excepted
+	rm -rf $(VENV) $(NODE)/node_modules .mypy_cache .pytest_cache .ruff_cache .import_linter_cache \
+	    .hypothesis build dist *.egg-info
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "malamute-py needs Python 3.11 or later; name one with: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	    { echo "no venv module: on Debian, apt-get install -y python3-venv"; exit 1; }
+
+$(RUN_STAMP): pyproject.toml | $(PY)
+	@echo "installing the broker into $(VENV): about a minute"
+	$(PY) -m pip install -q -e .
+	@touch $@
+
+$(DEMO_STAMP): pyproject.toml | $(PY)
+	@echo "installing the demo's needs, Spark among them, into $(VENV): a few minutes"
+	$(PY) -m pip install -q -e '.[demo,spark]'
+	@touch $@ $(RUN_STAMP)
+
+$(DEV_STAMP): pyproject.toml | $(PY)
+	@echo "installing everything for development into $(VENV): a few minutes"
+	$(PY) -m pip install -q -e '.[dev]'
+	@touch $@ $(RUN_STAMP) $(DEMO_STAMP)
+
+$(NODE_STAMP): $(wildcard $(NODE)/package*.json)
+	@tests/need node
+	cd $(NODE) && npm ci --no-audit --no-fund
+	@touch $@
