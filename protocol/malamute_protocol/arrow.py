@@ -1,0 +1,193 @@
+"""A batch as an Arrow record batch: the columns as they came, no Python object a row.
+
+Owns the Arrow schema. The rule: buffers are wrapped, not copied, unless rows are missing
+or the frame lies misaligned; foreign Arrow bytes are validated in full before anyone
+computes with them. Source: SPEC.md, section 5.8.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+try:
+    import pyarrow as pa
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "Arrow needs pyarrow, which is not installed: pip install 'malamute-py[arrow]'",
+        name="pyarrow",
+    ) from error
+
+from malamute_protocol.content import ARROW, NO_TIME, Array, Content
+from malamute_protocol.errors import BatchError
+from malamute_protocol.header import HeaderTable
+
+if TYPE_CHECKING:
+    from malamute_protocol.batch import Batch
+
+# The stubs of pyarrow know too few of its overloads: what is built here is Any, and
+# test_arrow.py holds it to the schema.
+_arrow: Final[Any] = pa
+_KEYS: Final = _arrow.list_(_arrow.string())
+_FIELDS: Final = _arrow.map_(_arrow.string(), _arrow.string())
+_TIME: Final = _arrow.timestamp("ms", tz="UTC")
+_BLOBS: Final = _arrow.list_(_arrow.binary())
+
+
+@cache
+def arrow_schema(*, lists: bool = False, decode: bool = False) -> pa.Schema:
+    """Columns of to_arrow(); lists: for bodies that are lists of blobs.
+
+    subject is the first key, `keys` has all of them; properties are MessagePack maps.
+    """
+
+    def column(kind: Any) -> Any:
+        return kind if decode else _arrow.dictionary(_arrow.int32(), kind)
+
+    schema: pa.Schema = _arrow.schema(
+        [
+            _arrow.field("offset", _arrow.int64(), nullable=False),
+            _arrow.field("append_time", _TIME, nullable=False),
+            _arrow.field("client_time", _TIME),
+            _arrow.field("expires", _TIME),
+            _arrow.field("subject", column(_arrow.string()), nullable=False),
+            _arrow.field("keys", column(_KEYS), nullable=False),
+            _arrow.field("fields", column(_FIELDS)),
+            _arrow.field("properties", column(_arrow.binary())),
+            _arrow.field("body", _BLOBS if lists else _arrow.binary(), nullable=False),
+        ]
+    )
+    return schema
+
+
+def table_of(pieces: list[pa.RecordBatch], *, decode: bool = False) -> pa.Table:
+    """One table of what to_arrow() gave; of no rows when there are none."""
+    schema = pieces[0].schema if pieces else arrow_schema(decode=decode)
+    return pa.Table.from_batches(pieces, schema)
+
+
+def to_arrow(batch: Batch, *, decode: bool = False) -> pa.RecordBatch:
+    """The delivered records of a batch.
+
+    Raises TypeError for Arrow bodies: read those with the stream's schema, body_to_arrow().
+    """
+    content = aligned(batch.content)
+    head = content.head
+    if head.body_kind == ARROW:
+        raise TypeError("the batch's body is Arrow already: use body_to_arrow with its schema")
+    content.check_codes()
+    n = head.count
+    deltas = content.offset_deltas
+    offsets = np.arange(n, dtype=np.int64) if deltas is None else deltas.astype(np.int64)
+    offsets += batch.stamp.base_offset
+    bodies = content.bodies()
+    blob = _arrow.py_buffer(bodies.blob)
+    body = _binary(bodies.offsets if bodies.parts is None else bodies.parts, blob)
+    if bodies.parts is not None:
+        body = _arrow.Array.from_buffers(
+            _BLOBS, n, [None, _arrow.py_buffer(bodies.offsets)], children=[body]
+        )
+    subjects, keys, fields = _header_columns(content.table)
+    maps, property_codes = content.properties()
+    subject_codes = _indices(content.subject_codes, n, subjects)
+    columns = [
+        _arrow.Array.from_buffers(_arrow.int64(), n, [None, _arrow.py_buffer(offsets)]),
+        _times(np.full(n, batch.stamp.append_time_ms, np.int64), n, NO_TIME),
+        _times(content.client_times, n, NO_TIME),
+        _times(content.expiries, n, 0),
+        _column(subject_codes, subjects, decode),
+        _column(subject_codes, keys, decode),
+        _column(_indices(content.field_codes, n, fields), fields, decode),
+        _properties(maps, property_codes, n, decode),
+        body,
+    ]
+    schema = arrow_schema(lists=bodies.parts is not None, decode=decode)
+    result: Any = _arrow.RecordBatch.from_arrays(columns, schema=schema)
+    delivered: pa.RecordBatch = (
+        result if batch.indices is None else result.take(_arrow.array(batch.indices))
+    )
+    return delivered
+
+
+def body_to_arrow(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
+    """The delivered rows of a batch whose body is an Arrow IPC record-batch message.
+
+    Raises BatchError: the message is not one of this schema, or fails the full validation.
+    """
+    content = aligned(batch.content)
+    if content.head.body_kind != ARROW:
+        raise TypeError("the batch's body is not Arrow")
+    try:
+        message = _arrow.ipc.read_message(_arrow.py_buffer(content.bodies().blob))
+        result = _arrow.ipc.read_record_batch(message, schema)
+        result.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise BatchError("bad_batch", f"the Arrow body: {error}") from error
+    if result.num_rows != content.head.count:
+        raise BatchError("bad_batch", f"{result.num_rows} Arrow rows for {len(content)} records")
+    delivered: pa.RecordBatch = (
+        result if batch.indices is None else result.take(_arrow.array(batch.indices))
+    )
+    return delivered
+
+
+def aligned(content: Content) -> Content:
+    """The content itself, or a copy of it where its bytes do not start at a multiple of 8."""
+    address = np.frombuffer(content.view, np.uint8, 1).ctypes.data
+    return content if address % 8 == 0 else Content(content.view.tobytes())
+
+
+def _header_columns(table: HeaderTable) -> tuple[Any, Any, Any]:
+    """(subjects, key lists, field maps) of a header table; made once a table."""
+    if table.arrow is None:
+        table.arrow = (
+            _arrow.array([keys[0] for keys in table.keys], _arrow.string()),
+            _arrow.array(list(map(list, table.keys)), _KEYS),
+            _arrow.array([list(entry.items()) for entry in table.fieldmaps], _FIELDS),
+        )
+    columns: tuple[Any, Any, Any] = table.arrow
+    return columns
+
+
+def _binary(offsets: Array, blob: Any) -> Any:
+    buffers = [None, _arrow.py_buffer(offsets), blob]
+    return _arrow.Array.from_buffers(_arrow.binary(), len(offsets) - 1, buffers)
+
+
+def _times(times: Array | None, count: int, none: int) -> Any:
+    if times is None:
+        return _arrow.nulls(count, _TIME)
+    present = times != none
+    validity = None
+    if not present.all():
+        validity = _arrow.py_buffer(np.packbits(present, bitorder="little"))
+    return _arrow.Array.from_buffers(_TIME, count, [validity, _arrow.py_buffer(times)])
+
+
+def _indices(codes: Array | None, count: int, values: Any) -> Any:
+    """int32 indices of a dictionary column; null where a code is -1 or nothing is to index."""
+    if not len(values):
+        return _arrow.nulls(count, _arrow.int32())
+    if codes is None:
+        codes = np.zeros(count, np.int32)
+    present = codes >= 0
+    validity = None
+    if not present.all():
+        validity = _arrow.py_buffer(np.packbits(present, bitorder="little"))
+    return _arrow.Array.from_buffers(
+        _arrow.int32(), count, [validity, _arrow.py_buffer(np.ascontiguousarray(codes))]
+    )
+
+
+def _column(indices: Any, values: Any, decode: bool) -> Any:
+    """A dictionary column, or what it stands for."""
+    if decode:
+        return values.take(indices)
+    return _arrow.DictionaryArray.from_arrays(indices, values, safe=False)
+
+
+def _properties(maps: list[bytes], codes: Array | None, count: int, decode: bool) -> Any:
+    values = _arrow.array(maps, _arrow.binary())
+    return _column(_indices(codes, count, values), values, decode)

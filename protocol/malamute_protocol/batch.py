@@ -1,0 +1,323 @@
+"""The record batch as a consumer gets it, and the way from a delivery's frames to batches.
+
+Owns the pair of stamp and content with the rows that were delivered. The rule: columns
+are resolved once a batch, lazily; a frame boundary falls only after a stamp or after a
+batch. Source: SPEC.md, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from malamute_protocol.content import (
+    ARROW,
+    BLOB,
+    NO_TIME,
+    OFFSET_DELTAS,
+    Array,
+    Bodies,
+    Content,
+    parse_properties,
+)
+from malamute_protocol.encode import (
+    Options,
+    encode,
+    encode_arrow,
+    encode_columns,
+    encode_fixed,
+    encode_lists,
+)
+from malamute_protocol.errors import BatchError
+from malamute_protocol.extract import extract, extractable
+from malamute_protocol.header import Header
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.record import Record
+from malamute_protocol.stamp import (
+    STAMP_BYTES,
+    Stamp,
+    bitmap_of_rows,
+    message_id,
+    parse_message_id,
+    row_bitmap,
+    rows_from_bitmap,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "STAMP_BYTES",
+    "Batch",
+    "Content",
+    "Header",
+    "Options",
+    "Record",
+    "Stamp",
+    "bitmap_of_rows",
+    "encode",
+    "encode_arrow",
+    "encode_columns",
+    "encode_fixed",
+    "encode_lists",
+    "extract",
+    "extractable",
+    "iter_batches",
+    "message_id",
+    "parse_message_id",
+    "row_bitmap",
+    "rows_from_bitmap",
+]
+
+_NO_FIELDS: Mapping[str, str] = {}
+_NO_PROPERTIES: Mapping[str, Any] = {}
+
+
+class Batch:
+    """Records of one stream that were appended together, less the rows not delivered."""
+
+    def __init__(self, stamp: Stamp, content: Content, rows: Array | None = None) -> None:
+        """rows: boolean mask of the delivered rows; None: all."""
+        self.stamp = stamp
+        self.content = content
+        self.rows = rows
+        # What every row asks for, as plain attributes: a cached_property costs a lookup
+        # of 50 ns each time, these 5.
+        self._base = stamp.base_offset
+        self._deltas: list[int] | None = None
+        if content.head.flags & OFFSET_DELTAS:
+            self._deltas = _listed(content.offset_deltas)
+        self._body_bytes: bytes | None = None
+        self._body_bounds: list[int] = []
+        self._keys: list[tuple[str, ...]] | None = None
+        self._subject_codes: list[int] | None = None
+        self._maps: Sequence[Mapping[str, str]] | None = None
+        self._field_codes: list[int] | None = None
+
+    def __len__(self) -> int:
+        return self.content.head.count if self.indices is None else len(self.indices)
+
+    def __iter__(self) -> Iterator[Record]:
+        return self.records()
+
+    def __repr__(self) -> str:
+        return f"<Batch offset={self.base_offset} records={len(self)}>"
+
+    @property
+    def base_offset(self) -> int:
+        """Offset of the batch's first record, delivered or not."""
+        return self._base
+
+    @cached_property
+    def indices(self) -> Array | None:
+        """Row numbers delivered; None: all."""
+        return None if self.rows is None else np.flatnonzero(self.rows)
+
+    @cached_property
+    def offsets(self) -> Array:
+        """int64: offset of each delivered record."""
+        deltas = self.content.offset_deltas
+        if deltas is None:
+            deltas = np.arange(self.content.head.count, dtype=np.int64)
+        chosen = deltas if self.indices is None else deltas[self.indices]
+        result: Array = chosen.astype(np.int64) + self.stamp.base_offset
+        return result
+
+    def records(self) -> Iterator[Record]:
+        """The delivered records, lazily, in order."""
+        rows: Iterable[int] = (
+            range(self.content.head.count) if self.indices is None else self.indices.tolist()
+        )
+        # map and repeat make the rows in C: half the cost of a generator's loop.
+        return map(Record, repeat(self), rows)
+
+    def bodies(self) -> list[bytes]:
+        """Bodies of the delivered records; the quick way when nothing else is wanted.
+
+        Raises TypeError when the body kind is not blob.
+        """
+        bodies = self._blobs()
+        bounds = bodies.offsets
+        count = len(bounds) - 1
+        if count > 8:
+            width = int(bounds[1])
+            if (
+                width > 0
+                and width * count == int(bounds[-1])
+                and bool((np.diff(bounds) == width).all())
+            ):
+                # Equal widths: numpy cuts the blob five times faster than slicing does.
+                column = np.frombuffer(bodies.blob, f"V{width}", count)
+                chosen = column if self.indices is None else column[self.indices]
+                cut: list[bytes] = chosen.tolist()
+                return cut
+        blob, ends = self.body_columns()
+        if self.indices is None:
+            return [blob[i:j] for i, j in pairwise(ends)]
+        return [blob[ends[i] : ends[i + 1]] for i in self.indices.tolist()]
+
+    def to_arrow(self, *, decode: bool = False) -> pa.RecordBatch:
+        """The delivered records as one Arrow record batch; see arrow.py for its columns.
+
+        decode: plain columns for subject, fields and properties instead of dictionaries.
+        """
+        from malamute_protocol.arrow import to_arrow
+
+        return to_arrow(self, decode=decode)
+
+    def verify(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        """Validate the whole content, bodies included. Raises BatchError."""
+        self.content.verify(limits, derived=self.stamp.derived)
+
+    # --- one row: what Record asks for ----------------------------------------------
+
+    @cached_property
+    def _bodies(self) -> Bodies:
+        return self.content.bodies()
+
+    def _blobs(self) -> Bodies:
+        kind = self.content.head.body_kind
+        if kind != BLOB:
+            how = "to_arrow()" if kind == ARROW else "parts"
+            raise TypeError(f"the batch's bodies are not single blobs: use {how}")
+        return self._bodies
+
+    def body_columns(self) -> tuple[bytes, list[int]]:
+        """(all bodies back to back, their n+1 bounds), of all rows.
+
+        One copy a batch costs a third of what a view a row does.
+        """
+        if self._body_bytes is None:
+            bodies = self._blobs()
+            self._body_bounds = bodies.offsets.tolist()
+            self._body_bytes = bytes(bodies.blob)
+        return self._body_bytes, self._body_bounds
+
+    @cached_property
+    def _properties(self) -> tuple[list[Mapping[str, Any]], list[int] | None]:
+        maps, codes = self.content.properties()
+        parsed = [parse_properties(data) if data else _NO_PROPERTIES for data in maps]
+        return parsed, None if codes is None else codes.tolist()
+
+    def offset_of(self, row: int) -> int:
+        """Offset of the record in row `row` of the batch as it came."""
+        deltas = self._deltas
+        return self._base + (row if deltas is None else deltas[row])
+
+    def keys_of(self, row: int) -> tuple[str, ...]:
+        """Keys of a row."""
+        keys = self._keys
+        if keys is None:
+            keys = self._keys = self.content.table.keys
+            self._subject_codes = _listed(self.content.subject_codes)
+        codes = self._subject_codes
+        return keys[0 if codes is None else codes[row]]
+
+    def body_of(self, row: int) -> bytes:
+        """Body of a row."""
+        blob = self._body_bytes
+        if blob is None:
+            blob, _ = self.body_columns()
+        bounds = self._body_bounds
+        return blob[bounds[row] : bounds[row + 1]]
+
+    def fields_of(self, row: int) -> Mapping[str, str]:
+        """Fields of a row."""
+        maps = self._maps
+        if maps is None:
+            maps = self._maps = self.content.table.fieldmaps
+            self._field_codes = _listed(self.content.field_codes)
+        if not maps:
+            return _NO_FIELDS
+        codes = self._field_codes
+        code = 0 if codes is None else codes[row]
+        return maps[code] if code >= 0 else _NO_FIELDS
+
+    def parts_of(self, row: int) -> list[bytes]:
+        """Blobs of a row."""
+        bodies = self._bodies
+        if bodies.parts is None:
+            return [self.body_of(row)]
+        first, end = int(bodies.offsets[row]), int(bodies.offsets[row + 1])
+        ends = bodies.parts[first : end + 1].tolist()
+        return [bytes(bodies.blob[i:j]) for i, j in pairwise(ends)]
+
+    def client_time_of(self, row: int) -> int | None:
+        """Client time of a row."""
+        times = self.content.client_times
+        time = NO_TIME if times is None else int(times[row])
+        return None if time == NO_TIME else time
+
+    def expiry_of(self, row: int) -> int | None:
+        """Expiry of a row."""
+        expiries = self.content.expiries
+        return None if expiries is None else int(expiries[row]) or None
+
+    def properties_of(self, row: int) -> Mapping[str, Any]:
+        """Properties of a row."""
+        maps, codes = self._properties
+        if not maps:
+            return _NO_PROPERTIES
+        code = 0 if codes is None else codes[row]
+        return maps[code] if code >= 0 else _NO_PROPERTIES
+
+
+def iter_batches(
+    frames: Sequence[Any],
+    rows: Any = None,
+    *,
+    verify: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[Batch]:
+    """The batches of a delivery's frames (or of bytes that the journal holds, as one frame).
+
+    rows: the delivery's row bitmap, of its only batch; None: all rows.
+    verify: check both CRCs and the structure of each batch, as far as Content.check does.
+    Raises BatchError: the frames are not whole stamps and contents in order.
+    """
+    batches = 0
+    stamp: Stamp | None = None
+    for frame in frames:
+        view = memoryview(frame).cast("B") if type(frame) is not memoryview else frame
+        position, end = 0, len(view)
+        while position < end:
+            if stamp is None:
+                stamp = Stamp.unpack(view, position, verify=verify)
+                position += stamp.stamp_bytes
+                if position == end:
+                    break
+            size = stamp.size - stamp.stamp_bytes
+            if position + size > end:
+                raise BatchError("bad_batch", "a content crosses the end of its frame", position)
+            content = Content(view[position : position + size])
+            if verify:
+                _check_pair(stamp, content, limits, position)
+            position += size
+            batches += 1
+            if rows is not None and batches > 1:
+                raise BatchError("malformed", "a row bitmap for more than one batch", position)
+            yield Batch(
+                stamp, content, None if rows is None else rows_from_bitmap(rows, len(content))
+            )
+            stamp = None
+    if stamp is not None:
+        raise BatchError("bad_batch", "a stamp without its content")
+    if rows is not None and not batches:
+        raise BatchError("malformed", "a row bitmap without a batch")
+
+
+def _listed(column: Array | None) -> list[int] | None:
+    return None if column is None else column.tolist()
+
+
+def _check_pair(stamp: Stamp, content: Content, limits: Limits, position: int) -> None:
+    head = content.head
+    if stamp.content_crc != head.content_crc:
+        raise BatchError("corrupt", "the stamp belongs to another content", position)
+    if stamp.count != head.count:
+        raise BatchError("bad_batch", "stamp and content count differently", position)
+    content.check(limits, empty=stamp.control_kind != 0, derived=stamp.derived)

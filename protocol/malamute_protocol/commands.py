@@ -1,0 +1,695 @@
+"""The commands of the protocol: one table of names, numbers, fields and meaning.
+
+Owns the command types and their MessagePack form: each is an array whose first
+element is the command's number. The rule: a number or a field, once released,
+keeps its meaning; new fields are appended with a default. Source: SPEC.md,
+section 4 (the two are compared by tests/protocol/test_spec_agrees_with_code.py).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, TypeAlias, Union
+
+import msgspec
+
+Start: TypeAlias = list[Any]
+"""Where a subscription begins, as [kind, ...]; see SPEC.md, section 6."""
+
+Pattern: TypeAlias = list[Any]
+"""A pattern in wire form, as [kind, ...]; see SPEC.md, section 7."""
+
+
+class Level(enum.IntEnum):
+    """What a confirm promises; see SPEC.md, section 8."""
+
+    DEFAULT = 0
+    """On the wire only: the stream's own default, `synced` unless it was set."""
+    NONE = 1
+    STORED = 2
+    SYNCED = 3
+    REPLICATED = 4
+    """Reserved."""
+
+
+class Visibility(enum.IntEnum):
+    """How far behind the tail a subscription reads."""
+
+    LIVE = 0
+    """What was appended."""
+    DURABLE = 1
+    """What no power loss can take back."""
+    COMMITTED = 2
+    """Up to the first open transaction."""
+
+
+class StartKind(enum.IntEnum):
+    """First element of a start position."""
+
+    EARLIEST = 0
+    LATEST = 1
+    OFFSET = 2
+    """[2, offset, epoch?, stream uuid?]."""
+    TIME = 3
+    """[3, time_ms, inclusive?] by append time."""
+    CLIENT_TIME = 4
+    """[4, time_ms, inclusive?] by client time."""
+    AFTER_ID = 5
+    """[5, message id of 16 bytes]: the record after it."""
+    LAST_PER_SUBJECT = 6
+    """[6]: the latest record of each subject, then live."""
+
+
+class Command(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of all commands. `frames` content frames follow in the same message, in order."""
+
+    @property
+    def content_frames(self) -> int:
+        """How many content frames of the message belong to this command."""
+        return 0
+
+
+# --- 1 to 9: the link ------------------------------------------------------------
+
+
+class Hello(Command, tag=1, frozen=True):
+    """Client opens or resumes a link. The first command; must stand alone or first."""
+
+    versions: tuple[int, int]
+    """Lowest and highest protocol version that the client speaks."""
+    session: bytes
+    """16 random bytes, the same over reconnects: a newer link of a session replaces the older."""
+    identity: str = ""
+    """The identity asked for; must be allowed to the credential. Empty: anonymous."""
+    software: str = ""
+    heartbeat_ms: int = 0
+    """How often the client promises to send something; 0: the broker's default."""
+    features: int = 0
+
+
+class Welcome(Command, tag=2, frozen=True):
+    """Broker accepts a link and states what holds on it."""
+
+    version: int
+    broker: bytes
+    """UUID of the broker's data directory, 16 bytes."""
+    epoch: int
+    heartbeat_ms: int
+    expiry_ms: int
+    """Silence after which either side gives the other up."""
+    window_bytes: int
+    """How many unconfirmed bytes the client may have published."""
+    record_bytes_max: int
+    batch_bytes_max: int
+    batch_records_max: int
+    message_commands_max: int
+    identity: str = ""
+    software: str = ""
+    cluster: bytes = b""
+    """Cluster UUID, or empty: reserved for scale-out."""
+    map_version: int = 0
+    """Version of the placement map: reserved for scale-out."""
+    features: int = 0
+    now_ms: int = 0
+    """The broker's clock, so that a client can express expiry in the broker's time."""
+
+
+class Ping(Command, tag=3, frozen=True):
+    """Either side: prove that you are there."""
+
+    token: int = 0
+
+
+class Pong(Command, tag=4, frozen=True):
+    """Answer to PING with its token."""
+
+    token: int = 0
+
+
+class Bye(Command, tag=5, frozen=True):
+    """Either side ends the link in order; nothing follows. The code says why."""
+
+    code: str = "closed"
+    reason: str = ""
+
+
+class Refused(Command, tag=6, frozen=True):
+    """The one negative answer: which command, which of them, why, and when to try again."""
+
+    command: int
+    """Number of the refused command; 0: the link as a whole."""
+    reference: int
+    """Its tracker, subscription or request; 0 when it had none."""
+    code: str
+    reason: str = ""
+    retry_ms: int = 0
+    """When to try again; 0: not before something changes."""
+
+
+class Result(Command, tag=7, frozen=True):
+    """Positive answer to a command that carries `request`."""
+
+    request: int
+    value: dict[str, Any] = {}
+
+
+# --- 10 to 29: streams ------------------------------------------------------------
+
+
+class Publish(Command, tag=10, frozen=True):
+    """Append one batch to a stream; owns one content frame."""
+
+    stream: str
+    tracker: int
+    """The producer's number for this batch, ascending on the link; 0 with level none."""
+    level: int = 0
+
+    @property
+    def content_frames(self) -> int:
+        """One: the batch content."""
+        return 1
+
+
+class Confirm(Command, tag=11, frozen=True):
+    """A published batch reached `level`; position of its first record."""
+
+    tracker: int
+    level: int
+    epoch: int
+    offset: int
+    append_time_ms: int
+    duplicate: bool = False
+    """True: the batch was in the log already; the position is the original's."""
+
+
+class Subscribe(Command, tag=12, frozen=True):
+    """Start delivery of a stream's records that match a pattern."""
+
+    subscription: int
+    """The client's number for it, unique on the link."""
+    stream: str
+    pattern: Pattern
+    start: Start
+    credit_records: int = 0
+    """Credit: cumulative count of records that may be delivered."""
+    credit_bytes: int = 0
+    """Credit: cumulative count of payload bytes that may be delivered."""
+    visibility: int = 0
+    """0 live, 1 durable, 2 committed."""
+    end: int = -1
+    """Stop before this offset; -1: never. Position end kinds are in `until`."""
+    until: str = ""
+    """"" (by `end`), or "tail": stop at what was the next offset when it was accepted."""
+    client_time: tuple[int, int] | None = None
+    """Only records whose client time lies in [from, to), milliseconds."""
+    create: bool = True
+    """Create the stream when it does not exist."""
+    whole: bool = False
+    """Always verbatim batches with row bitmaps, never extracted ones."""
+
+
+class Subscribed(Command, tag=13, frozen=True):
+    """A subscription was accepted and where it begins."""
+
+    subscription: int
+    stream: bytes
+    """UUID of the stream."""
+    epoch: int
+    next: int
+    """Offset at which delivery begins: the first cover's `from`."""
+    first: int
+    """Oldest offset that the log still has."""
+    tail: int
+    """Offset after the newest record."""
+    end: int = -1
+
+
+class Unsubscribe(Command, tag=14, frozen=True):
+    """End a subscription; answered by ENDED."""
+
+    subscription: int
+
+
+class Ended(Command, tag=15, frozen=True):
+    """No more deliveries of this subscription: it was cancelled or reached its end."""
+
+    subscription: int
+    next: int
+    code: str = "end"
+
+
+class Credit(Command, tag=16, frozen=True):
+    """Raise a subscription's (or an offer's or inbox's) cumulative credit; never lowers it."""
+
+    subscription: int
+    credit_records: int
+    credit_bytes: int
+
+
+class Deliver(Command, tag=17, frozen=True):
+    """Records of a stream; owns `frames` content frames. Covers [from, next)."""
+
+    subscription: int
+    from_: int
+    next: int
+    frames: int
+    rows: bytes | None = None
+    """Which rows of the one batch are delivered (LSB first); None: all rows of all batches."""
+
+    @property
+    def content_frames(self) -> int:
+        """As the command says."""
+        return self.frames
+
+
+class Cover(Command, tag=18, frozen=True):
+    """Nothing in [from, next) was selected, or what was is gone by right (expired, aborted)."""
+
+    subscription: int
+    from_: int
+    next: int
+
+
+class Gap(Command, tag=19, frozen=True):
+    """Offsets [from, to) cannot be delivered: the reason names why."""
+
+    subscription: int
+    from_: int
+    to: int
+    code: str
+    reason: str = ""
+
+
+class Rewound(Command, tag=20, frozen=True):
+    """The log ends before the position that was asked for: delivery goes on at `to`."""
+
+    subscription: int
+    from_: int
+    to: int
+    epoch: int
+
+
+class Mode(Command, tag=21, frozen=True):
+    """The subscription is now live (fed from the tail) or on demand (fed from the journal)."""
+
+    subscription: int
+    live: bool
+    offset: int
+
+
+class OpenProducer(Command, tag=22, frozen=True):
+    """Get (id 0) or resume a producer id, bound to the identity; answered by RESULT.
+
+    RESULT: {"id", "epoch", "next": {stream name: next sequence}}. A resume of the same
+    session keeps the epoch; `fence` raises it, and older epochs are refused as `fenced`.
+    """
+
+    request: int
+    id: int = 0
+    epoch: int = 0
+    fence: bool = False
+
+
+# --- 30 to 39: streams, administration (each answered by RESULT or REFUSED) --------
+
+
+class CreateStream(Command, tag=30, frozen=True):
+    """Create a stream with settings; the same settings again succeed."""
+
+    request: int
+    stream: str
+    settings: dict[str, Any] = {}
+
+
+class EditStream(Command, tag=31, frozen=True):
+    """Change settings of a stream; those not named stay."""
+
+    request: int
+    stream: str
+    settings: dict[str, Any]
+
+
+class RemoveStream(Command, tag=32, frozen=True):
+    """Remove a stream and its records; its number is never used again."""
+
+    request: int
+    stream: str
+
+
+class StreamInfo(Command, tag=33, frozen=True):
+    """Facts about one stream: uuid, epoch, first, tail, bytes, settings, subscriptions."""
+
+    request: int
+    stream: str
+
+
+class ListStreams(Command, tag=34, frozen=True):
+    """Names and short facts, in name order, starting after `after`."""
+
+    request: int
+    prefix: str = ""
+    after: str = ""
+    limit: int = 1000
+
+
+class FindOffset(Command, tag=35, frozen=True):
+    """Resolve a start position to an offset without subscribing."""
+
+    request: int
+    stream: str
+    start: Start
+
+
+class PlanRead(Command, tag=36, frozen=True):
+    """Plan a bounded read from the index: an end under caps, and split points.
+
+    RESULT: {"stream" (uuid), "epoch", "first", "tail", "from", "to",
+    "splits": [[from, to, bytes], ...], "records", "bytes", "rewound" (bool)}.
+    """
+
+    request: int
+    stream: str
+    pattern: Pattern
+    start: Start
+    records_max: int = 0
+    bytes_max: int = 0
+    split_bytes: int = 0
+    end: int = -1
+    visibility: int = 1
+    client_time: tuple[int, int] | None = None
+
+
+class BrokerInfo(Command, tag=37, frozen=True):
+    """Facts about the broker: version, uuid, epoch, rings, links, counters."""
+
+    request: int
+
+
+class ListLinks(Command, tag=38, frozen=True):
+    """The links with identity, state, subscriptions and what they hold."""
+
+    request: int
+    limit: int = 1000
+
+
+class Kick(Command, tag=39, frozen=True):
+    """End a link by its number; needs admin permission."""
+
+    request: int
+    link: int
+    reason: str = ""
+
+
+# --- 40 to 49: mailboxes (feature MAIL) --------------------------------------------
+
+
+class Send(Command, tag=40, frozen=True):
+    """Put a batch of messages into a mailbox; owns one content frame.
+
+    Answered by CONFIRM (tracker), or REFUSED `wait` with a retry time when full.
+    """
+
+    mailbox: str
+    tracker: int
+    level: int = 0
+    deliver_at_ms: int = 0
+    priority: int = 0
+
+    @property
+    def content_frames(self) -> int:
+        """One: the batch content."""
+        return 1
+
+
+class OpenInbox(Command, tag=41, frozen=True):
+    """Read a mailbox under credit; its deliveries carry the subscription number."""
+
+    subscription: int
+    mailbox: str
+    credit_records: int = 0
+    credit_bytes: int = 0
+    settings: dict[str, Any] = {}
+
+
+class Mail(Command, tag=42, frozen=True):
+    """Messages of a mailbox; owns `frames` content frames; acknowledged by their numbers."""
+
+    subscription: int
+    numbers: list[int]
+    sender: str
+    attempts: int
+    frames: int
+    key: bytes = b""
+    """Key of the request that these messages reply to; empty for other mail."""
+    last: bool = False
+    """The last reply to that request."""
+
+    @property
+    def content_frames(self) -> int:
+        """As the command says."""
+        return self.frames
+
+
+class AckMail(Command, tag=43, frozen=True):
+    """Messages were received for good (or, with a delay, are wanted again later)."""
+
+    subscription: int
+    numbers: list[int]
+    tracker: int = 0
+    again_ms: int = -1
+    """-1: done; otherwise redeliver after this time."""
+
+
+class PeekMail(Command, tag=44, frozen=True):
+    """Look into a mailbox without consuming; answered by RESULT."""
+
+    request: int
+    mailbox: str
+    after: int = 0
+    limit: int = 100
+
+
+class PurgeMail(Command, tag=45, frozen=True):
+    """Empty a mailbox; `confirm` repeats its name."""
+
+    request: int
+    mailbox: str
+    confirm: str
+
+
+class MailboxInfo(Command, tag=46, frozen=True):
+    """Facts about one mailbox, or a list of them when the name ends in `*`."""
+
+    request: int
+    mailbox: str
+
+
+class EditMailbox(Command, tag=47, frozen=True):
+    """Create a mailbox or change its settings."""
+
+    request: int
+    mailbox: str
+    settings: dict[str, Any]
+
+
+# --- 50 to 59: services (feature SERVICES) ------------------------------------------
+
+
+class Request(Command, tag=50, frozen=True):
+    """Queue one request to a service; owns one content frame of one record."""
+
+    service: str
+    tracker: int
+    subject: str = ""
+    reply_to: str = ""
+    """Mailbox for replies; empty: the identity's mailbox, or a temporary one."""
+    timeout_ms: int = 0
+    level: int = 0
+    key: bytes = b""
+    """Retries with the same key are accepted once."""
+
+    @property
+    def content_frames(self) -> int:
+        """One: the batch content."""
+        return 1
+
+
+class Offer(Command, tag=51, frozen=True):
+    """Worker offers a service for subjects that match; credit is its readiness."""
+
+    subscription: int
+    service: str
+    pattern: Pattern
+    credit_records: int = 0
+    credit_bytes: int = 0
+    lease_ms: int = 0
+
+
+class Work(Command, tag=52, frozen=True):
+    """A request handed to a worker; owns one batch (`frames` content frames)."""
+
+    subscription: int
+    request: int
+    sender: str
+    subject: str
+    reply_to: str
+    deadline_ms: int
+    attempts: int
+    frames: int
+    key: bytes = b""
+    """The requester's key, so that a worker can recognise a request that it has done."""
+
+    @property
+    def content_frames(self) -> int:
+        """As the command says."""
+        return self.frames
+
+
+class AckWork(Command, tag=53, frozen=True):
+    """Worker: received, renewed, completed, failed or returned a request.
+
+    state: 1 received, 2 renewed (lease), 3 completed, 4 failed (dead letter), 5 returned.
+    """
+
+    subscription: int
+    request: int
+    state: int
+    tracker: int = 0
+    again_ms: int = 0
+    reason: str = ""
+
+
+class Reply(Command, tag=54, frozen=True):
+    """Worker sends one reply to a request in hand; owns one content frame."""
+
+    subscription: int
+    request: int
+    tracker: int
+    last: bool = False
+    level: int = 0
+
+    @property
+    def content_frames(self) -> int:
+        """One: the batch content."""
+        return 1
+
+
+class CancelRequest(Command, tag=55, frozen=True):
+    """Requester gives a request up by the tracker or key that it used."""
+
+    request: int
+    service: str
+    key: bytes
+
+
+class ServiceInfo(Command, tag=56, frozen=True):
+    """Facts about one service, or a list of them when the name ends in `*`."""
+
+    request: int
+    service: str
+
+
+class EditService(Command, tag=57, frozen=True):
+    """Create a service queue or change its settings."""
+
+    request: int
+    service: str
+    settings: dict[str, Any]
+
+
+class Requeue(Command, tag=58, frozen=True):
+    """Operator: put dead letters or held requests back into the queue."""
+
+    request: int
+    service: str
+    numbers: list[int] = []
+
+
+# --- 60 to 69: cursors, groups, the atomic step (features CURSORS, ATOMIC) ------------
+
+
+class MoveCursor(Command, tag=60, frozen=True):
+    """Move a named cursor of a stream to `next`; answered by CONFIRM (tracker)."""
+
+    stream: str
+    cursor: str
+    next: int
+    tracker: int
+    level: int = 0
+    force: bool = False
+    """Allow it to move back: an operator's reset."""
+
+
+class CursorInfo(Command, tag=61, frozen=True):
+    """Facts about one cursor, or all of a stream when the name is empty."""
+
+    request: int
+    stream: str
+    cursor: str = ""
+
+
+class RemoveCursor(Command, tag=62, frozen=True):
+    """Forget a cursor and its pin."""
+
+    request: int
+    stream: str
+    cursor: str
+
+
+class JoinGroup(Command, tag=63, frozen=True):
+    """Subscribe as a member of a group over a cursor.
+
+    kind: "shared", "exclusive" or "keyed". Deliveries are DELIVER commands.
+    """
+
+    subscription: int
+    stream: str
+    group: str
+    pattern: Pattern
+    kind: str = "shared"
+    start: Start = []
+    credit_records: int = 0
+    credit_bytes: int = 0
+    hold_ms: int = 0
+
+
+class AckRecords(Command, tag=64, frozen=True):
+    """Group member: rows of [from, next) are done (rows None: all), or wanted again."""
+
+    subscription: int
+    from_: int
+    next: int
+    rows: bytes | None = None
+    tracker: int = 0
+    again_ms: int = -1
+
+
+class GroupInfo(Command, tag=65, frozen=True):
+    """Lag, members and what each holds."""
+
+    request: int
+    stream: str
+    group: str = ""
+
+
+class Atomic(Command, tag=66, frozen=True):
+    """The next `count` commands of this message are one step: all of them or none.
+
+    One CONFIRM or REFUSED answers the step by its tracker; the parts are not answered.
+    """
+
+    tracker: int
+    count: int
+    level: int = 0
+
+
+AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run time
+    Hello, Welcome, Ping, Pong, Bye, Refused, Result,
+    Publish, Confirm, Subscribe, Subscribed, Unsubscribe, Ended, Credit, Deliver, Cover, Gap,
+    Rewound, Mode, OpenProducer,
+    CreateStream, EditStream, RemoveStream, StreamInfo, ListStreams, FindOffset, PlanRead,
+    BrokerInfo, ListLinks, Kick,
+    Send, OpenInbox, Mail, AckMail, PeekMail, PurgeMail, MailboxInfo, EditMailbox,
+    Request, Offer, Work, AckWork, Reply, CancelRequest, ServiceInfo, EditService, Requeue,
+    MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
+]  # fmt: skip

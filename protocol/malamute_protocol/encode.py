@@ -1,0 +1,538 @@
+"""Encoding record batches: from bodies and their headers to the content's bytes.
+
+Owns the way from Python objects and from Arrow-like columns to a content. The rule: what
+comes out passes Content.verify(); what would not raises LocalProtocolError, naming
+what and where, before a byte is made. Source: SPEC.md, sections 5.2 to 5.6.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final, TypedDict, Unpack
+
+import google_crc32c
+import msgspec
+import numpy as np
+
+from malamute_protocol.codec import codec_number, compress
+from malamute_protocol.content import (
+    ARROW,
+    BLOB,
+    CLIENT_TIME,
+    CONTENT_BYTES,
+    CONTENT_MAGIC,
+    CONTENT_VERSION,
+    EXPIRY,
+    FIELD_CODES,
+    I4,
+    I8,
+    LIST,
+    NO_TIME,
+    OFFSET_DELTAS,
+    PROPERTIES_COLUMN,
+    PROPERTIES_CONSTANT,
+    PROPERTIES_DICTIONARY,
+    SUBJECT_CODES,
+    Array,
+    earliest,
+    parse_properties,
+    time_range,
+)
+from malamute_protocol.errors import BatchError, LocalProtocolError
+from malamute_protocol.header import MEMO, HeaderTable
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.stamp import STAMP_BYTES
+
+_PREFIX = struct.Struct("<IHHI")
+_REST = struct.Struct("<IIBBHQIIQQqqqIIIIIIII16x")
+_SMALL: Final = 32
+"""Up to so many records plain Python beats numpy's call overhead."""
+_LARGE: Final = 4096
+_PADDING: Final = tuple(bytes(n) for n in range(8))
+_PACKED_MAX: Final = 4096
+_packed: dict[str, bytes] = {}
+
+
+class Options(TypedDict, total=False):
+    """What encode() and its kin take beside the bodies; all of it may be left out.
+
+    A header goes in one of three forms: one value for all records, a sequence with one a
+    record, or a table of distinct values with codes (fastest for many headers).
+    """
+
+    subject: str | Sequence[str | Sequence[str]] | None
+    """One for all, or one a record: a str, or a sequence of str: the subject, further keys."""
+    keys: Sequence[str]
+    """Further keys of every record."""
+    subject_table: Sequence[str | Sequence[str]]
+    subject_codes: Sequence[int] | Array | None
+    fields: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None
+    field_table: Sequence[Mapping[str, str]]
+    field_codes: Sequence[int] | Array | None
+    """Into field_table; -1: no fields."""
+    client_time_ms: int | Sequence[int | None] | Array | None
+    expires_ms: int | Sequence[int] | Array | None
+    """Absolute milliseconds; 0: never."""
+    properties: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+    property_table: Sequence[Mapping[str, Any]]
+    property_codes: Sequence[int] | Array | None
+    codec: str | int
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+    transaction_id: int
+    schema_id: int
+    offset_deltas: Array | None
+    """For derived batches only: see extract.py."""
+    limits: Limits
+
+
+def encode(bodies: Sequence[bytes], **options: Unpack[Options]) -> bytes:
+    """A content of records with one blob each.
+
+    Raises LocalProtocolError: a limit is broken, a type or a length is wrong.
+    """
+    limits = options.get("limits", DEFAULT_LIMITS)
+    offsets, pieces = _join(bodies, limits, "record")
+    return _assemble(len(bodies), BLOB, 0, [offsets, *pieces], options)
+
+
+def encode_lists(bodies: Sequence[Sequence[bytes]], **options: Unpack[Options]) -> bytes:
+    """A content of records with a list of blobs each.
+
+    Raises LocalProtocolError: as encode().
+    """
+    limits = options.get("limits", DEFAULT_LIMITS)
+    parts = [part for body in bodies for part in body]
+    part_offsets, pieces = _join(parts, limits, "part")
+    offsets = np.zeros(len(bodies) + 1, I4)
+    np.cumsum(np.fromiter(map(len, bodies), np.int64, len(bodies)), out=offsets[1:])
+    sizes = np.diff(np.frombuffer(part_offsets, I4)[offsets])
+    if len(sizes) and int(sizes.max()) > limits.record_bytes_max:
+        row = int(sizes.argmax())
+        raise LocalProtocolError("too_large", _over("record", row, int(sizes[row]), limits))
+    return _assemble(len(bodies), LIST, len(parts), [offsets, part_offsets, *pieces], options)
+
+
+def encode_fixed(blob: bytes, width: int, **options: Unpack[Options]) -> bytes:
+    """A content of records of `width` bytes each, back to back in `blob`.
+
+    Raises LocalProtocolError: as encode(), or the blob is no multiple of the width.
+    """
+    if width <= 0 or len(blob) % width:
+        raise LocalProtocolError(
+            "bad_batch", f"{len(blob)} bytes do not divide into records of {width} bytes"
+        )
+    count = len(blob) // width
+    return encode_columns(np.arange(count + 1, dtype=np.int64) * width, blob, **options)
+
+
+def encode_columns(offsets: Any, blob: Any, **options: Unpack[Options]) -> bytes:
+    """A content from an Arrow-like binary column: n+1 offsets and the blob they cut.
+
+    The first offset may be above 0 and the blob longer, as in a slice of an Arrow array.
+    Raises LocalProtocolError: as encode(), or offsets that fall or leave the blob.
+    """
+    limits = options.get("limits", DEFAULT_LIMITS)
+    bounds = np.asarray(offsets)
+    data = memoryview(blob).cast("B")
+    if bounds.ndim != 1 or not len(bounds) or bounds.dtype.kind not in "iu":
+        raise LocalProtocolError("bad_batch", "offsets must be n+1 integers")
+    sizes = np.diff(bounds)
+    if int(bounds[0]) < 0 or int(bounds[-1]) > len(data) or (sizes < 0).any():
+        raise LocalProtocolError("bad_batch", f"offsets fall or leave the blob of {len(data)}")
+    if len(sizes) and int(sizes.max()) > limits.record_bytes_max:
+        row = int(sizes.argmax())
+        raise LocalProtocolError("too_large", _over("record", row, int(sizes[row]), limits))
+    first, end = int(bounds[0]), int(bounds[-1])
+    if end - first > limits.batch_bytes_max:
+        raise LocalProtocolError("too_large", _over_batch(end - first, limits))
+    # An array, because the CRC takes no memoryview.
+    piece = np.frombuffer(data, np.uint8)[first:end] if end > first else b""
+    return _assemble(
+        len(bounds) - 1, BLOB, 0, [np.ascontiguousarray(bounds - first, dtype=I4), piece], options
+    )
+
+
+def encode_arrow(message: bytes, count: int, **options: Unpack[Options]) -> bytes:
+    """A content whose body is one encapsulated Arrow IPC record-batch message of `count` rows.
+
+    Raises LocalProtocolError: as encode(), or no schema_id is given.
+    """
+    if not options.get("schema_id"):
+        raise LocalProtocolError("bad_batch", "an Arrow body needs the stream's schema_id")
+    return _assemble(count, ARROW, 0, [message], options)
+
+
+def pack_subjects(entries: Sequence[str | Sequence[str]]) -> bytes:
+    """The subjects section for distinct entries, not padded."""
+    if len(entries) == 1 and type(entries[0]) is str:
+        subject = entries[0]
+        found = _packed.get(subject)
+        if found is None:
+            if len(_packed) >= _PACKED_MAX:
+                _packed.clear()
+            found = _packed[subject] = msgspec.msgpack.encode([subject])
+        return found
+    return msgspec.msgpack.encode(
+        [entry if type(entry) is str or len(entry) != 1 else entry[0] for entry in entries]
+    )
+
+
+def pack_fieldmaps(maps: Sequence[Mapping[str, str]]) -> bytes:
+    """The field maps section for distinct maps, not padded; b"" for none."""
+    return msgspec.msgpack.encode([dict(entry) for entry in maps]) if maps else b""
+
+
+# --- from options to sections ---------------------------------------------------------
+
+
+def _assemble(
+    count: int, body_kind: int, parts_count: int, body: list[Any], options: Options
+) -> bytes:
+    limits = options.get("limits", DEFAULT_LIMITS)
+    if not 0 < count <= limits.batch_records_max:
+        if count:
+            raise LocalProtocolError(
+                "too_large", f"{count} records in a batch, at most {limits.batch_records_max}"
+            )
+        raise LocalProtocolError("bad_batch", "a batch needs at least one record")
+    subjects, subject_codes = _subjects(count, options)
+    fieldmaps, field_codes = _fieldmaps(count, options)
+    _check_table(subjects, fieldmaps, subject_codes, field_codes, limits)
+    flags = 0
+    sections: list[Any] = []
+    _add(sections, subjects[0])
+    _add(sections, fieldmaps[0])
+    if subject_codes is not None:
+        flags |= SUBJECT_CODES
+        _add(sections, subject_codes)
+    if field_codes is not None:
+        flags |= FIELD_CODES
+        _add(sections, field_codes)
+    earliest_expiry = least_time = greatest_time = 0
+    times = _times(count, options.get("client_time_ms"), "client_time_ms", NO_TIME)
+    if times is not None:
+        flags |= CLIENT_TIME
+        least_time, greatest_time = time_range(times)
+        sections.append(times)
+    expiries = _times(count, options.get("expires_ms"), "expires_ms", 0)
+    if expiries is not None:
+        flags |= EXPIRY
+        earliest_expiry = earliest(expiries)
+        sections.append(expiries)
+    form, properties = _properties(count, options, limits)
+    flags |= form
+    properties_bytes = sum(map(_size, properties))
+    _add(sections, *properties)
+    deltas = options.get("offset_deltas")
+    if deltas is not None:
+        flags |= OFFSET_DELTAS
+        _add(sections, np.ascontiguousarray(deltas, dtype=np.dtype("<u4")))
+    codec = codec_number(options.get("codec", 0))
+    raw_bytes = sum(map(_size, body))
+    if codec:
+        body = [compress(codec, b"".join(body))]
+    body_bytes = sum(map(_size, body)) if codec else raw_bytes
+    _add(sections, *body)
+    size = CONTENT_BYTES + sum(map(_size, sections))
+    if max(size + STAMP_BYTES, raw_bytes) > limits.batch_bytes_max:
+        raise LocalProtocolError(
+            "too_large", _over_batch(max(size + STAMP_BYTES, raw_bytes), limits)
+        )
+    try:
+        rest = _REST.pack(
+            size,
+            count,
+            codec,
+            body_kind,
+            flags,
+            options.get("producer_id", 0),
+            options.get("producer_epoch", 0),
+            options.get("schema_id", 0),
+            options.get("first_sequence", 0),
+            options.get("transaction_id", 0),
+            earliest_expiry,
+            least_time,
+            greatest_time,
+            len(subjects[0]),
+            subjects[1],
+            len(fieldmaps[0]),
+            fieldmaps[1],
+            properties_bytes,
+            body_bytes,
+            raw_bytes,
+            parts_count,
+        )
+    except struct.error as error:
+        raise LocalProtocolError(
+            "bad_batch", f"a number of the head is out of range: {error}"
+        ) from (error)
+    crc = google_crc32c.value(rest)
+    for section in sections:
+        crc = google_crc32c.extend(crc, section)
+    prefix = _PREFIX.pack(CONTENT_MAGIC, CONTENT_VERSION, CONTENT_BYTES, crc)
+    return b"".join([prefix, rest, *sections])
+
+
+def _join(pieces: Sequence[bytes], limits: Limits, what: str) -> tuple[Any, Sequence[bytes]]:
+    """(offsets of n+1 int32, the pieces to write), the limits of record and batch checked."""
+    count = len(pieces)
+    try:
+        if count <= _SMALL:
+            bounds = list(accumulate(map(len, pieces), initial=0))
+            total = bounds[-1]
+        else:
+            sizes = np.fromiter(map(len, pieces), np.int64, count)
+            total = int(sizes.sum())
+        # Large bodies go into the content by one copy; small ones are cheaper joined first,
+        # because the CRC costs 0.1 us a piece.
+        if total >= _LARGE * count and set(map(type, pieces)) == {bytes}:
+            written = pieces
+        else:
+            blob = b"".join(pieces)
+            if len(blob) != total:
+                # Some piece is a view of items wider than a byte: its len() is not its size.
+                return _join([bytes(piece) for piece in pieces], limits, what)
+            written = (blob,)
+    except TypeError as error:
+        row = next((i for i, p in enumerate(pieces) if type(p) not in (bytes, bytearray)), 0)
+        raise LocalProtocolError(
+            "bad_batch", f"body of {what} {row} is {type(pieces[row]).__name__}, not bytes: {error}"
+        ) from error
+    if total > limits.record_bytes_max:
+        _check_sizes(pieces, limits, what)
+    if total > limits.batch_bytes_max:
+        raise LocalProtocolError("too_large", _over_batch(total, limits))
+    if count <= _SMALL:
+        return struct.pack(f"<{count + 1}i", *bounds), written
+    offsets = np.zeros(count + 1, I4)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets, written
+
+
+def _check_sizes(pieces: Sequence[bytes], limits: Limits, what: str) -> None:
+    for row, piece in enumerate(pieces):
+        if len(piece) > limits.record_bytes_max:
+            raise LocalProtocolError("too_large", _over(what, row, len(piece), limits))
+
+
+def _subjects(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
+    further = options.get("keys", ())
+    codes: Array | None = None
+    if "subject_table" in options:
+        table = list(options["subject_table"])
+        codes = _codes(count, options.get("subject_codes"), len(table), 0, "subject")
+    else:
+        subject = options.get("subject")
+        if subject is None:
+            table = [""]
+        elif isinstance(subject, str):
+            table = [subject]
+        else:
+            table, codes = _distinct(count, subject)
+    if further:
+        table = [[e, *further] if type(e) is str else [*e, *further] for e in table]
+    return (pack_subjects(table), len(table)), codes
+
+
+def _distinct(count: int, subjects: Any) -> tuple[list[Any], Array | None]:
+    """Dictionary-encode one subject a record."""
+    if len(subjects) != count:
+        raise LocalProtocolError("bad_batch", f"{len(subjects)} subjects for {count} records")
+    try:
+        index = dict.fromkeys(subjects)
+    except TypeError:
+        subjects = [entry if type(entry) is str else tuple(entry) for entry in subjects]
+        index = dict.fromkeys(subjects)
+    places: dict[Any, int] = {}
+    # ("a",) is the same entry as "a".
+    codes_of = {
+        entry: places.setdefault(
+            entry[0] if type(entry) is not str and len(entry) == 1 else entry, len(places)
+        )
+        for entry in index
+    }
+    if len(places) == 1:
+        return list(places), None
+    return list(places), np.fromiter(map(codes_of.__getitem__, subjects), I4, count)
+
+
+def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
+    if "field_table" in options:
+        table = list(options["field_table"])
+        codes = _codes(count, options.get("field_codes"), len(table), -1, "field")
+        if not table:
+            return (b"", 0), None
+        return (pack_fieldmaps(table), len(table)), codes
+    fields = options.get("fields")
+    if not fields:
+        return (b"", 0), None
+    if isinstance(fields, Mapping):
+        return (pack_fieldmaps([fields]), 1), None
+    if len(fields) != count:
+        raise LocalProtocolError("bad_batch", f"{len(fields)} field maps for {count} records")
+    # Records often share one map object: compare by identity first, by value once each.
+    objects = {id(entry): entry for entry in fields}
+    places: dict[tuple[tuple[str, str], ...], int] = {}
+    code_of: dict[int, int] = {}
+    for identity, entry in objects.items():
+        code_of[identity] = (
+            places.setdefault(tuple(sorted(entry.items())), len(places)) if entry else -1
+        )
+    if not places:
+        return (b"", 0), None
+    packed = pack_fieldmaps([dict(items) for items in places])
+    codes = np.fromiter(map(code_of.__getitem__, map(id, fields)), I4, count)
+    if len(places) == 1 and int(codes.min()) == 0:
+        codes = None
+    return (packed, len(places)), codes
+
+
+def _codes(count: int, codes: Any, entries: int, least: int, what: str) -> Array | None:
+    if codes is None:
+        if entries > 1:
+            raise LocalProtocolError("bad_batch", f"{entries} {what} entries and no codes")
+        return None
+    column = np.ascontiguousarray(codes, dtype=I4)
+    if len(column) != count:
+        raise LocalProtocolError("bad_batch", f"{len(column)} {what} codes for {count} records")
+    outside = np.flatnonzero((column < least) | (column >= entries))
+    if len(outside):
+        row = int(outside[0])
+        raise LocalProtocolError(
+            "bad_batch", f"{what} code {int(column[row])} of record {row}: {entries} entries"
+        )
+    return column
+
+
+def _check_table(
+    subjects: tuple[bytes, int],
+    fieldmaps: tuple[bytes, int],
+    subject_codes: Array | None,
+    field_codes: Array | None,
+    limits: Limits,
+) -> None:
+    """Hold the header table to the rules of its reader, by reading it."""
+    if max(subjects[1], fieldmaps[1]) > limits.headers_max:
+        raise LocalProtocolError("too_large", f"more than {limits.headers_max} distinct headers")
+    try:
+        table = MEMO.table(subjects[0], fieldmaps[0])
+        table.check(limits)
+    except BatchError as error:
+        where = ""
+        if error.code == "too_large":
+            where = _where(table, subject_codes, field_codes, limits)
+        raise LocalProtocolError(error.code, error.reason + where) from error
+
+
+def _where(
+    table: HeaderTable, subject_codes: Array | None, field_codes: Array | None, limits: Limits
+) -> str:
+    """Which record breaks a limit of the header table, for the error only."""
+    for rows, entries, part in (
+        (subject_codes, [HeaderTable([keys], []) for keys in table.keys], "subject"),
+        (field_codes, [HeaderTable([], [fields]) for fields in table.fieldmaps], "fields"),
+    ):
+        for code, entry in enumerate(entries):
+            try:
+                entry.check(limits)
+            except BatchError:
+                found = np.flatnonzero(rows == code) if rows is not None else [0]
+                return f"; {part} of record {int(found[0]) if len(found) else 'none'}"
+    return ""
+
+
+def _times(count: int, times: object, what: str, none: int) -> Array | None:
+    if times is None:
+        return None
+    try:
+        if isinstance(times, int):
+            return np.full(count, times, I8)
+        if isinstance(times, Sequence):
+            times = [none if time is None else time for time in times]
+        column = np.ascontiguousarray(times, dtype=I8)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LocalProtocolError("bad_batch", f"{what}: {error}") from error
+    if len(column) != count:
+        raise LocalProtocolError("bad_batch", f"{len(column)} {what} for {count} records")
+    return column
+
+
+def _properties(count: int, options: Options, limits: Limits) -> tuple[int, list[Any]]:
+    """(the flag of their form, the pieces of their section)."""
+    if "property_table" in options:
+        table = [
+            _pack_properties(entry, limits, i) for i, entry in enumerate(options["property_table"])
+        ]
+        codes = _codes(count, options.get("property_codes"), len(table), -1, "property")
+        if codes is None:
+            return (PROPERTIES_CONSTANT, table) if table else (0, [])
+        return PROPERTIES_DICTIONARY, [codes, _array_of(table)]
+    properties = options.get("properties")
+    if not properties:
+        return 0, []
+    if isinstance(properties, Mapping):
+        return PROPERTIES_CONSTANT, [_pack_properties(properties, limits, 0)]
+    if len(properties) != count:
+        raise LocalProtocolError("bad_batch", f"{len(properties)} properties, {count} records")
+    pieces = [
+        _pack_properties(entry, limits, row) if entry else b""
+        for row, entry in enumerate(properties)
+    ]
+    distinct = dict.fromkeys(pieces)
+    distinct.pop(b"", None)
+    if not distinct:
+        return 0, []
+    if len(distinct) <= count // 2:
+        places = dict(zip(distinct, range(len(distinct)), strict=True))
+        places[b""] = -1
+        codes = np.fromiter(map(places.__getitem__, pieces), I4, count)
+        return PROPERTIES_DICTIONARY, [codes, _array_of(list(distinct))]
+    offsets = np.zeros(count + 1, I4)
+    np.cumsum(np.fromiter(map(len, pieces), np.int64, count), out=offsets[1:])
+    return PROPERTIES_COLUMN, [offsets, b"".join(pieces)]
+
+
+def _pack_properties(entry: Mapping[str, Any], limits: Limits, row: int) -> bytes:
+    try:
+        packed = msgspec.msgpack.encode(dict(entry))
+        parse_properties(packed)
+    except (BatchError, TypeError, OverflowError, ValueError) as error:
+        raise LocalProtocolError("bad_batch", f"properties of record {row}: {error}") from error
+    if len(packed) > limits.property_bytes_max:
+        raise LocalProtocolError(
+            "too_large",
+            f"properties of record {row}: {len(packed)} bytes, at most {limits.property_bytes_max}",
+        )
+    return packed
+
+
+def _array_of(packed: list[bytes]) -> bytes:
+    """A MessagePack array of entries that are MessagePack already."""
+    return msgspec.msgpack.encode([msgspec.Raw(entry) for entry in packed])
+
+
+def _add(sections: list[Any], *pieces: Any) -> None:
+    """Append one section and the zeros that pad it to 8 bytes."""
+    size = 0
+    for piece in pieces:
+        size += _size(piece)
+        sections.append(piece)
+    if size & 7:
+        sections.append(_PADDING[-size & 7])
+
+
+def _size(piece: Any) -> int:
+    size: int = piece.nbytes if type(piece) is np.ndarray else len(piece)
+    return size
+
+
+def _over(what: str, row: int, size: int, limits: Limits) -> str:
+    return f"{what} {row} has {size} bytes, at most {limits.record_bytes_max}; send it in chunks"
+
+
+def _over_batch(size: int, limits: Limits) -> str:
+    return f"a batch of {size} bytes, at most {limits.batch_bytes_max}; send smaller batches"

@@ -1,0 +1,174 @@
+"""Framing: commands and their content frames to and from one ZeroMQ message.
+
+Owns frame 0, the MessagePack array of commands, and the count of frames that follow it.
+The rule: a message is understood whole or not at all, and an error names what is wrong
+and where. Source: SPEC.md, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, get_args, get_type_hints
+
+import msgspec
+
+from malamute_protocol.commands import AnyCommand, Command
+from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+
+COMMANDS: Final[dict[int, type[Command]]] = {
+    command.__struct_config__.tag: command for command in get_args(AnyCommand)
+}
+"""Command type by number."""
+NUMBERS: Final[dict[type[Command], int]] = {command: n for n, command in COMMANDS.items()}
+"""Number by command type."""
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(list[AnyCommand])
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
+
+
+def _free_fields(command: type[Command]) -> tuple[str, ...]:
+    """Fields that may hold anything: the only ones in which a peer can nest."""
+    hints = get_type_hints(command)
+    return tuple(name for name in command.__struct_fields__ if "Any" in str(hints[name]))
+
+
+_FREE: Final[dict[type[Command], tuple[str, ...]]] = {
+    command: names for command in COMMANDS.values() if (names := _free_fields(command))
+}
+
+
+def encode_message(commands: Sequence[Command], frames: Sequence[Any] = ()) -> list[Any]:
+    """The frames of one message: the commands, then their content frames as they are.
+
+    Raises LocalProtocolError when the commands own another number of frames than given.
+    """
+    owned = sum(command.content_frames for command in commands)
+    if owned != len(frames) or not commands:
+        raise LocalProtocolError(
+            "malformed", f"{len(commands)} commands own {owned} frames, not {len(frames)}"
+        )
+    return [_encoder.encode(commands), *frames]
+
+
+def decode_message(
+    frames: Sequence[Any], limits: Limits = DEFAULT_LIMITS
+) -> list[tuple[Command, tuple[Any, ...]]]:
+    """Each command of a message with the content frames that it owns.
+
+    Raises RemoteProtocolError, and nothing else, whatever the frames are: `malformed`, or
+    `too_large` for a count or size over its limit.
+    """
+    if not frames:
+        raise RemoteProtocolError("malformed", "a message without frames")
+    first = frames[0]
+    if len(first) > limits.command_frame_bytes_max:
+        raise RemoteProtocolError(
+            "too_large",
+            f"a command frame of {len(first)} bytes, at most {limits.command_frame_bytes_max}",
+        )
+    if len(frames) > limits.message_frames_max:
+        raise RemoteProtocolError(
+            "too_large", f"{len(frames)} frames in a message, at most {limits.message_frames_max}"
+        )
+    try:
+        commands = _decoder.decode(first)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError("malformed", _explain(first, error)) from error
+    if not commands:
+        raise RemoteProtocolError("malformed", "a message without commands")
+    if len(commands) > limits.message_commands_max:
+        raise RemoteProtocolError(
+            "too_large",
+            f"{len(commands)} commands in a message, at most {limits.message_commands_max}",
+        )
+    result: list[tuple[Command, tuple[Any, ...]]] = []
+    position, end = 1, len(frames)
+    for place, command in enumerate(commands):
+        free = _FREE.get(type(command))
+        if free is not None:
+            for name in free:
+                _check_nesting(getattr(command, name), limits.nesting_max, place, command, name)
+        owned = command.content_frames
+        if owned == 0:
+            result.append((command, ()))
+            continue
+        if owned < 0 or position + owned > end:
+            raise RemoteProtocolError(
+                "malformed",
+                f"command {place} ({type(command).__name__}) owns {owned} content frames, "
+                f"{end - position} are left",
+            )
+        result.append((command, tuple(frames[position : position + owned])))
+        position += owned
+    if position != end:
+        raise RemoteProtocolError("malformed", f"{end - position} content frames without a command")
+    return result
+
+
+def _check_nesting(value: Any, most: int, place: int, command: Command, name: str) -> None:
+    """Level by level, so that no peer chooses how deep we recurse."""
+    level: list[Any] = [value]
+    for _ in range(most + 1):
+        following: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is list:
+                following.extend(item)
+            elif kind is dict:
+                following.extend(_map_items(item, place, command, name))
+            elif kind not in _PLAIN:
+                raise RemoteProtocolError(
+                    "malformed",
+                    f"command {place} ({type(command).__name__}): `{name}` holds an extension type",
+                )
+        if not following:
+            return
+        level = following
+    raise RemoteProtocolError(
+        "malformed",
+        f"command {place} ({type(command).__name__}): `{name}` nests deeper than {most}",
+    )
+
+
+def _map_items(value: dict[Any, Any], place: int, command: Command, name: str) -> Iterable[Any]:
+    if not all(type(key) is str for key in value):
+        raise RemoteProtocolError(
+            "malformed",
+            f"command {place} ({type(command).__name__}): a map in `{name}` has a key that is "
+            "no string",
+        )
+    return value.values()
+
+
+def _explain(frame: Any, error: Exception) -> str:
+    """What is wrong in a frame 0 that did not decode; only errors pay for this look."""
+    if isinstance(error, RecursionError):
+        return "the command frame nests too deep"
+    try:
+        raw = msgspec.msgpack.decode(frame, type=list[msgspec.Raw])
+        for place, data in enumerate(raw):
+            try:
+                parts = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+                number = msgspec.msgpack.decode(parts[0], type=int)
+            except (msgspec.MsgspecError, IndexError):
+                return f"command {place} is not an array that starts with a number"
+            command = COMMANDS.get(number)
+            if command is None:
+                return f"command {place} has the unknown number {number}"
+            try:
+                msgspec.msgpack.decode(data, type=command)
+            except msgspec.MsgspecError as reason:
+                return f"command {place} ({command.__name__}): {_name_fields(command, reason)}"
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as reason:
+        return f"frame 0 is not a MessagePack array of commands: {reason}"
+    return f"frame 0: {error}"
+
+
+def _name_fields(command: type[Command], reason: Exception) -> str:
+    """Msgspec counts places, the number first; a person wants the field's name."""
+    text = str(reason)
+    for place, name in enumerate(command.__struct_fields__, 1):
+        text = text.replace(f"`$[{place}]", f"`{name.rstrip('_')}")
+    return text

@@ -1,0 +1,188 @@
+"""Header tables: the distinct subjects and field maps of a batch.
+
+Owns their MessagePack form and the memo of tables seen before. The rule: a table is
+parsed and validated once for equal bytes; everything handed out is immutable and
+shared. Source: SPEC.md, section 5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import msgspec
+
+from malamute_protocol.errors import BatchError
+from malamute_protocol.limits import Limits
+
+_SUBJECTS = msgspec.msgpack.Decoder(list[str | list[str]])
+_FIELDMAPS = msgspec.msgpack.Decoder(list[dict[str, str]])
+_MEMO_BYTES = 16 << 20
+_MEMO_TABLE_BYTES = 64 << 10
+_HEADERS_MAX = 1 << 17
+
+
+class Header(NamedTuple):
+    """What is matched of a record: its keys and its fields. Hashable; equal when they are."""
+
+    keys: tuple[str, ...]
+    """The subject, then further keys."""
+    fields: tuple[tuple[str, str], ...] = ()
+    """(name, value) in the order of the names; a value of "" marks mere presence."""
+
+    @property
+    def subject(self) -> str:
+        """The first key."""
+        return self.keys[0]
+
+
+class HeaderTable:
+    """The parsed table of one or many batches: equal bytes share one object."""
+
+    __slots__ = (
+        "_headers",
+        "_plain",
+        "arrow",
+        "field_name_bytes",
+        "field_value_bytes",
+        "fieldmaps",
+        "fields_most",
+        "keys",
+        "keys_most",
+        "passed",
+        "subject_bytes",
+    )
+
+    def __init__(self, keys: list[tuple[str, ...]], fieldmaps: list[dict[str, str]]) -> None:
+        """keys: per subject entry. fieldmaps: per field entry. Not to be changed afterwards."""
+        self.keys = keys
+        self.fieldmaps = fieldmaps
+        self._headers: dict[int, Header] = {}
+        self.passed: Limits | None = None
+        """The limits that the table was last held to, and kept."""
+        self.arrow: Any = None
+        """Arrow columns of the table, kept here by arrow.py once they are made."""
+        self._plain: tuple[Header, ...] | None = None
+        self.subject_bytes = max((_longest(entry) for entry in keys), default=0)
+        self.keys_most = max(map(len, keys), default=0)
+        self.fields_most = max(map(len, fieldmaps), default=0)
+        self.field_name_bytes = max(map(_longest, fieldmaps), default=0)
+        self.field_value_bytes = max((_longest(m.values()) for m in fieldmaps), default=0)
+
+    def header(self, subject_code: int, field_code: int) -> Header:
+        """The header of a pair of codes; field code -1: no fields."""
+        return self.headers([subject_code * (len(self.fieldmaps) + 1) + field_code + 1])[0]
+
+    def headers(self, pairs: list[int]) -> tuple[Header, ...]:
+        """The headers of pairs, each subject code * (count of field maps + 1) + field code + 1."""
+        known = self._headers
+        try:
+            return tuple(map(known.__getitem__, pairs))
+        except KeyError:
+            pass
+        if len(known) + len(pairs) > _HEADERS_MAX:
+            # Tables live in the memo, and a peer may pair their entries as it likes.
+            known = self._headers = {}
+        wide = len(self.fieldmaps) + 1
+        for pair in pairs:
+            if pair not in known:
+                subject, field = divmod(pair, wide)
+                fields = tuple(sorted(self.fieldmaps[field - 1].items())) if field else ()
+                known[pair] = Header(self.keys[subject], fields)
+        return tuple(map(known.__getitem__, pairs))
+
+    def plain(self) -> tuple[Header, ...]:
+        """Headers of a table without field maps: one a subject entry, in order."""
+        if self._plain is None:
+            self._plain = tuple(Header(keys) for keys in self.keys)
+        return self._plain
+
+    def check(self, limits: Limits) -> None:
+        """Raises BatchError `too_large` naming the first limit that the table breaks."""
+        for what, size, most in (
+            ("a key's bytes", self.subject_bytes, limits.subject_bytes_max),
+            ("keys of a record", self.keys_most, limits.keys_max),
+            ("fields of a map", self.fields_most, limits.fields_max),
+            ("a field name's bytes", self.field_name_bytes, limits.field_name_bytes_max),
+            ("a field value's bytes", self.field_value_bytes, limits.field_value_bytes_max),
+        ):
+            if size > most:
+                raise BatchError("too_large", f"{what}: {size}, at most {most}")
+        self.passed = limits
+
+
+class HeaderMemo:
+    """Bounded memo of tables by their bytes: two generations, the older is dropped whole.
+
+    Dropping a generation keeps look-ups to one dictionary hit and needs no lock: a race
+    between threads costs a second parse, never a wrong table.
+    """
+
+    def __init__(self, bytes_max: int = _MEMO_BYTES) -> None:
+        """bytes_max: of table bytes held as keys, over both generations."""
+        self._young: dict[tuple[bytes, bytes], HeaderTable] = {}
+        self._old: dict[tuple[bytes, bytes], HeaderTable] = {}
+        self._young_bytes = 0
+        self._bytes_max = bytes_max
+
+    def table(self, subjects: bytes, fieldmaps: bytes) -> HeaderTable:
+        """The table of these section bytes (b"": no field maps).
+
+        Raises BatchError when they are not what SPEC.md, section 5.3, says.
+        """
+        key = (subjects, fieldmaps)
+        found = self._young.get(key)
+        if found is not None:
+            return found
+        found = self._old.get(key)
+        if found is None:
+            found = parse_table(subjects, fieldmaps)
+        size = len(subjects) + len(fieldmaps) + 200
+        if size <= _MEMO_TABLE_BYTES:
+            if self._young_bytes + size > self._bytes_max // 2:
+                self._old, self._young, self._young_bytes = self._young, {}, 0
+            self._young[key] = found
+            self._young_bytes += size
+        return found
+
+
+MEMO = HeaderMemo()
+"""Shared by default: a cache of pure facts, so sharing it over brokers changes nothing."""
+
+
+def parse_table(subjects: bytes, fieldmaps: bytes) -> HeaderTable:
+    """Parse the two sections without the memo.
+
+    Raises BatchError: not MessagePack of the right shape, bad UTF-8, an entry without keys.
+    """
+    try:
+        entries = _SUBJECTS.decode(subjects)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BatchError("bad_batch", f"the subjects table: {error}") from error
+    try:
+        maps = _FIELDMAPS.decode(fieldmaps) if fieldmaps else []
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BatchError("bad_batch", f"the field maps table: {error}") from error
+    keys = [(entry,) if type(entry) is str else tuple(entry) for entry in entries]
+    if not all(keys):
+        raise BatchError("bad_batch", "the subjects table has an entry without a key")
+    return HeaderTable(keys, maps)
+
+
+def check_counts(table: HeaderTable, subjects_count: int, fieldmaps_count: int) -> None:
+    """Raises BatchError when the head's counts are not the table's."""
+    if len(table.keys) != subjects_count:
+        raise BatchError(
+            "bad_batch", f"{len(table.keys)} subjects where the head says {subjects_count}", 84
+        )
+    if len(table.fieldmaps) != fieldmaps_count:
+        raise BatchError(
+            "bad_batch", f"{len(table.fieldmaps)} field maps, the head says {fieldmaps_count}", 92
+        )
+
+
+def _longest(texts: Collection[str]) -> int:
+    """Bytes of the longest text as UTF-8."""
+    if all(map(str.isascii, texts)):
+        return max(map(len, texts), default=0)
+    return max(len(text.encode()) for text in texts)

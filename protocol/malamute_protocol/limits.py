@@ -1,0 +1,39 @@
+"""Limits of the protocol: every size and count that a message may have.
+
+Owns the default values and nothing else; a broker announces its own in WELCOME.
+The rule: a limit is checked where bytes are made (LocalProtocolError) and where they
+arrive (BatchError or RemoteProtocolError, code `too_large`). Source: SPEC.md, section 11.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True, gc=False):
+    """Sizes in bytes, counts in pieces; the defaults are those of SPEC.md, section 11."""
+
+    record_bytes_max: int = 8 << 20
+    """One record's body, before compression."""
+    batch_bytes_max: int = 16 << 20
+    """One batch, stamp included; also the most that a body may decompress to."""
+    batch_records_max: int = 65_536
+    subject_bytes_max: int = 255
+    keys_max: int = 16
+    """Keys of one record, its subject included."""
+    headers_max: int = 65_536
+    """Distinct subjects of a batch, and distinct field maps of a batch."""
+    fields_max: int = 64
+    """Fields of one map."""
+    field_name_bytes_max: int = 255
+    field_value_bytes_max: int = 1024
+    property_bytes_max: int = 65_536
+    """One record's properties, as MessagePack."""
+    message_commands_max: int = 4096
+    message_frames_max: int = 4096
+    command_frame_bytes_max: int = 1 << 20
+    nesting_max: int = 32
+    """Depth of arrays and maps inside the command frame."""
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,206 @@
+"""The stamp: 96 bytes that the broker puts before a batch's content.
+
+Owns the stamp's layout, its CRC, and message ids. The rule: a stamp is written once,
+by the broker that appended the batch; whoever reads one checks its CRC first.
+Source: SPEC.md, section 5.1.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from malamute_protocol.errors import BatchError
+
+STAMP_MAGIC: Final = 0x31424C4D
+STAMP_BYTES: Final = 96
+STAMP_VERSION: Final = 1
+_STAMP_BYTES_MAX: Final = 1024
+
+LAST_OF_BUNDLE: Final = 1
+DERIVED: Final = 2
+CONTROL: Final = 4
+STAMP_FLAGS: Final = LAST_OF_BUNDLE | DERIVED | CONTROL
+
+CONTROL_KINDS: Final[tuple[str, ...]] = (
+    "data",
+    "epoch_start",
+    "snapshot",
+    "seal",
+    "moved",
+    "transaction",
+    "change",
+    "padding",
+)
+"""Name of each control kind; its number is its index."""
+DATA, EPOCH_START, SNAPSHOT, SEAL, MOVED, TRANSACTION, CHANGE, PADDING = range(8)
+
+_HEAD = struct.Struct("<IHHI")
+_REST = struct.Struct("<IQQQQQqIIIIHHIQ")
+_WHOLE = struct.Struct("<IHHIIQQQQQqIIIIHHIQ")
+_ID = struct.Struct(">qQ")
+assert _WHOLE.size == STAMP_BYTES == _HEAD.size + _REST.size
+
+
+class Stamp(NamedTuple):
+    """What the broker states about one batch."""
+
+    flags: int
+    lsn: int
+    bundle_lsn: int
+    """LSN of the first batch of the bundle that this one belongs to."""
+    synced_lsn: int
+    """The ring was known to be synced up to here when the stamp was written."""
+    epoch: int
+    base_offset: int
+    append_time_ms: int
+    stream: int
+    origin: int
+    size: int
+    """The whole batch: stamp and content."""
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls here
+    control_kind: int
+    content_crc: int
+    stamp_bytes: int = STAMP_BYTES
+
+    @property
+    def next_offset(self) -> int:
+        """Offset after the last record; of a batch that is not derived."""
+        return self.base_offset + self.count
+
+    @property
+    def derived(self) -> bool:
+        """True for an extracted batch: rows are missing and offsets come from deltas."""
+        return bool(self.flags & DERIVED)
+
+    def pack(self) -> bytes:
+        """The stamp as 96 bytes, its CRC filled in."""
+        rest = _REST.pack(
+            self.flags,
+            self.lsn,
+            self.bundle_lsn,
+            self.synced_lsn,
+            self.epoch,
+            self.base_offset,
+            self.append_time_ms,
+            self.stream,
+            self.origin,
+            self.size,
+            self.count,
+            self.control_kind,
+            0,
+            self.content_crc,
+            0,
+        )
+        crc: int = google_crc32c.value(rest)
+        return _HEAD.pack(STAMP_MAGIC, STAMP_VERSION, STAMP_BYTES, crc) + rest
+
+    @classmethod
+    def unpack(cls, buffer: Any, position: int = 0, *, verify: bool = True) -> Stamp:
+        """Read the stamp at `position`.
+
+        verify: also its CRC, size and flags; without it only magic and version.
+        Raises BatchError: `corrupt` for a CRC that does not fit, else `bad_batch`.
+        """
+        if len(buffer) - position < STAMP_BYTES:
+            raise BatchError("bad_batch", "a stamp is cut short", position)
+        (
+            magic,
+            version,
+            stamp_bytes,
+            crc,
+            flags,
+            lsn,
+            bundle_lsn,
+            synced_lsn,
+            epoch,
+            base_offset,
+            append_time_ms,
+            stream,
+            origin,
+            size,
+            count,
+            control_kind,
+            _,
+            content_crc,
+            _,
+        ) = _WHOLE.unpack_from(buffer, position)
+        if magic != STAMP_MAGIC:
+            raise BatchError("bad_batch", f"no stamp: the magic is 0x{magic:08X}", position)
+        if version != STAMP_VERSION:
+            raise BatchError("bad_batch", f"stamp version {version} is not known", position + 4)
+        if stamp_bytes < STAMP_BYTES or stamp_bytes > _STAMP_BYTES_MAX or stamp_bytes % 8:
+            raise BatchError("bad_batch", f"a stamp of {stamp_bytes} bytes", position + 6)
+        if verify:
+            end = position + stamp_bytes
+            if end > len(buffer):
+                raise BatchError("bad_batch", "a stamp is cut short", position)
+            if google_crc32c.value(bytes(buffer[position + 12 : end])) != crc:
+                raise BatchError("corrupt", "the stamp's checksum does not fit", position + 8)
+            if flags & ~STAMP_FLAGS:
+                raise BatchError("bad_batch", f"unknown stamp flags {flags:#x}", position + 12)
+            if size < stamp_bytes or size % 8:
+                raise BatchError("bad_batch", f"a batch size of {size} bytes", position + 72)
+        return cls(
+            flags,
+            lsn,
+            bundle_lsn,
+            synced_lsn,
+            epoch,
+            base_offset,
+            append_time_ms,
+            stream,
+            origin,
+            size,
+            count,
+            control_kind,
+            content_crc,
+            stamp_bytes,
+        )
+
+
+def message_id(append_time_ms: int, offset: int) -> bytes:
+    """16 bytes, big-endian (append time, offset): sort as bytes in the order of the stream."""
+    return _ID.pack(append_time_ms, offset)
+
+
+def parse_message_id(identifier: bytes) -> tuple[int, int]:
+    """(append_time_ms, offset) of a message id.
+
+    Raises BatchError when it is not 16 bytes long.
+    """
+    if len(identifier) != _ID.size:
+        raise BatchError("bad_start", f"a message id has 16 bytes, not {len(identifier)}")
+    append_time_ms, offset = _ID.unpack(identifier)
+    return append_time_ms, offset
+
+
+def row_bitmap(mask: Any) -> bytes:
+    """Row bitmap (least significant bit first) of a boolean array or sequence, one a row."""
+    return np.packbits(np.asarray(mask, dtype=np.bool_), bitorder="little").tobytes()
+
+
+def rows_from_bitmap(bitmap: Any, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Boolean array of `count` rows.
+
+    Raises BatchError: the bitmap's length does not fit, or a bit beyond the last row is set.
+    """
+    if len(bitmap) != (count + 7) // 8:
+        raise BatchError(
+            "malformed", f"a row bitmap of {len(bitmap)} bytes for a batch of {count} records"
+        )
+    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+    if bits[count:].any():
+        raise BatchError("malformed", f"a row bitmap selects rows beyond {count} records")
+    return bits[:count].astype(np.bool_)
+
+
+def bitmap_of_rows(rows: Sequence[int] | np.ndarray[Any, Any], count: int) -> bytes:
+    """Row bitmap of a batch of `count` records from row numbers."""
+    mask = np.zeros(count, np.bool_)
+    mask[np.asarray(rows, dtype=np.int64)] = True
+    return row_bitmap(mask)

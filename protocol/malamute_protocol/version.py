@@ -1,0 +1,38 @@
+"""Protocol versions and feature bits.
+
+Owns the choice of a version both sides speak and the meaning of the bits in HELLO and
+WELCOME. The rule: a bit, once released, keeps its meaning; unknown bits are ignored.
+Source: SPEC.md, section 10.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+VERSIONS: Final = (1, 1)
+"""Lowest and highest protocol version that this code speaks."""
+
+
+class Feature(enum.IntFlag):
+    """What a broker serves, or a client wants; what is not offered is refused `unsupported`."""
+
+    MAIL = 1
+    SERVICES = 2
+    CURSORS = 4
+    """Cursors and groups."""
+    ATOMIC = 8
+    TRANSACTIONS = 16
+    """Reserved."""
+    REPLICATED = 32
+    """Reserved: the confirm level."""
+    PLACEMENT = 64
+    """Reserved: `moved` and `not_leader` are understood, with the placement map."""
+    TYPED = 128
+    """Streams with a declared Arrow schema."""
+
+
+def negotiate(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:
+    """The highest version within both ranges; None when there is none in common."""
+    highest = min(ours[1], theirs[1])
+    return highest if highest >= max(ours[0], theirs[0]) else None
