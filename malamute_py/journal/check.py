@@ -1,0 +1,175 @@
+"""Reading batches back: is what lies at a position a batch, and what does it say?
+
+Owns the check of one position and the search for later batches. The rule: a batch is
+valid only where its LSN equals its position, within its segment, with both checksums
+good; whether it follows on its predecessor is recovery's to decide. Source: FORMAT.md,
+sections 3 and 7.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from malamute_protocol.content import (
+    CLIENT_TIME,
+    CONTENT_MAGIC,
+    CONTENT_VERSION,
+    EXPIRY,
+    HEAD,
+    Content,
+    Head,
+)
+from malamute_protocol.errors import BatchError
+from malamute_protocol.header import HeaderTable
+from malamute_protocol.stamp import PADDING, STAMP_BYTES, STAMP_MAGIC, Stamp
+from malamute_py.journal.index import NEVER, NO_CLIENT_TIME
+from malamute_py.journal.types import Buffer
+
+_PROBE = 0x0123_4567_89AB_CDEF
+_LSN_AT: Final = (
+    Stamp(0, _PROBE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0).pack().index(struct.pack("<Q", _PROBE))
+)
+"""Where a stamp holds its LSN: found out, so that the layout stays the protocol's alone."""
+_SEARCH_WORDS = 1 << 19
+_CRC_FROM: Final = 12
+"""A content's checksum covers it from here on (SPEC.md, section 5.2)."""
+
+
+class Found(NamedTuple):
+    """A batch at a position of a segment's bytes."""
+
+    stamp: Stamp
+    position: int
+    """In the segment."""
+    content_good: bool
+    """False: the stamp is right and the content damaged; nothing of it may be served."""
+    reason: str = ""
+
+    @property
+    def end(self) -> int:
+        """LSN after it."""
+        return self.stamp.lsn + self.stamp.size
+
+
+def check(
+    data: memoryview, base_lsn: int, position: int, *, room: int | None = None
+) -> Found | str:
+    """The batch at a position of one segment's bytes, or why there is none.
+
+    data: the whole segment, or a part of it. base_lsn: the LSN of its first byte. room:
+    what a padding may fill when the data ends before its segment.
+    """
+    try:
+        stamp = Stamp.unpack(data, position)
+    except BatchError as error:
+        return error.reason
+    if stamp.lsn != base_lsn + position:
+        return f"a batch of position {stamp.lsn} where {base_lsn + position} belongs"
+    left = len(data) - position
+    if stamp.control_kind == PADDING and room is not None:
+        left = room
+    if stamp.size > left:
+        return f"a batch of {stamp.size} bytes that would leave its segment"
+    if stamp.bundle_lsn > stamp.lsn:
+        return "a batch before the beginning of its bundle"
+    if stamp.synced_lsn > stamp.lsn:
+        return "a batch that was synced before it was written"
+    if stamp.control_kind == PADDING:
+        return Found(stamp, position, True)
+    wrong = content_fault(data, position + stamp.stamp_bytes, position + stamp.size, stamp)
+    return Found(stamp, position, not wrong, wrong)
+
+
+def content_fault(data: Any, begin: int, end: int, stamp: Stamp) -> str:
+    """What is wrong with the content in data[begin:end]; "" when nothing is."""
+    if end - begin < HEAD.size:
+        return "a content without room for its head"
+    head = Head._make(HEAD.unpack_from(data, begin))
+    if head.magic != CONTENT_MAGIC or head.content_crc != stamp.content_crc:
+        return "the content's head does not fit its stamp"
+    if head.version != CONTENT_VERSION:
+        return f"the content's version {head.version} is not known"
+    view = np.frombuffer(data, np.uint8, end - begin - _CRC_FROM, begin + _CRC_FROM)
+    # An array is taken without the copy that a memoryview would need here.
+    if google_crc32c.value(view) != head.content_crc:
+        return "the content's checksum does not fit"
+    if head.content_bytes != end - begin or head.count != stamp.count:
+        return "the content's size or count is not its stamp's"
+    if head.head_bytes != HEAD.size and not _fills(data, begin, end):
+        # No checksum covers this field; but a wrong one moves every section.
+        return "the content's head has a length that its sections do not bear out"
+    return ""
+
+
+def _fills(data: Any, begin: int, end: int) -> bool:
+    try:
+        return Content(memoryview(data)[begin:end]).sections.end == end - begin
+    except BatchError:
+        return False
+
+
+def candidates(data: memoryview, base_lsn: int, position: int) -> Iterator[int]:
+    """Positions after this one whose eight bytes at +16 are their own LSN: maybe batches."""
+    first = (position + 8) & ~7
+    words = np.frombuffer(data, "<u8", len(data) // 8)
+    lag = _LSN_AT // 8
+    at = first // 8
+    last = (len(data) - STAMP_BYTES) // 8
+    while at <= last:
+        stop = min(at + _SEARCH_WORDS, last + 1)
+        own = np.arange(base_lsn + at * 8, base_lsn + stop * 8, 8, dtype=np.uint64)
+        hits = np.flatnonzero(words[at + lag : stop + lag] == own)
+        for hit in hits.tolist():
+            place = (at + hit) * 8
+            if int(words[place // 8]) & 0xFFFFFFFF == STAMP_MAGIC:
+                yield place
+        at = stop
+
+
+class Facts(NamedTuple):
+    """What the index needs to know of a data batch's content."""
+
+    client: tuple[int, int]
+    expires_ms: int
+
+
+_FLAGS: Final = Head._fields.index("flags")
+_CLIENT_MIN: Final = Head._fields.index("client_time_min_ms")
+_PLAIN = Facts(NO_CLIENT_TIME, NEVER)
+
+
+def content_facts(content: Buffer) -> Facts:
+    """Client time range and latest expiry of a content."""
+    head = HEAD.unpack_from(content)
+    flags = head[_FLAGS]
+    if not flags & (CLIENT_TIME | EXPIRY):
+        return _PLAIN
+    client, expires = NO_CLIENT_TIME, NEVER
+    if flags & CLIENT_TIME:
+        client = (head[_CLIENT_MIN], head[_CLIENT_MIN + 1])
+    if flags & EXPIRY:
+        try:
+            column = Content(content).expiries
+        except BatchError:
+            column = None
+        if column is not None and len(column) and int(column.min()) > 0:
+            expires = int(column.max())
+    return Facts(client, expires)
+
+
+def head_of(content: Buffer) -> Head:
+    """The content's head, unchecked."""
+    return Head._make(HEAD.unpack_from(content))
+
+
+def header_table(content: Buffer) -> HeaderTable | None:
+    """The content's distinct headers; None when they cannot be read."""
+    try:
+        return Content(content).table
+    except BatchError:
+        return None

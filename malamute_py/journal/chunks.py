@@ -1,0 +1,124 @@
+"""What one read brings back: grouping entries into reads, finding batches, joining runs.
+
+Owns the way from index entries to a few large reads and from their bytes to runs. The
+rule: a batch leaves here only with both checksums good, and a copy is made only to close
+up the holes that other streams leave. Source: FORMAT.md, section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from malamute_protocol.stamp import DATA
+from malamute_py.journal.check import Found, candidates, check
+from malamute_py.journal.types import Run
+
+_READ_BYTES = 4 << 20
+_HOLE_BYTES = 32 << 10
+"""Reading over so much of other streams costs less than a second read."""
+
+
+class Part(NamedTuple):
+    """Entries of one segment, in one read."""
+
+    position: int
+    size: int
+    entries: list[tuple[int, int, int, int]]
+    """(position, bytes, base, next) of each."""
+
+
+class Batch(NamedTuple):
+    """A batch of the stream inside a chunk that was read, or offsets that are damaged."""
+
+    at: int
+    size: int
+    base: int
+    next: int
+    found: Found | None
+    reason: str = ""
+
+
+class Runs:
+    """Joins the batches of one chunk into runs; a copy is made only to close up holes."""
+
+    def __init__(self, data: memoryview, out: list[Run]) -> None:
+        """out: where finished runs go."""
+        self._data = data
+        self._out = out
+        self._spans: list[tuple[int, int, int, int]] = []
+        self._pieces: list[tuple[int, int]] = []
+        self._next = -1
+        self._size = 0
+
+    def add(self, batch: Batch) -> None:
+        """Take the next good batch."""
+        if batch.base != self._next:
+            self.close()
+        if self._pieces and self._pieces[-1][1] == batch.at:
+            self._pieces[-1] = (self._pieces[-1][0], batch.at + batch.size)
+        else:
+            self._pieces.append((batch.at, batch.at + batch.size))
+        self._spans.append((self._size, batch.size, batch.base, batch.next - batch.base))
+        self._size += batch.size
+        self._next = batch.next
+
+    def close(self) -> None:
+        """End the run in hand."""
+        if self._spans:
+            pieces = [self._data[begin:stop] for begin, stop in self._pieces]
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._out.append(Run(data, tuple(self._spans)))
+        self._spans, self._pieces, self._size, self._next = [], [], 0, -1
+
+
+def group_entries(wanted: list[tuple[int, int, int, int]]) -> Iterator[Part]:
+    """Group entries into few reads."""
+    group: list[tuple[int, int, int, int]] = []
+    begin = stop = 0
+    for entry in wanted:
+        position, size = entry[0], entry[1]
+        if group and (position - stop > _HOLE_BYTES or position + size - begin > _READ_BYTES):
+            yield Part(begin, stop - begin, group)
+            group = []
+        if not group:
+            begin = position
+        group.append(entry)
+        stop = position + size
+    if group:
+        yield Part(begin, stop - begin, group)
+
+
+def batches_in(data: bytes, base_lsn: int, part: Part, stream: int) -> Iterator[Batch]:
+    """The stream's batches in the entries of a chunk, damaged ones named."""
+    view = memoryview(data)
+    for position, size, base, after in part.entries:
+        at = position - part.position
+        stop = at + size
+        expected = base
+        while at < stop:
+            found = check(view, base_lsn, at)
+            if isinstance(found, Found) and found.stamp.stream == stream:
+                stamp = found.stamp
+                good = found if found.content_good and stamp.control_kind == DATA else None
+                yield Batch(
+                    at, stamp.size, stamp.base_offset, stamp.next_offset, good, found.reason
+                )
+                expected = stamp.next_offset
+                at += stamp.size
+                continue
+            reason = found if isinstance(found, str) else "a batch of another stream"
+            resumed, resume_base = _resume(view, base_lsn, at, stop, stream, after)
+            yield Batch(at, resumed - at, expected, resume_base, None, reason)
+            expected, at = resume_base, resumed
+
+
+def _resume(
+    view: memoryview, base_lsn: int, at: int, stop: int, stream: int, after: int
+) -> tuple[int, int]:
+    """(place, base offset) of the next good batch in an entry; its end when there is none."""
+    for place in candidates(view[:stop], base_lsn, at):
+        found = check(view, base_lsn, place)
+        if isinstance(found, Found) and found.stamp.stream == stream:
+            return place, found.stamp.base_offset
+    return stop, after

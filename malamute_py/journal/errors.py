@@ -1,0 +1,72 @@
+"""Errors of the journal: each says what happened, to what, and what to do next.
+
+Owns the exception types and nothing else. The rule: the type decides what the caller
+may do next (wait, free space, stop, repair), and unless it says otherwise nothing was
+written. Source: DESIGN.md, sections 6 and 11; STYLE.md, Errors.
+"""
+
+from __future__ import annotations
+
+from malamute_protocol.errors import MalamuteError
+
+
+class JournalError(MalamuteError):
+    """Base of everything that the journal raises; `code` is the wire's name for it."""
+
+    code = "internal"
+
+
+class JournalFull(JournalError):
+    """The ring has no room and may not overwrite; nothing was written."""
+
+    code = "full"
+
+
+class DiskFull(JournalError):
+    """The disk gave no room for the file (full, or failing); nothing was written."""
+
+    code = "disk_full"
+
+
+class JournalFailed(JournalError):
+    """A write or sync failed: the ring takes nothing more until it is opened again.
+
+    `synced_lsn` is the last position known to be on disk.
+    """
+
+    code = "journal_failed"
+
+    def __init__(self, reason: str, synced_lsn: int = 0) -> None:
+        """synced_lsn: what lies before it is safe."""
+        super().__init__(reason)
+        self.synced_lsn = synced_lsn
+
+
+class JournalLocked(JournalError):
+    """Another process has this data directory open."""
+
+    code = "conflict"
+
+
+class JournalCorrupt(JournalError):
+    """A file that is needed cannot be understood; it was left as it is."""
+
+    code = "damaged"
+
+    def __init__(self, file: str, reason: str, position: int = 0) -> None:
+        """file: its name in the storage. position: byte in the file."""
+        super().__init__(f"{file} at byte {position}: {reason}")
+        self.file = file
+        self.position = position
+
+
+class StorageRefused(JournalError):
+    """The place cannot keep the journal's promises (a network file system)."""
+
+    code = "bad_setting"
+
+
+class BatchTooLarge(JournalError):
+    """The batch or bundle cannot fit the ring's segments; nothing was written."""
+
+    code = "too_large"

@@ -1,0 +1,295 @@
+"""Index of one segment: where each stream's batches lie, and what is in them.
+
+Owns the entries (runs of adjacent batches of one stream), the totals of each stream,
+and the file that keeps them beside a finished segment. The rule: an entry is published
+after its bytes are written and its headers are noted, by swapping one tuple; a reader
+takes the published view first and the headers second, and so never misses one.
+Source: FORMAT.md, section 6.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+
+from malamute_py.journal.headers import (
+    HeaderTable,
+    StreamHeaders,
+    pack_headers,
+    unpack_headers,
+)
+from malamute_py.journal.layout import pack_file, unpack_file
+
+ENTRY = struct.Struct("<IIIIQQqqqq")
+ENTRY_DTYPE: Final = np.dtype(
+    [
+        ("position", "<u4"),
+        ("bytes", "<u4"),
+        ("stream", "<u4"),
+        ("batches", "<u4"),
+        ("base", "<u8"),
+        ("next", "<u8"),
+        ("first_time", "<i8"),
+        ("last_time", "<i8"),
+        ("client_min", "<i8"),
+        ("client_max", "<i8"),
+    ]
+)
+assert ENTRY_DTYPE.itemsize == ENTRY.size == 64
+
+NO_CLIENT_TIME: Final = (2**63 - 1, -(2**63))
+"""(least, greatest) client time where no batch has any."""
+NEVER: Final = 2**63 - 1
+
+_CHUNK = 1024
+
+Rows: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Ordinals: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
+Entry: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int]
+
+
+class Entries(NamedTuple):
+    """Some of a stream's entries in one segment, in order."""
+
+    ordinals: Ordinals
+    rows: Rows
+    """ENTRY_DTYPE."""
+
+
+class Span(msgspec.Struct, array_like=True):
+    """Totals of one stream in one segment."""
+
+    first: int
+    next: int
+    bytes: int
+    first_time_ms: int
+    last_time_ms: int
+    client_min_ms: int
+    client_max_ms: int
+
+
+class SegmentIndex(Protocol):
+    """What readers ask, of a segment being written and of a finished one alike."""
+
+    def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
+        """Entries that hold any offset in [from, end)."""
+
+    def headers(self, stream: int) -> StreamHeaders:
+        """The stream's inverted index; taken after entries()."""
+
+
+class LiveIndex:
+    """Index of a segment being written: one writer, any number of readers."""
+
+    def __init__(self, interval_bytes: int, distinct_max: int) -> None:
+        """interval_bytes: most bytes of an entry with more than one batch."""
+        self._interval = interval_bytes
+        self._headers = HeaderTable(distinct_max)
+        self._chunks: list[bytearray] = []
+        self._ordinals: dict[int, array[int]] = {}
+        self._view: tuple[int, Entry | None] = (0, None)
+        self.spans: dict[int, Span] = {}
+        self.expires_ms = 0
+        """When the last record expires; NEVER when some record does not; 0: no data."""
+
+    def add(
+        self,
+        stream: int,
+        position: int,
+        size: int,
+        base: int,
+        next_offset: int,
+        time_ms: int,
+        client: tuple[int, int],
+        expires_ms: int,
+        keys: Any,
+    ) -> None:
+        """Note one data batch that has been written.
+
+        client: (least, greatest) client time. expires_ms: latest expiry, or NEVER.
+        """
+        count, entry = self._view
+        least, most = client
+        if (
+            entry is not None
+            and entry[2] == stream
+            and entry[0] + entry[1] == position
+            and entry[5] == base
+            and entry[1] + size <= self._interval
+        ):
+            entry = (
+                entry[0],
+                entry[1] + size,
+                stream,
+                entry[3] + 1,
+                entry[4],
+                next_offset,
+                entry[6],
+                time_ms,
+                min(entry[8], least),
+                max(entry[9], most),
+            )
+        else:
+            if entry is not None:
+                slot = count % _CHUNK
+                if slot == 0:
+                    self._chunks.append(bytearray(_CHUNK * ENTRY.size))
+                ENTRY.pack_into(self._chunks[-1], slot * ENTRY.size, *entry)
+                count += 1
+            entry = (position, size, stream, 1, base, next_offset, time_ms, time_ms, least, most)
+            ordinals = self._ordinals.get(stream)
+            if ordinals is None:
+                ordinals = self._ordinals[stream] = array("I")
+            ordinals.append(count)
+        self._headers.add(stream, count, keys)
+        span = self.spans.get(stream)
+        if span is None:
+            self.spans[stream] = Span(base, next_offset, size, time_ms, time_ms, least, most)
+        else:
+            span.next = next_offset
+            span.bytes += size
+            span.last_time_ms = time_ms
+            if least < span.client_min_ms:
+                span.client_min_ms = least
+            if most > span.client_max_ms:
+                span.client_max_ms = most
+        if expires_ms > self.expires_ms:
+            self.expires_ms = expires_ms
+        self._view = (count, entry)
+
+    def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
+        """See SegmentIndex."""
+        count, entry = self._view
+        ordinals = self._ordinals.get(stream)
+        if ordinals is None:
+            return Entries(np.empty(0, np.uint32), np.empty(0, ENTRY_DTYPE))
+        # A slice copies under the interpreter lock; a buffer view would make the
+        # writer's next append to the array fail.
+        held = ordinals[:]
+        chunks = self._chunks
+        closed = bisect_left(held, count)
+
+        def field(at: int) -> Callable[[int], int]:
+            place = struct.Struct("<Q")
+
+            def get(ordinal: int) -> int:
+                chunk = chunks[ordinal // _CHUNK]
+                value: int = place.unpack_from(chunk, ordinal % _CHUNK * ENTRY.size + at)[0]
+                return value
+
+            return get
+
+        low = bisect_right(held, from_offset, 0, closed, key=field(24))
+        high = bisect_left(held, end_offset, low, closed, key=field(16))
+        chosen = np.array(held[low:high], np.uint32)
+        parts = []
+        for number in np.unique(chosen // _CHUNK).tolist():
+            table = np.frombuffer(chunks[number], ENTRY_DTYPE)
+            parts.append(table[chosen[chosen // _CHUNK == number] % _CHUNK])
+        if (
+            entry is not None
+            and entry[2] == stream
+            and entry[5] > from_offset
+            and entry[4] < end_offset
+        ):
+            chosen = np.append(chosen, np.uint32(count))
+            parts.append(np.array([entry], ENTRY_DTYPE))
+        rows = np.concatenate(parts) if parts else np.empty(0, ENTRY_DTYPE)
+        return Entries(chosen, rows)
+
+    def headers(self, stream: int) -> StreamHeaders:
+        """See SegmentIndex."""
+        return self._headers.stream(stream)
+
+    def table(self) -> bytes:
+        """All entries as they are stored."""
+        count, entry = self._view
+        data = b"".join(self._chunks)[: count * ENTRY.size]
+        return data if entry is None else data + ENTRY.pack(*entry)
+
+    def pack(self, ring: bytes, number: int, last_epoch: int, last_time_ms: int) -> bytes:
+        """The index file of a finished segment."""
+        depth, headers = pack_headers(self._headers)
+        stored = _Stored(
+            ring,
+            number,
+            last_epoch,
+            last_time_ms,
+            self.expires_ms,
+            self.spans,
+            self.table(),
+            depth,
+            headers,
+        )
+        return pack_file(stored)
+
+
+class _Stored(msgspec.Struct, array_like=True):
+    ring: bytes
+    number: int
+    last_epoch: int
+    last_time_ms: int
+    expires_ms: int
+    spans: dict[int, Span]
+    table: bytes
+    depth: int | None
+    headers: dict[int, bytes]
+
+
+class StoredIndex:
+    """Index of a finished segment, from its file."""
+
+    def __init__(self, stored: _Stored, size: int) -> None:
+        """size: bytes of the file, for the bound on memory."""
+        self._stored = stored
+        self._rows: Rows = np.frombuffer(stored.table, ENTRY_DTYPE)
+        self._ordinals: dict[int, Ordinals] = {}
+        self._headers: dict[int, StreamHeaders] = {}
+        self.spans = stored.spans
+        self.expires_ms = stored.expires_ms
+        self.last_epoch = stored.last_epoch
+        self.last_time_ms = stored.last_time_ms
+        self.size = size
+
+    @property
+    def table(self) -> bytes:
+        """All entries as they are stored."""
+        return self._stored.table
+
+    def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
+        """See SegmentIndex."""
+        ordinals = self._ordinals.get(stream)
+        if ordinals is None:
+            ordinals = np.flatnonzero(self._rows["stream"] == stream).astype(np.uint32)
+            self._ordinals[stream] = ordinals
+        base, after = self._rows["base"], self._rows["next"]
+        low = bisect_right(ordinals, from_offset, key=lambda o: int(after[o]))
+        high = bisect_left(ordinals, end_offset, low, key=lambda o: int(base[o]))
+        chosen = ordinals[low:high]
+        return Entries(chosen, self._rows[chosen])
+
+    def headers(self, stream: int) -> StreamHeaders:
+        """See SegmentIndex."""
+        found = self._headers.get(stream)
+        if found is None:
+            packed = self._stored.headers.get(stream)
+            if packed is None:
+                return StreamHeaders(self._stored.depth)
+            found = self._headers[stream] = unpack_headers(self._stored.depth, packed)
+        return found
+
+
+def read_index(data: bytes, ring: bytes, number: int) -> StoredIndex | None:
+    """The index in a file's bytes; None when it is damaged or another segment's."""
+    stored = unpack_file(data, _Stored)
+    if stored is None or stored.ring != ring or stored.number != number:
+        return None
+    if len(stored.table) % ENTRY.size:
+        return None
+    return StoredIndex(stored, len(data))

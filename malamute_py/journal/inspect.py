@@ -1,0 +1,306 @@
+"""Looking into a data directory of a stopped broker: stat, verify, dump.
+
+Owns the tools behind `malamute journal`. The rule: nothing is ever modified, a damaged
+part is named and stepped over, and everything is read anew from the segments, never
+believed from an index. Source: FORMAT.md, section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from malamute_protocol.stamp import CONTROL_KINDS, PADDING, STAMP_BYTES, Stamp
+from malamute_py.journal.check import Found, candidates, check
+from malamute_py.journal.directory import (
+    FAILED,
+    RINGS,
+    directory_name,
+    read_epoch,
+    read_identity,
+    ring_names,
+    unknown_entries,
+)
+from malamute_py.journal.errors import JournalCorrupt, JournalError, JournalLocked
+from malamute_py.journal.index import StoredIndex, read_index
+from malamute_py.journal.layout import (
+    FAILED_FILE,
+    LOCK_FILE,
+    Failed,
+    RingMeta,
+    index_name,
+    read_segment_header,
+    segment_name,
+    segment_number,
+)
+from malamute_py.journal.marks import read_mark, read_meta
+from malamute_py.journal.recovery import Scan
+from malamute_py.journal.storage import FileStorage, Storage, read_file
+from malamute_py.journal.types import (
+    SEGMENT_HEADER_BYTES,
+    Finding,
+    RingSettings,
+    StreamFacts,
+)
+
+
+class RingStat(msgspec.Struct, frozen=True):
+    """One ring, as its files say without reading every batch."""
+
+    name: str
+    uuid: str
+    segment_bytes: int
+    segments: int
+    first_segment: int
+    bytes_on_disk: int
+    start_lsn: int
+    end_lsn: int
+    epoch: int
+    clean: bool
+    streams: dict[int, StreamFacts]
+    damages: int
+    dropped: int
+
+
+class JournalStat(msgspec.Struct, frozen=True):
+    """A data directory."""
+
+    directory: str
+    uuid: str
+    epoch: int
+    openings: int
+    in_use: bool
+    rings: tuple[RingStat, ...]
+    unknown: tuple[str, ...]
+
+
+class Dumped(NamedTuple):
+    """One batch, or a place where there should be one."""
+
+    lsn: int
+    size: int
+    stamp: Stamp | None
+    """None: nothing valid is here; `fault` says why."""
+    kind: str
+    content: bytes
+    """Empty for padding and for what is damaged."""
+    fault: str
+
+
+def stat(directory: str | Path) -> JournalStat:
+    """What a data directory holds. Raises FileNotFoundError, JournalCorrupt."""
+    storage = FileStorage(directory, read_only=True)
+    identity = read_identity(storage)
+    if identity is None:
+        raise JournalCorrupt("journal", f"{storage.describe()} is not a data directory")
+    epoch = read_epoch(storage, identity)
+    rings = []
+    for name in ring_names(storage):
+        scan = _scan(storage, name, trust_indexes=True).run()
+        first = scan.segments[0].number if scan.segments else 0
+        files = len(scan.segments) + len(scan.spares)
+        rings.append(
+            RingStat(
+                name,
+                scan.ring.hex(),
+                scan.segment_bytes,
+                len(scan.segments),
+                first,
+                files * scan.segment_bytes,
+                first * scan.segment_bytes,
+                scan.end_lsn,
+                scan.epoch,
+                scan.clean,
+                _facts(scan),
+                len(scan.damages),
+                len(scan.dropped),
+            )
+        )
+    unknown = tuple(f"{entry.file}: {entry.reason}" for entry in unknown_entries(storage))
+    return JournalStat(
+        storage.describe(),
+        identity.uuid.hex(),
+        epoch.epoch,
+        epoch.openings,
+        in_use(storage),
+        tuple(rings),
+        unknown,
+    )
+
+
+def _facts(scan: Scan) -> dict[int, StreamFacts]:
+    facts = {}
+    for number, state in scan.streams.states.items():
+        spans = [s.spans[number] for s in scan.segments if number in s.spans]
+        facts[number] = StreamFacts(
+            state.first,
+            state.next,
+            state.held_bytes - state.retired_bytes,
+            spans[0].first_time_ms if spans else 0,
+            spans[-1].last_time_ms if spans else 0,
+            state.epochs,
+        )
+    return facts
+
+
+def in_use(storage: Storage) -> bool:
+    """True when a broker has the directory."""
+    try:
+        storage.lock(LOCK_FILE).release()
+    except FileNotFoundError:
+        return False
+    except JournalLocked:
+        return True
+    return False
+
+
+def verify(directory: str | Path, ring: str | None = None) -> Iterator[Finding]:
+    """Read every batch of every ring (or one) and tell what is wrong, progress in between.
+
+    The last finding of each ring is `ok` when nothing is. Raises FileNotFoundError.
+    """
+    storage = FileStorage(directory, read_only=True)
+    if in_use(storage):
+        yield Finding("", "locked", "a broker has this directory open: what follows may change")
+    try:
+        identity = read_identity(storage)
+        if identity is None:
+            yield Finding("", "damaged", f"{storage.describe()} is not a data directory")
+        else:
+            read_epoch(storage, identity)
+    except JournalCorrupt as error:
+        yield Finding("", "damaged", str(error))
+    for entry in unknown_entries(storage):
+        yield Finding("", "unknown", f"{entry.file}: {entry.reason}")
+    for name in ring_names(storage):
+        if ring is None or name == ring:
+            yield from _verify_ring(storage, name)
+
+
+def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
+    try:
+        scan = _scan(storage, name, trust_indexes=False)
+    except (JournalError, OSError) as error:
+        yield Finding(name, "damaged", str(error))
+        return
+    done = total = 0
+    for done, total in scan.steps():
+        yield Finding(name, "progress", f"{done} of {total} segments", done, total)
+    findings = [
+        Finding(name, "damaged", f"positions {d.from_lsn} to {d.to_lsn}: {d.reason}", done, total)
+        for d in scan.damages
+    ]
+    findings += [
+        Finding(
+            name,
+            "dropped",
+            f"unconfirmed, from {d.from_lsn} to {d.to_lsn}: {d.reason}",
+            done,
+            total,
+        )
+        for d in scan.dropped
+    ]
+    findings += [
+        Finding(name, "unknown", f"{u.file} {u.reason}", done, total) for u in scan.unknown
+    ]
+    findings += _verify_indexes(scan, name)
+    yield from findings
+    if not findings:
+        yield Finding(
+            name, "ok", f"{scan.batches} batches up to position {scan.end_lsn}", done, total
+        )
+
+
+def _verify_indexes(scan: Scan, name: str) -> list[Finding]:
+    findings = [
+        Finding(name, "index", f"{file} has no segment, or cannot be read; it will be made anew")
+        for file in scan.orphans
+    ]
+    for segment in scan.segments:
+        file = index_name(segment.number)
+        data = read_file(scan.storage, file)
+        live = segment.live
+        if data is None or live is None:
+            continue
+        index = read_index(data, scan.ring, segment.number)
+        if index is None:
+            findings.append(Finding(name, "index", f"{file} is damaged; it will be made anew"))
+        elif not _agree(index, live.spans, live.table()):
+            findings.append(Finding(name, "damaged", f"{file} does not agree with its segment"))
+    return findings
+
+
+def _agree(index: StoredIndex, spans: object, table: bytes) -> bool:
+    return index.spans == spans and index.table == table
+
+
+def _scan(storage: Storage, name: str, *, trust_indexes: bool) -> Scan:
+    ring = storage.child(RINGS).child(directory_name(name))
+    meta = read_meta(ring)
+    if meta is None:
+        raise JournalCorrupt("ring", f"missing in {ring.describe()}")
+    settings = RingSettings(segment_bytes=meta.segment_bytes)
+    marks, failed_name = ring, FAILED_FILE
+    if FAILED in storage.children():
+        marks, failed_name = storage.child(FAILED), directory_name(name)
+    failed = read_mark(marks, failed_name, Failed)
+    return Scan(ring, meta, settings, failed=failed, trust_indexes=trust_indexes)
+
+
+def dump(
+    directory: str | Path, ring: str, from_lsn: int = 0, to_lsn: int | None = None
+) -> Iterator[Dumped]:
+    """Every batch between two positions, damaged places named and stepped over.
+
+    It ends where the last segment's batches end. Raises FileNotFoundError, JournalCorrupt.
+    """
+    storage = FileStorage(directory, read_only=True)
+    if ring not in ring_names(storage):
+        raise JournalCorrupt(RINGS, f"there is no ring {ring} in {storage.describe()}")
+    place = storage.child(RINGS).child(directory_name(ring))
+    meta = read_meta(place)
+    assert meta is not None
+    numbers = sorted(n for n in map(segment_number, place.names()) if n is not None)
+    for number in numbers:
+        base = number * meta.segment_bytes
+        if base + meta.segment_bytes <= from_lsn or (to_lsn is not None and base >= to_lsn):
+            continue
+        for dumped in _dump_segment(place, meta, number):
+            if to_lsn is not None and dumped.lsn >= to_lsn:
+                return
+            if dumped.lsn >= from_lsn:
+                yield dumped
+
+
+def _dump_segment(place: Storage, meta: RingMeta, number: int) -> Iterator[Dumped]:
+    size, base = meta.segment_bytes, number * meta.segment_bytes
+    try:
+        data = memoryview(place.read(place.open(segment_name(number)), 0, size))
+    except OSError as error:
+        yield Dumped(base, size, None, "damaged", b"", str(error))
+        return
+    header = read_segment_header(bytes(data[:SEGMENT_HEADER_BYTES]))
+    if header is None or header.ring != meta.uuid:
+        reason = "the segment's header is damaged" if header is None else "of another ring"
+        yield Dumped(base, SEGMENT_HEADER_BYTES, None, "damaged", b"", reason)
+    position = SEGMENT_HEADER_BYTES
+    while len(data) - position >= STAMP_BYTES:
+        found = check(data, base, position)
+        if isinstance(found, Found):
+            stamp = found.stamp
+            kind = CONTROL_KINDS[stamp.control_kind] if stamp.control_kind < 8 else "unknown"
+            begin = position + stamp.stamp_bytes
+            content = b""
+            if found.content_good and stamp.control_kind != PADDING:
+                content = bytes(data[begin : position + stamp.size])
+            yield Dumped(stamp.lsn, stamp.size, stamp, kind, content, found.reason)
+            position += stamp.size
+            continue
+        following = next(candidates(data, base, position), None)
+        if following is None:
+            return
+        yield Dumped(base + position, following - position, None, "damaged", b"", found)
+        position = following

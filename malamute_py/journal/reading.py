@@ -1,0 +1,612 @@
+"""Reading a ring's history: by offset, by time, by subject.
+
+Owns every read of a segment's file while the ring is open. The rule: what is handed out
+had both checksums good at that moment and lay in a segment that was not retired before
+the read was over; everything else is a named gap. Runs in the reader thread: few, large
+reads, each off the interpreter lock. Source: FORMAT.md, section 8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from pyroaring import BitMap
+
+from malamute_protocol.content import Content
+from malamute_protocol.stamp import PADDING, STAMP_BYTES
+from malamute_py.journal.check import check
+from malamute_py.journal.chunks import Batch, Part, Runs, batches_in, group_entries
+from malamute_py.journal.errors import JournalCorrupt
+from malamute_py.journal.index import (
+    Entries,
+    LiveIndex,
+    StoredIndex,
+    read_index,
+)
+from malamute_py.journal.layout import index_name, segment_name
+from malamute_py.journal.segment import Segment
+from malamute_py.journal.storage import File, Storage, read_file
+from malamute_py.journal.streams import StreamTable
+from malamute_py.journal.types import (
+    SEGMENT_HEADER_BYTES,
+    Candidates,
+    Gap,
+    History,
+    Plan,
+    RingSettings,
+    Run,
+    Split,
+)
+
+_PAGE_BYTES = 4096
+"""What a failed read is read again by."""
+
+
+class Reader:
+    """The reading side of one ring."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        ring: bytes,
+        settings: RingSettings,
+        streams: StreamTable,
+        segments: Callable[[], tuple[Segment, ...]],
+        rebuild: Callable[[Segment], LiveIndex],
+    ) -> None:
+        """segments: the ring's present ones. rebuild: an index by scanning the segment."""
+        self._storage = storage
+        self._ring = ring
+        self._settings = settings
+        self._streams = streams
+        self._segments = segments
+        self._rebuild = rebuild
+        self._lock = threading.Lock()
+        """Guards the two caches only; never held over a read."""
+        self._indexes: OrderedDict[int, StoredIndex] = OrderedDict()
+        self._index_bytes = 0
+        self._files: OrderedDict[int, File] = OrderedDict()
+
+    # --- indexes and files ------------------------------------------------------------
+
+    def index(self, segment: Segment) -> LiveIndex | StoredIndex:
+        """The segment's index, from memory or its file, rebuilt when the file is damaged."""
+        live = segment.live
+        if live is not None:
+            return live
+        with self._lock:
+            found = self._indexes.get(segment.number)
+            if found is not None:
+                self._indexes.move_to_end(segment.number)
+                return found
+        try:
+            data = read_file(self._storage, index_name(segment.number))
+        except OSError:
+            data = None
+        found = None if data is None else read_index(data, self._ring, segment.number)
+        if found is None:
+            try:
+                rebuilt = self._rebuild(segment)
+            except OSError:
+                if not segment.retired:
+                    raise
+                # It went while we looked: there is nothing in it for anybody.
+                return LiveIndex(0, 1)
+            segment.live = rebuilt
+            return rebuilt
+        with self._lock:
+            if self._indexes.setdefault(segment.number, found) is found:
+                self._index_bytes += found.size
+            while self._index_bytes > self._settings.index_memory_bytes and len(self._indexes) > 1:
+                _, old = self._indexes.popitem(last=False)
+                self._index_bytes -= old.size
+        return found
+
+    def forget(self, number: int) -> None:
+        """Drop what is cached of a retired segment."""
+        with self._lock:
+            old = self._indexes.pop(number, None)
+            if old is not None:
+                self._index_bytes -= old.size
+            self._files.pop(number, None)
+
+    def file(self, segment: Segment) -> File:
+        """The segment's file, opened if need be. Raises OSError."""
+        held = segment.file
+        if held is not None:
+            return held
+        with self._lock:
+            cached = self._files.get(segment.number)
+            if cached is not None:
+                self._files.move_to_end(segment.number)
+                return cached
+        opened = self._storage.open(segment.name)
+        with self._lock:
+            self._files[segment.number] = opened
+            while len(self._files) > self._settings.open_files_max:
+                self._files.popitem(last=False)
+        return opened
+
+    # --- by offset --------------------------------------------------------------------
+
+    def read(
+        self,
+        stream: int,
+        from_offset: int,
+        end_offset: int,
+        bytes_max: int,
+        search: Candidates | None,
+        client_time: tuple[int, int] | None,
+    ) -> History:
+        """See Ring.read."""
+        state = self._streams.states.get(stream)
+        if state is None:
+            return History((), from_offset)
+        end = min(end_offset, state.next)
+        runs: list[Run] = []
+        gaps: list[Gap] = []
+        position = self._skip_retired(stream, from_offset, end, gaps)
+        left = max(bytes_max, 1)
+        for segment in self._segments():
+            span = segment.spans.get(stream)
+            if span is None or span.next <= position:
+                continue
+            if position >= end or left <= 0:
+                break
+            if span.first > position:
+                stop = min(span.first, end)
+                self._name_gap(stream, position, stop, f"before {segment.name}", gaps)
+                position = stop
+                if position >= end:
+                    break
+            index = self.index(segment)
+            entries = index.entries(stream, position, end)
+            chosen = _choose(index, stream, entries, search, client_time)
+            position, left = self._read_segment(
+                segment, stream, entries, chosen, position, end, left, runs, gaps
+            )
+            if segment.retired:
+                position = self._skip_retired(stream, position, end, gaps)
+        else:
+            if position < end and left > 0:
+                self._name_gap(stream, position, end, "the batches are not in the ring", gaps)
+                position = end
+        return History(tuple(runs), max(position, from_offset), tuple(gaps))
+
+    def _name_gap(
+        self, stream: int, position: int, stop: int, reason: str, gaps: list[Gap]
+    ) -> None:
+        """Name [position, stop): what was retired meanwhile as such, the rest as damage."""
+        position = self._skip_retired(stream, position, stop, gaps)
+        if position < stop:
+            gaps.append(Gap(position, stop, "damaged", reason))
+
+    def _skip_retired(self, stream: int, position: int, end: int, gaps: list[Gap]) -> int:
+        first, _ = self._streams.bounds(stream)
+        if position >= first or position >= end:
+            return position
+        stop = min(first, end)
+        gaps.append(Gap(position, stop, "retention", "removed to keep the log within its bounds"))
+        return stop
+
+    def _read_segment(
+        self,
+        segment: Segment,
+        stream: int,
+        entries: Entries,
+        chosen: Any,
+        position: int,
+        end: int,
+        left: int,
+        runs: list[Run],
+        gaps: list[Gap],
+    ) -> tuple[int, int]:
+        """Read the chosen entries; returns (offset come to, bytes left)."""
+        rows = entries.rows
+        wanted: list[tuple[int, int, int, int]] = []
+        wanted_bytes = 0
+        stop = position
+        cut = False
+        for at, size, base, after, take in zip(
+            rows["position"].tolist(),
+            rows["bytes"].tolist(),
+            rows["base"].tolist(),
+            rows["next"].tolist(),
+            chosen,
+            strict=True,
+        ):
+            if base > stop:
+                # An index rebuilt while its segment was retired has holes of its own.
+                self._name_gap(stream, stop, min(base, end), f"amid {segment.name}", gaps)
+            stop = after
+            if take:
+                wanted.append((at, size, base, after))
+                wanted_bytes += size
+                if wanted_bytes >= left:
+                    cut = after < end
+                    break
+        for part in group_entries(wanted):
+            position, left, whole = self._read_part(
+                segment, stream, part, position, end, left, runs, gaps
+            )
+            if not whole:
+                return position, left
+        # What was not even wanted for want of room is for the next read, whatever is left.
+        return min(max(stop, position), end), 0 if cut else left
+
+    def _read_part(
+        self,
+        segment: Segment,
+        stream: int,
+        part: Part,
+        position: int,
+        end: int,
+        left: int,
+        runs: list[Run],
+        gaps: list[Gap],
+    ) -> tuple[int, int, bool]:
+        data = self._bytes(segment, part.position, part.size)
+        if segment.retired:
+            # It may have been overwritten under the read: the bytes mean nothing.
+            return position, left, False
+        builder = Runs(memoryview(data), runs)
+        for batch in batches_in(data, segment.base_lsn + part.position, part, stream):
+            if batch.next <= position:
+                continue
+            if batch.base >= end:
+                break
+            if left <= 0:
+                builder.close()
+                return position, left, False
+            if batch.found is None:
+                start = max(batch.base, position)
+                reason = f"{segment.name} at byte {part.position + batch.at}: {batch.reason}"
+                gaps.append(Gap(start, min(batch.next, end), "damaged", reason))
+                segment.damaged = True
+            else:
+                builder.add(batch)
+                left -= batch.size
+            position = min(batch.next, end)
+        builder.close()
+        return position, left, True
+
+    def _bytes(self, segment: Segment, position: int, size: int) -> bytes:
+        """What can be read; pages that cannot be are zeros, and so fail their batch's check.
+
+        Raises OSError when the file cannot be opened (too many are, say): that is no
+        damage. Of a retired segment, or one whose file is gone: zeros.
+        """
+        try:
+            file = self.file(segment)
+        except OSError as error:
+            if segment.retired or isinstance(error, FileNotFoundError):
+                return bytes(size)
+            raise
+        with contextlib.suppress(OSError):
+            return self._storage.read(file, position, size)
+        # One unreadable page must not take its neighbours' batches with it.
+        data = bytearray(size)
+        at = position
+        while at < position + size:
+            stop = min((at // _PAGE_BYTES + 1) * _PAGE_BYTES, position + size)
+            with contextlib.suppress(OSError):
+                piece = self._storage.read(file, at, stop - at)
+                data[at - position : at - position + len(piece)] = piece
+            at = stop
+        return bytes(data)
+
+    # --- by time ----------------------------------------------------------------------
+
+    def closest_offset(self, stream: int, time_ms: int, inclusive: bool) -> int:
+        """See Ring.closest_offset."""
+        least = time_ms if inclusive else time_ms + 1
+        for segment, entries in self._entries(stream):
+            if segment.spans[stream].last_time_ms < least:
+                continue
+            rows = entries.rows
+            for place in np.flatnonzero(rows["last_time"] >= least).tolist():
+                for batch in self._batches_of(segment, stream, rows[place]):
+                    if batch.found is not None and batch.found.stamp.append_time_ms >= least:
+                        return max(batch.base, self._streams.bounds(stream)[0])
+        return self._streams.bounds(stream)[1]
+
+    def closest_client_time(self, stream: int, time_ms: int) -> int:
+        """See Ring.closest_client_time."""
+        first, _ = self._streams.bounds(stream)
+        for segment, entries in self._entries(stream):
+            if segment.spans[stream].client_max_ms < time_ms:
+                continue
+            rows = entries.rows
+            for place in np.flatnonzero(rows["client_max"] >= time_ms).tolist():
+                for batch, content in self._contents_of(segment, stream, rows[place]):
+                    times = content.client_times
+                    if times is None:
+                        continue
+                    hits = np.flatnonzero(times >= time_ms) + batch.base
+                    hits = hits[hits >= first]
+                    if len(hits):
+                        return int(hits[0])
+        return self._streams.bounds(stream)[1]
+
+    def _entries(self, stream: int) -> Iterator[tuple[Segment, Entries]]:
+        state = self._streams.states.get(stream)
+        if state is None:
+            return
+        for segment in self._segments():
+            span = segment.spans.get(stream)
+            if span is not None and span.next > state.first:
+                yield segment, self.index(segment).entries(stream, state.first, state.next)
+
+    def _batches_of(self, segment: Segment, stream: int, row: Any) -> Iterator[Batch]:
+        for batch, _ in self._chunk(segment, stream, row):
+            yield batch
+
+    def _chunk(self, segment: Segment, stream: int, row: Any) -> list[tuple[Batch, memoryview]]:
+        position, size = int(row["position"]), int(row["bytes"])
+        entry = (position, size, int(row["base"]), int(row["next"]))
+        data = self._bytes(segment, position, size)
+        if segment.retired:
+            return []
+        view = memoryview(data)
+        part = Part(position, size, [entry])
+        batches = batches_in(data, segment.base_lsn + position, part, stream)
+        return [(batch, view) for batch in batches]
+
+    def _contents_of(
+        self, segment: Segment, stream: int, row: Any
+    ) -> Iterator[tuple[Batch, Content]]:
+        for batch, view in self._chunk(segment, stream, row):
+            if batch.found is not None:
+                begin = batch.at + batch.found.stamp.stamp_bytes
+                yield batch, Content(view[begin : batch.at + batch.size])
+
+    # --- by subject ---------------------------------------------------------------------
+
+    def last_per_subject(
+        self, stream: int, search: Candidates | None, end_offset: int | None
+    ) -> list[tuple[tuple[str, ...], int]]:
+        """See Ring.last_per_subject."""
+        state = self._streams.states.get(stream)
+        if state is None:
+            return []
+        end = state.next if end_offset is None else min(end_offset, state.next)
+        latest: dict[tuple[str, ...], int] = {}
+        for segment in reversed(self._segments()):
+            span = segment.spans.get(stream)
+            if span is None or span.first >= end or span.next <= state.first:
+                continue
+            self._last_in_segment(segment, stream, state.first, end, search, latest)
+        return sorted(latest.items(), key=lambda item: item[1])
+
+    def _last_in_segment(
+        self,
+        segment: Segment,
+        stream: int,
+        first: int,
+        end: int,
+        search: Candidates | None,
+        latest: dict[tuple[str, ...], int],
+    ) -> None:
+        index = self.index(segment)
+        entries = index.entries(stream, first, end)
+        chosen = _choose(index, stream, entries, search, None)
+        rows = {
+            ordinal: row
+            for ordinal, row, take in zip(
+                entries.ordinals.tolist(), entries.rows, chosen, strict=True
+            )
+            if take
+        }
+        headers = index.headers(stream)
+        allowed = BitMap(rows)
+        waiting: dict[int, list[tuple[tuple[str, ...] | None, BitMap]]] = {}
+        heap: list[int] = []
+
+        def wait(keys: tuple[str, ...] | None, bitmap: BitMap) -> None:
+            if bitmap:
+                last = bitmap.max()
+                if last not in waiting:
+                    heapq.heappush(heap, -last)
+                waiting.setdefault(last, []).append((keys, bitmap))
+
+        if headers.exact:
+            for keys, bitmap in headers.subjects():
+                if keys not in latest:
+                    wait(keys, bitmap & allowed)
+        else:
+            wait(None, allowed.copy())
+        while heap:
+            ordinal = -heapq.heappop(heap)
+            here = self._last_in_entry(segment, stream, rows[ordinal], first, end)
+            for keys, offset in here.items():
+                latest.setdefault(keys, offset)
+            for subject, bitmap in waiting.pop(ordinal):
+                if subject is None or subject not in latest:
+                    bitmap.discard(ordinal)
+                    wait(subject, bitmap)
+
+    def _last_in_entry(
+        self, segment: Segment, stream: int, row: Any, first: int, end: int
+    ) -> dict[tuple[str, ...], int]:
+        latest: dict[tuple[str, ...], int] = {}
+        for batch, content in self._contents_of(segment, stream, row):
+            low, high = max(first - batch.base, 0), min(end, batch.next) - batch.base
+            if high <= low:
+                continue
+            keys, codes = content.table.keys, content.subject_codes
+            if codes is None:
+                latest[keys[0]] = batch.base + high - 1
+                continue
+            part = codes[low:high]
+            used, from_end = np.unique(part[::-1], return_index=True)
+            for code, distance in zip(used.tolist(), from_end.tolist(), strict=True):
+                latest[keys[code]] = batch.base + high - 1 - distance
+        return latest
+
+    # --- raw and retention --------------------------------------------------------------
+
+    def read_raw(self, lsn: int, end_lsn: int, bytes_max: int) -> tuple[int, Any, int]:
+        """See Ring.read_raw."""
+        size = self._settings.segment_bytes
+        if lsn >= end_lsn:
+            return lsn, b"", lsn
+        if lsn % size == 0:
+            lsn += SEGMENT_HEADER_BYTES
+        number, position = divmod(lsn, size)
+        segment = next((s for s in self._segments() if s.number == number), None)
+        if segment is None:
+            raise JournalCorrupt(segment_name(number), "the segment is not in the ring", position)
+        left = min(end_lsn, segment.base_lsn + size) - lsn
+        data = b""
+        for want in (min(max(bytes_max, STAMP_BYTES), left), left):
+            data = self._storage.read(self.file(segment), position, want)
+            stop, padding = self._whole_batches(data, lsn, size - position)
+            if segment.retired:
+                raise JournalCorrupt(segment.name, "the segment was retired", position)
+            if stop:
+                after = segment.base_lsn + size if padding else lsn + stop
+                return lsn, memoryview(data)[:stop], after
+        found = check(memoryview(data), lsn, 0, room=size - position)
+        reason = found if isinstance(found, str) else found.reason
+        raise JournalCorrupt(segment.name, reason, position)
+
+    @staticmethod
+    def _whole_batches(data: bytes, lsn: int, room: int) -> tuple[int, bool]:
+        """(bytes of the good batches that lie whole in the data, whether padding ends them)."""
+        view, at = memoryview(data), 0
+        while at < len(data):
+            found = check(view, lsn, at, room=room - at)
+            if isinstance(found, str) or not found.content_good:
+                break
+            if found.stamp.control_kind == PADDING:
+                return at + found.stamp.stamp_bytes, True
+            at += found.stamp.size
+        return at, False
+
+    def offset_within(self, stream: int, bytes_max: int) -> int:
+        """The least offset from which on the stream's batches fit into so many bytes."""
+        state = self._streams.states.get(stream)
+        if state is None:
+            return 0
+        left = bytes_max
+        offset = state.first
+        newest = True
+        for segment in reversed(self._segments()):
+            span = segment.spans.get(stream)
+            if span is None or span.next <= state.first:
+                continue
+            if span.bytes <= left:
+                left -= span.bytes
+                newest = False
+                continue
+            rows = self.index(segment).entries(stream, state.first, state.next).rows
+            held = np.cumsum(rows["bytes"][::-1].astype(np.int64))
+            fitting = int(np.searchsorted(held, left, side="right"))
+            if fitting == 0 and newest:
+                fitting = 1
+            offset = int(rows["base"][len(rows) - fitting]) if fitting else span.next
+            break
+        return max(offset, state.first)
+
+    # --- plans --------------------------------------------------------------------------
+
+    def plan(
+        self,
+        stream: int,
+        from_offset: int,
+        end_offset: int,
+        search: Candidates | None,
+        records_max: int,
+        bytes_max: int,
+        split_bytes: int,
+    ) -> Plan:
+        """See Ring.plan."""
+        state = self._streams.states.get(stream)
+        if state is None:
+            return Plan(from_offset, (), 0)
+        end = min(end_offset, state.next)
+        gaps: list[Gap] = []
+        position = self._skip_retired(stream, from_offset, end, gaps)
+        if records_max > 0:
+            end = min(end, position + records_max)
+        cutter = _Cutter(position, split_bytes, bytes_max)
+        for segment in self._segments():
+            span = segment.spans.get(stream)
+            if span is None or span.next <= position:
+                continue
+            if span.first >= end or cutter.full():
+                break
+            index = self.index(segment)
+            entries = index.entries(stream, position, end)
+            chosen = _choose(index, stream, entries, search, None)
+            rows = entries.rows
+            weights = np.where(np.asarray(chosen, np.bool_), rows["bytes"], 0).tolist()
+            for weight, after in zip(weights, rows["next"].tolist(), strict=True):
+                cutter.add(weight, min(after, end))
+                if cutter.full():
+                    break
+            position = max(position, cutter.position)
+        stop = cutter.position if cutter.full() else max(end, from_offset)
+        return Plan(stop, cutter.finish(stop), cutter.total, tuple(gaps))
+
+
+class _Cutter:
+    """Cuts a walk over entries into splits."""
+
+    def __init__(self, start: int, split_bytes: int, bytes_max: int) -> None:
+        self.position = start
+        self.total = 0
+        self._from = start
+        self._bytes = 0
+        self._split_bytes = split_bytes if split_bytes > 0 else 1 << 62
+        self._bytes_max = bytes_max if bytes_max > 0 else 1 << 62
+        self._splits: list[Split] = []
+
+    def full(self) -> bool:
+        return self.total >= self._bytes_max
+
+    def add(self, weight: int, after: int) -> None:
+        if after <= self.position:
+            return
+        self.position = after
+        self.total += weight
+        self._bytes += weight
+        if self._bytes >= self._split_bytes:
+            self._cut(after)
+
+    def _cut(self, stop: int) -> None:
+        self._splits.append(Split(self._from, stop, self._bytes))
+        self._from, self._bytes = stop, 0
+
+    def finish(self, stop: int) -> tuple[Split, ...]:
+        if stop > self._from:
+            self._cut(stop)
+        return tuple(self._splits)
+
+
+def _choose(
+    index: LiveIndex | StoredIndex,
+    stream: int,
+    entries: Entries,
+    search: Candidates | None,
+    client_time: tuple[int, int] | None,
+) -> list[bool]:
+    """For each entry, whether it may hold a match."""
+    mask = np.ones(len(entries.ordinals), np.bool_)
+    if search is not None and len(mask):
+        headers = index.headers(stream)
+        bitmap = search(headers)
+        if bitmap is not headers.everything():
+            held = np.fromiter(bitmap, np.uint32, len(bitmap))
+            mask &= np.isin(entries.ordinals, held, assume_unique=True)
+    if client_time is not None:
+        low, high = client_time
+        mask &= (entries.rows["client_max"] >= low) & (entries.rows["client_min"] < high)
+    chosen: list[bool] = mask.tolist()
+    return chosen

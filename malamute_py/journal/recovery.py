@@ -1,0 +1,586 @@
+"""Reading a ring back after any kind of end: what is kept, damaged, dropped.
+
+Owns the decision table of FORMAT.md, section 7, and only reads: repairs are in
+repair.py. The rule: every confirmed batch is kept or named as damaged; only what was
+never known to be durable is dropped. Proof that a position had been durable is a later
+valid batch, marker, segment header or index that says so. Source: DESIGN.md, section 6.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from malamute_protocol.stamp import (
+    DATA,
+    EPOCH_START,
+    LAST_OF_BUNDLE,
+    PADDING,
+    SNAPSHOT,
+    STAMP_BYTES,
+    STAMP_MAGIC,
+)
+from malamute_py.journal.check import (
+    Found,
+    candidates,
+    check,
+    content_facts,
+    head_of,
+    header_table,
+)
+from malamute_py.journal.index import LiveIndex
+from malamute_py.journal.layout import (
+    CLOSED_FILE,
+    TRIMS_FILE,
+    Closed,
+    Failed,
+    RingMeta,
+    Trims,
+)
+from malamute_py.journal.listing import Listing
+from malamute_py.journal.marks import Snapshot, parse_snapshot, read_mark
+from malamute_py.journal.segment import Segment
+from malamute_py.journal.storage import File, Storage
+from malamute_py.journal.streams import StreamTable
+from malamute_py.journal.types import (
+    SEGMENT_HEADER_BYTES,
+    Control,
+    Damage,
+    Dropped,
+    Produced,
+    RingSettings,
+    Unknown,
+)
+
+_ANY_BUNDLE = -1
+_CLOSED_BUNDLE = -2
+_PIECE = 4096
+
+
+class _Later(NamedTuple):
+    lsn: int
+    synced_lsn: int
+    epoch: int
+
+
+class Scan:
+    """One reading of a ring's files; the outcome is in its attributes."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        meta: RingMeta,
+        settings: RingSettings,
+        *,
+        failed: Failed | None = None,
+        trust_indexes: bool = True,
+    ) -> None:
+        """failed: the mark of a failed sync, kept elsewhere than the ring's files.
+
+        trust_indexes: False reads every segment even when it has a valid index file.
+        """
+        self.storage = storage
+        self.ring = meta.uuid
+        self.segment_bytes = meta.segment_bytes
+        self.settings = settings
+        self.segments: list[Segment] = []
+        """Those with data, oldest first."""
+        self.spares: list[Segment] = []
+        """Those after the end, ready to be written."""
+        self.unfinished: list[Segment] = []
+        """Among the spares: the header has to be written (an interrupted preparation)."""
+        self.temporaries: list[str] = []
+        self.orphans: list[str] = []
+        """Index files without their segment, or unreadable."""
+        self.unknown: list[Unknown] = []
+        self.damages: list[Damage] = []
+        self.dropped: list[Dropped] = []
+        self.end_lsn = 0
+        self.epoch = 0
+        self.last_time_ms = 0
+        self.safe_lsn = 0
+        """Everything before it was proven durable; what lies from here to the end was not."""
+        self.snapshot: Snapshot | None = None
+        self.controls: list[Control] = []
+        self.produced: list[Produced] = []
+        self.streams = StreamTable(settings.epochs_max)
+        self.clean = False
+        self.batches = 0
+        closed = read_mark(storage, CLOSED_FILE, Closed)
+        self._closed = closed if closed is not None and closed.ring == self.ring else None
+        self._failed = failed if failed is not None and failed.ring == self.ring else None
+        self._trust_indexes = trust_indexes
+        self._bundle = _ANY_BUNDLE
+        self._pending: list[tuple[Segment, Found, memoryview]] = []
+        self._complete = 0
+        self._headless: set[int] = set()
+        self._stale: set[int] = set()
+        self._indexed: set[int] = set()
+        self._later: list[_Later] | None = None
+        self._all: list[Segment] = []
+        self._data: tuple[int, memoryview] | None = None
+        self._floor = 0
+
+    # --- the files ----------------------------------------------------------------
+
+    def run(self) -> Scan:
+        """Read everything; returns itself."""
+        for _ in self.steps():
+            pass
+        return self
+
+    def steps(self) -> Iterator[tuple[int, int]]:
+        """Read everything, yielding (segments read, segments there are)."""
+        listing = Listing(self.storage, self.ring, self.segment_bytes)
+        listing.classify()
+        if self._trust_indexes:
+            listing.load_indexes()
+        self._all, self._indexed = listing.segments, listing.indexed
+        self._headless, self._stale = listing.headless, listing.stale
+        self.unknown, self.temporaries = listing.unknown, listing.temporaries
+        self.orphans = listing.orphans
+        self._floor = listing.proven_lsn()
+        for mark in (self._closed, self._failed):
+            if mark is not None:
+                proven = mark.end_lsn if isinstance(mark, Closed) else mark.synced_lsn
+                self._floor = max(self._floor, proven)
+        for done in self._walk_segments():
+            yield done, len(self._all)
+        self._finish()
+
+    def bytes_of(self, segment: Segment) -> memoryview:
+        """The whole segment; what cannot be read is zeros, and so fails its check."""
+        if self._data is None or self._data[0] != segment.number:
+            file = segment.file or self.storage.open(segment.name)
+            self._data = (segment.number, memoryview(self._read(file)))
+        return self._data[1]
+
+    def _read(self, file: File) -> bytes | bytearray:
+        size = self.segment_bytes
+        try:
+            # By read, not by mapping: a bad sector is an OSError here and would be
+            # the death of the process (SIGBUS) under a mapping.
+            return self.storage.read(file, 0, size)
+        except OSError:
+            data = bytearray(size)
+        for position in range(0, size, _PIECE):
+            try:
+                piece = self.storage.read(file, position, _PIECE)
+            except OSError as error:
+                self.unknown.append(
+                    Unknown(file.name, f"bytes from {position} cannot be read ({error})")
+                )
+            else:
+                data[position : position + len(piece)] = piece
+        return data
+
+    # --- the walk -------------------------------------------------------------------
+
+    def _walk_segments(self) -> Iterator[int]:
+        if not self._all:
+            return
+        size = self.segment_bytes
+        self._complete = self._all[0].base_lsn
+        expected = self._all[0].number
+        for at, segment in enumerate(self._all):
+            if segment.number != expected:
+                missing = expected * size
+                if not self._proven(missing, at) and not self._any_later(missing):
+                    break
+                self._damage(missing, segment.base_lsn, "the segment's file is missing")
+            expected = segment.number + 1
+            if segment.number in self._indexed:
+                self._accept_indexed(segment)
+            elif not self._walk(segment, at):
+                break
+            yield at + 1
+        if self._complete < self._floor:
+            self._flush()
+            self._damage(
+                self._complete, self._floor, "the log was longer when it was closed or synced"
+            )
+
+    def _accept_indexed(self, segment: Segment) -> None:
+        self._flush()
+        self.epoch = max(self.epoch, segment.last_epoch)
+        self.last_time_ms = max(self.last_time_ms, segment.last_time_ms)
+        for number, span in segment.spans.items():
+            self.streams.note_span(number, span)
+        self.segments.append(segment)
+        self._bundle = _ANY_BUNDLE
+        self._complete = segment.base_lsn + self.segment_bytes
+
+    def _walk(self, segment: Segment, at: int) -> bool:
+        """Walk one segment's batches; True when the log goes on in the next one."""
+        size, base = self.segment_bytes, segment.base_lsn
+        data = self.bytes_of(segment)
+        segment.live = LiveIndex(
+            self.settings.index_interval_bytes, self.settings.distinct_headers_max
+        )
+        segment.spans = segment.live.spans
+        position = SEGMENT_HEADER_BYTES
+        begun = False
+        while size - position >= STAMP_BYTES:
+            found = check(data, base, position)
+            fault = self._fault(found)
+            if not fault:
+                assert isinstance(found, Found)
+                if not begun:
+                    begun = True
+                    self._begin(segment)
+                self._take(segment, found, data)
+                position += found.stamp.size
+                continue
+            lsn = base + position
+            if not self._proven(lsn, at):
+                self._note_tail(found, lsn, fault, at)
+                return False
+            if not begun:
+                begun = True
+                self._begin(segment)
+            resume = self._resume(found, data, base, position)
+            if resume is None:
+                stop = base + size
+                unknown = max(self._floor, lsn)
+                if unknown < stop and not self._proven(unknown, at):
+                    # Only as far as was proven: what lies behind may be a torn tail.
+                    stop = unknown
+                self._damage(lsn, stop, fault, segment)
+                return stop == base + size
+            self._damage(lsn, base + resume, fault, segment)
+            if isinstance(found, Found):
+                self.streams.note_lost(found.stamp)
+            position = resume
+        self._close_segment(base + size)
+        return True
+
+    def _begin(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        if segment.number in self._headless:
+            segment.damaged = True
+            self.damages.append(
+                Damage(
+                    segment.base_lsn,
+                    segment.base_lsn + SEGMENT_HEADER_BYTES,
+                    segment.number,
+                    "the segment's header is damaged; its batches were checked and are served",
+                )
+            )
+
+    def _fault(self, found: Found | str) -> str:
+        if isinstance(found, str):
+            return found
+        stamp = found.stamp
+        if stamp.epoch < self.epoch:
+            return f"epoch {stamp.epoch} after epoch {self.epoch}: left over from before a crash"
+        if not found.content_good:
+            return found.reason
+        if self._bundle == _CLOSED_BUNDLE:
+            if stamp.bundle_lsn != stamp.lsn:
+                return "the rest of a bundle whose beginning is not here"
+        elif self._bundle >= 0 and (
+            # A bundle dropped by an earlier recovery may have begun at the very same
+            # position: of two halves with one bundle LSN, the epoch tells them apart.
+            stamp.bundle_lsn != self._bundle or stamp.epoch != self.epoch
+        ):
+            return "another bundle amid a bundle"
+        return ""
+
+    def _take(self, segment: Segment, found: Found, data: memoryview) -> None:
+        stamp = found.stamp
+        self.epoch = stamp.epoch
+        self.safe_lsn = max(self.safe_lsn, stamp.synced_lsn)
+        self.batches += 1
+        self._pending.append((segment, found, data))
+        if stamp.flags & LAST_OF_BUNDLE:
+            self._flush()
+            self._bundle = _CLOSED_BUNDLE
+            self._complete = self._boundary(found.end)
+        else:
+            self._bundle = stamp.bundle_lsn
+
+    def _close_segment(self, stop: int) -> None:
+        if not self._pending:
+            self._complete = max(self._complete, self._boundary(stop))
+
+    def _boundary(self, lsn: int) -> int:
+        """The end as append() counts it: a rest too small for a stamp belongs to nobody."""
+        rest = -lsn % self.segment_bytes
+        return lsn + rest if rest < STAMP_BYTES else lsn
+
+    def _flush(self) -> None:
+        """Make the pending batches part of the ring: their bundle is whole, or was durable."""
+        for segment, found, data in self._pending:
+            self._keep(segment, found, data)
+        self._pending.clear()
+
+    def _keep(self, segment: Segment, found: Found, data: memoryview) -> None:
+        stamp = found.stamp
+        segment.last_epoch = stamp.epoch
+        segment.last_time_ms = stamp.append_time_ms
+        self.last_time_ms = max(self.last_time_ms, stamp.append_time_ms)
+        if stamp.control_kind in (PADDING, EPOCH_START):
+            return
+        begin = found.position + stamp.stamp_bytes
+        content = data[begin : found.position + stamp.size]
+        if stamp.control_kind == DATA:
+            assert segment.live is not None
+            facts = content_facts(content)
+            segment.live.add(
+                stamp.stream,
+                found.position,
+                stamp.size,
+                stamp.base_offset,
+                stamp.next_offset,
+                stamp.append_time_ms,
+                facts.client,
+                facts.expires_ms,
+                header_table(content),
+            )
+            segment.expires_ms = segment.live.expires_ms
+            self.streams.note_batch(
+                stamp.stream, stamp.base_offset, stamp.next_offset, stamp.epoch, stamp.size
+            )
+        self.note_state(found, content)
+
+    def note_state(self, found: Found, content: memoryview) -> None:
+        """Collect what the caller's state is rebuilt from."""
+        stamp = found.stamp
+        if stamp.control_kind == SNAPSHOT:
+            self._note_snapshot(stamp.lsn, content)
+        elif stamp.control_kind == DATA:
+            head = head_of(content)
+            if head.producer_id:
+                self.produced.append(
+                    Produced(
+                        stamp.lsn,
+                        stamp.stream,
+                        head.producer_id,
+                        head.producer_epoch,
+                        head.first_sequence,
+                        stamp.count,
+                        stamp.base_offset,
+                        stamp.append_time_ms,
+                    )
+                )
+        else:
+            self.controls.append(
+                Control(
+                    stamp.control_kind,
+                    stamp.lsn,
+                    stamp.epoch,
+                    stamp.stream,
+                    stamp.base_offset,
+                    stamp.count,
+                    stamp.append_time_ms,
+                    bytes(content),
+                )
+            )
+
+    def _note_snapshot(self, lsn: int, content: memoryview) -> None:
+        snapshot = parse_snapshot(lsn, content)
+        if snapshot is None:
+            return
+        as_of = snapshot.facts.as_of_lsn
+        self.snapshot = snapshot
+        self.controls = [control for control in self.controls if control.lsn >= as_of]
+        self.produced = [fact for fact in self.produced if fact.lsn >= as_of]
+        for number, row in snapshot.facts.streams.items():
+            self.streams.note_row(number, row)
+        self.last_time_ms = max(self.last_time_ms, snapshot.facts.last_append_time_ms)
+
+    # --- damage or tail -------------------------------------------------------------
+
+    def _proven(self, lsn: int, at: int) -> bool:
+        """True when the position had been durable once."""
+        if lsn < self._floor or lsn < self.safe_lsn:
+            return True
+        if self._closed_here(lsn):
+            return False
+        later = self._later_batches(lsn, at)
+        first = bisect_right(later, (lsn, 1 << 64, 1 << 64))
+        return any(batch.synced_lsn > lsn and batch.epoch >= self.epoch for batch in later[first:])
+
+    def _closed_here(self, lsn: int) -> bool:
+        """True where the ring was closed in order: no need to search what lies behind."""
+        closed = self._closed
+        if closed is None or not closed.clean or closed.epoch != self.epoch or self._pending:
+            return False
+        return closed.end_lsn in (lsn, self._complete)
+
+    def _later_batches(self, lsn: int, at: int) -> list[_Later]:
+        """Every valid batch after the position, found once for all damages."""
+        if self._later is None:
+            self._later = []
+            kept = self._data
+            for segment in self._all[at:]:
+                if segment.number in self._indexed:
+                    continue
+                data = self.bytes_of(segment)
+                begin = max(lsn - segment.base_lsn, SEGMENT_HEADER_BYTES - 8)
+                after = 0
+                for position in candidates(data, segment.base_lsn, begin):
+                    if position < after:
+                        continue  # a producer's bytes that look like a batch prove nothing
+                    found = check(data, segment.base_lsn, position)
+                    if isinstance(found, Found) and found.content_good:
+                        stamp = found.stamp
+                        after = position + stamp.size
+                        self._later.append(_Later(stamp.lsn, stamp.synced_lsn, stamp.epoch))
+            self._data = kept
+        return self._later
+
+    def _any_later(self, lsn: int) -> bool:
+        later = self._later or []
+        if any(batch.lsn >= lsn and batch.epoch >= self.epoch for batch in later):
+            return True
+        return any(s.number in self._indexed and s.base_lsn >= lsn for s in self._all)
+
+    def _resume(self, found: Found | str, data: memoryview, base: int, position: int) -> int | None:
+        """Where in the segment reading goes on after damage; None: nowhere."""
+        if isinstance(found, Found):
+            stamp = found.stamp
+            if stamp.epoch >= self.epoch and not found.content_good:
+                return position + stamp.size
+        for place in candidates(data, base, position):
+            later = check(data, base, place)
+            if isinstance(later, Found) and later.stamp.epoch >= self.epoch:
+                return place
+        return None
+
+    def _damage(
+        self, from_lsn: int, to_lsn: int, reason: str, segment: Segment | None = None
+    ) -> None:
+        self._flush()
+        number = from_lsn // self.segment_bytes
+        self.damages.append(Damage(from_lsn, to_lsn, number, reason))
+        if segment is not None:
+            segment.damaged = True
+        self._bundle = _ANY_BUNDLE
+        self._complete = self._boundary(to_lsn)
+
+    def _note_tail(self, found: Found | str, lsn: int, fault: str, at: int) -> None:
+        """Name what is cut off, when there is anything."""
+        to_lsn = 0
+        for batch in self._later or ():
+            if batch.lsn > lsn and batch.epoch >= self.epoch:
+                to_lsn = max(to_lsn, batch.lsn)
+        if self._pending:
+            first = self._pending[0][1].stamp.bundle_lsn
+            reason = f"a bundle without its end ({fault})"
+            self.dropped.append(Dropped(first, max(lsn, to_lsn), reason))
+        elif to_lsn or self._is_torn(found, lsn, at):
+            self.dropped.append(Dropped(self._complete, max(lsn, to_lsn), f"torn: {fault}"))
+
+    def _is_torn(self, found: Found | str, lsn: int, at: int) -> bool:
+        if isinstance(found, Found):
+            return found.stamp.epoch >= self.epoch
+        segment = self._all[at]
+        data = self.bytes_of(segment)
+        place = lsn - segment.base_lsn
+        magic = int.from_bytes(data[place : place + 4], "little")
+        own = int.from_bytes(data[place + 16 : place + 24], "little")
+        return magic == STAMP_MAGIC and own == lsn
+
+    # --- the end ----------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        if self._pending:
+            # The files ended amid a bundle, with nothing to fail a check on.
+            if not self.dropped:
+                first = self._pending[0][1].stamp.bundle_lsn
+                self.dropped.append(
+                    Dropped(first, self._pending[-1][1].end, "a bundle without its end")
+                )
+            self._pending.clear()
+        self.end_lsn = self._complete
+        self.safe_lsn = min(max(self.safe_lsn, self._floor), self.end_lsn)
+        kept = [s for s in self.segments if s.base_lsn < self.end_lsn]
+        last = kept[-1].number if kept else -1
+        for segment in self._all:
+            # A dropped tail may have begun a segment: that one is a spare again.
+            if segment.number > last and segment.base_lsn >= self.end_lsn:
+                segment.live, segment.damaged = None, False
+                segment.spans = {}
+                self.spares.append(segment)
+                if segment.number in self._headless | self._stale:
+                    self.unfinished.append(segment)
+        self.segments = kept
+        closed = self._closed
+        self.clean = (
+            closed is not None
+            and closed.clean
+            and closed.end_lsn == self.end_lsn
+            and closed.epoch == self.epoch
+            and not self.dropped
+            and not self.damages
+        )
+        self._data = None
+        self._load_state()
+        trims = read_mark(self.storage, TRIMS_FILE, Trims)
+        if trims is not None and trims.ring == self.ring:
+            for number, first in trims.first.items():
+                # What was trimmed and not yet durable may be lost: its offsets come again.
+                self.streams.note_floor(number, min(first, self.streams.state(number).next))
+
+    def _load_state(self) -> None:
+        """Complete snapshot, controls and produced from segments known only by their index."""
+        # Any segment may be known by its index only, whatever its neighbours are: an index
+        # is removed before its segment is recycled, and may be damaged.
+        newest = self.snapshot
+        parts: list[Scan] = [self]
+        for segment in reversed(self.segments):
+            if segment.number in self._indexed:
+                part = _State(self, segment)
+                parts.append(part)
+                if part.snapshot is not None and (newest is None or part.snapshot.lsn > newest.lsn):
+                    newest = self.snapshot = part.snapshot
+                    for number, row in newest.facts.streams.items():
+                        self.streams.note_row(number, row)
+            if newest is not None and segment.base_lsn <= newest.facts.as_of_lsn:
+                break
+        least = 0 if newest is None else newest.facts.as_of_lsn
+        controls = [c for part in parts for c in part.controls if c.lsn >= least]
+        produced = [p for part in parts for p in part.produced if p.lsn >= least]
+        self.controls = sorted(controls, key=lambda control: control.lsn)
+        self.produced = sorted(produced, key=lambda fact: fact.lsn)
+
+    def index_one(self, segment: Segment, file: File) -> LiveIndex:
+        """A new index of one finished segment, from its batches."""
+        twin = Segment(segment.number, self.segment_bytes, file)
+        twin.live = LiveIndex(
+            self.settings.index_interval_bytes, self.settings.distinct_headers_max
+        )
+        data = self.bytes_of(twin)
+        for found in self.walk_valid(twin):
+            self._keep(twin, found, data)
+        return twin.live
+
+    def walk_valid(self, segment: Segment) -> list[Found]:
+        """The good batches of one segment, damaged places skipped."""
+        data, base = self.bytes_of(segment), segment.base_lsn
+        out: list[Found] = []
+        position: int | None = SEGMENT_HEADER_BYTES
+        while position is not None and self.segment_bytes - position >= STAMP_BYTES:
+            found = check(data, base, position)
+            if isinstance(found, Found):
+                if found.content_good:
+                    out.append(found)
+                position += found.stamp.size
+            else:
+                position = next(candidates(data, base, position), None)
+        return out
+
+
+class _State(Scan):
+    """The state batches of one more segment, read apart from the scan."""
+
+    def __init__(self, scan: Scan, segment: Segment) -> None:
+        super().__init__(scan.storage, RingMeta(scan.ring, scan.segment_bytes), scan.settings)
+        data = self.bytes_of(segment)
+        for found in self.walk_valid(segment):
+            stamp = found.stamp
+            if stamp.control_kind not in (PADDING, EPOCH_START):
+                begin = found.position + stamp.stamp_bytes
+                self.note_state(found, data[begin : found.position + stamp.size])

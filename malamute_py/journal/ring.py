@@ -1,0 +1,554 @@
+"""A ring: one circle of segment files that carries many streams.
+
+Owns appending, syncing and the order of everything else. The rule: a bundle is written
+whole or not at all, an offset is never given twice, and after a failed sync nothing more
+is taken. The threads: `append`, `append_raw`, `snapshot` and the trims belong to the loop
+thread, `sync` to the sync thread, the reads to the reader thread, `prepare_step` and
+`limit` to the housekeeping thread; facts (`end_lsn`, `synced_lsn`, `streams`, `events`)
+may be asked from any. Source: FORMAT.md; DESIGN.md, section 6.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+from malamute_protocol.stamp import (
+    SNAPSHOT,
+)
+from malamute_py.journal.appending import Appender, SnapshotSource
+from malamute_py.journal.errors import (
+    DiskFull,
+    JournalError,
+    JournalFailed,
+)
+from malamute_py.journal.index import LiveIndex
+from malamute_py.journal.layout import (
+    CLOSED_FILE,
+    FAILED_FILE,
+    RING_FILE,
+    TRUNCATING_FILE,
+    Closed,
+    Failed,
+    RingMeta,
+    Truncating,
+    pack_file,
+)
+from malamute_py.journal.marks import read_mark, read_meta
+from malamute_py.journal.reading import Reader
+from malamute_py.journal.recovery import Scan
+from malamute_py.journal.repair import finish_truncation, repair
+from malamute_py.journal.segment import Segment
+from malamute_py.journal.space import Space
+from malamute_py.journal.storage import Storage, replace_file
+from malamute_py.journal.streams import StreamTable
+from malamute_py.journal.types import (
+    Appended,
+    AppendLike,
+    Buffer,
+    Candidates,
+    History,
+    Plan,
+    Recovery,
+    RingEvent,
+    RingSettings,
+    StreamFacts,
+)
+
+
+def _no_state() -> Sequence[bytes]:
+    return ()
+
+
+class Ring:
+    """See the module. Made by open()."""
+
+    def __init__(
+        self, storage: Storage, meta: RingMeta, settings: RingSettings, epoch: int, scan: Scan
+    ) -> None:
+        """Use open()."""
+        self.uuid = meta.uuid
+        self.epoch = epoch
+        self.settings = settings
+        self.snapshot: SnapshotSource = _no_state
+        """Gives the caller's state, as of all bundles appended so far, when a segment begins."""
+        self._storage = storage
+        self._marks = storage
+        self._failed_name = FAILED_FILE
+        self._segment_bytes = meta.segment_bytes
+        self._meta = meta
+        self._failure: JournalFailed | None = None
+        self._closed = False
+        self._marked = 0
+        self._syncing = threading.Lock()
+        self._synced_before = -1
+        self._set_up(scan)
+
+    def _set_up(self, scan: Scan) -> None:
+        """Begin from what a scan found."""
+        self._streams: StreamTable = scan.streams
+        self._synced = scan.end_lsn
+        self._space = Space(
+            self._storage,
+            self.uuid,
+            self.epoch,
+            self.settings,
+            self._streams,
+            self._forget,
+            lambda: self._appender.end,
+            lambda: self._synced,
+            self.sync,
+        )
+        self._reader = Reader(
+            self._storage,
+            self.uuid,
+            self.settings,
+            self._streams,
+            lambda: self._space.segments,
+            self._rebuild_index,
+        )
+        self._appender = Appender(
+            self._storage, self._space, self._streams, self.epoch, scan, self._fail
+        )
+        self._place(scan)
+
+    # --- opening and closing ----------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        storage: Storage,
+        *,
+        settings: RingSettings,
+        epoch: int,
+        snapshot: SnapshotSource | None = None,
+        marks: Storage | None = None,
+        failed_name: str = FAILED_FILE,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> tuple[Ring, Recovery]:
+        """Open a ring, or begin one; recover it after any kind of end.
+
+        settings: `segment_bytes` counts for a new ring only. epoch: above every epoch
+        that the ring has seen. marks: where a failed sync is written down; on another
+        place than the ring's own when there is one. entropy: makes a new ring's uuid.
+        Raises JournalCorrupt, DiskFull, OSError, ValueError.
+        """
+        meta = read_meta(storage)
+        if meta is None:
+            settings.check()
+            meta = RingMeta(entropy(16), settings.segment_bytes)
+            replace_file(storage, RING_FILE, pack_file(meta))
+        else:
+            settings = _with_segment_bytes(settings, meta.segment_bytes).check()
+        marks = storage if marks is None else marks
+        scan, rewritten = _load(storage, meta, settings, epoch, marks, failed_name)
+        if epoch <= scan.epoch:
+            raise ValueError(f"epoch {epoch} must be above {scan.epoch}, the ring's last one")
+        ring = cls(storage, meta, settings, epoch, scan)
+        ring._marks, ring._failed_name = marks, failed_name
+        if snapshot is not None:
+            ring.snapshot = snapshot
+        ring._mark(clean=False)
+        return ring, _recovery(scan, rewritten)
+
+    def _place(self, scan: Scan) -> None:
+        space, size = self._space, self._segment_bytes
+        space.segments = tuple(scan.segments)
+        space.unknown = {unknown.file for unknown in scan.unknown}
+        end = scan.end_lsn
+        space.next_number = -(-end // size)
+        if scan.snapshot is not None:
+            space.state_lsn = scan.snapshot.facts.as_of_lsn
+        if end % size and (not scan.segments or scan.segments[-1].number != end // size):
+            # The end lies in a file that is gone: go on with the next whole segment.
+            self._appender.end = self._synced = space.next_number * size
+        for segment in scan.spares:
+            space.strays[segment.number] = segment
+        while space.next_number + len(space.spares) in space.strays:
+            space.spares.append(space.strays.pop(space.next_number + len(space.spares)))
+        for segment in (*scan.segments[-1:], *scan.spares):
+            if segment.file is None:
+                segment.file = self._storage.open(segment.name)
+
+    def close(self) -> None:
+        """Sync, and write down durably where the ring ends. Any thread; others have stopped.
+
+        Raises JournalFailed when the ring had failed or fails now.
+        """
+        if self._closed:
+            return
+        if self._failure is not None:
+            self._closed = True
+            raise self._failure
+        self.sync()
+        try:
+            self._space.save_floors()
+            self._mark(clean=True)
+        except (OSError, DiskFull) as error:
+            self._closed = True
+            raise self._fail(f"its end could not be written down ({error})") from error
+        self._closed = True
+
+    def _mark(self, *, clean: bool) -> None:
+        """Write down durably how far the ring is synced: the proof for what no stamp tells."""
+        synced = self._synced
+        mark = Closed(self.uuid, synced, self._appender.last_epoch, clean)
+        replace_file(self._storage, CLOSED_FILE, pack_file(mark))
+        self._marked = synced
+
+    # --- appending (loop thread) --------------------------------------------------------
+
+    def append(self, batches: Sequence[AppendLike]) -> Appended:
+        """Write one bundle; durable only after sync().
+
+        batches: for any streams; atomic together. Append time never goes back: a lower
+        one is raised to the last one written, and the stamp says so.
+        Raises JournalFull, DiskFull, JournalCorrupt, BatchTooLarge, ValueError: nothing
+        was written; JournalFailed: the ring takes nothing more.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return self._appender.append(batches, self._synced, self.snapshot)
+
+    def append_raw(self, lsn: int, data: Buffer) -> int:
+        """Write batches as another ring stamped them; returns the new end.
+
+        For followers: `data` is what read_raw() gave there for this position. Nothing is
+        stamped, and no epoch start or snapshot of our own is written.
+        Raises ValueError: it does not go on from our end, or is not whole and undamaged;
+        and what append() raises.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return self._appender.append_raw(lsn, data)
+
+    def truncate(self, lsn: int) -> Recovery:
+        """Cut off everything from a position on, durably; all threads must hold still.
+
+        lsn: the start of a bundle. Raises ValueError outside the ring, and what open()
+        raises: the cut is then finished by the next open().
+        """
+        if self._failure is not None:
+            raise self._failure
+        if not self.start_lsn <= lsn <= self.end_lsn:
+            raise ValueError(
+                f"position {lsn} is not in the ring, which holds {self.start_lsn} to {self.end_lsn}"
+            )
+        mark = Truncating(self.uuid, lsn)
+        replace_file(self._storage, TRUNCATING_FILE, pack_file(mark))
+        scan, rewritten = _load(
+            self._storage, self._meta, self.settings, self.epoch, self._marks, self._failed_name
+        )
+        self._set_up(scan)
+        self._mark(clean=False)
+        return _recovery(scan, rewritten)
+
+    # --- syncing (sync thread) ------------------------------------------------------------
+
+    def sync(self) -> int:
+        """Make everything appended so far durable; returns the position synced up to.
+
+        Raises JournalFailed: the ring is sealed. A failed sync is never retried: the
+        kernel may have marked the pages clean, and a second try would lie.
+        """
+        with self._syncing:
+            return self._sync()
+
+    def _sync(self) -> int:
+        if self._failure is not None:
+            raise self._failure
+        end, begin = self._appender.end, self._synced
+        if end == begin:
+            return end
+        size = self._segment_bytes
+        try:
+            for segment in self._space.segments:
+                if segment.base_lsn < end and segment.base_lsn + size > begin:
+                    file = segment.file
+                    if file is not None and not segment.retired:
+                        self._storage.sync(file)
+        except (OSError, DiskFull) as error:
+            raise self._fail(f"a sync failed ({error})") from error
+        self._synced = end
+        return end
+
+    def _fail(self, what: str) -> JournalFailed:
+        """Seal the ring and write down why, elsewhere than where it failed."""
+        reason = (
+            f"{what} in the ring in {self._storage.describe()}: it is sealed at position"
+            f" {self._synced}; check the disk, then restart the broker"
+        )
+        failure = JournalFailed(reason, self._synced)
+        self._failure = failure
+        mark = Failed(self.uuid, self._synced, self._appender.end, self.epoch, what)
+        try:
+            replace_file(self._marks, self._failed_name, pack_file(mark))
+        except (OSError, JournalError) as error:
+            failure = JournalFailed(
+                f"{reason} (and this could not be noted: {error})", self._synced
+            )
+            self._failure = failure
+        return failure
+
+    @property
+    def failure(self) -> JournalFailed | None:
+        """Why the ring is sealed; None while it is well."""
+        return self._failure
+
+    # --- facts (any thread) -----------------------------------------------------------------
+
+    @property
+    def end_lsn(self) -> int:
+        """Position after the last bundle."""
+        return self._appender.end
+
+    @property
+    def synced_lsn(self) -> int:
+        """Everything before this position is durable."""
+        return self._synced
+
+    @property
+    def start_lsn(self) -> int:
+        """Position of the oldest segment kept."""
+        segments = self._space.segments
+        return segments[0].base_lsn if segments else self._appender.end
+
+    @property
+    def last_append_time_ms(self) -> int:
+        """Of the last batch; append time never goes back behind it."""
+        return self._appender.last_time_ms
+
+    @property
+    def prepared_in_append(self) -> int:
+        """How often append() found no segment prepared and did it itself."""
+        return self._space.prepared_in_append
+
+    def next_offset(self, stream: int) -> int:
+        """Offset of the stream's next record."""
+        return self._streams.bounds(stream)[1]
+
+    def first_offset(self, stream: int) -> int:
+        """Offset of the oldest record kept; next_offset when there is none."""
+        return self._streams.bounds(stream)[0]
+
+    def streams(self) -> dict[int, StreamFacts]:
+        """Facts of every stream that the ring has ever held."""
+        return {number: self.facts(number) for number in self._streams.states.copy()}
+
+    def facts(self, stream: int) -> StreamFacts:
+        """Facts of one stream; of an unknown one: all zero."""
+        state = self._streams.states.get(stream)
+        if state is None:
+            return StreamFacts(0, 0, 0, 0, 0, ())
+        spans = [s.spans[stream] for s in self._space.segments if stream in s.spans]
+        spans = [span for span in spans if span.next > state.first]
+        return StreamFacts(
+            state.first,
+            state.next,
+            state.held_bytes - state.retired_bytes,
+            spans[0].first_time_ms if spans else 0,
+            spans[-1].last_time_ms if spans else 0,
+            state.epochs,
+        )
+
+    def bytes_on_disk(self) -> int:
+        """Of all segment files, the spares included."""
+        space = self._space
+        files = len(space.segments) + len(space.spares) + len(space.strays)
+        return files * self._segment_bytes
+
+    def take_events(self) -> list[RingEvent]:
+        """What happened since the last call and is worth a log line."""
+        events, taken = self._space.events, []
+        while events:
+            taken.append(events.popleft())
+        return taken
+
+    # --- reading (reader thread) ----------------------------------------------------------
+
+    def read(
+        self,
+        stream: int,
+        from_offset: int,
+        end_offset: int,
+        bytes_max: int,
+        candidates: Candidates | None = None,
+        client_time: tuple[int, int] | None = None,
+    ) -> History:
+        """Whole batches that hold offsets in [from, end), in order.
+
+        Stops once bytes_max is reached; one batch is always returned when there is one.
+        candidates: skips entries that cannot match. client_time: [least, most) of a
+        record's client time; skips entries without any such record.
+        Raises OSError when a segment's file cannot be opened; what cannot be read in it
+        is a gap.
+        """
+        return self._reader.read(
+            stream, from_offset, end_offset, bytes_max, candidates, client_time
+        )
+
+    def closest_offset(self, stream: int, time_ms: int, *, inclusive: bool = True) -> int:
+        """Offset of the first record appended at the time or later; else the next offset.
+
+        inclusive: False wants later ones only.
+        """
+        return self._reader.closest_offset(stream, time_ms, inclusive)
+
+    def closest_client_time(self, stream: int, time_ms: int) -> int:
+        """Offset of the first record (by offset) whose client time is this or later.
+
+        The next offset when there is none.
+        """
+        return self._reader.closest_client_time(stream, time_ms)
+
+    def last_per_subject(
+        self, stream: int, candidates: Candidates | None = None, end_offset: int | None = None
+    ) -> list[tuple[tuple[str, ...], int]]:
+        """(keys, offset) of the latest record of each distinct subject, by offset.
+
+        candidates: looks only at entries that may match. end_offset: as if the stream
+        ended there.
+        """
+        return self._reader.last_per_subject(stream, candidates, end_offset)
+
+    def plan(
+        self,
+        stream: int,
+        from_offset: int,
+        end_offset: int,
+        candidates: Candidates | None = None,
+        records_max: int = 0,
+        bytes_max: int = 0,
+        split_bytes: int = 0,
+    ) -> Plan:
+        """How far a read bounded so would come, and its parts; from the index alone.
+
+        Bytes count the entries that may match. 0: no bound, or a single part.
+        """
+        return self._reader.plan(
+            stream, from_offset, end_offset, candidates, records_max, bytes_max, split_bytes
+        )
+
+    def read_raw(self, lsn: int, end_lsn: int, bytes_max: int) -> tuple[int, Buffer, int]:
+        """(position, batches as they are, position after them) for append_raw() elsewhere.
+
+        lsn: where a batch begins, or the end of a segment. Within one segment; of a
+        padding only the stamp; at least one batch unless there is none before end_lsn.
+        Raises JournalCorrupt: no batch begins there any more.
+        """
+        return self._reader.read_raw(lsn, min(end_lsn, self.end_lsn), bytes_max)
+
+    # --- keeping (loop and housekeeping threads) ---------------------------------------------
+
+    def remove_before(
+        self, stream: int, *, offset: int | None = None, time_ms: int | None = None
+    ) -> int:
+        """Give up a stream's records before an offset or append time; returns its first offset.
+
+        From then on they are not served; their space is used again segment by segment.
+        By offset from any thread; by time it reads (reader or housekeeping thread).
+        """
+        if time_ms is not None:
+            before = self.closest_offset(stream, time_ms)
+            offset = before if offset is None else max(offset, before)
+        floor = min(offset or 0, self.next_offset(stream))
+        if floor:
+            self._streams.note_floor(stream, floor)
+        return self.first_offset(stream)
+
+    def limit_bytes(self, stream: int, bytes_max: int) -> int:
+        """Give up a stream's oldest records beyond so many bytes; returns its first offset.
+
+        Its newest index entry always stays. Housekeeping thread: it reads indexes.
+        """
+        offset = self._reader.offset_within(stream, bytes_max)
+        return self.remove_before(stream, offset=offset)
+
+    def prepare_step(self, budget_bytes: int = 1 << 20, now_ms: int | None = None) -> bool:
+        """A small piece of allocating, zeroing, retiring, index writing (housekeeping thread).
+
+        Returns True when there is more to do. now_ms: retires segments whose every record
+        has expired. Raises DiskFull, JournalCorrupt, OSError: try again later;
+        JournalFailed.
+        """
+        if self._failure is not None or self._closed:
+            return False
+        more = self._space.step(budget_bytes, now_ms)
+        synced, before = self._synced, self._synced_before
+        self._synced_before = synced
+        if synced != self._marked and synced == before:
+            # The ring is at rest: no later stamp will tell how far it was synced.
+            self._mark(clean=False)
+        return more
+
+    def pin(self, name: str, stream: int, offset: int) -> None:
+        """Hold the ring back from recycling the stream's records from an offset on.
+
+        The oldest pin breaks, with an event, when it costs more than pin_bytes_max.
+        """
+        self._space.pin(name, stream, offset)
+
+    def unpin(self, name: str) -> None:
+        """Give up a pin."""
+        self._space.unpin(name)
+
+    def _forget(self, number: int) -> None:
+        self._reader.forget(number)
+
+    def _rebuild_index(self, segment: Segment) -> LiveIndex:
+        """Index a finished segment by reading it (reader and housekeeping threads)."""
+        scan = Scan(self._storage, RingMeta(self.uuid, self._segment_bytes), self._space.settings)
+        return scan.index_one(segment, self._reader.file(segment))
+
+
+def _load(
+    storage: Storage,
+    meta: RingMeta,
+    settings: RingSettings,
+    epoch: int,
+    marks: Storage,
+    failed_name: str,
+) -> tuple[Scan, tuple[str, ...]]:
+    """Read a ring back and repair it; returns the scan and the files written anew."""
+    truncating = read_mark(storage, TRUNCATING_FILE, Truncating)
+    if truncating is not None and truncating.ring == meta.uuid:
+        finish_truncation(storage, meta, truncating.lsn)
+    failed = read_mark(marks, failed_name, Failed)
+    scan = Scan(storage, meta, settings, failed=failed).run()
+    if epoch < scan.epoch:
+        raise ValueError(
+            f"epoch {epoch} is below {scan.epoch}, the last one in {storage.describe()}"
+        )
+    after_failed_sync = failed is not None and failed.ring == meta.uuid
+    rewritten = repair(scan, epoch, after_failed_sync=after_failed_sync)
+    if after_failed_sync:
+        marks.remove(failed_name)
+        marks.sync_directory()
+    return scan, rewritten
+
+
+def _with_segment_bytes(settings: RingSettings, segment_bytes: int) -> RingSettings:
+    if settings.segment_bytes == segment_bytes:
+        return settings
+    values = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    return RingSettings(**{**values, "segment_bytes": segment_bytes})
+
+
+def _recovery(scan: Scan, rewritten: tuple[str, ...]) -> Recovery:
+    snapshot = scan.snapshot
+    return Recovery(
+        end_lsn=scan.end_lsn,
+        epoch=scan.epoch,
+        clean=scan.clean,
+        last_append_time_ms=scan.last_time_ms,
+        snapshot=() if snapshot is None else snapshot.bodies,
+        snapshot_lsn=0 if snapshot is None else snapshot.facts.as_of_lsn,
+        controls=tuple(c for c in scan.controls if c.kind != SNAPSHOT),
+        produced=tuple(scan.produced),
+        damages=tuple(scan.damages),
+        dropped=tuple(scan.dropped),
+        unknown=tuple(scan.unknown),
+        rewritten=rewritten,
+        unreadable_state=snapshot is None and bool(scan.segments),
+    )

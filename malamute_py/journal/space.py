@@ -1,0 +1,447 @@
+"""Space of a ring: which segments there are, and where the next one comes from.
+
+Owns allocating, zeroing, recycling and removing segment files, pins, and the writing of
+index files. The rule: a segment is retired (its streams' first offsets moved, its object
+marked) before its file is touched, and nothing that the newest snapshot still needs is
+ever retired. Steps are small and run in the housekeeping thread; append() comes here
+itself only when nothing was prepared. Source: FORMAT.md, sections 2 and 9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from malamute_py.journal.errors import DiskFull, JournalCorrupt, JournalError, JournalFull
+from malamute_py.journal.index import NEVER, LiveIndex
+from malamute_py.journal.layout import (
+    PREPARING_FILE,
+    TRIMS_FILE,
+    Trims,
+    index_name,
+    pack_file,
+    segment_name,
+)
+from malamute_py.journal.repair import write_header
+from malamute_py.journal.segment import Segment
+from malamute_py.journal.storage import File, Storage, replace_file
+from malamute_py.journal.streams import StreamTable
+from malamute_py.journal.types import SEGMENT_HEADER_BYTES, RingEvent, RingSettings
+
+_INDEX_TEMPORARY = "index.tmp"
+_CAPACITY_FOR_TWO = 16
+"""Segments of a ring that keeps two prepared ones: an eighth of it at most."""
+_OUTRUN = 4
+"""Zeroing is given up once appends came to a quarter of it: then they write large pieces."""
+
+
+class _Work(NamedTuple):
+    """A segment that is being zeroed."""
+
+    file: File
+    position: int
+    """Zeroed up to here."""
+    end_lsn: int
+    """The ring's end when it was begun."""
+
+
+class Space:
+    """The segments of one ring.
+
+    `segments` and each segment's attributes are swapped whole. `turn` guards the swaps
+    (short), `preparing` a preparation (long); a thread takes `preparing` before `turn`.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        ring: bytes,
+        epoch: int,
+        settings: RingSettings,
+        streams: StreamTable,
+        forget: Callable[[int], None],
+        end: Callable[[], int],
+        synced: Callable[[], int],
+        sync: Callable[[], int],
+    ) -> None:
+        """settings: with the ring's own segment_bytes. forget: drop caches of a segment."""
+        self.storage = storage
+        self.settings = settings
+        self.segments: tuple[Segment, ...] = ()
+        self.spares: deque[Segment] = deque()
+        self.strays: dict[int, Segment] = {}
+        """Empty segments of ours further ahead than the next one, by number."""
+        self.unknown: set[str] = set()
+        self.next_number = 0
+        """Number of the first segment that append() has not begun."""
+        self.state_lsn = 0
+        """The newest durable snapshot needs everything from here on."""
+        self.events: deque[RingEvent] = deque(maxlen=1000)
+        self.prepared_in_append = 0
+        """How often append() had to prepare a segment itself."""
+        self.preparing = threading.Lock()
+        self.turn = threading.Lock()
+        self._ring = ring
+        self._epoch = epoch
+        self._streams = streams
+        self._forget = forget
+        self._end = end
+        self._synced = synced
+        self._sync = sync
+        self._snapshots: deque[tuple[int, int]] = deque()
+        self._pins: dict[str, tuple[int, int]] = {}
+        self._work: _Work | None = None
+        self._leaving: Segment | None = None
+        """Retired, and its file not yet used again or removed; stays so when that failed."""
+        self._written_floors: dict[int, int] = {}
+
+    @property
+    def capacity(self) -> int:
+        """How many segments the ring may have."""
+        return self.settings.ring_bytes // self.settings.segment_bytes
+
+    @property
+    def bundle_segments_max(self) -> int:
+        """How many new segments one bundle may begin.
+
+        With more, the ring could close on the beginning of a bundle whose snapshot is
+        the newest, before a newer snapshot exists.
+        """
+        return max((self.capacity - 1) // 2, 1)
+
+    def new_index(self) -> LiveIndex:
+        """An empty index with the ring's bounds."""
+        return LiveIndex(self.settings.index_interval_bytes, self.settings.distinct_headers_max)
+
+    # --- for append ---------------------------------------------------------------------
+
+    def need(self, count: int) -> None:
+        """Have at least `count` spares (loop thread).
+
+        Raises JournalFull, DiskFull, JournalCorrupt, JournalFailed, OSError: what was half
+        prepared is made anew by the next try.
+        """
+        if len(self.spares) >= count:
+            return
+        with self.preparing:
+            while len(self.spares) < count:
+                held = len(self.spares)
+                while self._prepare(None):
+                    pass
+                if len(self.spares) > held:
+                    self.prepared_in_append += 1
+                elif not self._make_state_durable():
+                    raise JournalFull(self._why_full())
+
+    def _make_state_durable(self) -> bool:
+        """Sync when the ring is about to lap what was never synced; False: it is not.
+
+        Retiring the last durable snapshot could lose every stream's next offset in a
+        power loss. The sync thread makes this rare; nobody may count on it.
+        """
+        if not self._snapshots or self._snapshots[0][0] <= self._synced():
+            return False
+        self._sync()
+        return True
+
+    def _why_full(self) -> str:
+        return (
+            f"the ring in {self.storage.describe()} holds its {self.settings.ring_bytes} bytes"
+            " and may not overwrite what is kept: remove old records, raise ring_bytes, or"
+            " set full to overwrite"
+        )
+
+    def begin(self, count: int) -> list[Segment]:
+        """Turn the first `count` spares into segments being written (loop thread)."""
+        begun = []
+        with self.turn:
+            for _ in range(count):
+                segment = self.spares.popleft()
+                segment.live = self.new_index()
+                segment.spans = segment.live.spans
+                begun.append(segment)
+            self.segments = (*self.segments, *begun)
+            self.next_number += count
+        return begun
+
+    # --- housekeeping -------------------------------------------------------------------
+
+    def step(self, budget_bytes: int, now_ms: int | None) -> bool:
+        """One small piece of work (housekeeping thread); True when there is more.
+
+        now_ms: retires finished segments whose every record has expired; None: none.
+        Raises DiskFull, JournalCorrupt, JournalFailed, OSError.
+        """
+        with self.preparing:
+            # First what frees space: on a full disk the rest would fail before it.
+            if self._retire_surplus(now_ms) or self._write_one_index():
+                return True
+            self._write_floors()
+            held = len(self.spares)
+            if not self._wants_spare():
+                return False
+            if self._prepare(budget_bytes) or len(self.spares) > held:
+                # With a new spare there may be a surplus to give back.
+                return True
+            return held == 0 and self._make_state_durable()
+
+    def _wants_spare(self) -> bool:
+        """True when a spare is to be prepared: the first always, a second for large rings.
+
+        A second one lets appends of a whole segment pass while the next is prepared; it
+        must cost nobody anything but a little history.
+        """
+        held, segments = len(self.spares), self.segments
+        if held != 1:
+            return held == 0
+        roomy = self.capacity >= _CAPACITY_FOR_TWO and len(segments) > 1
+        return roomy and not self._pins_on(segments[0])
+
+    def _write_one_index(self) -> bool:
+        if not self.storage.persistent:
+            return False
+        synced, size = self._synced(), self.settings.segment_bytes
+        for segment in self.segments[:-1]:
+            live = segment.live
+            if live is None or segment.damaged or segment.base_lsn + size > synced:
+                continue
+            data = live.pack(self._ring, segment.number, segment.last_epoch, segment.last_time_ms)
+            file = self.storage.create(_INDEX_TEMPORARY, len(data))
+            self.storage.write(file, 0, [data])
+            self.storage.sync(file)
+            self.storage.rename(_INDEX_TEMPORARY, index_name(segment.number))
+            segment.expires_ms = live.expires_ms
+            segment.live = None
+            segment.file = None
+            return True
+        return False
+
+    def _write_floors(self) -> None:
+        floors = {n: s.floor for n, s in self._streams.states.copy().items() if s.floor}
+        if floors == self._written_floors or not self.storage.persistent:
+            return
+        replace_file(self.storage, TRIMS_FILE, pack_file(Trims(self._ring, floors)))
+        self._written_floors = floors
+
+    def save_floors(self) -> None:
+        """Write down the first offsets that limits and removals left."""
+        with self.preparing:
+            self._write_floors()
+
+    def _retire_surplus(self, now_ms: int | None) -> bool:
+        """Remove one whole segment that nobody wants, beyond the one to be recycled."""
+        segments = self.segments
+        if len(segments) < 2 or not self.spares or self._leaving is not None:
+            return False
+        oldest = segments[0]
+        if self._pins_on(oldest):
+            return False
+        over = len(segments) + len(self.spares) > self.capacity
+        if not self._free_of_state(oldest):
+            return over and self._make_state_durable()
+        if not (over and self.settings.full == "overwrite") and not self._empty(oldest, now_ms):
+            return False
+        self._retire(oldest)
+        self.storage.remove(index_name(oldest.number))
+        self.storage.remove(oldest.name)
+        self.storage.sync_directory()
+        self._leaving = None
+        return True
+
+    def _empty(self, segment: Segment, now_ms: int | None) -> bool:
+        """True when nothing in the segment is served any more."""
+        live = segment.live
+        expires = segment.expires_ms if live is None else live.expires_ms
+        if now_ms is not None and 0 < expires <= now_ms and expires != NEVER:
+            return True
+        states = self._streams.states
+        return all(span.next <= states[n].floor for n, span in segment.spans.copy().items())
+
+    # --- a new segment -----------------------------------------------------------------
+
+    def _prepare(self, budget_bytes: int | None) -> bool:
+        """Work on the next spare; True when it is not ready yet and more can be done.
+
+        budget_bytes: how much to zero at most; None: append waits, nothing is zeroed.
+        """
+        with self.turn:
+            number = self.next_number + len(self.spares)
+        if self._leaving is not None:
+            return self._reuse(self._leaving, number)
+        stray = self.strays.pop(number, None)
+        if stray is not None:
+            self.spares.append(stray)
+            return False
+        if segment_name(number) in self.unknown:
+            raise JournalCorrupt(
+                segment_name(number),
+                "this file of unknown content stands where the ring goes on; move it away",
+            )
+        if self._work is not None:
+            return self._fresh(number, budget_bytes)
+        count = len(self.segments) + len(self.spares)
+        oldest = self.segments[0] if len(self.segments) > 1 else None
+        if oldest is not None and self._unwanted(oldest):
+            self._retire(oldest)
+            return self._reuse(oldest, number)
+        if count < self.capacity:
+            return self._fresh(number, budget_bytes)
+        if oldest is None or not self._free_of_state(oldest):
+            return False
+        if self.settings.full == "refuse" and not self._empty(oldest, None):
+            return False
+        if self._pins_on(oldest):
+            extra = (count + 1) * self.settings.segment_bytes - self.settings.ring_bytes
+            if extra <= self.settings.pin_bytes_max:
+                try:
+                    return self._fresh(number, budget_bytes)
+                except DiskFull as error:
+                    self._break_pin(oldest, str(error))
+            else:
+                self._break_pin(oldest, f"it held back more than {self.settings.pin_bytes_max}")
+            return True
+        self._retire(oldest)
+        return self._reuse(oldest, number)
+
+    def _unwanted(self, oldest: Segment) -> bool:
+        """True when a segment can be used again although the ring has room."""
+        if not oldest.spans or not self._free_of_state(oldest) or self._pins_on(oldest):
+            return False
+        return self._empty(oldest, None)
+
+    def note_snapshot(self, end_lsn: int, as_of_lsn: int) -> None:
+        """A snapshot was written, in a bundle that ends here (loop thread)."""
+        self._snapshots.append((end_lsn, as_of_lsn))
+
+    def _free_of_state(self, segment: Segment) -> bool:
+        synced, snapshots = self._synced(), self._snapshots
+        while snapshots and snapshots[0][0] <= synced:
+            self.state_lsn = snapshots.popleft()[1]
+        return segment.base_lsn + self.settings.segment_bytes <= self.state_lsn
+
+    def _fresh(self, number: int, budget_bytes: int | None) -> bool:
+        size = self.settings.segment_bytes
+        work, self._work = self._work, None
+        if work is None:
+            file = self.storage.create(PREPARING_FILE, size)
+            work = _Work(file, SEGMENT_HEADER_BYTES, self._end())
+        try:
+            return self._finish(work, number, budget_bytes)
+        except (JournalError, OSError):
+            # The work is nobody's now: the file is made anew, for a sync that failed is never
+            # tried again. Until then its space is others', who may need it on a full disk.
+            with contextlib.suppress(OSError):
+                self.storage.remove(PREPARING_FILE)
+            raise
+
+    def _finish(self, work: _Work, number: int, budget_bytes: int | None) -> bool:
+        size = self.settings.segment_bytes
+        if budget_bytes is not None and self._worth_zeroing(work):
+            stop = min(work.position + max(budget_bytes, SEGMENT_HEADER_BYTES), size)
+            self._zero(work.file, work.position, stop)
+            if stop < size:
+                self._work = work._replace(position=stop)
+                return True
+        segment = Segment(number, size, work.file)
+        self._write_header(segment)
+        self.storage.rename(PREPARING_FILE, segment.name)
+        self.storage.sync_directory()
+        self.spares.append(segment)
+        return False
+
+    def _worth_zeroing(self, work: _Work) -> bool:
+        """Whether the rest should be written with zeros, as only small syncs gain by it.
+
+        Allocated blocks read as zeros; but the first write to each makes its sync convert
+        an extent. Appends that write much at a time do not notice that; they do notice
+        when every byte is written twice.
+        """
+        if not self.storage.persistent or work.position >= self.settings.segment_bytes:
+            return False
+        appended = self._end() - work.end_lsn
+        return _OUTRUN * appended <= work.position
+
+    def _zero(self, file: File, position: int, stop: int) -> None:
+        zeros = memoryview(bytes(min(stop - position, 1 << 20)))
+        for begin in range(position, stop, len(zeros)):
+            self.storage.write(file, begin, [zeros[: stop - begin]])
+        self.storage.sync(file)
+
+    def _reuse(self, old: Segment, number: int) -> bool:
+        """Make a retired segment the next spare; tried again where it failed."""
+        name = segment_name(number)
+        file = old.file or self.storage.open(old.name)
+        self.storage.remove(index_name(old.number))
+        if old.name != name:
+            # Renamed before its header is changed: a crash between the two leaves an older
+            # number inside than outside, which is how recovery knows it.
+            self.storage.rename(old.name, name)
+            old.name = name
+        self.storage.sync_directory()
+        segment = Segment(number, self.settings.segment_bytes, file)
+        self._write_header(segment)
+        self._leaving = None
+        self.spares.append(segment)
+        return False
+
+    def _write_header(self, segment: Segment) -> None:
+        write_header(
+            self.storage,
+            segment,
+            self._ring,
+            self._epoch,
+            self.settings.segment_bytes,
+            self._synced(),
+        )
+
+    def _retire(self, segment: Segment) -> None:
+        # First the offsets, then the list, then the mark: a reader that misses the segment,
+        # or sees the mark, finds that the stream begins later, and names the gap rightly.
+        moved = self._streams.retire(segment.spans.copy().items())
+        with self.turn:
+            assert self.segments[0] is segment
+            self.segments = self.segments[1:]
+        segment.retired = True
+        self._leaving = segment
+        self._forget(segment.number)
+        self.events.append(
+            RingEvent("segment_retired", {"segment": segment.number, "first_offsets": moved})
+        )
+
+    # --- pins ---------------------------------------------------------------------------
+
+    def pin(self, name: str, stream: int, offset: int) -> None:
+        """Hold back the recycling of what the stream has from this offset on."""
+        with self.turn:
+            self._pins = {**self._pins, name: (stream, offset)}
+
+    def unpin(self, name: str) -> None:
+        """Give up a pin; nothing happens when there is none."""
+        with self.turn:
+            self._pins = {key: value for key, value in self._pins.items() if key != name}
+
+    def pins(self) -> dict[str, tuple[int, int]]:
+        """Name -> (stream, offset)."""
+        return self._pins.copy()
+
+    def _pins_on(self, segment: Segment) -> list[str]:
+        held = []
+        for name, (stream, offset) in self._pins.items():
+            span = segment.spans.get(stream)
+            if span is not None and span.next > offset:
+                held.append(name)
+        return held
+
+    def _break_pin(self, segment: Segment, reason: str) -> None:
+        with self.turn:
+            # The loop may have taken it off meanwhile.
+            name = next(iter(self._pins_on(segment)), None)
+            if name is None:
+                return
+            stream, offset = self._pins[name]
+            self._pins = {key: value for key, value in self._pins.items() if key != name}
+        facts = {"pin": name, "stream": stream, "offset": offset, "reason": reason}
+        self.events.append(RingEvent("pin_broken", facts))

@@ -1,0 +1,473 @@
+"""Storage: the few operations on files that the journal needs, and nothing else.
+
+Owns the `Storage` protocol, its file and memory forms. The rule: a call returns after
+the operating system took the request and raises otherwise; only `sync` makes bytes
+durable, only `sync_directory` makes names durable. Source: FORMAT.md, section 2;
+notes/broker-hardening.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from malamute_py.journal.errors import DiskFull, JournalLocked, StorageRefused
+from malamute_py.journal.types import Buffer
+
+_IOV_MAX = 1024
+_LAZY_BYTES = 1 << 20
+_NETWORK_FILE_SYSTEMS = frozenset(
+    [
+        *("9p", "afs", "autofs", "beegfs", "ceph", "cifs", "coda", "fuse.davfs2", "fuse.gcsfuse"),
+        *("fuse.glusterfs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "gfs", "gfs2", "glusterfs"),
+        *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs", "vboxsf"),
+    ]
+)
+
+
+class File(Protocol):
+    """An open file. It is closed when nobody refers to it any more, never before.
+
+    That is what makes it safe to drop a segment while a reader is inside a read: a
+    descriptor closed under a reader could be another file's by the time it is used.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def size(self) -> int: ...  # noqa: D102
+
+
+class Lock(Protocol):
+    """A lock that is held until released."""
+
+    def release(self) -> None: ...  # noqa: D102
+
+
+class Storage(Protocol):
+    """A flat directory of files; names hold no separators."""
+
+    @property
+    def persistent(self) -> bool:
+        """False when the content dies with the process: nothing needs zeroing or rewriting."""
+
+    def child(self, name: str) -> Storage:
+        """The directory `name` inside this one, made durably when it does not exist."""
+
+    def children(self) -> list[str]:
+        """Names of the directories inside this one."""
+
+    def names(self) -> list[str]:
+        """Names of the files in this directory, sorted."""
+
+    def create(self, name: str, size: int) -> File:
+        """Make a file of this size that reads as zeros, its space allocated.
+
+        An existing file of the name is replaced. Raises DiskFull: no file is left.
+        """
+
+    def open(self, name: str) -> File:
+        """Open for reading and writing. Raises FileNotFoundError, OSError."""
+
+    def read(self, file: File, position: int, size: int) -> bytes:
+        """Up to `size` bytes, fewer only at the end of the file. Raises OSError."""
+
+    def write(self, file: File, position: int, buffers: Sequence[Buffer]) -> None:
+        """Write the buffers back to back. Raises DiskFull, OSError: a part may be written."""
+
+    def sync(self, file: File) -> None:
+        """Make the file's bytes durable. Raises OSError: the bytes may be lost for good."""
+
+    def sync_directory(self) -> None:
+        """Make creations, renames and removals durable."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename over whatever has the new name; open files stay open."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file; nothing happens when there is none."""
+
+    def lock(self, name: str) -> Lock:
+        """Take the lock file. Raises JournalLocked naming the holder."""
+
+    def free_bytes(self) -> int:
+        """Space left for new files."""
+
+    def describe(self) -> str:
+        """Where this is, for messages to people."""
+
+
+def replace_file(storage: Storage, name: str, data: bytes) -> None:
+    """Durably replace a small file: either the old or the new content survives."""
+    temporary = name + ".tmp"
+    file = storage.create(temporary, len(data))
+    storage.write(file, 0, [data])
+    storage.sync(file)
+    storage.rename(temporary, name)
+    storage.sync_directory()
+
+
+def read_file(storage: Storage, name: str) -> bytes | None:
+    """A small file's content; None when there is none. Raises OSError."""
+    try:
+        file = storage.open(name)
+    except FileNotFoundError:
+        return None
+    return storage.read(file, 0, file.size)
+
+
+# --- files -------------------------------------------------------------------------
+
+
+class _OsFile:
+    __slots__ = ("fd", "name")
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.name = name
+        self.fd = fd
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class _OsLock:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class FileStorage:
+    """A directory of the local file system."""
+
+    persistent = True
+
+    def __init__(
+        self, directory: str | Path, *, read_only: bool = False, mountinfo: str | None = None
+    ) -> None:
+        """Make the directory if need be.
+
+        read_only: for tools; nothing is made or changed, and writing calls fail.
+        mountinfo: text in the form of /proc/self/mountinfo; None reads that file.
+        Raises StorageRefused on a network file system: they acknowledge syncs they have
+        not done, and two machines could open one journal.
+        """
+        self._directory = Path(directory).absolute()
+        kind = file_system_of(self._directory, mountinfo)
+        if kind in _NETWORK_FILE_SYSTEMS:
+            raise StorageRefused(
+                f"{self._directory} lies on a network file system ({kind}), where a confirmed"
+                " record could be lost: choose a directory on a local disk"
+            )
+        self._read_only = read_only
+        self._flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
+        if not self._directory.is_dir():
+            if read_only:
+                raise FileNotFoundError(errno.ENOENT, "no such directory", str(self._directory))
+            self._directory.mkdir(parents=True, exist_ok=True)
+            _sync_path(self._directory.parent)
+
+    def child(self, name: str) -> FileStorage:
+        """See Storage."""
+        path = self._directory / name
+        if not path.is_dir() and not self._read_only:
+            path.mkdir()
+            _sync_path(self._directory)
+        return FileStorage(path, read_only=self._read_only)
+
+    def children(self) -> list[str]:
+        """See Storage."""
+        return sorted(entry.name for entry in self._directory.iterdir() if entry.is_dir())
+
+    def _may_write(self, name: str) -> None:
+        if self._read_only:
+            raise PermissionError(errno.EROFS, "opened for reading only", name)
+
+    def names(self) -> list[str]:
+        """See Storage."""
+        return sorted(entry.name for entry in self._directory.iterdir() if not entry.is_dir())
+
+    def create(self, name: str, size: int) -> File:
+        """See Storage."""
+        self._may_write(name)
+        path = self._directory / name
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        file = _OsFile(name, fd)
+        if size:
+            try:
+                # A try that must fail would fill the disk while it lasts: tried again and
+                # again, it would take from others the little that is left.
+                if not self._may_hold(size):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+                # posix_fallocate refuses a full disk here; a sparse file would refuse later,
+                # amid an append, or kill the process when it is mapped.
+                os.posix_fallocate(fd, 0, size)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                raise self._explained(error, name, size) from error
+        return file
+
+    def open(self, name: str) -> File:
+        """See Storage."""
+        return _OsFile(name, os.open(self._directory / name, self._flags))
+
+    def read(self, file: File, position: int, size: int) -> bytes:
+        """See Storage."""
+        assert isinstance(file, _OsFile)
+        data = os.pread(file.fd, size, position)
+        if len(data) == size:
+            return data
+        parts = [data]
+        while data and size > len(data):
+            size -= len(data)
+            position += len(data)
+            data = os.pread(file.fd, size, position)
+            parts.append(data)
+        return b"".join(parts)
+
+    def write(self, file: File, position: int, buffers: Sequence[Buffer]) -> None:
+        """See Storage."""
+        assert isinstance(file, _OsFile)
+        try:
+            for first in range(0, len(buffers), _IOV_MAX):
+                part = buffers[first : first + _IOV_MAX] if len(buffers) > _IOV_MAX else buffers
+                total = sum(map(len, part))
+                written = os.pwritev(file.fd, part, position)
+                position += written
+                if written != total:
+                    position = self._write_rest(file.fd, position, part, written)
+        except OSError as error:
+            raise self._explained(error, file.name, 0) from error
+
+    @staticmethod
+    def _write_rest(fd: int, position: int, buffers: Sequence[Buffer], done: int) -> int:
+        rest = memoryview(b"".join(map(bytes, buffers)))[done:]
+        while rest:
+            written = os.pwrite(fd, rest, position)
+            if written == 0:
+                raise OSError(errno.EIO, "the operating system wrote nothing")
+            position += written
+            rest = rest[written:]
+        return position
+
+    def _explained(self, error: OSError, name: str, size: int) -> Exception:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            need = f"needs {size} bytes, {self.free_bytes()} are free" if size else "is full"
+            return DiskFull(
+                f"the disk of {self._directory} {need} ({name}): free space there, or lower"
+                " ring_bytes; a new ring takes three times journal.segment_bytes at least,"
+                " so lower that, too"
+            )
+        return error
+
+    def sync(self, file: File) -> None:
+        """See Storage."""
+        assert isinstance(file, _OsFile)
+        os.fdatasync(file.fd)
+
+    def sync_directory(self) -> None:
+        """See Storage."""
+        _sync_path(self._directory)
+
+    def rename(self, old: str, new: str) -> None:
+        """See Storage."""
+        self._may_write(old)
+        (self._directory / old).replace(self._directory / new)
+
+    def remove(self, name: str) -> None:
+        """See Storage."""
+        self._may_write(name)
+        (self._directory / name).unlink(missing_ok=True)
+
+    def lock(self, name: str) -> Lock:
+        """See Storage."""
+        create = 0 if self._read_only else os.O_CREAT
+        fd = os.open(self._directory / name, self._flags | create, 0o640)
+        try:
+            # flock, not lockf: it belongs to the open file, so it also keeps out a second
+            # opener in the same process, and closing some other descriptor cannot drop it.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise JournalLocked(
+                f"{self._directory} is in use by process {holder}: stop that broker, or choose"
+                " another data directory"
+            ) from error
+        if self._read_only:
+            return _OsLock(fd)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return _OsLock(fd)
+
+    def _may_hold(self, size: int) -> bool:
+        facts = os.statvfs(self._directory)
+        # Some file systems of user space do not count their blocks.
+        return facts.f_blocks == 0 or size <= facts.f_bavail * facts.f_frsize
+
+    def free_bytes(self) -> int:
+        """See Storage."""
+        facts = os.statvfs(self._directory)
+        return facts.f_bavail * facts.f_frsize
+
+    def describe(self) -> str:
+        """See Storage."""
+        return str(self._directory)
+
+
+def file_system_of(path: Path, mountinfo: str | None = None) -> str:
+    """Kind of the file system that holds the path ("" when it cannot be told)."""
+    if mountinfo is None:
+        try:
+            mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+    best, kind = -1, ""
+    real = os.path.realpath(path)
+    for line in mountinfo.splitlines():
+        left, separator, right = line.partition(" - ")
+        fields = left.split()
+        if not separator or len(fields) < 5 or not right:
+            continue
+        point = fields[4].encode().decode("unicode_escape")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= best:
+            best, kind = len(point), right.split()[0]
+    return kind
+
+
+def _sync_path(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# --- memory ------------------------------------------------------------------------
+
+
+class _MemoryFile:
+    __slots__ = ("data", "name")
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        # Lazily zeroed: a bytearray of 64 MiB is filled with the interpreter lock held.
+        self.data = mmap.mmap(-1, size) if size >= _LAZY_BYTES else bytearray(size)
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+
+class _MemoryLock:
+    def __init__(self, locks: set[str], name: str) -> None:
+        self._locks, self._name = locks, name
+
+    def release(self) -> None:
+        self._locks.discard(self._name)
+
+
+class MemoryStorage:
+    """The same in memory: for memory-only streams and for tests. Lost with the process."""
+
+    persistent = False
+
+    def __init__(self, name: str = "memory") -> None:
+        """name: for messages."""
+        self._name = name
+        self._files: dict[str, _MemoryFile] = {}
+        self._children: dict[str, MemoryStorage] = {}
+        self._locks: set[str] = set()
+
+    def child(self, name: str) -> MemoryStorage:
+        """See Storage."""
+        found = self._children.get(name)
+        if found is None:
+            found = self._children[name] = MemoryStorage(f"{self._name}/{name}")
+        return found
+
+    def children(self) -> list[str]:
+        """See Storage."""
+        return sorted(self._children)
+
+    def names(self) -> list[str]:
+        """See Storage."""
+        return sorted(self._files.copy())
+
+    def create(self, name: str, size: int) -> File:
+        """See Storage."""
+        file = self._files[name] = _MemoryFile(name, size)
+        return file
+
+    def open(self, name: str) -> File:
+        """See Storage."""
+        file = self._files.get(name)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", name)
+        return file
+
+    def read(self, file: File, position: int, size: int) -> bytes:
+        """See Storage."""
+        assert isinstance(file, _MemoryFile)
+        return bytes(memoryview(file.data)[position : position + size])
+
+    def write(self, file: File, position: int, buffers: Sequence[Buffer]) -> None:
+        """See Storage."""
+        assert isinstance(file, _MemoryFile)
+        data = file.data
+        for buffer in buffers:
+            size = len(buffer)
+            assert position + size <= len(data), "the journal writes inside its files only"
+            data[position : position + size] = buffer
+            position += size
+
+    def sync(self, file: File) -> None:
+        """See Storage: nothing to do."""
+
+    def sync_directory(self) -> None:
+        """See Storage: nothing to do."""
+
+    def rename(self, old: str, new: str) -> None:
+        """See Storage."""
+        file = self._files.pop(old)
+        file.name = new
+        self._files[new] = file
+
+    def remove(self, name: str) -> None:
+        """See Storage."""
+        self._files.pop(name, None)
+
+    def lock(self, name: str) -> Lock:
+        """See Storage."""
+        if name in self._locks:
+            raise JournalLocked(f"{self._name} is in use in this process: close the other one")
+        self._locks.add(name)
+        return _MemoryLock(self._locks, name)
+
+    def free_bytes(self) -> int:
+        """See Storage."""
+        return 1 << 62
+
+    def describe(self) -> str:
+        """See Storage."""
+        return self._name
+
+
+def is_storage(candidate: Any) -> bool:
+    """True for an object that has the operations; a path has not."""
+    return hasattr(candidate, "sync_directory")

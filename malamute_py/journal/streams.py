@@ -1,0 +1,136 @@
+"""What a ring knows of each stream: offsets, epochs, bytes.
+
+Owns the stream table. The rule: `next` and the floors only rise, so that an offset is
+never given twice and a record once gone stays gone. Each field has one writing thread;
+everything handed out is a copy. Source: FORMAT.md, section 4.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from malamute_protocol.stamp import DATA, Stamp
+from malamute_py.journal.index import Span
+from malamute_py.journal.layout import StreamRow
+from malamute_py.journal.types import EpochStart
+
+
+class StreamState:
+    """One stream."""
+
+    __slots__ = ("epochs", "floor", "held_bytes", "kept", "last_epoch", "next", "retired_bytes")
+
+    def __init__(self) -> None:
+        self.next = 0
+        """Offset of the next record (loop thread)."""
+        self.epochs: tuple[EpochStart, ...] = ()
+        """(loop thread)"""
+        self.last_epoch = 0
+        self.held_bytes = 0
+        """Ever appended, or found at opening (loop thread); only grows."""
+        self.retired_bytes = 0
+        """Of them in segments that are gone (who retires); only grows."""
+        self.kept = -1
+        """Oldest offset in the files (who retires); -1: nothing is there yet."""
+        self.floor = 0
+        """Oldest offset that limits and removals left (any thread, through note_floor)."""
+
+    @property
+    def first(self) -> int:
+        """Oldest offset that is served; `next` when there is none."""
+        kept = self.next if self.kept < 0 else self.kept
+        return min(max(kept, self.floor), self.next)
+
+
+class StreamTable:
+    """All streams of a ring by number."""
+
+    def __init__(self, epochs_max: int) -> None:
+        """epochs_max: pairs kept of each stream; the oldest go first."""
+        self._floors = threading.Lock()
+        self._epochs_max = epochs_max
+        self.states: dict[int, StreamState] = {}
+
+    def state(self, number: int) -> StreamState:
+        """The stream's state, made when it is new."""
+        found = self.states.get(number)
+        # setdefault is one step: two threads never make two states of one stream.
+        return self.states.setdefault(number, StreamState()) if found is None else found
+
+    def note_batch(self, number: int, base: int, after: int, epoch: int, size: int) -> None:
+        """A data batch became part of the ring."""
+        state = self.states.get(number) or self.state(number)
+        if epoch > state.last_epoch:
+            self._note_epoch(state, epoch, base)
+        if state.kept < 0:
+            state.kept = base
+        if after > state.next:
+            state.next = after
+        state.held_bytes += size
+
+    def note_lost(self, stamp: Stamp) -> None:
+        """A damaged batch whose stamp can be read: its offsets are spent."""
+        if stamp.control_kind == DATA:
+            state = self.state(stamp.stream)
+            if stamp.epoch > state.last_epoch:
+                self._note_epoch(state, stamp.epoch, stamp.base_offset)
+            if state.kept < 0:
+                state.kept = stamp.base_offset
+            state.next = max(state.next, stamp.next_offset)
+
+    def note_span(self, number: int, span: Span) -> None:
+        """A finished segment holds this of a stream."""
+        state = self.state(number)
+        if state.kept < 0:
+            state.kept = span.first
+        state.next = max(state.next, span.next)
+        state.held_bytes += span.bytes
+
+    def note_row(self, number: int, row: StreamRow) -> None:
+        """A snapshot says this of a stream."""
+        state = self.state(number)
+        state.next = max(state.next, row.next)
+        state.floor = max(state.floor, row.first)
+        pairs = {epoch: EpochStart(epoch, first) for epoch, first in row.epochs}
+        pairs.update({pair.epoch: pair for pair in state.epochs if pair.epoch not in pairs})
+        merged = tuple(pairs[epoch] for epoch in sorted(pairs))[-self._epochs_max :]
+        state.epochs = merged
+        state.last_epoch = merged[-1].epoch if merged else 0
+
+    def note_floor(self, number: int, first: int) -> None:
+        """A limit or a removal moved the stream's first offset; it never moves back."""
+        state = self.state(number)
+        with self._floors:
+            if first > state.floor:
+                state.floor = first
+
+    def rows(self) -> dict[int, tuple[int, int, tuple[EpochStart, ...]]]:
+        """What a snapshot keeps of every stream, in the shape of a StreamRow.
+
+        Plain tuples, for 10,000 streams are encoded in the loop thread.
+        """
+        # A copy, for a removal in another thread may add a stream meanwhile.
+        states = self.states.copy()
+        return {number: (state.next, state.first, state.epochs) for number, state in states.items()}
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """(first, next) offset of a stream; of an unknown one zeros, and it stays unknown."""
+        state = self.states.get(number)
+        return (0, 0) if state is None else (state.first, state.next)
+
+    def retire(self, spans: Iterable[tuple[int, Span]]) -> dict[int, int]:
+        """A segment goes; returns stream -> new first offset where it moved."""
+        moved = {}
+        for number, span in spans:
+            state = self.state(number)
+            before = state.first
+            state.kept = max(state.kept, span.next)
+            state.retired_bytes += span.bytes
+            if state.first > before:
+                moved[number] = state.first
+        return moved
+
+    def _note_epoch(self, state: StreamState, epoch: int, first: int) -> None:
+        state.last_epoch = epoch
+        state.epochs = (*state.epochs, EpochStart(epoch, first))[-self._epochs_max :]

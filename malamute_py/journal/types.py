@@ -1,0 +1,291 @@
+"""What passes in and out of the journal: plain data.
+
+Owns the types that callers build and receive. The rule: nothing here has behaviour
+beyond a sum, and none of it is shared and changed afterwards. The shapes mirror the
+contract of core and shell attribute by attribute, so that neither imports the other.
+Source: FORMAT.md; DESIGN.md, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+from pyroaring import BitMap
+
+Buffer: TypeAlias = Any
+"""Bytes, or anything else with the buffer protocol, one byte an item."""
+
+SEGMENT_HEADER_BYTES = 4096
+"""At the start of each segment file; also the least distance of ring end and first batch."""
+
+
+class RingSettings(msgspec.Struct, frozen=True):
+    """How a ring is laid out and kept. Only `segment_bytes` is fixed for the ring's life."""
+
+    segment_bytes: int = 64 << 20
+    ring_bytes: int = 1 << 30
+    """Disk space of all segments together, the spare one included; at least 3 segments."""
+    full: Literal["overwrite", "refuse"] = "overwrite"
+    index_interval_bytes: int = 16 << 10
+    """Adjacent batches of one stream share an index entry up to this many bytes."""
+    distinct_headers_max: int = 16_384
+    """Distinct headers indexed exactly in one segment; beyond it: leading subject parts."""
+    pin_bytes_max: int = 1 << 30
+    """Pins hold recycling back, on extra disk space, up to this; then the oldest breaks."""
+    epochs_max: int = 64
+    """(epoch, first offset) pairs kept for each stream."""
+    index_memory_bytes: int = 32 << 20
+    """Indexes of sealed segments kept in memory."""
+    open_files_max: int = 32
+    """Sealed segments kept open for reading."""
+
+    def check(self) -> RingSettings:
+        """Return itself. Raises ValueError naming the setting that cannot be."""
+        if self.segment_bytes % SEGMENT_HEADER_BYTES or self.segment_bytes < 65_536:
+            raise ValueError(
+                f"segment_bytes = {self.segment_bytes}: use a multiple of 4096, 65536 or more"
+            )
+        if self.segment_bytes >= 1 << 32:
+            raise ValueError(f"segment_bytes = {self.segment_bytes}: use less than 4 GiB")
+        if self.ring_bytes < 3 * self.segment_bytes:
+            raise ValueError(
+                f"ring_bytes = {self.ring_bytes}: use at least three segments of"
+                f" {self.segment_bytes} bytes, or smaller segments"
+            )
+        if self.full not in ("overwrite", "refuse"):
+            raise ValueError(f"full = {self.full!r}: use 'overwrite' or 'refuse'")
+        if self.index_interval_bytes < 0 or self.distinct_headers_max < 1 or self.epochs_max < 2:
+            raise ValueError("index_interval_bytes, distinct_headers_max or epochs_max too small")
+        return self
+
+
+class AppendLike(Protocol):
+    """What `append` reads of a batch; Append and the core's own type both fit."""
+
+    @property
+    def stream(self) -> int: ...  # noqa: D102
+    @property
+    def base_offset(self) -> int: ...  # noqa: D102
+    @property
+    def count(self) -> int: ...  # noqa: D102
+    @property
+    def append_time_ms(self) -> int: ...  # noqa: D102
+    @property
+    def content(self) -> Buffer: ...  # noqa: D102
+    @property
+    def content_crc(self) -> int: ...  # noqa: D102
+    @property
+    def keys(self) -> Any: ...  # noqa: D102
+    @property
+    def control_kind(self) -> int: ...  # noqa: D102
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """One batch to be appended."""
+
+    stream: int
+    base_offset: int
+    count: int
+    append_time_ms: int
+    content: Buffer
+    """The producer's content bytes, verified, a multiple of 8 long."""
+    content_crc: int
+    keys: Any = None
+    """The content's header table (`.keys`, `.fieldmaps`) or a pair of both; None: read it."""
+    control_kind: int = 0
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """A bundle as it was written."""
+
+    stamps: tuple[bytes, ...]
+    """One for each batch given, in order."""
+    lsn: int
+    """Where the bundle begins."""
+    end_lsn: int
+    """The bundle is durable when the ring is synced up to here."""
+
+
+class EpochStart(NamedTuple):
+    """From this offset on the stream's records were appended in this epoch."""
+
+    epoch: int
+    first_offset: int
+
+
+class StreamFacts(msgspec.Struct, frozen=True):
+    """What the ring holds of one stream."""
+
+    first: int
+    """Offset of the oldest record kept; equal to `next` when there is none."""
+    next: int
+    bytes: int
+    """Of batches in the ring's files, stamps included."""
+    first_time_ms: int
+    """Append time of the oldest batch; 0 when there is none."""
+    last_time_ms: int
+    epochs: tuple[EpochStart, ...]
+
+
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """Whole batches of one stream, back to back, with offsets that follow on one another."""
+
+    data: Buffer
+    spans: tuple[tuple[int, int, int, int], ...]
+    """(position in data, size, base offset, count) of each batch."""
+
+
+class Gap(NamedTuple):
+    """Offsets that the ring once had, or should have, and does not serve."""
+
+    from_offset: int
+    to_offset: int
+    code: str
+    """`retention` or `damaged`."""
+    reason: str
+
+
+class History(msgspec.Struct, frozen=True, gc=False):
+    """Answer to a read: everything before `next` was read, skipped, or is in `gaps`."""
+
+    runs: tuple[Run, ...]
+    next: int
+    gaps: tuple[Gap, ...] = ()
+
+
+class Split(NamedTuple):
+    """A part of a plan."""
+
+    from_offset: int
+    to_offset: int
+    bytes: int
+    """Of the batches in it that may match."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How far a bounded read would come, cut into parts of about equal size."""
+
+    end: int
+    splits: tuple[Split, ...]
+    bytes: int
+    gaps: tuple[Gap, ...] = ()
+
+
+class HeaderIndex(Protocol):
+    """The inverted index of one stream in one segment, as a search sees it.
+
+    Bitmaps hold numbers of index entries. They may be the index's own: combine them
+    with whole-bitmap operations, never change them, keep none.
+    """
+
+    @property
+    def exact(self) -> bool:
+        """False: subjects are leading parts ("" may begin anything), values are not kept."""
+
+    def subjects(self) -> Iterable[tuple[tuple[str, ...], BitMap]]:
+        """(keys of a record, entries that hold such a record)."""
+
+    def field(self, name: str, value: str | None) -> BitMap:
+        """Entries with a record that has the field, and, unless None or not exact, the value."""
+
+    def everything(self) -> BitMap:
+        """All entries of the stream."""
+
+
+Candidates: TypeAlias = Callable[[HeaderIndex], BitMap]
+"""Which entries may hold a match; a superset is right, a subset loses records."""
+
+
+class Control(msgspec.Struct, frozen=True, gc=False):
+    """A control batch as recovery found it."""
+
+    kind: int
+    lsn: int
+    epoch: int
+    stream: int
+    base_offset: int
+    count: int
+    append_time_ms: int
+    content: bytes
+
+
+class Produced(msgspec.Struct, frozen=True, gc=False):
+    """What one data batch says about its producer."""
+
+    lsn: int
+    stream: int
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+    count: int
+    base_offset: int
+    append_time_ms: int
+
+
+class Damage(NamedTuple):
+    """A part of the ring that was durable and cannot be read any more."""
+
+    from_lsn: int
+    to_lsn: int
+    segment: int
+    reason: str
+
+
+class Dropped(NamedTuple):
+    """An unconfirmed tail that was cut off."""
+
+    from_lsn: int
+    to_lsn: int
+    reason: str
+
+
+class Finding(NamedTuple):
+    """Something that verify() found; `progress` findings say only how far it came."""
+
+    ring: str
+    kind: str
+    """`progress`, `damaged`, `dropped`, `unknown`, `index`, `locked` or `ok`."""
+    message: str
+    done: int = 0
+    """Segments read, of `total`."""
+    total: int = 0
+
+
+class Unknown(NamedTuple):
+    """A file that was left alone."""
+
+    file: str
+    reason: str
+
+
+class RingEvent(NamedTuple):
+    """Something worth a log line: a stable name and facts."""
+
+    name: str
+    facts: dict[str, Any]
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """What opening a ring found and did."""
+
+    end_lsn: int
+    epoch: int
+    """Of the last batch kept; 0 in an empty ring."""
+    clean: bool
+    """The ring was closed in order and ends where it was closed."""
+    last_append_time_ms: int
+    snapshot: tuple[bytes, ...]
+    """What the newest snapshot holds of the caller's state; empty when there is none."""
+    snapshot_lsn: int
+    """The snapshot is the state before this position; `controls` and `produced` go on from it."""
+    controls: tuple[Control, ...]
+    produced: tuple[Produced, ...]
+    damages: tuple[Damage, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    unknown: tuple[Unknown, ...] = ()
+    rewritten: tuple[str, ...] = ()
+    """Segment files written anew after a failed sync."""
+    unreadable_state: bool = False
+    """True when no snapshot could be read although the ring once had one: state is partial."""
