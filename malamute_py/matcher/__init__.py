@@ -1,0 +1,49 @@
+"""The matcher: which patterns match a header, whatever their number.
+
+`Index` is what a stream uses; `scan.matches` is its obvious twin; `candidates` narrows a
+replay to the batches that may match. A further kind of pattern subclasses `PatternKind`
+and is made known by `register_kind`; kinds.py tells how. Imports the protocol and nothing
+of the broker. Source: DESIGN.md, section 10.
+"""
+
+from malamute_py.matcher.candidates import HeaderIndex, SubjectLookup, candidates
+from malamute_py.matcher.combine import (
+    AllKind,
+    AndKind,
+    CompiledPattern,
+    NotKind,
+    OrKind,
+    compile_pattern,
+)
+from malamute_py.matcher.expressions import RegexKind
+from malamute_py.matcher.fields import FieldsKind
+from malamute_py.matcher.index import Index
+from malamute_py.matcher.kinds import PatternKind, install, register_kind, unregister_kind
+from malamute_py.matcher.prefixes import PrefixKind
+from malamute_py.matcher.scan import matches
+from malamute_py.matcher.topics import TopicKind
+
+for _kind in (
+    TopicKind(),
+    PrefixKind(),
+    RegexKind(),
+    FieldsKind(),
+    AndKind(),
+    OrKind(),
+    NotKind(),
+    AllKind(),
+):
+    install(_kind)
+
+__all__ = [
+    "CompiledPattern",
+    "HeaderIndex",
+    "Index",
+    "PatternKind",
+    "SubjectLookup",
+    "candidates",
+    "compile_pattern",
+    "matches",
+    "register_kind",
+    "unregister_kind",
+]

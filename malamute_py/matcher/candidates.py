@@ -1,0 +1,134 @@
+"""Which batches of a journal segment may hold records that a pattern matches.
+
+Owns the conservative evaluation of a pattern over a segment's header index. The rule: the
+answer contains every batch that holds a matching record, always; it contains no other for
+topic, prefix and regex patterns and alternatives of these, over an exact index. Negation
+needs care: a batch that holds a matching record may hold others too, so the complement of
+an answer is no answer. Source: DESIGN.md, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from pyroaring import BitMap
+
+from malamute_py.matcher.combine import NONE, normalise
+from malamute_py.matcher.kinds import Canonical, predicate_of
+from malamute_py.matcher.topics import may_lead_to_match
+
+KeyTest: TypeAlias = Callable[[str], bool]
+
+
+class HeaderIndex(Protocol):
+    """What a segment knows of the headers in it: numbers of batches in bitmaps."""
+
+    @property
+    def exact(self) -> bool:
+        """False: subjects() gives leading parts only, each whole or cut off at a dot."""
+
+    def subjects(self) -> Iterable[tuple[str, BitMap]]:
+        """Every key (subject or further key), or its leading parts, and who holds it."""
+
+    def field(self, name: str, value: str | None) -> BitMap | None:
+        """Who holds a record with the field (value None: whatever its value).
+
+        None, where the field is not indexed: anyone may.
+        """
+
+    def everything(self) -> BitMap:
+        """Every batch."""
+
+
+@runtime_checkable
+class SubjectLookup(Protocol):
+    """What a header index may offer besides, so that a whole subject needs no walk."""
+
+    def subject(self, key: str) -> BitMap:
+        """Who holds a record with exactly this key; asked only of exact indexes."""
+
+
+def candidates(wire: object, index: HeaderIndex) -> BitMap | None:
+    """The batches that may hold a match, None for all of them; raises PatternError."""
+    return _evaluate(normalise(wire), index)
+
+
+def _evaluate(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
+    if pattern == NONE:
+        return BitMap()
+    kind = pattern[0]
+    if kind in ("topic", "prefix", "regex"):
+        return _by_key(pattern, index)
+    if kind == "fields":
+        return _by_field(pattern, index)
+    if kind == "and":
+        return _both([_evaluate(child, index) for child in pattern[1:]])
+    if kind == "or":
+        return _either([_evaluate(child, index) for child in pattern[1:]])
+    if kind == "not" and index.exact:
+        return _without(pattern[1], index)
+    return None
+
+
+def _both(parts: list[BitMap | None]) -> BitMap | None:
+    known = [part for part in parts if part is not None]
+    return BitMap.intersection(*known) if known else None
+
+
+def _either(parts: list[BitMap | None]) -> BitMap | None:
+    known = [part for part in parts if part is not None]
+    return BitMap.union(*known) if len(known) == len(parts) else None
+
+
+def _by_key(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
+    if index.exact and pattern[0] == "topic" and isinstance(index, SubjectLookup):
+        parts = pattern[1].split(".")
+        if "*" not in parts and "#" not in parts:
+            return BitMap(index.subject(pattern[1]))
+    test = _key_test(pattern) if index.exact else _leading_test(pattern)
+    if test is None:
+        return None
+    found = BitMap()
+    for key, batches in index.subjects():
+        if test(key):
+            found |= batches
+    return found
+
+
+def _key_test(pattern: Canonical) -> KeyTest:
+    predicate = predicate_of(pattern)
+    return lambda key: predicate((key,), ())
+
+
+def _leading_test(pattern: Canonical) -> KeyTest | None:
+    """Whether a key that is, or goes on after, these leading parts may match."""
+    text: str = pattern[1]
+    if pattern[0] == "topic":
+        parts = tuple(text.split("."))
+        return lambda key: may_lead_to_match(parts, key.split("."))
+    if pattern[0] == "prefix":
+        return lambda key: key.startswith(text) or text.startswith(f"{key}.")
+    # What an expression needs further on cannot be told from the leading parts.
+    return None
+
+
+def _by_field(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
+    held = [index.field(c[0], c[1] if len(c) == 2 else None) for c in pattern[2]]
+    return _both(held) if pattern[1] == "all" else _either(held)
+
+
+def _without(inner: Canonical, index: HeaderIndex) -> BitMap | None:
+    """Batches with a record that does not match inner, where keys alone decide that.
+
+    Such a record's keys all fail inner, so its batch holds a key that does.
+    """
+    leaves = inner[1:] if inner[0] == "or" else (inner,)
+    if any(leaf[0] not in ("topic", "prefix", "regex") for leaf in leaves):
+        return None
+    tests = [_key_test(leaf) for leaf in leaves]
+    found = BitMap()
+    for key, batches in index.subjects():
+        if not any(test(key) for test in tests):
+            found |= batches
+    return found

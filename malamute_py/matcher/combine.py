@@ -1,0 +1,250 @@
+"""Everything, and combinations of patterns by and, or, not.
+
+Owns how combinations are brought to one form and where the index looks for them. The rule:
+a combination that is not itself a negation always has a conjunction to be filed under;
+`positive` brings every pattern to that form or to the negation of one, so that no pattern
+has to be tried on each header merely because there is a `not` in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from malamute_protocol.pattern import Pattern, check_all, check_many, check_not, validate
+from malamute_py.matcher.kinds import (
+    Canonical,
+    Fact,
+    Fields,
+    Filing,
+    Keys,
+    PatternKind,
+    Predicate,
+    Table,
+    canonicalise,
+    kind_of,
+    predicate_of,
+    to_wire,
+)
+
+ALL: Canonical = ("all",)
+NONE: Canonical = ("not", ALL)
+
+
+def _sorted(children: set[Canonical]) -> tuple[Canonical, ...]:
+    # repr, as patterns of different shape do not compare.
+    return tuple(sorted(children, key=repr))
+
+
+def conjoin(children: Sequence[Canonical]) -> Canonical:
+    """The canonical `and` of canonical patterns."""
+    flat: set[Canonical] = set()
+    for child in children:
+        flat.update(child[1:] if child[0] == "and" else (child,))
+    flat.discard(ALL)
+    if NONE in flat:
+        return NONE
+    if len(flat) < 2:
+        return flat.pop() if flat else ALL
+    return ("and", *_sorted(flat))
+
+
+def disjoin(children: Sequence[Canonical]) -> Canonical:
+    """The canonical `or` of canonical patterns."""
+    flat: set[Canonical] = set()
+    for child in children:
+        flat.update(child[1:] if child[0] == "or" else (child,))
+    flat.discard(NONE)
+    if ALL in flat:
+        return ALL
+    if len(flat) < 2:
+        return flat.pop() if flat else NONE
+    return ("or", *_sorted(flat))
+
+
+def negate(child: Canonical) -> Canonical:
+    """The canonical `not` of a canonical pattern."""
+    if child[0] != "not":
+        return ("not", child)
+    inner: Canonical = child[1]
+    return inner
+
+
+def positive(canonical: Canonical) -> tuple[bool, Canonical]:
+    """Move negation out as far as it goes: (negated, a pattern that is not a negation)."""
+    if canonical[0] == "not":
+        negated, inner = positive(canonical[1])
+        return not negated, inner
+    if canonical[0] not in ("and", "or"):
+        return False, canonical
+    children = [positive(child) for child in canonical[1:]]
+    plain = [child for negated, child in children if not negated]
+    turned = [child for negated, child in children if negated]
+    outer = False
+    if canonical[0] == "or":
+        if turned:
+            outer, result = True, conjoin(turned + [negate(child) for child in plain])
+        else:
+            result = disjoin(plain)
+    elif plain:
+        result = conjoin(plain + [negate(child) for child in turned])
+    else:
+        outer, result = True, disjoin(turned)
+    # Simplifying may have left nothing but negations, as in (everything or x) and not y.
+    if result[0] == "not" or (result[0] == "and" and all(c[0] == "not" for c in result[1:])):
+        negated, result = positive(result)
+        outer = outer != negated
+    return outer, result
+
+
+def normalise(wire: object) -> Canonical:
+    """Check a pattern and bring it to the form by which it is known; raises PatternError."""
+    negated, inner = positive(canonicalise(validate(wire)))
+    return negate(inner) if negated else inner
+
+
+class CompiledPattern(NamedTuple):
+    """One pattern, ready to be asked about single headers."""
+
+    canonical: Canonical
+    matches: Predicate
+
+    @property
+    def wire(self) -> Pattern:
+        """The canonical wire form."""
+        return to_wire(self.canonical)
+
+
+def compile_pattern(wire: object) -> CompiledPattern:
+    """Check and compile one pattern; raises PatternError with a code that may be sent."""
+    canonical = normalise(wire)
+    return CompiledPattern(canonical, predicate_of(canonical))
+
+
+class AllTable:
+    """At most one number: all patterns that match everything are the same pattern."""
+
+    def __init__(self) -> None:
+        self._number = -1
+
+    def add(self, number: int, canonical: Canonical) -> None:
+        """Keep it."""
+        self._number = number
+
+    def discard(self, number: int, canonical: Canonical) -> None:
+        """Forget it."""
+        self._number = -1
+
+    def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
+        """It matches."""
+        if self._number >= 0:
+            found.append(self._number)
+
+
+class AllKind(PatternKind):
+    """["all"]"""
+
+    name = "all"
+
+    def check(self, wire: Sequence[Any]) -> Sequence[Any]:
+        """As the protocol says."""
+        return check_all(wire)
+
+    def predicate(self, canonical: Canonical) -> Predicate:
+        """Always."""
+        return lambda keys, fields: True
+
+    def table(self) -> Table:
+        """One number."""
+        return AllTable()
+
+
+class AndKind(PatternKind):
+    """["and", pattern, ...]"""
+
+    name = "and"
+
+    def check(self, wire: Sequence[Any]) -> Sequence[Any]:
+        """As the protocol says."""
+        return check_many(wire)
+
+    def canonical(self, wire: list[Any]) -> Canonical:
+        """Flat, sorted, each once."""
+        return conjoin([canonicalise(child) for child in wire[1:]])
+
+    def predicate(self, canonical: Canonical) -> Predicate:
+        """All of them."""
+        children = tuple(predicate_of(child) for child in canonical[1:])
+        return lambda keys, fields: all(child(keys, fields) for child in children)
+
+    def filing(self, canonical: Canonical) -> Filing:
+        """The facts of all children that are conjunctions, as one; the predicate does the rest.
+
+        Without such a child, under the conjunctions of the child that has the fewest.
+        """
+        facts: set[Fact] = set()
+        exact = True
+        wider: list[Filing] = []
+        for child in canonical[1:]:
+            if child[0] == "not":
+                exact = False
+                continue
+            filing = kind_of(child).filing(child)
+            if len(filing.conjunctions) == 1:
+                facts |= filing.conjunctions[0]
+                exact = exact and filing.exact
+            else:
+                wider.append(filing)
+                exact = False
+        if facts:
+            return Filing((frozenset(facts),), exact)
+        assert wider, "positive() leaves a child that is not a negation"
+        return Filing(min(wider, key=lambda f: len(f.conjunctions)).conjunctions, exact=False)
+
+
+class OrKind(PatternKind):
+    """["or", pattern, ...]"""
+
+    name = "or"
+
+    def check(self, wire: Sequence[Any]) -> Sequence[Any]:
+        """As the protocol says."""
+        return check_many(wire)
+
+    def canonical(self, wire: list[Any]) -> Canonical:
+        """Flat, sorted, each once."""
+        return disjoin([canonicalise(child) for child in wire[1:]])
+
+    def predicate(self, canonical: Canonical) -> Predicate:
+        """Any of them."""
+        children = tuple(predicate_of(child) for child in canonical[1:])
+        return lambda keys, fields: any(child(keys, fields) for child in children)
+
+    def filing(self, canonical: Canonical) -> Filing:
+        """Under every conjunction of every child."""
+        filings = [kind_of(child).filing(child) for child in canonical[1:]]
+        conjunctions = {conjunction for filing in filings for conjunction in filing.conjunctions}
+        return Filing(tuple(conjunctions), all(filing.exact for filing in filings))
+
+
+class NotKind(PatternKind):
+    """["not", pattern]"""
+
+    name = "not"
+
+    def check(self, wire: Sequence[Any]) -> Sequence[Any]:
+        """As the protocol says."""
+        return check_not(wire)
+
+    def canonical(self, wire: list[Any]) -> Canonical:
+        """Twice is none."""
+        return negate(canonicalise(wire[1]))
+
+    def predicate(self, canonical: Canonical) -> Predicate:
+        """The opposite."""
+        child = predicate_of(canonical[1])
+        return lambda keys, fields: not child(keys, fields)
+
+    def filing(self, canonical: Canonical) -> Filing:
+        """Nowhere: the index files the opposite and takes the complement."""
+        raise AssertionError("a negation is not filed")

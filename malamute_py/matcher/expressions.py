@@ -1,0 +1,210 @@
+r"""Regular expressions, many of them compiled into one automaton (RE2 sets).
+
+Owns what a regular expression means (RE2 syntax, found anywhere in the key, no
+backtracking) and how much one may cost. The rules: time is linear in the key's length
+times the size of the compiled programs, and both are bounded; an answer is never silently
+wrong: a set whose automaton ran out of memory answers like one without a match (RE2's
+set.cc; the Python binding drops the reason), so each set holds the empty expression as a
+witness, and where that is missing its members are tried one by one. New expressions wait
+in a small overlay and move to ever larger sets, as one large set would have to be rebuilt,
+in one stall, for each of them.
+
+The bound is for the worst: expressions with `.*` and counted repetitions took 2.2 ns a byte
+of the key and instruction of all programs (google-re2 1.1), 155 to 210 ms for one new key of
+255 bytes at 400,000 instructions, 15 to 30 at the 30,000 that are allowed. Usual ones
+(anchored, 16 instructions) took 30 us for as many.
+Source: DESIGN.md, section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import re2
+
+from malamute_protocol.pattern import PatternError, check_regex
+from malamute_py.matcher.kinds import Canonical, Fields, Keys, PatternKind, Predicate, Table
+
+PROGRAM_MAX: Final = 2_000
+"""Instructions of one compiled expression; `a{1000}` has about 1,000."""
+PROGRAMS_MAX: Final = 30_000
+"""Instructions of all expressions in one index: about 1,900 usual ones. SPEC.md, section 7."""
+SET_COUNT_MAX: Final = 512
+SET_PROGRAM_MAX: Final = 8_000
+"""Bounds of one set, so that an add, which may build one, stalls the loop for about 5 ms
+(11 with sets of 1,024 and 50,000)."""
+SET_MEMORY_BYTES: Final = 8 << 20
+"""What the automaton of one set may take; it starts small and grows as keys need it."""
+EXPRESSION_MEMORY_BYTES: Final = 1 << 20
+OVERLAY_MAX: Final = 16
+"""Expressions tried one by one before they are put into a set; each costs about 2 us."""
+
+
+def _options(memory_bytes: int) -> Any:
+    options = re2.Options()
+    options.max_mem = memory_bytes
+    options.log_errors = False
+    return options
+
+
+def _compile(expression: str) -> Any:
+    try:
+        compiled = re2.compile(expression.encode(), _options(EXPRESSION_MEMORY_BYTES))
+    except re2.error as error:
+        detail = error.args[0] if error.args else b""
+        reason = detail.decode(errors="replace") if isinstance(detail, bytes) else str(detail)
+        raise PatternError(
+            "bad_pattern",
+            f"regular expression {expression[:80]!r}: {reason} (RE2 syntax: no look-around, "
+            "no back-references)",
+        ) from None
+    if compiled.programsize > PROGRAM_MAX:
+        raise PatternError(
+            "bad_pattern",
+            f"regular expression {expression[:80]!r} compiles to {compiled.programsize} "
+            f"instructions, at most {PROGRAM_MAX}: use smaller repetition counts",
+        )
+    return compiled
+
+
+class _Set:
+    """Expressions compiled together; members that were discarded stay until it is rebuilt."""
+
+    __slots__ = ("alive", "automaton", "members", "program", "singly")
+
+    def __init__(self, members: list[tuple[int, str, int]]) -> None:
+        self.members: list[tuple[int, str, int] | None] = list(members)
+        """(number, expression, program size), None where discarded."""
+        self.alive = len(members)
+        self.program = sum(member[2] for member in members)
+        self.singly: list[Any] | None = None
+        """Each compiled alone, once that was needed."""
+        automaton = re2.Set.SearchSet(_options(SET_MEMORY_BYTES))
+        automaton.Add(b"")
+        for _, expression, _ in members:
+            automaton.Add(expression.encode())
+        try:
+            automaton.Compile()
+            self.automaton = automaton
+        except re2.error:
+            # Too large together although each is allowed: slower, but right.
+            self.automaton = None
+
+    def living(self) -> list[tuple[int, str, int]]:
+        return [member for member in self.members if member is not None]
+
+    def lookup(self, key: bytes, found: list[int]) -> None:
+        hits = () if self.automaton is None else self.automaton.Match(key)
+        if hits:
+            members = [self.members[hit - 1] for hit in hits if hit]
+        else:
+            if self.singly is None:
+                self.singly = [each and _compile(each[1]) for each in self.members]
+            alone = zip(self.members, self.singly, strict=True)
+            members = [each for each, compiled in alone if each and compiled.search(key)]
+        found.extend([member[0] for member in members if member is not None])
+
+
+class RegexTable:
+    """The overlay of new expressions, and sets of growing size."""
+
+    def __init__(self) -> None:
+        self._overlay: dict[int, tuple[Any, str]] = {}
+        self._sets: list[_Set] = []
+        """The largest first."""
+        self._where: dict[int, tuple[_Set, int]] = {}
+        self._program = 0
+
+    def __len__(self) -> int:
+        return len(self._overlay) + len(self._where)
+
+    def add(self, number: int, canonical: Canonical) -> None:
+        """Take it up, or raise PatternError when all together would be too large."""
+        expression: str = canonical[1]
+        compiled = _compile(expression)
+        if self._program + compiled.programsize > PROGRAMS_MAX:
+            raise PatternError(
+                "limit",
+                f"the stream has {len(self)} regular expressions of {self._program} instructions "
+                f"in all and this one has {compiled.programsize}; the limit is {PROGRAMS_MAX}: "
+                "use topic or prefix patterns, or several streams",
+            )
+        self._program += compiled.programsize
+        self._overlay[number] = (compiled, expression)
+        if len(self._overlay) > OVERLAY_MAX:
+            self._settle()
+
+    def discard(self, number: int, canonical: Canonical) -> None:
+        """Forget it; a set is rebuilt when half of it is gone."""
+        overlaid = self._overlay.pop(number, None)
+        if overlaid is not None:
+            self._program -= overlaid[0].programsize
+            return
+        group, at = self._where.pop(number)
+        member = group.members[at]
+        assert member is not None
+        self._program -= member[2]
+        group.members[at] = None
+        group.alive -= 1
+        if group.alive * 2 <= len(group.members):
+            self._sets.remove(group)
+            if group.alive:
+                self._place(group.living())
+
+    def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
+        """Run each set over each key."""
+        if not self._overlay and not self._sets:
+            return
+        for key in keys:
+            encoded = key.encode()
+            for group in self._sets:
+                group.lookup(encoded, found)
+            for number, (compiled, _) in self._overlay.items():
+                if compiled.search(encoded):
+                    found.append(number)
+
+    def _settle(self) -> None:
+        """Move the overlay into a set, with every smaller set that still fits."""
+        members = [(n, text, compiled.programsize) for n, (compiled, text) in self._overlay.items()]
+        self._overlay.clear()
+        self._place(members)
+
+    def _place(self, members: list[tuple[int, str, int]]) -> None:
+        # Only sets that are not larger are taken in: an expression is compiled anew
+        # about log2(SET_COUNT_MAX / OVERLAY_MAX) times in its life.
+        program = sum(member[2] for member in members)
+        while self._sets and self._sets[-1].alive <= len(members):
+            last = self._sets[-1]
+            if (
+                last.alive + len(members) > SET_COUNT_MAX
+                or last.program + program > SET_PROGRAM_MAX
+            ):
+                break
+            self._sets.pop()
+            members = last.living() + members
+            program += last.program
+        group = _Set(members)
+        self._sets.append(group)
+        self._sets.sort(key=lambda each: -each.alive)
+        for at, member in enumerate(members):
+            self._where[member[0]] = (group, at)
+
+
+class RegexKind(PatternKind):
+    """["regex", expression]"""
+
+    name = "regex"
+
+    def check(self, wire: Sequence[Any]) -> Sequence[Any]:
+        """As the protocol says; whether RE2 can compile it shows when it is compiled."""
+        return check_regex(wire)
+
+    def predicate(self, canonical: Canonical) -> Predicate:
+        """RE2 on its own."""
+        compiled = _compile(canonical[1])
+        return lambda keys, fields: any(compiled.search(key.encode()) for key in keys)
+
+    def table(self) -> Table:
+        """Sets and an overlay."""
+        return RegexTable()

@@ -1,0 +1,67 @@
+"""Field patterns: presence or value of a record's fields, all of them or any.
+
+They have no table of their own: each asks for facts, and the index's conjunctions find
+them by their rarest. Source: the whitepaper's appendix A, field matching example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from malamute_protocol.pattern import check_fields
+from malamute_py.matcher.kinds import Canonical, Fact, Fields, Filing, Keys, PatternKind, Predicate
+
+
+class FieldsKind(PatternKind):
+    """["fields", "all" | "any", [[name] | [name, value], ...]]"""
+
+    name = "fields"
+
+    def check(self, wire: Sequence[Any]) -> Sequence[Any]:
+        """As the protocol says."""
+        return check_fields(wire)
+
+    def canonical(self, wire: list[Any]) -> Canonical:
+        """Sorted, each criterion once, none that another makes idle."""
+        criteria = {tuple(criterion) for criterion in wire[2]}
+        mode = wire[1]
+        present = {criterion for criterion in criteria if len(criterion) == 1}
+        if mode == "all":
+            # A value implies presence.
+            criteria -= {criterion[:1] for criterion in criteria if len(criterion) == 2}
+        else:
+            criteria = present | {c for c in criteria if c[:1] not in present}
+        return ("fields", "all" if len(criteria) == 1 else mode, tuple(sorted(criteria)))
+
+    def predicate(self, canonical: Canonical) -> Predicate:
+        """Look the names up."""
+        wanted = tuple((c[0], c[1] if len(c) == 2 else None) for c in canonical[2])
+        if canonical[1] == "all":
+
+            def holds_all(keys: Keys, fields: Fields) -> bool:
+                held = dict(fields)
+                for name, value in wanted:
+                    got = held.get(name)
+                    if got is None or (value is not None and got != value):
+                        return False
+                return True
+
+            return holds_all
+
+        def holds_any(keys: Keys, fields: Fields) -> bool:
+            held = dict(fields)
+            for name, value in wanted:
+                got = held.get(name)
+                if got is not None and (value is None or got == value):
+                    return True
+            return False
+
+        return holds_any
+
+    def filing(self, canonical: Canonical) -> Filing:
+        """All: one conjunction. Any: one for each criterion."""
+        facts: list[Fact] = [c[0] if len(c) == 1 else (c[0], c[1]) for c in canonical[2]]
+        if canonical[1] == "all":
+            return Filing((frozenset(facts),), exact=True)
+        return Filing(tuple(frozenset((fact,)) for fact in facts), exact=True)

@@ -1,0 +1,298 @@
+"""The index: from a header to the numbers of all patterns that match it.
+
+Owns the numbers of one stream's patterns. The rules: the same pattern has one number,
+however often it is added; a header seen before is one dictionary look-up; a new one costs
+by what it meets, not by how many patterns there are; add and discard cost the same however
+many headers are remembered. Source: DESIGN.md, section 10; scan.py says the same by
+comparing one by one, and the tests hold the two together.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from pyroaring import BitMap
+
+from malamute_protocol.pattern import Pattern
+from malamute_py.matcher.combine import normalise
+from malamute_py.matcher.conjunctions import Conjunctions, HeldFact
+from malamute_py.matcher.kinds import (
+    Canonical,
+    Fields,
+    Keys,
+    Leaf,
+    Predicate,
+    Table,
+    kind_of,
+    predicate_of,
+    to_wire,
+)
+from malamute_py.matcher.memo import Memo
+
+MEMO_HEADERS_MAX = 65_536
+MEMO_BYTES_MAX = 64 << 20
+
+
+class _Pattern:
+    """One numbered pattern: those that were added, and the parts that others are made of."""
+
+    __slots__ = ("asked", "canonical", "conjunctions", "held", "negates", "number", "parts")
+
+    def __init__(self, number: int, canonical: Canonical) -> None:
+        self.number = number
+        self.canonical = canonical
+        self.asked = 0
+        """How often add() was called for it, less discard()."""
+        self.held = 0
+        """How many other patterns are filed by it."""
+        self.conjunctions: tuple[frozenset[HeldFact], ...] | None = None
+        """What it is filed under; None for a leaf, which is in its kind's table."""
+        self.negates = -1
+        """The number of the pattern that this one is the complement of."""
+        self.parts: list[int] = []
+        """The numbers that this one holds."""
+
+
+class Index:
+    """The patterns of one stream."""
+
+    def __init__(
+        self,
+        *,
+        memo_headers_max: int = MEMO_HEADERS_MAX,
+        memo_bytes_max: int = MEMO_BYTES_MAX,
+    ) -> None:
+        """memo_*: bounds of what is remembered of headers seen; 0 headers remembers none."""
+        self._memo = Memo(memo_headers_max, memo_bytes_max, self._release)
+        self._patterns: dict[int, _Pattern] = {}
+        self._numbers: dict[Canonical, int] = {}
+        self._next = 0
+        self._free: list[int] = []
+        self._tables: dict[str, Table] = {}
+        self._leaves_in: dict[str, int] = {}
+        self._conjunctions = Conjunctions()
+        self._leaf_facts: dict[int, int] = {}
+        """Leaves that conjunctions ask for, and how many do."""
+        self._checks: dict[int, Predicate] = {}
+        """Numbers filed more widely than they match, with what decides."""
+        self._checked = BitMap()
+        self._complements: dict[int, int] = {}
+        """Inner number -> the number of its negation."""
+        self._negated = BitMap()
+        self._negations = BitMap()
+        self._hidden = BitMap()
+        """Numbers that are only parts of others."""
+        self._leaving: dict[int, int] = {}
+        """Numbers that were discarded, and how many such changes the memo's log holds."""
+        self._asked = 0
+
+    def __len__(self) -> int:
+        """How many different patterns were added and not discarded."""
+        return self._asked
+
+    def pattern(self, number: int) -> Pattern:
+        """The canonical wire form of a pattern; raises KeyError if the number is not in use."""
+        pattern = self._patterns[number]
+        if not pattern.asked:
+            raise KeyError(number)
+        return to_wire(pattern.canonical)
+
+    def add(self, wire: object) -> int:
+        """Take up a pattern and return its number, the same for patterns that say the same.
+
+        Raises PatternError: the index is as before.
+        """
+        canonical = normalise(wire)
+        known = self._numbers.get(canonical)
+        pattern = None if known is None else self._patterns[known]
+        if pattern is None or not pattern.asked:
+            predicate = predicate_of(canonical)
+            if pattern is None:
+                pattern = self._take_up(canonical, predicate)
+            self._hidden.discard(pattern.number)
+            self._asked += 1
+            self._memo.added(pattern.number, predicate)
+        pattern.asked += 1
+        return pattern.number
+
+    def discard(self, number: int) -> None:
+        """Undo one add(); raises KeyError if the number is not in use."""
+        pattern = self._patterns[number]
+        if not pattern.asked:
+            raise KeyError(number)
+        pattern.asked -= 1
+        if pattern.asked:
+            return
+        self._asked -= 1
+        self._leaving[number] = self._leaving.get(number, 0) + 1
+        self._memo.discarded(number)
+        if pattern.held:
+            self._hidden.add(number)
+        else:
+            self._give_up(pattern)
+
+    def match(self, keys: Keys, fields: Fields) -> BitMap:
+        """The numbers of all patterns that match the header; not to be changed.
+
+        keys: the subject and any further keys. fields: sorted by name, each name once.
+        """
+        numbers = self._memo.get(keys, fields)
+        if numbers is None:
+            numbers = self._resolve(keys, fields)
+            self._memo.put(keys, fields, numbers)
+        return numbers
+
+    @property
+    def memo_headers(self) -> int:
+        """How many headers are remembered."""
+        return len(self._memo)
+
+    @property
+    def memo_bytes(self) -> int:
+        """About what the memory of headers takes."""
+        return self._memo.bytes
+
+    # --- a header never seen before --------------------------------------------------
+
+    def _resolve(self, keys: Keys, fields: Fields) -> BitMap:
+        found: list[int] = []
+        for table in self._tables.values():
+            table.lookup(keys, fields, found)
+        if len(self._conjunctions):
+            facts: list[HeldFact] = [*fields]
+            facts.extend([name for name, _ in fields])
+            if self._leaf_facts:
+                facts.extend([number for number in set(found) if number in self._leaf_facts])
+            wide: list[BitMap] = []
+            self._conjunctions.lookup(facts, found, wide)
+            numbers = BitMap(found)
+            for many in wide:
+                numbers |= many
+            if self._checks:
+                for number in numbers & self._checked:
+                    if not self._checks[number](keys, fields):
+                        numbers.discard(number)
+        else:
+            numbers = BitMap(found)
+        if self._complements:
+            matched = numbers & self._negated
+            numbers |= self._negations - BitMap([self._complements[n] for n in matched])
+        if self._hidden:
+            numbers -= self._hidden
+        return numbers
+
+    # --- filing ------------------------------------------------------------------------
+
+    def _take_up(self, canonical: Canonical, predicate: Predicate | None = None) -> _Pattern:
+        """Number a pattern and file it, hidden; raises PatternError with nothing changed."""
+        number = self._free[0] if self._free else self._next
+        if self._free:
+            heappop(self._free)
+        else:
+            self._next += 1
+        pattern = _Pattern(number, canonical)
+        try:
+            if canonical[0] == "not":
+                pattern.negates = self._hold(pattern, canonical[1])
+                self._complements[pattern.negates] = number
+                self._negated.add(pattern.negates)
+                self._negations.add(number)
+            else:
+                self._file(pattern, predicate)
+        except BaseException:
+            for part in pattern.parts:
+                self._let_go(part)
+            # It was never in a result, so it may be used again at once.
+            heappush(self._free, number)
+            raise
+        self._patterns[number] = pattern
+        self._numbers[canonical] = number
+        self._hidden.add(number)
+        return pattern
+
+    def _file(self, pattern: _Pattern, predicate: Predicate | None) -> None:
+        canonical = pattern.canonical
+        kind = kind_of(canonical)
+        filing = kind.filing(canonical)
+        if filing.conjunctions == (frozenset((Leaf(canonical),)),):
+            name = kind.name
+            table = self._tables.get(name)
+            if table is None:
+                table = kind.table()
+            table.add(pattern.number, canonical)
+            self._tables[name] = table
+            self._leaves_in[name] = self._leaves_in.get(name, 0) + 1
+            return
+        conjunctions = []
+        for conjunction in filing.conjunctions:
+            facts: list[HeldFact] = [
+                self._hold(pattern, fact.canonical) if isinstance(fact, Leaf) else fact
+                for fact in conjunction
+            ]
+            conjunctions.append(frozenset(facts))
+        check = None if filing.exact else predicate or predicate_of(canonical)
+        pattern.conjunctions = tuple(set(conjunctions))
+        for facts_held in pattern.conjunctions:
+            self._conjunctions.add(pattern.number, facts_held)
+            for held in facts_held:
+                if isinstance(held, int):
+                    self._leaf_facts[held] = self._leaf_facts.get(held, 0) + 1
+        if check is not None:
+            self._checks[pattern.number] = check
+            self._checked.add(pattern.number)
+
+    def _give_up(self, pattern: _Pattern) -> None:
+        """Take a pattern that nobody asks for or holds out of everything."""
+        number = pattern.number
+        del self._patterns[number]
+        del self._numbers[pattern.canonical]
+        self._hidden.discard(number)
+        if pattern.negates >= 0:
+            del self._complements[pattern.negates]
+            self._negated.discard(pattern.negates)
+            self._negations.discard(number)
+        elif pattern.conjunctions is None:
+            name = pattern.canonical[0]
+            self._tables[name].discard(number, pattern.canonical)
+            self._leaves_in[name] -= 1
+            if not self._leaves_in[name]:
+                del self._leaves_in[name], self._tables[name]
+        else:
+            for facts in pattern.conjunctions:
+                self._conjunctions.discard(number, facts)
+                for held in facts:
+                    if isinstance(held, int):
+                        self._leaf_facts[held] -= 1
+                        if not self._leaf_facts[held]:
+                            del self._leaf_facts[held]
+            if self._checks.pop(number, None) is not None:
+                self._checked.discard(number)
+        for part in pattern.parts:
+            self._let_go(part)
+        self._vacate(number)
+
+    def _hold(self, holder: _Pattern, canonical: Canonical) -> int:
+        """Number and file a part of a pattern; raises PatternError with nothing changed."""
+        known = self._numbers.get(canonical)
+        part = self._take_up(canonical) if known is None else self._patterns[known]
+        part.held += 1
+        holder.parts.append(part.number)
+        return part.number
+
+    def _let_go(self, number: int) -> None:
+        part = self._patterns[number]
+        part.held -= 1
+        if not part.held and not part.asked:
+            self._give_up(part)
+
+    def _vacate(self, number: int) -> None:
+        """Let the number be used again, unless the memo may still know it."""
+        if number not in self._patterns and number not in self._leaving:
+            heappush(self._free, number)
+
+    def _release(self, number: int) -> None:
+        """One discard of the number has left the memo's log."""
+        self._leaving[number] -= 1
+        if not self._leaving[number]:
+            del self._leaving[number]
+            self._vacate(number)

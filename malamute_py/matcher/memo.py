@@ -1,0 +1,123 @@
+"""Headers seen before, each with the numbers of the patterns that match it.
+
+Owns the bound on what is remembered and how it is kept right when patterns come and go.
+The rule: a change costs the same however much is remembered. Changes go to a short log;
+an entry that is looked up catches up with the log, or, when it missed more than the log
+still holds, is as good as unknown. A number leaves the log only when no entry can be
+brought up to date from before its discard: only then may it be given to another pattern.
+Result bitmaps are replaced, never changed: whoever holds one keeps what it was given.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from pyroaring import BitMap
+
+from malamute_py.matcher.kinds import Fields, Keys, Predicate
+
+LOG_MAX = 64
+"""Changes an entry may lag behind; catching up with more costs what a new look-up does."""
+
+_ENTRY_BYTES = 700
+"""An entry without its texts and numbers: key tuples, dictionary slot, bitmap."""
+
+
+class _Entry:
+    __slots__ = ("bytes", "generation", "numbers")
+
+    def __init__(self, numbers: BitMap, generation: int, size: int) -> None:
+        self.numbers = numbers
+        self.generation = generation
+        self.bytes = size
+
+
+class Memo:
+    """A bounded memory of headers, the oldest forgotten first."""
+
+    def __init__(self, headers_max: int, bytes_max: int, release: Callable[[int], None]) -> None:
+        """release: called with a discarded number once nothing remembered can contain it."""
+        self._headers_max = headers_max
+        self._bytes_max = bytes_max
+        self._release = release
+        # OrderedDict, as deleting at the front of a dict makes the next deletion slower.
+        self._entries: OrderedDict[tuple[Keys, Fields], _Entry] = OrderedDict()
+        self._generation = 0
+        self._log: list[tuple[int, Predicate | None] | None] = [None] * LOG_MAX
+        """Change g is at g % LOG_MAX: (number, its predicate), or (number, None) if discarded."""
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, keys: Keys, fields: Fields) -> BitMap | None:
+        """What matches the header as of now, or None if that is not known."""
+        entry = self._entries.get((keys, fields))
+        if entry is None:
+            return None
+        if entry.generation == self._generation:
+            return entry.numbers
+        return self._catch_up(entry, keys, fields)
+
+    def put(self, keys: Keys, fields: Fields, numbers: BitMap) -> None:
+        """Remember what matches the header as of now."""
+        header = (keys, fields)
+        size = _ENTRY_BYTES + _bitmap_bytes(numbers) + sum(map(len, keys))
+        for name, value in fields:
+            size += 120 + len(name) + len(value)
+        known = self._entries.get(header)
+        if known is not None:
+            self.bytes -= known.bytes
+        self._entries[header] = _Entry(numbers, self._generation, size)
+        self.bytes += size
+        while len(self._entries) > self._headers_max or self.bytes > self._bytes_max:
+            _, oldest = self._entries.popitem(last=False)
+            self.bytes -= oldest.bytes
+
+    def added(self, number: int, predicate: Predicate) -> None:
+        """Note that a pattern came."""
+        self._note((number, predicate))
+
+    def discarded(self, number: int) -> None:
+        """Note that a pattern went; its number is released later."""
+        self._note((number, None))
+
+    def _note(self, change: tuple[int, Predicate | None]) -> None:
+        slot = self._generation % LOG_MAX
+        forgotten = self._log[slot]
+        self._log[slot] = change
+        self._generation += 1
+        if forgotten is not None and forgotten[1] is None:
+            self._release(forgotten[0])
+
+    def _catch_up(self, entry: _Entry, keys: Keys, fields: Fields) -> BitMap | None:
+        if self._generation - entry.generation > LOG_MAX:
+            return None
+        before = entry.numbers
+        numbers = before
+        for generation in range(entry.generation, self._generation):
+            change = self._log[generation % LOG_MAX]
+            assert change is not None
+            number, predicate = change
+            holds = predicate is not None and predicate(keys, fields)
+            if holds != (number in numbers):
+                if numbers is before:
+                    numbers = before.copy()
+                if holds:
+                    numbers.add(number)
+                else:
+                    numbers.discard(number)
+        entry.generation = self._generation
+        if numbers is not before:
+            entry.numbers = numbers
+            size = _bitmap_bytes(numbers) - _bitmap_bytes(before)
+            entry.bytes += size
+            self.bytes += size
+        return entry.numbers
+
+
+def _bitmap_bytes(numbers: BitMap) -> int:
+    """About what the bitmap takes: two bytes a number, at most 8 KiB for each 65,536."""
+    count = len(numbers)
+    return min(2 * count, 8192 * ((numbers.max() >> 16) + 1)) if count else 0

@@ -1,0 +1,74 @@
+"""Prefix patterns, found by trying the leading text of each length in use.
+
+The rule: a look-up costs one dictionary access for each distinct length of prefix that is
+not longer than the key (at most 255), whatever the number of prefixes.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from typing import Any
+
+from malamute_protocol.pattern import check_prefix
+from malamute_py.matcher.kinds import Canonical, Fields, Keys, PatternKind, Predicate, Table
+
+
+class PrefixTable:
+    """Prefixes by text, and how many there are of each length."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._of_length: dict[int, int] = {}
+        self._lengths: list[int] = []
+
+    def add(self, number: int, canonical: Canonical) -> None:
+        """File by text."""
+        text: str = canonical[1]
+        self._numbers[text] = number
+        if self._of_length.setdefault(len(text), 0) == 0:
+            insort(self._lengths, len(text))
+        self._of_length[len(text)] += 1
+
+    def discard(self, number: int, canonical: Canonical) -> None:
+        """Forget the text, and its length with the last of that length."""
+        text: str = canonical[1]
+        del self._numbers[text]
+        self._of_length[len(text)] -= 1
+        if not self._of_length[len(text)]:
+            del self._of_length[len(text)]
+            self._lengths.remove(len(text))
+
+    def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
+        """Try every length in use."""
+        numbers = self._numbers
+        for key in keys:
+            for length in self._lengths:
+                if length > len(key):
+                    break
+                number = numbers.get(key[:length])
+                if number is not None:
+                    found.append(number)
+
+
+class PrefixKind(PatternKind):
+    """["prefix", text]"""
+
+    name = "prefix"
+
+    def check(self, wire: Sequence[Any]) -> Sequence[Any]:
+        """As the protocol says."""
+        return check_prefix(wire)
+
+    def canonical(self, wire: list[Any]) -> Canonical:
+        """Every subject begins with the empty text."""
+        return ("prefix", wire[1]) if wire[1] else ("all",)
+
+    def predicate(self, canonical: Canonical) -> Predicate:
+        """Ask the string."""
+        text: str = canonical[1]
+        return lambda keys, fields: any(key.startswith(text) for key in keys)
+
+    def table(self) -> Table:
+        """By text and length."""
+        return PrefixTable()

@@ -1,0 +1,213 @@
+"""Topic patterns, found through a trie over the parts of the subject.
+
+Owns what topic patterns mean: parts are split at dots, `*` is one part, `#` is one part or
+more, and a last part `*` (that is not the only one) may also be missing, so that `forex.*`
+matches `forex`. The rule: a look-up costs by the subject's parts and by the patterns that
+share its beginning, not by the number of patterns. Source: the whitepaper's appendix A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from malamute_protocol.pattern import check_topic
+from malamute_py.matcher.kinds import Canonical, Fields, Keys, PatternKind, Predicate, Table
+
+
+def parts_match(pattern: tuple[str, ...], parts: list[str]) -> bool:
+    """Whether the parts of a topic pattern match the parts of a subject."""
+    ends = _ends(pattern, parts)
+    last = len(pattern)
+    return last in ends or (pattern[-1] == "*" and last > 1 and last - 1 in ends)
+
+
+def may_lead_to_match(pattern: tuple[str, ...], parts: list[str]) -> bool:
+    """Whether some subject that begins with these parts, or is them, matches the pattern."""
+    return bool(_ends(pattern, parts))
+
+
+def _ends(pattern: tuple[str, ...], parts: list[str]) -> set[int]:
+    """How many pattern parts may be used up once all subject parts are; more may still follow.
+
+    A position just behind a `#` stays alive on every further part.
+    """
+    ends = {0}
+    for part in parts:
+        onward = set()
+        for at in ends:
+            if at and pattern[at - 1] == "#":
+                onward.add(at)
+            if at < len(pattern) and pattern[at] in ("*", "#", part):
+                onward.add(at + 1)
+        ends = onward
+        if not ends:
+            break
+    return ends
+
+
+class _Node:
+    """Where the patterns with one beginning part ways."""
+
+    __slots__ = ("hashed", "literals", "number", "parent", "part", "repeats", "star")
+
+    def __init__(self, parent: _Node | None, part: str) -> None:
+        self.parent = parent
+        self.part = part
+        self.repeats = part == "#"
+        self.number = -1
+        """The pattern that ends here."""
+        self.literals: dict[str, _Node] | None = None
+        self.star: _Node | None = None
+        self.hashed: _Node | None = None
+
+    def descend(self, part: str) -> _Node:
+        """The node one part further, made if there is none."""
+        if part == "*":
+            if self.star is None:
+                self.star = _Node(self, part)
+            return self.star
+        if part == "#":
+            if self.hashed is None:
+                self.hashed = _Node(self, part)
+            return self.hashed
+        if self.literals is None:
+            self.literals = {}
+        node = self.literals.get(part)
+        if node is None:
+            node = self.literals[part] = _Node(self, part)
+        return node
+
+    def is_bare(self) -> bool:
+        """Whether no pattern ends here or further on."""
+        return self.number < 0 and not (self.literals or self.star or self.hashed)
+
+
+class TopicTable:
+    """Whole subjects in a dictionary, everything with a wildcard in a trie."""
+
+    def __init__(self) -> None:
+        self._whole: dict[str, int] = {}
+        self._root = _Node(None, "")
+
+    def add(self, number: int, canonical: Canonical) -> None:
+        """File the pattern by its text or its parts."""
+        text: str = canonical[1]
+        parts = text.split(".")
+        if "*" not in parts and "#" not in parts:
+            self._whole[text] = number
+            return
+        node = self._root
+        for part in parts:
+            node = node.descend(part)
+        node.number = number
+
+    def discard(self, number: int, canonical: Canonical) -> None:
+        """Take the pattern out, and every node that only it needed."""
+        text: str = canonical[1]
+        parts = text.split(".")
+        if "*" not in parts and "#" not in parts:
+            del self._whole[text]
+            return
+        node = self._root
+        for part in parts:
+            node = node.descend(part)
+        node.number = -1
+        while (above := node.parent) is not None and node.is_bare():
+            if node.part == "*":
+                above.star = None
+            elif node.part == "#":
+                above.hashed = None
+            else:
+                assert above.literals is not None
+                del above.literals[node.part]
+                if not above.literals:
+                    above.literals = None
+            node = above
+
+    def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
+        """Walk the trie with each key, all alternatives abreast."""
+        for key in keys:
+            number = self._whole.get(key)
+            if number is not None:
+                found.append(number)
+            self._walk(key.split("."), found)
+
+    def _walk(self, parts: list[str], found: list[int]) -> None:
+        here = [self._root]
+        for part in parts:
+            onward: list[_Node] = []
+            push = onward.append
+            # A node behind `#` can be reached from before it and from itself, once is enough.
+            # Every other node has one way in, so only these need the check.
+            repeating: set[_Node] | None = None
+            for node in here:
+                literals = node.literals
+                if literals is not None:
+                    following = literals.get(part)
+                    if following is not None:
+                        push(following)
+                if node.star is not None:
+                    push(node.star)
+                if node.repeats or node.hashed is not None:
+                    if repeating is None:
+                        repeating = set()
+                    if node.repeats:
+                        repeating.add(node)
+                    if node.hashed is not None:
+                        repeating.add(node.hashed)
+            if repeating:
+                onward.extend(repeating)
+            if not onward:
+                return
+            here = onward
+        for node in here:
+            if node.number >= 0:
+                found.append(node.number)
+            # The last `*` may be missing.
+            if node.star is not None and node.star.number >= 0:
+                found.append(node.star.number)
+
+
+class TopicKind(PatternKind):
+    """["topic", text]"""
+
+    name = "topic"
+
+    def check(self, wire: Sequence[Any]) -> Sequence[Any]:
+        """As the protocol says."""
+        return check_topic(wire)
+
+    def canonical(self, wire: list[Any]) -> Canonical:
+        """`#` is everything, and so is `#.*`, whose last part may be missing."""
+        return ("all",) if wire[1] in ("#", "#.*") else ("topic", wire[1])
+
+    def predicate(self, canonical: Canonical) -> Predicate:
+        """Compare part by part; a text without wildcards as a whole."""
+        text: str = canonical[1]
+        pattern = tuple(text.split("."))
+        if "*" not in pattern and "#" not in pattern:
+            return lambda keys, fields: text in keys
+        if "#" not in pattern and len(pattern) > 1:
+            return _positional(pattern)
+        return lambda keys, fields: any(parts_match(pattern, key.split(".")) for key in keys)
+
+    def table(self) -> Table:
+        """The trie."""
+        return TopicTable()
+
+
+def _positional(pattern: tuple[str, ...]) -> Predicate:
+    """The predicate of a pattern without `#`: the number of parts is known."""
+    literals = tuple((at, part) for at, part in enumerate(pattern) if part != "*")
+    most = len(pattern)
+    least = most - 1 if pattern[-1] == "*" else most
+
+    def positional(keys: Keys, fields: Fields) -> bool:
+        for key in keys:
+            parts = key.split(".")
+            if least <= len(parts) <= most and all(parts[at] == part for at, part in literals):
+                return True
+        return False
+
+    return positional
