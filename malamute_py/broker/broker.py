@@ -1,0 +1,492 @@
+"""The broker core: commands in, a Ready out.
+
+Owns the table from commands to what handles them, and the order of a step. The rules:
+nothing that a peer sends raises; a malformed message costs the peer its link and nobody
+else anything; no socket, clock, thread, environment or randomness of its own.
+Source: DESIGN.md, section 4; SPEC.md, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, get_args
+
+from malamute_protocol import commands as wire
+from malamute_protocol.commands import Command
+from malamute_protocol.link import State
+from malamute_py.broker.admin import COMMANDS as RESULT_COMMANDS
+from malamute_py.broker.admin import Admin
+from malamute_py.broker.catalogue import Catalogue
+from malamute_py.broker.changes import (
+    Change,
+    ProducerOpened,
+    ProducersForgotten,
+    Snapshot,
+    StreamRemoved,
+    Tables,
+    encode_snapshot,
+)
+from malamute_py.broker.confirms import Confirms
+from malamute_py.broker.delivery import Delivery
+from malamute_py.broker.limits import BrokerSettings
+from malamute_py.broker.links import RECEIVES, Link, Links
+from malamute_py.broker.producers import Producers
+from malamute_py.broker.publishing import Publishing
+from malamute_py.broker.ready import (
+    CHANGE_STREAM,
+    MAIN,
+    Appended,
+    AppendRefused,
+    HistoryRead,
+    IndexAnswer,
+    ReadFailed,
+    Ready,
+    RecoveredState,
+)
+from malamute_py.broker.recovery import recover
+from malamute_py.broker.retention import Retention
+from malamute_py.broker.serving import Serving
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.starts import Starts
+from malamute_py.broker.streams import Stream
+from malamute_py.broker.subscriptions import Subscriptions
+
+NUMBERS: Final[dict[type[Command], int]] = {
+    command: command.__struct_config__.tag for command in get_args(wire.AnyCommand)
+}
+"""Number on the wire of each type of command."""
+
+FEATURES: Final[dict[type[Command], str]] = {
+    command: "mailboxes" if number < 50 else "services" if number < 60 else "cursors"
+    for command, number in NUMBERS.items()
+    if 40 <= number < 70
+}
+PUBLISHING_MAX: Final = 1_000
+"""Streams of a link that need no look-up at a PUBLISH."""
+FEATURES[wire.Atomic] = "atomic steps"
+"""What the broker refuses by the name of the feature, until it has it."""
+
+
+class Broker:
+    """One core. See ready.py for what the shell owes it."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        uuid: bytes,
+        epoch: int,
+        state: RecoveredState,
+        random: Callable[[int], bytes],
+    ) -> None:
+        """epoch: higher than at any earlier opening of this log. random: count -> bytes."""
+        self._shard = shard = Shard(settings, uuid, epoch, random)
+        self._links = Links(shard)
+        self._producers = Producers(epoch)
+        tables = recover(state, self._producers, settings.producer_batches_max)
+        self._catalogue = Catalogue(shard, tables, dict(state.rings))
+        self._confirms = Confirms(self._links)
+        self._delivery = Delivery(shard, self._links)
+        changes = state.rings[MAIN].streams.get(CHANGE_STREAM) if MAIN in state.rings else None
+        self._publishing = Publishing(
+            shard, self._links, self._confirms, self._producers, self._catalogue.rings,
+            changes.next if changes else 0, self._delivery.fan_out, self._apply,
+        )  # fmt: skip
+        self._catalogue.publishing = self._publishing
+        self._serving = Serving(shard, self._links, self._delivery)
+        starts = Starts(shard)
+        self._subscriptions = Subscriptions(
+            shard, self._links, self._delivery, self._serving, starts
+        )
+        self._admin = Admin(
+            shard, self._links, self._catalogue, self._publishing, self._producers, starts
+        )
+        self._retention = Retention(shard)
+        self._handlers = self._table()
+
+    def _table(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """What handles each command, apart from PUBLISH; the state of the link was looked at."""
+        subscriptions, admin = self._subscriptions, self._admin
+        return {
+            wire.Hello: self._links.hello,
+            wire.Ping: self._links.answer_ping,
+            wire.Pong: self._pong,
+            wire.Bye: self._bye,
+            wire.Subscribe: self._subscribe,
+            wire.Unsubscribe: subscriptions.unsubscribe,
+            wire.Credit: subscriptions.credit,
+            wire.OpenProducer: admin.open_producer,
+            wire.CreateStream: admin.create_stream,
+            wire.EditStream: admin.edit_stream,
+            wire.RemoveStream: admin.remove_stream,
+            wire.StreamInfo: admin.stream_info,
+            wire.ListStreams: admin.list_streams,
+            wire.FindOffset: admin.find_offset,
+            wire.PlanRead: admin.plan_read,
+            wire.BrokerInfo: admin.broker_info,
+            wire.ListLinks: admin.list_links,
+            wire.Kick: admin.kick,
+        }
+
+    # --- facts ------------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Counts since the start, by name."""
+        return self._shard.counters
+
+    @property
+    def gauges(self) -> dict[str, int]:
+        """How much there is of what comes and goes."""
+        return {
+            "links": len(self._links),
+            "streams": len(self._catalogue),
+            "subscriptions": self._subscriptions.count,
+            "producers": len(self._producers),
+            "hot_bytes": self._delivery.hot_bytes,
+            "unsettled_bytes": self._publishing.unsettled_bytes,
+            "reads_under_way": self._serving.reads_under_way,
+            "queries_under_way": self._shard.questions,
+        }
+
+    # --- from the peers ---------------------------------------------------------------------
+
+    def receive(
+        self,
+        link: int,
+        identity: str,
+        commands: Sequence[Command],
+        frames: Sequence[Any],
+        now_ms: int,
+    ) -> None:
+        """One message of a peer: commands, and the content frames that they own, in order."""
+        shard = self._shard
+        shard.advance(now_ms)
+        peer = self._links.table.get(link)
+        if peer is None:
+            peer = self._links.heard(link, identity)
+        else:
+            peer.heard_ms = shard.now_ms
+        if peer is not None:
+            self._receive(peer, commands, frames)
+        self._clean_up()
+
+    def _receive(self, link: Link, commands: Sequence[Command], frames: Sequence[Any]) -> None:
+        commands_max = self._shard.settings.limits.message_commands_max
+        if len(commands) > commands_max:
+            self._malformed(
+                link, "too_large",
+                f"{len(commands)} commands in a message, at most {commands_max}",
+            )  # fmt: skip
+            return
+        place = skip = 0
+        publishing = link.publishing
+        allowed = RECEIVES[link.state]
+        opened = link.state is State.OPEN
+        for number, command in enumerate(commands, 1):
+            kind = type(command)
+            if kind is wire.Publish and opened and link.state is State.OPEN and not skip:
+                # The one command that is worth a short way.
+                if place >= len(frames):
+                    self._malformed(link, "malformed", "a PUBLISH without its content frame")
+                    return
+                frame = frames[place]
+                place += 1
+                stream = publishing.get(command.stream)  # type: ignore[attr-defined]
+                if stream is None or stream.removed:
+                    self._first_publish(link, command, frame)
+                else:
+                    self._publishing.publish(link, command, stream, frame)  # type: ignore[arg-type]
+                continue
+            first = place
+            place += command.content_frames
+            if place > len(frames) or place < first:
+                self._malformed(link, "malformed", "fewer content frames than its commands own")
+                return
+            if skip:
+                skip -= 1
+                continue
+            if kind not in allowed:
+                self._out_of_order(link, command)
+                return
+            if kind is wire.Atomic:
+                skip = command.count  # type: ignore[attr-defined]
+                if not 0 <= skip <= len(commands) - number:
+                    self._malformed(link, "malformed", f"a step of {skip} commands")
+                    return
+            self._dispatch(link, kind, command)
+            if link.state is State.CLOSED:
+                return
+            if kind is wire.Hello:
+                # To the end of this message: its sender has seen no WELCOME yet.
+                allowed = RECEIVES[State.GREETED]
+        if place != len(frames):
+            self._malformed(link, "malformed", f"{len(frames) - place} frames that no command owns")
+
+    def _dispatch(self, link: Link, kind: type[Command], command: Command) -> None:
+        handler = self._handlers.get(kind)
+        settings = self._shard.settings
+        if handler is None:
+            self._links.refuse(
+                link, NUMBERS[kind], _reference(command), "unsupported",
+                f"this broker has no {FEATURES[kind]}",
+            )  # fmt: skip
+        elif link.results >= settings.link_results_max and kind in RESULT_COMMANDS:
+            self._links.refuse(
+                link, NUMBERS[kind], _reference(command), "wait",
+                "too many results wait to be sent", settings.retry_ms,
+            )  # fmt: skip
+        else:
+            handler(link, command)
+
+    def _out_of_order(self, link: Link, command: Command) -> None:
+        """What the states of the link do not allow ends it."""
+        reason = f"{type(command).__name__.upper()} on a link that is {link.state.value}"
+        number = NUMBERS[type(command)]
+        self._links.refuse(link, number, _reference(command), "unexpected", reason)
+        self._links.close(link, "refused", "unexpected", reason)
+
+    def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None:
+        """A message of a peer could not be decoded: it costs the link."""
+        self._shard.advance(now_ms)
+        peer = self._links.get(link)
+        if peer is None:
+            peer = self._links.heard(link, "")
+        if peer is not None:
+            self._malformed(peer, code, reason)
+        self._clean_up()
+
+    def _malformed(self, link: Link, code: str, reason: str) -> None:
+        self._shard.counters["malformed"] += 1
+        self._links.refuse(link, 0, 0, code, reason)
+        self._links.close(link, "malformed", code, reason)
+
+    def link_lost(self, link: int, now_ms: int) -> None:
+        """The transport has no peer of this number any more."""
+        self._shard.advance(now_ms)
+        peer = self._links.get(link)
+        if peer is not None:
+            self._links.close(peer, "lost", "closed", "the transport lost the peer")
+        self._clean_up()
+
+    def blocked(self, link: int) -> None:
+        """The transport took not all for this peer; the shell keeps what it did not take."""
+        peer = self._links.get(link)
+        if peer is not None:
+            self._links.block(peer)
+
+    def writable(self, link: int) -> None:
+        """The transport has taken all that it had refused."""
+        peer = self._links.get(link)
+        if peer is not None and self._links.unblock(peer):
+            self._feed(peer)
+
+    def _feed(self, link: Link) -> None:
+        """A link has room again: its subscriptions on demand may go on."""
+        for sub in link.subscriptions.values():
+            if not sub.live:
+                self._serving.consider(sub)
+
+    def drain(self, now_ms: int) -> None:
+        """The broker is about to stop: end every link by name."""
+        self._shard.advance(now_ms)
+        for link in list(self._links):
+            self._links.close(link, "draining", "draining", "the broker is about to stop")
+        self._clean_up()
+
+    def _pong(self, link: Link, command: wire.Pong) -> None:
+        if self._links.pong(link, command.token):
+            self._feed(link)
+
+    def _bye(self, link: Link, command: wire.Bye) -> None:
+        self._links.close(link, "bye", "closed", command.reason[:200])
+
+    # --- commands that need a stream ----------------------------------------------------------
+
+    def _first_publish(self, link: Link, command: Any, frame: Any) -> None:
+        """A PUBLISH to a stream that the link has not written to before."""
+        name = command.stream
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            self._publishing.refuse(link, command, code, reason, retry_ms)
+
+        if not self._shard.settings.permit(link.identity, "write", name):
+            refused("forbidden", f"you may not write to stream '{name}'", 0)
+            return
+        size = len(memoryview(frame))
+        window = self._shard.settings.window_bytes
+        if link.unconfirmed_bytes and link.unconfirmed_bytes + size > window:
+            refused("window", f"more than {window} unconfirmed bytes on this link", 0)
+            return
+        link.unconfirmed_bytes += size
+
+        def use(stream: Stream) -> None:
+            link.unconfirmed_bytes -= size
+            if link.open:
+                if len(link.publishing) >= PUBLISHING_MAX:
+                    link.publishing.clear()
+                link.publishing[name] = stream
+                self._publishing.publish(link, command, stream, frame)
+
+        def give_up(code: str, reason: str, retry_ms: int) -> None:
+            link.unconfirmed_bytes -= size
+            refused(code, reason, retry_ms)
+
+        self._catalogue.use(name, link.identity, use, give_up)
+
+    def _subscribe(self, link: Link, command: wire.Subscribe) -> None:
+        subscriptions = self._subscriptions
+        wrong = subscriptions.check(link, command)
+        if wrong is None and not self._shard.settings.permit(link.identity, "read", command.stream):
+            wrong = "forbidden", f"you may not read stream '{command.stream}'"
+        if wrong is None and not command.create and self._catalogue.get(command.stream) is None:
+            wrong = "unknown_stream", f"there is no stream '{command.stream}'"
+        if wrong is not None:
+            self._links.refuse(link, 12, command.subscription, *wrong)
+            return
+        sub = subscriptions.enter(link, command)
+
+        def use(stream: Stream) -> None:
+            if not sub.ended:
+                subscriptions.begin(sub, command, stream)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            if not sub.ended:
+                subscriptions.refuse(sub, code, reason, retry_ms)
+
+        self._catalogue.use(command.stream, link.identity, use, refused)
+
+    def _clean_up(self) -> None:
+        """Forget what ended links held."""
+        ended = self._links.ended
+        while ended:
+            self._subscriptions.link_ended(ended.pop())
+
+    # --- from the journal -----------------------------------------------------------------------
+
+    def appended(self, answer: Appended) -> None:
+        """The journal has a bundle."""
+        self._publishing.appended(answer)
+        self._clean_up()
+
+    def append_refused(self, answer: AppendRefused) -> None:
+        """The journal took nothing of a bundle; of its ring nothing more in this Ready."""
+        self._publishing.refused(answer)
+
+    def synced(self, ring: str, lsn: int, now_ms: int) -> None:
+        """Everything in a ring before `lsn` is on stable storage."""
+        self._shard.advance(now_ms)
+        state = self._catalogue.rings.get(ring)
+        if state is not None:
+            self._publishing.visible(state, lsn)
+        self._clean_up()
+
+    def ring_failed(self, ring: str, code: str, reason: str) -> None:
+        """A ring takes nothing more."""
+        state = self._catalogue.rings.get(ring)
+        if state is not None:
+            self._shard.event("ring_failed", "error", ring=ring, code=code, reason=reason)
+            self._publishing.ring_failed(state, code, reason)
+
+    def history(self, answer: HistoryRead | ReadFailed) -> None:
+        """A read of history is answered."""
+        if isinstance(answer, ReadFailed):
+            self._serving.failed(answer)
+        else:
+            self._serving.history(answer)
+        self._clean_up()
+
+    def answered(self, answer: IndexAnswer) -> None:
+        """A question to the index is answered."""
+        self._shard.answered(answer.token, answer.value)
+
+    def trimmed(self, ring: str, firsts: Mapping[int, int]) -> None:
+        """The journal has dropped what lies before these offsets, by stream number."""
+        for number, first in firsts.items():
+            stream = self._catalogue.by_number(number)
+            if stream is not None and stream.ring.name == ring and first > stream.first:
+                stream.first = min(first, stream.next)
+                stream.ledger.trimmed(first)
+                self._delivery.forget(stream, first)
+
+    retired = trimmed
+    """A segment was given back: the same, for every stream that had records in it."""
+
+    def _apply(self, change: Change, end_lsn: int) -> None:
+        """A change of the log is appended: let it take effect."""
+        removed = self._catalogue.apply(change, end_lsn)
+        if isinstance(change, ProducerOpened):
+            self._producers.opened(change.id, change.identity, change.epoch)
+        elif isinstance(change, ProducersForgotten):
+            self._producers.forgotten(change.ids)
+        elif isinstance(change, StreamRemoved) and removed is not None:
+            self._producers.stream_removed(removed.number)
+            self._subscriptions.stream_removed(removed)
+            self._delivery.forget(removed, removed.next)
+            if not removed.settings.ring_bytes:
+                self._retention.trims.append((removed.ring.name, removed.number, removed.next))
+
+    # --- time -------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed: heartbeats, expiry, retention."""
+        self._shard.advance(now_ms)
+        for link in self._links.beat():
+            if not link.blocked:
+                self._delivery.cover_all(link)
+            self._links.keep_alive(link)
+        if self._catalogue.bounded:
+            self._retention.tick(self._catalogue.bounded)
+        self._clean_up()
+
+    # --- out --------------------------------------------------------------------------------
+
+    def take_ready(self) -> Ready:
+        """Everything that is to be done now. Each bundle in it is answered before the next call."""
+        shard, serving = self._shard, self._serving
+        if serving.hungry:
+            serving.serve()
+            self._clean_up()
+        appends = self._publishing.take()
+        sends, closes = self._links.take()
+        reads, serving.reads = serving.reads, []
+        queries, shard.queries = shard.queries, []
+        trims, self._retention.trims = self._retention.trims, []
+        rings, self._catalogue.openings = self._catalogue.openings, []
+        events, shard.events = shard.events, []
+        return Ready(
+            rings, appends, sends, reads, queries, closes, trims, events, self._wake_at_ms()
+        )
+
+    def _wake_at_ms(self) -> int | None:
+        if self._serving.hungry:
+            return self._shard.now_ms
+        wake = self._links.wake_at_ms
+        if self._catalogue.bounded:
+            due = self._retention.due_ms
+            wake = due if wake is None else min(wake, due)
+        return wake
+
+    # --- over restarts ------------------------------------------------------------------------
+
+    def snapshot(self, ring: str = "") -> list[bytes]:
+        """What a recovery needs of this ring, as of now: records for a segment's start.
+
+        The tables go into ring main, the sequences in a stream into the stream's own ring:
+        a small ring must not carry what the others hold. Without a ring: all of it.
+        """
+        tables = self._catalogue.tables
+        here = {row.number for row in tables.streams.values() if ring in ("", row.ring)}
+        sequences = list(self._producers.sequences(here, self._shard.settings.snapshot_batches_max))
+        if ring not in ("", MAIN):
+            return encode_snapshot(Snapshot(Tables(), 0, sequences)) if sequences else []
+        return encode_snapshot(Snapshot(tables, self._publishing.change_next, sequences))
+
+
+def _reference(command: Command) -> int:
+    """The number by which the sender knows a command: tracker, subscription or request."""
+    for name in ("tracker", "subscription", "request"):
+        number = getattr(command, name, None)
+        if isinstance(number, int):
+            return number
+    return 0

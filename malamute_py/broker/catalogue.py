@@ -1,0 +1,323 @@
+"""The catalogue: which streams and rings there are, and how they come and go.
+
+Owns the streams by name and number. The rules: a stream exists once its creation is in
+the log, and one with a ring of its own takes records only when that is synced, since the
+two rings are synced apart; what needs a stream that is being created waits for it, within
+a bound. Source: DESIGN.md, sections 6 and 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+from malamute_protocol.address import name_fault
+from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.changes import (
+    FIXED_SETTINGS,
+    Change,
+    StreamCreated,
+    StreamEdited,
+    StreamRemoved,
+    StreamRow,
+    StreamSettings,
+    Tables,
+    apply,
+    encode_settings,
+    settings_of,
+)
+from malamute_py.broker.publishing import Publishing, Refusal
+from malamute_py.broker.ready import MAIN, RingFacts
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.streams import EPOCH_SHIFT, RingState, Stream, ring_name
+
+Use: TypeAlias = Callable[[Stream], None]
+
+
+class Catalogue:
+    """All streams of one core."""
+
+    publishing: Publishing
+
+    def __init__(self, shard: Shard, tables: Tables, facts: dict[str, RingFacts]) -> None:
+        self._shard = shard
+        self.tables = tables
+        self.rings: dict[str, RingState] = {}
+        self.openings: list[tuple[str, dict[str, Any]]] = []
+        """Rings that the shell is to open or remove."""
+        self._numbers: dict[int, Stream] = {}
+        self._names: dict[str, Stream] = {}
+        self._sorted: list[str] | None = None
+        self._waiting: dict[str, list[tuple[Use, Refusal]]] = {}
+        self._waiting_count = 0
+        self._next_number = tables.next_number
+        self.bounded: set[Stream] = set()
+        """Streams with a bound of bytes or age of their own."""
+        self.rings[MAIN] = RingState(MAIN, False, facts.get(MAIN))
+        self._sizes: dict[int, int] = {}
+        """Bytes of each stream's settings."""
+        self._settings_bytes = 0
+        for row in tables.streams.values():
+            self._take_up(row, facts)
+            self._weigh(row.number)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._names.values())
+
+    def get(self, name: str) -> Stream | None:
+        """The stream of this name."""
+        return self._names.get(name)
+
+    def by_number(self, number: int) -> Stream | None:
+        """The stream of this number."""
+        return self._numbers.get(number)
+
+    def names_after(self, after: str, prefix: str) -> Iterable[str]:
+        """Names in order that begin with `prefix`, from the one after `after`."""
+        from bisect import bisect_left, bisect_right
+
+        if self._sorted is None:
+            self._sorted = sorted(self._names)
+        names = self._sorted
+        place = bisect_right(names, after) if after >= prefix else bisect_left(names, prefix)
+        while place < len(names) and names[place].startswith(prefix):
+            yield names[place]
+            place += 1
+
+    # --- rings and streams at run time ---------------------------------------------------
+
+    def _ring(self, row: StreamRow, facts: RingFacts | None) -> RingState:
+        settings = row.settings
+        ring = self.rings.get(row.ring)
+        if ring is None:
+            ring = self.rings[row.ring] = RingState(row.ring, settings.memory, facts)
+            self.openings.append(
+                (
+                    row.ring,
+                    {
+                        "memory": settings.memory,
+                        "ring_bytes": settings.ring_bytes,
+                        "full": settings.full,
+                    },
+                )
+            )
+        return ring
+
+    def _take_up(self, row: StreamRow, facts: dict[str, RingFacts]) -> Stream:
+        ring_facts = facts.get(row.ring)
+        ring = self._ring(row, ring_facts)
+        stream = Stream(row, ring, ring_facts.streams.get(row.number) if ring_facts else None)
+        if ring.memory and facts:
+            # It existed in an earlier run: its offsets go on where no earlier one can be.
+            base = self._shard.epoch << EPOCH_SHIFT
+            stream.first = stream.next = stream.visible_next = stream.lost_before = base
+            stream.handed = stream.trim_asked = base
+        self._numbers[row.number] = stream
+        self._names[row.name] = stream
+        self._sorted = None
+        self._watch(stream)
+        return stream
+
+    def _watch(self, stream: Stream) -> None:
+        settings = stream.settings
+        if settings.max_bytes or settings.max_age_ms:
+            self.bounded.add(stream)
+            stream.ledger.bound(settings.max_bytes)
+        else:
+            self.bounded.discard(stream)
+
+    # --- first use ---------------------------------------------------------------------------
+
+    def use(self, name: str, by: str, then: Use, refused: Refusal) -> None:
+        """Call `then` with the stream of this name, which first use creates."""
+        stream = self._names.get(name)
+        if stream is not None:
+            then(stream)
+            return
+        settings = self._shard.settings
+        waiting = self._waiting.get(name)
+        if waiting is None and not settings.auto_create:
+            refused("unknown_stream", f"there is no stream '{name}'", 0)
+            return
+        if waiting is None and not settings.permit(by, "create", name):
+            refused("forbidden", f"you may not create stream '{name}'", 0)
+            return
+        if self._waiting_count >= settings.waiting_commands_max:
+            refused("wait", "too much waits for streams to be created", settings.retry_ms)
+            return
+        if waiting is None:
+            try:
+                wanted = settings_of(settings.default_stream, settings.settings_bytes_max)
+                self._propose(name, wanted, by)
+            except RequestRejected as error:
+                refused(error.code, error.reason, 0)
+                return
+            waiting = self._waiting[name]
+        waiting.append((then, refused))
+        self._waiting_count += 1
+
+    def create(
+        self, name: str, values: dict[str, Any], by: str, then: Use, refused: Refusal
+    ) -> None:
+        """Create a stream with settings; the same settings again succeed."""
+        try:
+            wanted = settings_of(
+                {**self._shard.settings.default_stream, **values},
+                self._shard.settings.settings_bytes_max,
+            )
+            stream = self._names.get(name)
+            if stream is not None:
+                if not _same(stream.settings, wanted):
+                    raise RequestRejected(
+                        "stream_exists", f"stream '{name}' exists with other settings"
+                    )
+                then(stream)
+                return
+            if name in self._waiting:
+
+                def again(stream: Stream) -> None:
+                    self.create(name, values, by, then, refused)
+
+                self._waiting[name].append((again, refused))
+                self._waiting_count += 1
+                return
+            self._propose(name, wanted, by)
+            self._waiting[name].append((then, refused))
+            self._waiting_count += 1
+        except RequestRejected as error:
+            refused(error.code, error.reason, 0)
+
+    def _propose(self, name: str, wanted: StreamSettings, by: str) -> None:
+        """Put the creation of a stream on its way; raises RequestRejected."""
+        shard = self._shard
+        wrong = name_fault(name)
+        if wrong:
+            raise RequestRejected("bad_name", wrong)
+        self._check_settings(0, wanted)
+        if len(self._names) + len(self._waiting) >= shard.settings.streams_max:
+            raise RequestRejected("limit", f"at most {shard.settings.streams_max} streams")
+        number = self._next_number
+        self._next_number += 1
+        uuid = shard.random(16)
+        ring = ring_name(wanted, uuid)
+        created = StreamCreated(number, name, uuid, ring, wanted, by, shard.now_ms)
+        self._waiting[name] = []
+
+        def appended(end_lsn: int) -> None:
+            stream = self._numbers[number]
+            for then, _ in self._waited(name):
+                then(stream)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            for _, refuse in self._waited(name):
+                refuse(code, reason, retry_ms)
+
+        self.publishing.propose(created, appended, refused)
+
+    def _check_settings(self, number: int, wanted: StreamSettings) -> None:
+        """Raises RequestRejected `limit`: with these all settings are too much."""
+        most = self._shard.settings.all_settings_bytes_max
+        size = len(encode_settings(wanted))
+        if self._settings_bytes - self._sizes.get(number, 0) + size > most:
+            raise RequestRejected("limit", f"the settings of all streams have at most {most} bytes")
+
+    def _weigh(self, number: int) -> None:
+        """Note how large a stream's settings are now; nothing when it is gone."""
+        row = self.tables.streams.get(number)
+        self._settings_bytes -= self._sizes.pop(number, 0)
+        if row is not None:
+            self._sizes[number] = size = len(encode_settings(row.settings))
+            self._settings_bytes += size
+
+    def _waited(self, name: str) -> list[tuple[Use, Refusal]]:
+        waiting = self._waiting.pop(name, [])
+        self._waiting_count -= len(waiting)
+        return waiting
+
+    # --- changing ----------------------------------------------------------------------------
+
+    def edit(
+        self, stream: Stream, values: dict[str, Any], then: Callable[[int], None], refused: Refusal
+    ) -> None:
+        """Change settings of a stream; `then` gets the LSN that carries the change."""
+        old = stream.settings
+        known = {name: getattr(old, name) for name in old.__struct_fields__}
+        try:
+            wanted = settings_of({**known, **values}, self._shard.settings.settings_bytes_max)
+        except RequestRejected as error:
+            refused(error.code, error.reason, 0)
+            return
+        for name in FIXED_SETTINGS:
+            if getattr(wanted, name) != getattr(old, name):
+                refused("bad_setting", f"{name} cannot be changed: records lie where they lie", 0)
+                return
+        if wanted.body_kind != old.body_kind and (old.body_kind or stream.body_kind >= 0):
+            refused("bad_setting", "body_kind cannot be changed once it is settled", 0)
+            return
+        try:
+            self._check_settings(stream.number, wanted)
+        except RequestRejected as error:
+            refused(error.code, error.reason, 0)
+            return
+        self.publishing.propose(
+            StreamEdited(stream.number, wanted, self._shard.now_ms), then, refused
+        )
+
+    def remove(self, stream: Stream, then: Callable[[int], None], refused: Refusal) -> None:
+        """Remove a stream and its records; `then` gets the LSN that carries the change."""
+        self.publishing.propose(StreamRemoved(stream.number, self._shard.now_ms), then, refused)
+
+    def apply(self, change: Change, end_lsn: int) -> Stream | None:
+        """Let a change of the log take effect; returns the stream that it removed."""
+        apply(self.tables, change)
+        if isinstance(change, StreamCreated | StreamEdited | StreamRemoved):
+            self._weigh(change.number)
+        if isinstance(change, StreamCreated):
+            stream = self._take_up(self.tables.streams[change.number], {})
+            stream.created_lsn = end_lsn
+            self._shard.event("stream_created", stream=change.name, number=change.number)
+        elif isinstance(change, StreamEdited):
+            edited = self._numbers.get(change.number)
+            if edited is not None:
+                edited.settle(edited.settings)
+                self._watch(edited)
+        elif isinstance(change, StreamRemoved):
+            removed = self._numbers.pop(change.number, None)
+            if removed is not None:
+                self._remove(removed, end_lsn)
+            return removed
+        return None
+
+    def _remove(self, stream: Stream, end_lsn: int) -> None:
+        stream.removed = True
+        if self._names.get(stream.name) is stream:
+            del self._names[stream.name]
+        self._sorted = None
+        self.bounded.discard(stream)
+        self._shard.event("stream_removed", stream=stream.name, number=stream.number)
+        ring = stream.ring
+        if not stream.settings.ring_bytes:
+            return
+
+        def durable(failure: tuple[str, str] | None) -> None:
+            # Its files go only when no power loss can bring the stream back.
+            if failure is None:
+                self.openings.append((ring.name, {"remove": True}))
+                self.rings.pop(ring.name, None)
+                # Nobody will say of it that it is synced.
+                gone = f"stream '{stream.name}' was removed"
+                self.publishing.ring_failed(ring, "stream_removed", gone)
+
+        self.publishing.when_visible(self.rings[MAIN], end_lsn, durable)
+
+
+def _same(has: StreamSettings, wanted: StreamSettings) -> bool:
+    """Whether settings are as wanted; a body kind that first use settled does not count."""
+    if not wanted.body_kind:
+        values = {name: getattr(has, name) for name in has.__struct_fields__}
+        values["body_kind"] = ""
+        has = StreamSettings(**values)
+    return has == wanted

@@ -1,0 +1,253 @@
+"""Live delivery: the hot window, and the fan-out of each batch as it comes.
+
+Owns the memory of the newest batches and the step in which a live subscription takes one.
+The rules: one encoding a group, its frames shared by reference; a subscription that has no
+credit or no room for a batch that it selects goes on demand in that step, and loses
+nothing; what is live and selects nothing costs nothing. Source: DESIGN.md, sections 2, 8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from malamute_protocol.commands import Cover, Deliver, Ended, Mode
+from malamute_py.broker.links import Link, Links
+from malamute_py.broker.selection import (
+    Encoding,
+    Mask,
+    encoding_of,
+    groups_of,
+    narrow,
+    rows_of_group,
+    select,
+    unexpired,
+    within_client_time,
+)
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.streams import NEVER, Batch, Stream
+from malamute_py.broker.subscriptions import Subscription
+
+
+class Delivery:
+    """What leaves for live subscriptions, and how any subscription is told where it stands."""
+
+    def __init__(self, shard: Shard, links: Links) -> None:
+        self._shard = shard
+        self._links = links
+        self._hot: deque[Batch] = deque()
+        self.hot_bytes = 0
+        self._bytes_min = shard.settings.extract_bytes_min
+        self._share = shard.settings.extract_share
+
+    # --- the hot window -----------------------------------------------------------------
+
+    def keep(self, batch: Batch) -> None:
+        """Put a batch into the hot window; the oldest of all streams leave for it."""
+        self._hot.append(batch)
+        batch.stream.hot.append(batch)
+        self.hot_bytes += batch.memory
+        while self.hot_bytes > self._shard.settings.hot_bytes and len(self._hot) > 1:
+            oldest = self._hot.popleft()
+            self.hot_bytes -= oldest.memory
+            hot = oldest.stream.hot
+            if hot and hot[0] is oldest:
+                hot.popleft()
+
+    def forget(self, stream: Stream, before: int) -> None:
+        """Drop what lies before an offset from a stream's window.
+
+        It goes from the order of all batches when its turn comes.
+        """
+        hot = stream.hot
+        while hot and hot[0].next <= before:
+            hot.popleft()
+
+    # --- the fan-out ---------------------------------------------------------------------
+
+    def fan_out(self, batch: Batch, durable: bool) -> None:
+        """Give a batch to the live subscriptions of one visibility that select from it."""
+        if not durable:
+            self.keep(batch)
+        stream = batch.stream
+        if not stream.subscriptions:
+            return
+        content = batch.content
+        alive = unexpired(content, self._shard.now_ms)
+        for group in groups_of(stream, content):
+            subscriptions = group.durable if durable else group.live
+            if not subscriptions:
+                continue
+            if group.headers is None and alive is None:
+                self._give(batch, None, None, subscriptions)
+                continue
+            mask = rows_of_group(content, group)
+            if alive is not None:
+                mask = narrow(mask, alive)
+            encoding = encoding_of(batch, mask, self._bytes_min, self._share)
+            if encoding is not None:
+                self._give(batch, mask, encoding, subscriptions)
+        if batch.next >= stream.least_stop:
+            self._end_bounded(stream)
+
+    def _give(
+        self,
+        batch: Batch,
+        mask: Mask | None,
+        encoding: Encoding | None,
+        subscriptions: list[Subscription],
+    ) -> None:
+        """Give one encoding (None: the batch as it is) to those of a group that are live."""
+        next = batch.next
+        if encoding is None:
+            size, count = batch.size, next - batch.base
+            frames: tuple[Any, ...] = (batch.stamp, batch.frame)
+            rows: bytes | None = None
+        else:
+            plain = encoding.for_(whole=False)
+            size, count, frames, rows = plain.bytes, plain.count, plain.frames, plain.rows
+        dirty = self._links.dirty
+        windows: dict[tuple[int, int], Encoding | None] = {}
+        records = taken = 0
+        for sub in subscriptions:
+            # A durable one may be ahead: told of a gap up to where the ring begins by now,
+            # while this batch, retired since, was still waiting for its sync.
+            if not sub.live or sub.covered >= next:
+                continue
+            link = sub.link
+            if sub.left_records <= 0 or sub.left_bytes <= 0 or link.room <= 0:
+                if sub.client_time is None or self._window(batch, mask, sub, windows) is not None:
+                    self.fall_behind(sub, batch.base)
+                continue
+            if sub.plain:
+                out = link.out
+                if not out:
+                    dirty.append(link)
+                out.append(Deliver(sub.number, sub.covered, next, 2, rows))
+                link.frames += frames
+                sub.covered = next
+                sub.left_records -= count
+                sub.left_bytes -= size
+                link.room -= size
+                link.delivered_bytes += size
+                records += count
+                taken += 1
+                if link.room < link.half:
+                    self._links.spent(link)
+                continue
+            if encoding is None:
+                encoding = Encoding(batch, None, count, extracts=False)
+            special = self._special(batch, mask, encoding, sub, windows)
+            if special is not None:
+                self.deliver(sub, min(next, sub.stop), special)
+        counters = self._shard.counters
+        counters["records_out"] += records
+        counters["bytes_out"] += size * taken
+        counters["deliveries"] += taken
+
+    def _special(
+        self,
+        batch: Batch,
+        mask: Mask | None,
+        encoding: Encoding,
+        sub: Subscription,
+        windows: dict[tuple[int, int], Encoding | None],
+    ) -> Encoding | None:
+        """The encoding for a subscription with a client-time window, an end, or `whole`."""
+        if sub.stop < batch.next:
+            sub.position = max(sub.covered, batch.base)
+            anything, rows = select(sub, batch.content, batch.base, sub.stop, self._shard.now_ms)
+            if not anything:
+                return None
+            special = encoding_of(batch, rows, self._bytes_min, self._share)
+            return None if special is None else special.for_(sub.whole)
+        if sub.client_time is not None:
+            found = self._window(batch, mask, sub, windows)
+            return None if found is None else found.for_(sub.whole)
+        return encoding.for_(sub.whole)
+
+    def _window(
+        self,
+        batch: Batch,
+        mask: Mask | None,
+        sub: Subscription,
+        windows: dict[tuple[int, int], Encoding | None],
+    ) -> Encoding | None:
+        """The encoding for one client-time window, shared by those who have the same."""
+        window = sub.client_time
+        assert window is not None
+        if window not in windows:
+            inside = within_client_time(batch.content, window)
+            rows = mask if inside is None else narrow(mask, inside)
+            windows[window] = encoding_of(batch, rows, self._bytes_min, self._share)
+        return windows[window]
+
+    def deliver(self, sub: Subscription, next: int, encoding: Encoding) -> None:
+        """Put one batch's encoding into the outbox of a subscription."""
+        self.put(sub, next, list(encoding.frames), encoding.rows, encoding.count, encoding.bytes)
+
+    def put(
+        self, sub: Subscription, next: int, frames: list[object], rows: bytes | None,
+        records: int, size: int,
+    ) -> None:  # fmt: skip
+        """Put frames that cover up to `next` into the outbox of a subscription."""
+        link = sub.link
+        self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows))
+        link.frames += frames
+        sub.covered = next
+        sub.left_records -= records
+        sub.left_bytes -= size
+        link.room -= size
+        link.delivered_bytes += size
+        self._links.spent(link)
+        counters = self._shard.counters
+        counters["records_out"] += records
+        counters["bytes_out"] += size
+        counters["deliveries"] += 1
+
+    # --- live and on demand --------------------------------------------------------------
+
+    def fall_behind(self, sub: Subscription, position: int) -> None:
+        """What a live subscription selects at `position` it cannot take: on demand from there."""
+        sub.live = False
+        if sub.stop != NEVER:
+            sub.stream.bounded.discard(sub)
+        sub.position = max(position, sub.covered)
+        self._shard.counters["fell_behind"] += 1
+        self._links.say(sub.link, Mode(sub.number, False, sub.position))
+
+    def catch_up(self, sub: Subscription) -> None:
+        """A subscription stands at the tail and has credit: live from here."""
+        sub.live = True
+        self._shard.counters["caught_up"] += 1
+        if sub.stop != NEVER:
+            stream = sub.stream
+            stream.bounded.add(sub)
+            stream.least_stop = min(stream.least_stop, sub.stop)
+        self._links.say(sub.link, Mode(sub.number, True, sub.position))
+
+    def cover(self, sub: Subscription) -> None:
+        """Tell how far a subscription has come when it has moved without a delivery."""
+        position = sub.place
+        if sub.covered < position:
+            self._links.say(sub.link, Cover(sub.number, sub.covered, position))
+            sub.covered = position
+
+    def cover_all(self, link: Link) -> None:
+        """Cover every subscription of a link that has moved."""
+        for sub in link.subscriptions.values():
+            if sub.started and sub.covered < sub.place:
+                self.cover(sub)
+
+    def end(self, sub: Subscription, code: str) -> None:
+        """Say that a subscription gets nothing more; the caller forgets it."""
+        self.cover(sub)
+        self._links.say(sub.link, Ended(sub.number, sub.covered, code))
+
+    def _end_bounded(self, stream: Stream) -> None:
+        """End the live subscriptions whose end the tail has passed."""
+        ending = [sub for sub in stream.bounded if sub.stop <= sub.tail]
+        for sub in ending:
+            self.end(sub, "end")
+            sub.drop()
+        stream.least_stop = min((sub.stop for sub in stream.bounded), default=NEVER)

@@ -1,0 +1,122 @@
+"""Every limit of the broker core, in one place.
+
+Owns the settings of a broker: sizes, counts, times and the two callbacks by which the
+shell answers what the core cannot know. The rule: no table, queue or buffer of the core
+grows beyond a number that stands here, and each has a named answer when it is reached.
+Source: DESIGN.md, sections 4, 8 and 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+
+Permit = Callable[[str, str, str], bool]
+"""(identity, action, name) -> allowed. Actions: identity, read, write, create, admin."""
+
+
+def permit_all(identity: str, action: str, name: str) -> bool:
+    """Everything is allowed, but nobody may take another's name."""
+    return action != "identity" or identity in ("", name)
+
+
+def no_facts() -> dict[str, Any]:
+    """Nothing to add."""
+    return {}
+
+
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for one broker. Sizes in bytes, times in milliseconds."""
+
+    limits: Limits = DEFAULT_LIMITS
+    """Of one message, batch and record."""
+    software: str = "malamute-py"
+    permit: Permit = permit_all
+    facts: Callable[[], dict[str, Any]] = no_facts
+    """The shell's part of BROKER_INFO: rings, disk, endpoints."""
+
+    # --- links: beyond links_max a HELLO is refused `limit`
+    links_max: int = 10_000
+    heartbeat_ms: int = 5_000
+    heartbeat_min_ms: int = 50
+    heartbeat_max_ms: int = 60_000
+    expiry_beats: int = 3
+    """A link is given up after so many heartbeats of silence."""
+    window_bytes: int = 16 << 20
+    """Unconfirmed bytes of a link; beyond it PUBLISH is refused `window`."""
+    outbox_commands_max: int = 20_000
+    """Answers kept for a peer that does not read; beyond it the link ends: `limit`."""
+    link_queries_max: int = 1_000
+    """Unanswered questions of a link to the journal; beyond it: `wait`."""
+    link_results_max: int = 256
+    """Results that wait to be sent to a link; beyond it its questions are answered `wait`."""
+    reason_max: int = 300
+    """Characters of a reason that is sent: it may repeat what the peer said."""
+
+    # --- what may lie between the core and a peer that has not shown to have read it
+    outstanding_bytes: int = 256 << 20
+    """Budget over all links; each has an equal share within the next two."""
+    share_min_bytes: int = 256 << 10
+    share_max_bytes: int = 16 << 20
+
+    # --- streams, subscriptions, producers: beyond a count `limit`
+    streams_max: int = 10_000
+    settings_bytes_max: int = 64 << 10
+    """Of one stream's settings as MessagePack; beyond it `bad_setting`."""
+    all_settings_bytes_max: int = 8 << 20
+    """The same over all streams; beyond it `limit`: each segment begins with all of them."""
+    link_subscriptions_max: int = 1_000
+    subscriptions_max: int = 100_000
+    pattern_bytes_max: int = 64 << 10
+    """Of one pattern as MessagePack; beyond it `too_large`."""
+    all_patterns_bytes_max: int = 64 << 20
+    """The same over all subscriptions; beyond it `limit`."""
+    producers_max: int = 10_000
+    """Beyond it the one that was longest unused is forgotten: `unknown_producer`."""
+    producer_streams_max: int = 10_000
+    """Streams whose sequence one producer has; beyond it PUBLISH is refused `limit`."""
+    producer_places_max: int = 20_000
+    """The same over all producers."""
+    producer_batches_max: int = 128
+    """Runs of batches of a producer in a stream whose positions a duplicate is told."""
+    snapshot_batches_max: int = 32
+    """Of these, how many a snapshot keeps; what follows it in the journal adds the rest."""
+    auto_create: bool = True
+    default_stream: dict[str, Any] = {}
+    """Settings of streams that first use creates."""
+    waiting_commands_max: int = 10_000
+    """Commands that wait for a stream to be created; beyond it: `wait`."""
+
+    # --- publishing
+    unsynced_bytes_max: int = 256 << 20
+    """Appended or queued and not yet synced; beyond it PUBLISH is refused `wait`."""
+
+    # --- delivery
+    hot_bytes: int = 16 << 20
+    """Newest batches of all streams kept in memory."""
+    quantum_bytes: int = 1 << 20
+    """What one subscription on demand is given in its turn."""
+    step_bytes: int = 8 << 20
+    """What all subscriptions on demand are given in one step."""
+    reads_max: int = 8
+    """Reads of history under way at one time."""
+    queries_max: int = 10_000
+    """Questions to the journal's index under way; beyond it: `wait`."""
+    extract_bytes_min: int = 4 << 10
+    """A smaller batch goes out whole with a row bitmap: extracting would cost more."""
+    extract_share: float = 0.25
+    """Rows are extracted when fewer than this share of a batch is selected."""
+    last_per_subject_max: int = 100_000
+    """Records of one last-per-subject start; beyond it the start is refused `limit`."""
+
+    # --- administration
+    page_max: int = 1_000
+    splits_max: int = 10_000
+    retention_ms: int = 1_000
+    """How often bounds by bytes and age are applied."""
+    retry_ms: int = 100
+    """What a `wait` names."""

@@ -1,0 +1,398 @@
+"""Client links: states, identity, sessions, heartbeat, expiry, and what is to be sent.
+
+Owns every fact about one connected client, its outbox included. The rules: what a client
+may send in which state the protocol's table says and nothing else; a newer HELLO of a
+session ends the older link; what a peer has not shown to have read is bounded by its share
+(a PONG shows it), and what is kept for one that does not read at all by a count. Source:
+SPEC.md, section 2; DESIGN.md, sections 4, 8 and 11.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+from malamute_protocol.address import name_fault
+from malamute_protocol.commands import Bye, Command, Hello, Ping, Pong, Refused, Welcome
+from malamute_protocol.link import TRANSITIONS, Moves, Side, State
+from malamute_protocol.version import VERSIONS, Feature, negotiate
+from malamute_py.broker.ready import Send
+from malamute_py.broker.shard import Shard
+
+if TYPE_CHECKING:
+    from malamute_py.broker.subscriptions import Subscription
+
+FEATURES = int(Feature.TYPED)
+"""What this broker serves beyond the streams themselves."""
+PROBE_TOKENS = 1 << 32
+"""Tokens of PINGs that ask how far the peer has read begin here; those below keep alive."""
+
+
+RECEIVES: dict[State, Moves] = {state: TRANSITIONS[state][Side.CLIENT] for state in State}
+"""What a client may send in each state, as the protocol's table has it. A link is never left
+GREETED here: a HELLO is answered in the step that takes it."""
+
+
+class Link:
+    """One connected client."""
+
+    __slots__ = (
+        "blocked",
+        "cleared_bytes",
+        "credential",
+        "delivered_bytes",
+        "expiry_ms",
+        "frames",
+        "half",
+        "heard_ms",
+        "heartbeat_ms",
+        "identity",
+        "number",
+        "opened_ms",
+        "out",
+        "probe",
+        "probe_bytes",
+        "publishing",
+        "queries",
+        "results",
+        "room",
+        "said_ms",
+        "session",
+        "software",
+        "state",
+        "subscriptions",
+        "timer",
+        "unconfirmed_bytes",
+    )
+
+    def __init__(self, number: int, credential: str, now_ms: int) -> None:
+        self.number = number
+        self.credential = credential
+        """What the shell authenticated; "" when nobody."""
+        self.identity = credential
+        self.state = State.NEW
+        self.session = b""
+        self.software = ""
+        self.opened_ms = now_ms
+        self.heard_ms = now_ms
+        self.said_ms = now_ms
+        self.heartbeat_ms = 0
+        self.expiry_ms = 0
+        self.out: list[Command] = []
+        self.frames: list[Any] = []
+        self.blocked = False
+        self.room = 0
+        """Bytes of records that may still go to this link; none while it is blocked."""
+        self.half = 0
+        """Below so much room it is asked how far it has read."""
+        self.delivered_bytes = 0
+        self.cleared_bytes = 0
+        """Of the delivered bytes, how many the peer has shown to have read."""
+        self.probe = 0
+        """Token of the PING that asks; 0: none is under way."""
+        self.probe_bytes = 0
+        self.unconfirmed_bytes = 0
+        self.publishing: dict[str, Any] = {}
+        """Streams that this link was seen to be allowed to write to."""
+        self.subscriptions: dict[int, Subscription] = {}
+        self.queries = 0
+        """Questions to the journal that this link waits for."""
+        self.results = 0
+        """Of what is in the outbox, how many are RESULTs: these may be large."""
+        self.timer = 0
+        """Number of its one timer that counts."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it was welcomed and has not ended."""
+        return self.state is State.OPEN
+
+
+class Links:
+    """All links, their timers and their outboxes."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self.table: dict[int, Link] = {}
+        self._sessions: dict[bytes, Link] = {}
+        self._timers: list[tuple[int, int, Link]] = []
+        self._armed = 0
+        self._closes: list[int] = []
+        self._probes = PROBE_TOKENS
+        self.dirty: list[Link] = []
+        """Links whose outbox may have become non-empty."""
+        self.ended: list[Link] = []
+        """Links that closed since the last step; their subscriptions are to be dropped."""
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __iter__(self) -> Any:
+        return iter(self.table.values())
+
+    def get(self, number: int) -> Link | None:
+        """The link of this number, unless it has ended."""
+        return self.table.get(number)
+
+    def heard(self, number: int, credential: str) -> Link | None:
+        """The link that something arrived on, made on the first sound of it.
+
+        None: there is no room for it; the peer was told.
+        """
+        shard = self._shard
+        link = self.table.get(number)
+        if link is None:
+            link = Link(number, credential, shard.now_ms)
+            self.table[number] = link
+            shard.counters["links_opened"] += 1
+            self._arm(link, shard.settings.heartbeat_ms * shard.settings.expiry_beats)
+            if len(self.table) > shard.settings.links_max:
+                self.refuse(link, 0, 0, "limit", f"at most {shard.settings.links_max} links")
+                self.close(link, "refused", "limit", "")
+                return None
+        link.heard_ms = shard.now_ms
+        return link
+
+    # --- opening and ending ---------------------------------------------------------
+
+    def hello(self, link: Link, hello: Hello) -> None:
+        """Welcome a link, or refuse it and end it."""
+        shard, settings = self._shard, self._shard.settings
+        version = negotiate(VERSIONS, hello.versions)
+        refusal: tuple[str, str] | None = None
+        wanted = hello.identity or link.credential
+        if version is None:
+            ours, theirs = (f"{low} to {high}" for low, high in (VERSIONS, hello.versions))
+            refusal = "version", f"this broker speaks versions {ours}, you {theirs}"
+        elif len(hello.session) != 16:
+            refusal = "malformed", f"a session has 16 bytes, not {len(hello.session)}"
+        elif hello.identity not in ("", link.credential) and name_fault(hello.identity):
+            refusal = "bad_name", f"identity: {name_fault(hello.identity)}"
+        elif hello.identity != link.credential and not settings.permit(
+            link.credential, "identity", wanted
+        ):
+            refusal = "forbidden", f"your credential does not carry the identity '{wanted}'"
+        older = self._sessions.get(hello.session)
+        if refusal is None and older is not None and older.identity != wanted:
+            refusal = "forbidden", "the session belongs to another identity"
+        if version is None or refusal is not None:
+            assert refusal is not None
+            self.refuse(link, 1, 0, *refusal)
+            self.close(link, "refused", *refusal)
+            return
+        if older is not None and older is not link:
+            shard.counters["links_fenced"] += 1
+            self.close(older, "fenced", "fenced", "a newer link of this session took over")
+        asked = hello.heartbeat_ms or settings.heartbeat_ms
+        link.heartbeat_ms = max(settings.heartbeat_min_ms, min(asked, settings.heartbeat_max_ms))
+        link.expiry_ms = link.heartbeat_ms * settings.expiry_beats
+        link.identity = wanted
+        link.session = hello.session
+        link.software = hello.software[:200]
+        self._sessions[hello.session] = link
+        link.state = State.OPEN
+        link.room = self._share()
+        link.half = link.room // 2
+        limits = settings.limits
+        self.say(
+            link,
+            Welcome(
+                version=version,
+                broker=shard.uuid,
+                epoch=shard.epoch,
+                heartbeat_ms=link.heartbeat_ms,
+                expiry_ms=link.expiry_ms,
+                window_bytes=settings.window_bytes,
+                record_bytes_max=limits.record_bytes_max,
+                batch_bytes_max=limits.batch_bytes_max,
+                batch_records_max=limits.batch_records_max,
+                message_commands_max=limits.message_commands_max,
+                identity=wanted,
+                software=settings.software,
+                features=FEATURES,
+                now_ms=shard.now_ms,
+            ),
+        )
+        self._arm(link, link.heartbeat_ms)
+        shard.event("link_opened", link=link.number, identity=wanted, software=link.software)
+
+    def close(self, link: Link, happened: str, code: str, reason: str) -> None:
+        """End a link; unless it is lost, the peer gets a BYE with the code first."""
+        if link.state is State.CLOSED:
+            return
+        shard = self._shard
+        if happened != "lost":
+            if link.blocked:
+                # What it could not take before it will not take now.
+                link.out, link.frames = [], []
+            self.say(link, Bye(code, reason))
+        link.state = State.CLOSED
+        link.room = 0
+        self.table.pop(link.number, None)
+        if self._sessions.get(link.session) is link:
+            del self._sessions[link.session]
+        self.ended.append(link)
+        self._closes.append(link.number)
+        shard.counters["links_closed"] += 1
+        level = "info" if happened in ("bye", "lost", "fenced", "draining") else "warning"
+        shard.event(
+            "link_closed", level, link=link.number, identity=link.identity,
+            happened=happened, code=code, reason=reason,
+        )  # fmt: skip
+
+    # --- saying -----------------------------------------------------------------------
+
+    def say(self, link: Link, command: Command) -> None:
+        """Put a command into the outbox of a link, unless that has ended."""
+        if link.state is State.CLOSED:
+            return
+        out = link.out
+        if not out:
+            self.dirty.append(link)
+        out.append(command)
+        if len(out) > self._shard.settings.outbox_commands_max and link.blocked:
+            self.close(link, "limit", "limit", "the peer does not read its answers")
+
+    def refuse(
+        self, link: Link, command: int, reference: int, code: str, reason: str, retry_ms: int = 0
+    ) -> None:
+        """Answer a command with REFUSED."""
+        if link.state is State.CLOSED:
+            return
+        self._shard.counters["refused_" + code] += 1
+        reason = reason[: self._shard.settings.reason_max]
+        self.say(link, Refused(command, reference, code, reason, retry_ms))
+
+    def take(self) -> tuple[list[Send], list[int]]:
+        """What to send now, one message a link where limits allow, and whom to forget then."""
+        sends: list[Send] = []
+        now_ms = self._shard.now_ms
+        limits = self._shard.settings.limits
+        for link in self.dirty:
+            out = link.out
+            if not out or (link.blocked and link.state is not State.CLOSED):
+                continue
+            frames = link.frames
+            link.out, link.frames = [], []
+            link.results = 0
+            link.said_ms = now_ms
+            if len(out) <= limits.message_commands_max and len(frames) < limits.message_frames_max:
+                sends.append(Send(link.number, out, frames))
+            else:
+                sends.extend(
+                    split(
+                        link.number, out, frames,
+                        limits.message_commands_max, limits.message_frames_max - 1,
+                    )
+                )  # fmt: skip
+        self.dirty.clear()
+        closes, self._closes = self._closes, []
+        return sends, closes
+
+    # --- what the transport and the peer have taken -------------------------------------
+
+    def _share(self) -> int:
+        settings = self._shard.settings
+        share = settings.outstanding_bytes // max(1, len(self.table))
+        return max(settings.share_min_bytes, min(share, settings.share_max_bytes))
+
+    def spent(self, link: Link) -> None:
+        """Records were given to a link: ask it how far it has read before its room is used up."""
+        if not link.probe and link.room < link.half:
+            self._probes += 1
+            link.probe = self._probes
+            link.probe_bytes = link.delivered_bytes
+            self.say(link, Ping(link.probe))
+
+    def pong(self, link: Link, token: int) -> bool:
+        """The peer answered a PING; True when it has room for records again."""
+        if not link.probe or token != link.probe:
+            return False
+        link.probe = 0
+        link.cleared_bytes = link.probe_bytes
+        return self.make_room(link)
+
+    def make_room(self, link: Link) -> bool:
+        """Work out anew what may be given to a link; True when that is something."""
+        if link.blocked or link.state is not State.OPEN:
+            link.room = 0
+            return False
+        share = self._share()
+        link.half = share // 2
+        link.room = share - (link.delivered_bytes - link.cleared_bytes)
+        self.spent(link)
+        return link.room > 0
+
+    def block(self, link: Link) -> None:
+        """The transport cannot take more for this peer."""
+        link.blocked = True
+        link.room = 0
+        self._shard.counters["links_blocked"] += 1
+
+    def unblock(self, link: Link) -> bool:
+        """The transport takes again; True when the link has room for records."""
+        link.blocked = False
+        if link.out:
+            self.dirty.append(link)
+        return self.make_room(link)
+
+    # --- time ---------------------------------------------------------------------------
+
+    def _arm(self, link: Link, after_ms: int) -> None:
+        self._armed += 1
+        link.timer = self._armed
+        heappush(self._timers, (self._shard.now_ms + after_ms, self._armed, link))
+
+    @property
+    def wake_at_ms(self) -> int | None:
+        """When the next timer is due."""
+        return self._timers[0][0] if self._timers else None
+
+    def beat(self) -> list[Link]:
+        """Expire the silent, PING the idle; return the open links whose heartbeat is due."""
+        due: list[Link] = []
+        now_ms = self._shard.now_ms
+        timers = self._timers
+        while timers and timers[0][0] <= now_ms:
+            _, timer, link = heappop(timers)
+            if link.state is State.CLOSED or timer != link.timer:
+                continue
+            if link.state is State.NEW:
+                self.refuse(link, 0, 0, "silent", "no HELLO came")
+                self.close(link, "silent", "silent", "no HELLO came")
+                continue
+            if now_ms - link.heard_ms >= link.expiry_ms:
+                silent_ms = now_ms - link.heard_ms
+                self.close(link, "silent", "silent", f"nothing was heard for {silent_ms} ms")
+                continue
+            due.append(link)
+            self._arm(link, link.heartbeat_ms)
+        return due
+
+    def keep_alive(self, link: Link) -> None:
+        """After what else a heartbeat brings: PING a link to which nothing was said."""
+        beat = link.heartbeat_ms
+        now_ms = self._shard.now_ms
+        if not link.out and (now_ms - link.said_ms >= beat or now_ms - link.heard_ms >= beat):
+            self.say(link, Ping(0))
+
+    def answer_ping(self, link: Link, ping: Ping) -> None:
+        """PONG with the same token."""
+        self.say(link, Pong(ping.token))
+
+
+def split(
+    number: int, commands: list[Command], frames: list[Any], commands_max: int, frames_max: int
+) -> list[Send]:
+    """Cut an outbox into messages within both limits; a command stays with its frames."""
+    sends: list[Send] = []
+    first = frame = first_frame = 0
+    for place, command in enumerate(commands):
+        owned = command.content_frames
+        full = place - first >= commands_max or frame + owned - first_frame > frames_max
+        if full and place > first:
+            sends.append(Send(number, commands[first:place], frames[first_frame:frame]))
+            first, first_frame = place, frame
+        frame += owned
+    sends.append(Send(number, commands[first:], frames[first_frame:]))
+    return sends

@@ -1,0 +1,194 @@
+"""Idempotent producers: whose an id is, and which sequence comes next in which stream.
+
+Owns the sequences. The rules: an id belongs to the identity that opened it; a batch is
+taken exactly when its first sequence is the next one; a batch that is in the log already
+is confirmed, with the original's position, only when the original is; anything else is
+out of sequence. An epoch that was fenced is refused. What was recovered is the newest of
+what snapshot and journal say. Source: DESIGN.md, section 7.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Set
+from typing import TYPE_CHECKING, NamedTuple
+
+from malamute_py.broker.changes import ProducerFact, Sequence64
+
+if TYPE_CHECKING:
+    from malamute_py.broker.publishing import Pending
+
+
+class Original(NamedTuple):
+    """Where a batch that came again lies in the log."""
+
+    offset: int
+    append_time_ms: int
+
+
+FORGOTTEN = Original(-1, 0)
+"""It is in the log, but the position is no longer remembered."""
+
+
+class ProducerStream:
+    """One producer in one stream."""
+
+    __slots__ = ("epoch", "next", "next_taken", "runs", "under_way")
+
+    def __init__(self, epoch: int, next: int = 0) -> None:
+        self.epoch = epoch
+        self.next = next
+        """The next sequence, counting what is in the log."""
+        self.next_taken = next
+        """The next sequence, counting what is on its way into the log too."""
+        self.runs: deque[tuple[int, int, int, int]] = deque()
+        """(first sequence, offset, append time, count): neighbours in both are one run."""
+        self.under_way: dict[int, Pending] = {}
+        """By first sequence."""
+
+    def appended(self, sequence: int, count: int, offset: int, time_ms: int, runs_max: int) -> None:
+        """A batch is in the log."""
+        self.under_way.pop(sequence, None)
+        self.next = sequence + count
+        if self.next_taken < self.next:
+            self.next_taken = self.next
+        runs = self.runs
+        if runs:
+            first, at, then, length = runs[-1]
+            if then == time_ms and first + length == sequence and at + length == offset:
+                runs[-1] = (first, at, then, length + count)
+                return
+        runs.append((sequence, offset, time_ms, count))
+        if len(runs) > runs_max:
+            runs.popleft()
+
+    def refused(self, sequence: int) -> None:
+        """The journal did not take a batch: it and all that follow did not happen."""
+        self.under_way.pop(sequence, None)
+        if sequence < self.next_taken:
+            self.next_taken = max(self.next, sequence)
+
+    def original(self, sequence: int) -> Original:
+        """Position of a batch whose sequence was taken before."""
+        for first, offset, time_ms, count in reversed(self.runs):
+            if first <= sequence < first + count:
+                return Original(offset + sequence - first, time_ms)
+        return FORGOTTEN
+
+
+class Producer:
+    """One producer id."""
+
+    __slots__ = ("epoch", "id", "identity", "streams")
+
+    def __init__(self, id: int, identity: str, epoch: int) -> None:
+        self.id = id
+        self.identity = identity
+        self.epoch = epoch
+        self.streams: dict[int, ProducerStream] = {}
+
+
+class Producers:
+    """All producers; the order of the table is that of their last use."""
+
+    def __init__(self, log_epoch: int) -> None:
+        self._table: dict[int, Producer] = {}
+        self.places = 0
+        """Streams of producers, all in all."""
+        self._log_epoch = log_epoch
+        self._minted = 0
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def mint(self) -> int:
+        """An id that no producer of this log ever had."""
+        self._minted += 1
+        return self._log_epoch << 32 | self._minted
+
+    def get(self, id: int) -> Producer | None:
+        """The producer of this id."""
+        return self._table.get(id)
+
+    def used(self, id: int) -> None:
+        """Move a producer to the end of those that may be forgotten."""
+        producer = self._table.pop(id, None)
+        if producer is not None:
+            self._table[id] = producer
+
+    def opened(self, id: int, identity: str, epoch: int) -> None:
+        """The change log says so."""
+        producer = self._table.get(id)
+        if producer is None:
+            self._table[id] = Producer(id, identity, epoch)
+        elif epoch >= producer.epoch:
+            producer.epoch = epoch
+            producer.identity = identity
+
+    def forgotten(self, ids: Iterable[int]) -> None:
+        """The change log says so."""
+        for id in ids:
+            producer = self._table.pop(id, None)
+            if producer is not None:
+                self.places -= len(producer.streams)
+
+    def enter(self, producer: Producer, number: int) -> ProducerStream:
+        """Where a producer stands in a stream; at sequence 0 when it was never there."""
+        place = producer.streams.get(number)
+        if place is None:
+            self.places += 1
+        elif place.epoch == producer.epoch:
+            return place
+        # A new epoch of an id counts from 0 again.
+        place = producer.streams[number] = ProducerStream(producer.epoch)
+        return place
+
+    def oldest(self, count: int) -> list[int]:
+        """The ids that were longest unused."""
+        return [id for id, _ in zip(self._table, range(count), strict=False)]
+
+    def stream_removed(self, number: int) -> None:
+        """Forget what every producer did in a stream."""
+        for producer in self._table.values():
+            if producer.streams.pop(number, None) is not None:
+                self.places -= 1
+
+    # --- over restarts ------------------------------------------------------------------
+
+    def sequences(self, streams: Set[int], runs_max: int) -> Iterator[Sequence64]:
+        """What is in the log of these streams, for a snapshot, with so many runs each."""
+        for producer in self._table.values():
+            for number, place in producer.streams.items():
+                if place.next and number in streams:
+                    runs = list(place.runs)[-runs_max:]
+                    yield Sequence64(producer.id, place.epoch, number, place.next, runs)
+
+    def restore(self, sequence: Sequence64) -> None:
+        """Take up what a snapshot says, unless something newer is known."""
+        producer = self._table.get(sequence.producer)
+        if producer is None:
+            return
+        known = producer.streams.get(sequence.stream)
+        if known is not None and (known.epoch, known.next) >= (sequence.epoch, sequence.next):
+            return
+        if known is None:
+            self.places += 1
+        place = ProducerStream(sequence.epoch, sequence.next)
+        place.runs.extend(sequence.runs)
+        producer.streams[sequence.stream] = place
+
+    def witness(self, fact: ProducerFact, runs_max: int) -> None:
+        """Take up what a batch in the journal says, unless it is known."""
+        producer = self._table.get(fact.producer_id)
+        if producer is None:
+            return
+        place = producer.streams.get(fact.stream)
+        if place is None:
+            self.places += 1
+        if place is None or place.epoch < fact.producer_epoch:
+            place = ProducerStream(fact.producer_epoch)
+            producer.streams[fact.stream] = place
+        if place.epoch == fact.producer_epoch and fact.first_sequence >= place.next:
+            place.appended(
+                fact.first_sequence, fact.count, fact.base_offset, fact.append_time_ms, runs_max
+            )

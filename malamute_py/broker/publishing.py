@@ -1,0 +1,486 @@
+"""Publishing: from a PUBLISH to a bundle for the journal, and what its answer means.
+
+Owns everything that was taken from producers and has not been appended, the changes of the
+log included. The rules: base offsets are given when bundles are handed to the shell and
+every bundle is answered before more are, so a refusal never leaves a hole; each publish
+is a bundle of its own; the bundles of one ring stand together, in their order; a refusal
+is told to all who wait for what was refused.
+Source: DESIGN.md, sections 4 and 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Any
+
+import msgspec
+
+from malamute_protocol.commands import Publish
+from malamute_protocol.content import BODY_KINDS, Content
+from malamute_protocol.encode import encode
+from malamute_protocol.errors import BatchError
+from malamute_protocol.stamp import CHANGE
+from malamute_py.broker.changes import Change, StreamEdited, encode_change
+from malamute_py.broker.confirms import (
+    DEFAULT,
+    LEVEL_NAMES,
+    NONE,
+    STORED,
+    SYNCED,
+    Confirms,
+    Waiter,
+)
+from malamute_py.broker.links import Link, Links
+from malamute_py.broker.producers import FORGOTTEN, Producers, ProducerStream
+from malamute_py.broker.ready import (
+    CHANGE_STREAM,
+    MAIN,
+    Append,
+    AppendBundle,
+    Appended,
+    AppendRefused,
+)
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.streams import Batch, RingState, Settled, Settlement, Stream
+
+PUBLISH = 10
+STAMP_BYTES = 96
+TIME_AT = 56
+"""Where a stamp states the append time."""
+_TIME = Struct("<q")
+
+Refusal = Callable[[str, str, int], None]
+"""Called with code, reason and retry time."""
+
+
+class Pending(msgspec.Struct, eq=False):
+    """One bundle on its way into the journal: a publish, or a change."""
+
+    ring: RingState
+    frame: Any
+    content: Content
+    size: int
+    stream: Stream | None = None
+    waiter: Waiter | None = None
+    base: int = -1
+    """Known once it is handed to the shell."""
+    time_ms: int = 0
+    followers: list[Waiter] | None = None
+    """Duplicates that came while the original was on its way."""
+    place: ProducerStream | None = None
+    sequence: int = 0
+    change: Change | None = None
+    on_appended: Callable[[int], None] | None = None
+    """Called with the end LSN, for a change."""
+    on_refused: Refusal | None = None
+
+
+class Publishing:
+    """The way into the journal."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        confirms: Confirms,
+        producers: Producers,
+        rings: dict[str, RingState],
+        change_next: int,
+        fan_out: Callable[[Batch, bool], None],
+        apply: Callable[[Change, int], None],
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._confirms = confirms
+        self._producers = producers
+        self._rings = rings
+        self._main = rings[MAIN]
+        self._limits = shard.settings.limits
+        self._fan_out = fan_out
+        self._apply = apply
+        self._queue: list[Pending] = []
+        self._handed: dict[int, Pending] = {}
+        self.change_next = change_next
+        """The next offset of the change log."""
+        self.unsettled_bytes = 0
+        """Queued, handed to the journal, or appended and not yet visible."""
+
+    # --- taking -------------------------------------------------------------------------
+
+    def publish(self, link: Link, command: Publish, stream: Stream, frame: Any) -> None:
+        """Take one batch, or refuse it by name."""
+        shard = self._shard
+        try:
+            content = Content(frame)
+            content.check(self._limits)
+        except BatchError as error:
+            self.refuse(link, command, error.code, error.reason)
+            return
+        head = content.head
+        kind = head.body_kind
+        if kind != stream.body_kind and not self._settle_kind(stream, kind):
+            self.refuse(
+                link, command, "bad_batch",
+                f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
+            )  # fmt: skip
+            return
+        ring = stream.ring
+        level = command.level or stream.level
+        tracker = command.tracker
+        if level != SYNCED or ring.memory:
+            if level == NONE:
+                tracker = 0
+            elif not self._level_allowed(link, command, ring, level):
+                return
+        if ring.failed is not None:
+            self.refuse(link, command, *ring.failed)
+            return
+        if ring is not self._main and stream.created_lsn > self._main.visible:
+            self.refuse(link, command, "wait", "the stream is being created")
+            return
+        size = STAMP_BYTES + head.content_bytes
+        if tracker and link.unconfirmed_bytes:
+            window = shard.settings.window_bytes
+            if link.unconfirmed_bytes + size > window:
+                self.refuse(
+                    link, command, "window", f"more than {window} unconfirmed bytes on this link"
+                )
+                return
+        if self.unsettled_bytes + size > shard.settings.unsynced_bytes_max:
+            self.refuse(link, command, "wait", "too much waits for the disk")
+            return
+        pending = Pending(
+            ring, frame, content, size, stream,
+            Waiter(link, tracker, level, size) if tracker else None,
+        )  # fmt: skip
+        if head.producer_id and not self._in_sequence(link, command, stream, pending):
+            return
+        if tracker:
+            link.unconfirmed_bytes += size
+        self.unsettled_bytes += size
+        self._queue.append(pending)
+
+    def refuse(
+        self, link: Link, command: Publish, code: str, reason: str, retry_ms: int = 0
+    ) -> None:
+        """Refuse a PUBLISH; one without a tracker is only counted."""
+        if code == "wait" and not retry_ms:
+            retry_ms = self._shard.settings.retry_ms
+        if not command.tracker:
+            self._shard.counters["publishes_dropped"] += 1
+            return
+        self._links.refuse(link, PUBLISH, command.tracker, code, reason, retry_ms)
+
+    def _level_allowed(self, link: Link, command: Publish, ring: RingState, level: int) -> bool:
+        known = level in (STORED, SYNCED)
+        if known and not (ring.memory and command.level != DEFAULT and command.tracker):
+            return True
+        name = LEVEL_NAMES.get(level, str(level))
+        if known:
+            reason = f"stream '{command.stream}' is in memory only and cannot confirm '{name}'"
+        else:
+            reason = f"this broker has no confirm level '{name}'"
+        self.refuse(link, command, "unsupported", reason)
+        return False
+
+    def _settle_kind(self, stream: Stream, kind: int) -> bool:
+        """Fix the body kind by the first batch; False when it is fixed and another."""
+        if stream.body_kind >= 0:
+            return False
+        stream.body_kind = kind
+        settings = stream.settings
+        values = {name: getattr(settings, name) for name in settings.__struct_fields__}
+        values["body_kind"] = BODY_KINDS[kind]
+        edited = StreamEdited(stream.number, type(settings)(**values), self._shard.now_ms)
+
+        def unsettle(code: str, reason: str, retry_ms: int) -> None:
+            stream.settle(stream.settings)
+
+        self.propose(edited, None, unsettle)
+        return True
+
+    def _in_sequence(self, link: Link, command: Publish, stream: Stream, pending: Pending) -> bool:
+        """Whether an idempotent batch is to be appended; else it is answered or will be."""
+        head = pending.content.head
+        producer = self._producers.get(head.producer_id)
+        if producer is None or producer.identity != link.identity:
+            self.refuse(
+                link, command, "unknown_producer",
+                f"there is no producer {head.producer_id} of this identity: open one",
+            )  # fmt: skip
+            return False
+        if head.producer_epoch != producer.epoch:
+            code = "fenced" if head.producer_epoch < producer.epoch else "unknown_producer"
+            self.refuse(
+                link, command, code,
+                f"epoch {head.producer_epoch} of the producer, which is at {producer.epoch}",
+            )  # fmt: skip
+            return False
+        if stream.number not in producer.streams:
+            settings = self._shard.settings
+            if (
+                len(producer.streams) >= settings.producer_streams_max
+                or self._producers.places >= settings.producer_places_max
+            ):
+                self.refuse(
+                    link, command, "limit",
+                    f"this producer writes to {len(producer.streams)} streams already; "
+                    "streams.producer_streams_max is the limit: use a second client",
+                )  # fmt: skip
+                return False
+        place = self._producers.enter(producer, stream.number)
+        first = head.first_sequence
+        if first == place.next_taken:
+            place.next_taken = first + head.count
+            place.under_way[first] = pending
+            pending.place, pending.sequence = place, first
+            return True
+        if first > place.next_taken or first + head.count > place.next_taken:
+            self.refuse(
+                link, command, "out_of_sequence",
+                f"sequence {first} to {first + head.count}, the next is {place.next_taken}",
+            )  # fmt: skip
+            return False
+        self._duplicate(link, command, stream, place, pending)
+        return False
+
+    def _duplicate(
+        self, link: Link, command: Publish, stream: Stream, place: ProducerStream, again: Pending
+    ) -> None:
+        """A batch came again: confirm it when the original is."""
+        self._shard.counters["publishes_duplicate"] += 1
+        waiter = again.waiter
+        if waiter is None:
+            return
+        waiter.duplicate = True
+        link.unconfirmed_bytes += waiter.size
+        sequence = again.content.head.first_sequence
+        original = place.under_way.get(sequence)
+        if original is not None:
+            if original.followers is None:
+                original.followers = []
+            original.followers.append(waiter)
+            return
+        found = place.original(sequence)
+        waiter.offset, waiter.append_time_ms = found
+        waiter.epoch = self._shard.epoch if found is FORGOTTEN else stream.epoch_at(found.offset)
+        # Its own end LSN is not remembered: the ring's end covers it.
+        self._confirms.settle_by(stream.ring, waiter, stream.ring.end_lsn)
+
+    def propose(
+        self, change: Change, on_appended: Callable[[int], None] | None, on_refused: Refusal | None
+    ) -> None:
+        """Put a change on its way; it takes effect when it is appended."""
+        frame = encode([encode_change(change)], subject="change")
+        pending = Pending(self._main, frame, Content(frame), STAMP_BYTES + len(frame))
+        pending.change = change
+        pending.on_appended = on_appended
+        pending.on_refused = on_refused
+        self.unsettled_bytes += pending.size
+        self._queue.append(pending)
+
+    # --- handing over -------------------------------------------------------------------
+
+    def take(self) -> list[AppendBundle]:
+        """The bundles for the journal; each must be answered before the next take."""
+        queue = self._queue
+        if not queue:
+            return []
+        assert not self._handed, "take_ready() before every bundle of the last one was answered"
+        self._queue = []
+        # What goes to one ring together the shell can write in one call.
+        if len(queue) > 1 and any(pending.ring is not queue[0].ring for pending in queue):
+            queue.sort(key=_ring_name)
+        now_ms = self._shard.now_ms
+        handed = self._handed
+        token = self._shard.token
+        bundles: list[AppendBundle] = []
+        change_base = self.change_next
+        for pending in queue:
+            content = pending.content
+            head = content.head
+            stream = pending.stream
+            if stream is None:
+                number, kind, keys, time_ms = CHANGE_STREAM, CHANGE, None, now_ms
+                base = change_base
+                change_base += 1
+            else:
+                number, kind, keys = stream.number, 0, content.table
+                base = stream.handed
+                stream.handed = base + head.count
+                time_ms = stream.last_time_ms
+                if time_ms < now_ms:
+                    time_ms = now_ms
+            pending.base = base
+            pending.time_ms = time_ms
+            number_of_bundle = token()
+            handed[number_of_bundle] = pending
+            append = Append(
+                number, base, head.count, time_ms, pending.frame, head.content_crc, keys, kind
+            )
+            bundles.append(AppendBundle(pending.ring.name, number_of_bundle, (append,)))
+        return bundles
+
+    def appended(self, answer: Appended) -> None:
+        """The journal has a bundle: what it brings takes effect."""
+        pending = self._handed.pop(answer.token)
+        ring = pending.ring
+        end_lsn = answer.end_lsn
+        ring.end_lsn = end_lsn
+        if ring.memory:
+            ring.visible = end_lsn
+        stream = pending.stream
+        if stream is None:
+            assert pending.change is not None
+            self.change_next = pending.base + 1
+            ring.unsettled.append(Settled(end_lsn, pending.size))
+            self._apply(pending.change, end_lsn)
+            if pending.on_appended is not None:
+                pending.on_appended(end_lsn)
+        else:
+            self._stored(pending, stream, ring, answer.stamps[0], end_lsn)
+
+    def _stored(
+        self, pending: Pending, stream: Stream, ring: RingState, stamp: bytes, end_lsn: int
+    ) -> None:
+        base, count = pending.base, pending.content.head.count
+        # The journal never lets append time go back, over all streams of the ring.
+        time_ms: int = _TIME.unpack_from(stamp, TIME_AT)[0]
+        pending.time_ms = time_ms
+        assert base == stream.next, "the journal took a bundle out of order"
+        shard = self._shard
+        stream.begin_epoch(shard.epoch)
+        stream.last_time_ms = time_ms
+        next = base + count
+        batch = Batch(stream, stamp, pending.frame, pending.content, base, next, pending.size)
+        stream.next = next
+        stream.ledger.add(next, pending.size, time_ms)
+        counters = shard.counters
+        counters["batches_in"] += 1
+        counters["records_in"] += count
+        counters["bytes_in"] += pending.size
+        place = pending.place
+        if place is not None:
+            place.appended(
+                pending.sequence, count, base, time_ms, shard.settings.producer_batches_max
+            )
+        waiter = pending.waiter
+        waiters: tuple[Waiter, ...] = ()
+        if pending.followers is not None or ring.memory:
+            waiters = self._confirm_stored(pending, ring)
+        elif waiter is not None:
+            waiter.epoch, waiter.offset, waiter.append_time_ms = shard.epoch, base, time_ms
+            if waiter.level <= STORED:
+                self._confirms.confirm(waiter, STORED)
+            else:
+                waiters = (waiter,)
+        if ring.memory or ring.visible >= end_lsn:
+            stream.visible_next = next
+            self.unsettled_bytes -= pending.size
+            self._fan_out(batch, False)
+            self._fan_out(batch, True)
+            for waiter in waiters:
+                self._confirms.confirm(waiter, SYNCED)
+            return
+        ring.unsettled.append(Settled(end_lsn, pending.size, batch, waiters))
+        self._fan_out(batch, False)
+
+    def _confirm_stored(self, pending: Pending, ring: RingState) -> tuple[Waiter, ...]:
+        """Confirm who asked for `stored`; return who asked for more."""
+        later: list[Waiter] = []
+        waiters = [] if pending.waiter is None else [pending.waiter]
+        if pending.followers is not None:
+            waiters += pending.followers
+        for waiter in waiters:
+            waiter.epoch, waiter.offset = self._shard.epoch, pending.base
+            waiter.append_time_ms = pending.time_ms
+            if ring.memory:
+                self._confirms.confirm(waiter, NONE)
+            elif waiter.level <= STORED:
+                self._confirms.confirm(waiter, STORED)
+            else:
+                later.append(waiter)
+        return tuple(later)
+
+    # --- refused ------------------------------------------------------------------------
+
+    def refused(self, answer: AppendRefused) -> None:
+        """The journal took nothing of a bundle: tell everybody who waits for it."""
+        pending = self._handed.pop(answer.token)
+        retry_ms = answer.retry_ms
+        self._shard.counters["appends_refused"] += 1
+        self._drop(pending, answer.code, answer.reason, retry_ms)
+        # What was queued meanwhile for this ring builds on it.
+        kept: list[Pending] = []
+        for queued in self._queue:
+            if queued.ring is pending.ring:
+                self._drop(queued, answer.code, answer.reason, retry_ms)
+            else:
+                kept.append(queued)
+        self._queue[:] = kept
+
+    def _drop(self, pending: Pending, code: str, reason: str, retry_ms: int) -> None:
+        self.unsettled_bytes -= pending.size
+        if pending.stream is not None:
+            pending.stream.handed = pending.stream.next
+        if pending.place is not None:
+            pending.place.refused(pending.sequence)
+        if pending.waiter is not None:
+            self._confirms.refuse(pending.waiter, code, reason, retry_ms)
+        for waiter in pending.followers or ():
+            self._confirms.refuse(waiter, code, reason, retry_ms)
+        if pending.on_refused is not None:
+            pending.on_refused(code, reason, retry_ms)
+
+    def ring_failed(self, ring: RingState, code: str, reason: str) -> None:
+        """A ring takes nothing more, and nothing that waits for it to be synced ever will be."""
+        ring.failed = (code, reason)
+        kept = [queued for queued in self._queue if queued.ring is not ring]
+        dropped = [queued for queued in self._queue if queued.ring is ring]
+        self._queue[:] = kept
+        for pending in dropped:
+            self._drop(pending, code, reason, 0)
+        for settled in ring.unsettled:
+            self.unsettled_bytes -= settled.bytes
+            for waiter in settled.waiters:
+                self._confirms.refuse(waiter, code, f"{reason}; it may be in the log or not")
+            if settled.call is not None:
+                settled.call((code, reason))
+        ring.unsettled.clear()
+
+    def when_visible(self, ring: RingState, lsn: int, call: Settlement) -> None:
+        """Call with None when the ring is visible up to `lsn`, or with why it never will be."""
+        if ring.failed is not None:
+            call(ring.failed)
+        elif ring.visible >= lsn:
+            call(None)
+        else:
+            ring.unsettled.append(Settled(lsn, 0, call=call))
+
+    # --- durable ------------------------------------------------------------------------
+
+    def visible(self, ring: RingState, lsn: int) -> None:
+        """Nothing before `lsn` can be taken back: release what waited for it."""
+        if lsn <= ring.visible:
+            return
+        ring.visible = lsn
+        unsettled = ring.unsettled
+        confirm = self._confirms.confirm
+        while unsettled and unsettled[0].end_lsn <= lsn:
+            settled = unsettled.popleft()
+            self.unsettled_bytes -= settled.bytes
+            for waiter in settled.waiters:
+                confirm(waiter, SYNCED)
+            batch = settled.batch
+            if batch is not None:
+                stream = batch.stream
+                stream.visible_next = batch.next
+                if stream.durable:
+                    self._fan_out(batch, True)
+            if settled.call is not None:
+                settled.call(None)
+
+
+def _ring_name(pending: Pending) -> str:
+    return pending.ring.name

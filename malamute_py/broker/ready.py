@@ -1,0 +1,241 @@
+"""What passes between the broker core and its shell.
+
+Owns the plain data of the contract: what the core wants done (`Ready`) and what the
+shell answers. The rules: the shell does the parts of a Ready in the order of its fields;
+every bundle of a Ready is answered, in order, before the journal is called again for its
+ring and before the next Ready is taken (a snapshot that the journal asks for in a call is
+the state before it); once a
+bundle of a ring was refused, the later ones of that ring in the same Ready are refused
+too, and nothing of them is written; the core itself withholds what depends on durability
+until it is told `synced`. Source: DESIGN.md, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from malamute_protocol.commands import Command
+from malamute_py.broker.changes import ProducerFact
+
+Buffer: TypeAlias = Any
+"""Bytes, memoryview, or a transport's frame with the buffer protocol (zmq.Frame)."""
+
+MAIN = "main"
+"""The ring of the change log and of all streams without one of their own."""
+MEMORY = "memory"
+"""The ring of the streams in memory that have none of their own."""
+CHANGE_STREAM = 0
+"""The stream number of the change log."""
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """One batch to be appended to a ring.
+
+    The journal fills in LSN, bundle LSN, synced LSN, epoch and CRC of the stamp.
+    A bundle is a list of these for one ring: atomic under one sync.
+    """
+
+    stream: int
+    base_offset: int
+    count: int
+    append_time_ms: int
+    content: Buffer
+    """The producer's content bytes, verified, a multiple of 8 long."""
+    content_crc: int
+    keys: Any
+    """What the index files it under: malamute_protocol.header.HeaderTable, or None (control)."""
+    control_kind: int = 0
+
+
+class AppendBundle(msgspec.Struct, frozen=True, gc=False):
+    """An atomic list of batches for one ring; `token` comes back with the outcome."""
+
+    ring: str
+    token: int
+    batches: tuple[Append, ...]
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """The journal's answer to a bundle: the stamps, in order, and where it ended."""
+
+    token: int
+    stamps: tuple[bytes, ...]
+    """96 bytes each, as written."""
+    end_lsn: int
+    """The bundle is durable when the ring is synced up to here."""
+
+
+class AppendRefused(msgspec.Struct, frozen=True, gc=False):
+    """The journal took nothing of a bundle."""
+
+    token: int
+    code: str
+    """`full`, `disk_full`, `journal_failed`, or `wait` while the ring is being opened."""
+    reason: str
+    retry_ms: int = 0
+
+
+class ReadRange(msgspec.Struct, frozen=True, gc=False):
+    """History wanted from the journal, to be read off the loop thread."""
+
+    ring: str
+    stream: int
+    token: int
+    from_offset: int
+    end_offset: int
+    """Exclusive; nothing at or beyond it is wanted."""
+    bytes_max: int
+    """Stop once this much is read; one batch is always returned when there is one."""
+    candidates: Callable[[Any], Any] | None = None
+    """HeaderIndex -> BitMap of batches (None: all): skips what cannot match."""
+    client_time: tuple[int, int] | None = None
+
+
+class HistoryRun(msgspec.Struct, frozen=True, gc=False):
+    """Whole batches of one stream as the journal holds them, back to back.
+
+    Between `from_offset` and the first batch, between runs, and up to the read's `next`,
+    the reader skipped what cannot match.
+    """
+
+    data: Buffer
+    spans: tuple[tuple[int, int, int, int], ...]
+    """(position in data, size, base offset, count) of each batch."""
+
+
+class HistoryRead(msgspec.Struct, frozen=True, gc=False):
+    """Answer to ReadRange: runs, gaps, and how far the reading came."""
+
+    token: int
+    runs: tuple[HistoryRun, ...]
+    next: int
+    """Everything before this offset was read, skipped or is named in `gaps`."""
+    gaps: tuple[tuple[int, int, str, str], ...] = ()
+    """(from, to, code, reason): gone by retention, or damaged."""
+
+
+class ReadFailed(msgspec.Struct, frozen=True, gc=False):
+    """The reader could not read at all; the core ends the subscription by name."""
+
+    token: int
+    code: str
+    reason: str
+
+
+class IndexQuery(msgspec.Struct, frozen=True, gc=False):
+    """A question to the journal's index.
+
+    kind, its arguments, and the value of the answer:
+    `find_time` {time_ms, inclusive}: the closest offset at or after (exclusive: after) the
+      time, or None when there is none.
+    `find_client_time` {time_ms, inclusive}: the same by client time.
+    `last_per_subject` {pattern, candidates, from, end, limit}: ascending offsets of the
+      latest record of each subject among those that match, in [from, end); at most limit+1.
+    `plan` {from, end, pattern, candidates, records_max, bytes_max, split_bytes, client_time,
+      splits_max}: {"to", "splits": [[from, to, bytes], ...], "records", "bytes"}.
+    An answer whose value is an IndexFailure refuses the command that asked.
+    """
+
+    ring: str
+    stream: int
+    token: int
+    kind: str
+    arguments: dict[str, Any]
+    wanted: Callable[[], bool] | None = None
+    """Whether somebody still waits for the answer (None: yes); from any thread. When not, any
+    answer will do, and the work is not worth it."""
+
+
+class IndexFailure(msgspec.Struct, frozen=True, gc=False):
+    """The index could not be asked: a code of the protocol and why."""
+
+    code: str
+    reason: str
+
+
+class IndexAnswer(msgspec.Struct, frozen=True, gc=False):
+    """The answer; `value` depends on the kind of the question."""
+
+    token: int
+    value: Any
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """One ZeroMQ message to one link: commands bundled, with their frames."""
+
+    link: int
+    commands: Sequence[Command]
+    frames: Sequence[Buffer]
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """Something worth a log line and a metric: a stable name and facts."""
+
+    name: str
+    level: str
+    facts: dict[str, Any]
+
+
+class Ready(msgspec.Struct, gc=False):
+    """Everything that the core wants done now, in the order of the fields.
+
+    Settings of a ring: {"memory": bool, "ring_bytes": int (0: as the shell is configured),
+    "full": "overwrite" | "refuse"}; opening one that is open does nothing. {"remove": True}:
+    close it and delete its files.
+    """
+
+    rings: list[tuple[str, dict[str, Any]]]
+    """Rings to open before anything is appended to them: (name, settings)."""
+    appends: list[AppendBundle]
+    sends: list[Send]
+    reads: list[ReadRange]
+    queries: list[IndexQuery]
+    closes: list[int]
+    """Links to forget after the sends."""
+    trims: list[tuple[str, int, int]]
+    """(ring, stream, offset): everything before may be dropped; answered by trimmed()."""
+    events: list[Event]
+    wake_at_ms: int | None
+    """When to call tick() at the latest; not after now when more can be done at once."""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do besides waking."""
+        return bool(
+            self.appends or self.sends or self.reads or self.queries or self.closes
+            or self.trims or self.rings or self.events
+        )  # fmt: skip
+
+
+class StreamFacts(msgspec.Struct, frozen=True, gc=False):
+    """What the journal found of one stream."""
+
+    first: int
+    next: int
+    bytes: int = 0
+    first_time_ms: int = 0
+    last_time_ms: int = 0
+    epochs: tuple[tuple[int, int], ...] = ()
+    """(epoch, first offset written in it), ascending."""
+
+
+class RingFacts(msgspec.Struct, frozen=True, gc=False):
+    """What the journal found of one ring; all of it is synced by now."""
+
+    end_lsn: int
+    snapshot: tuple[bytes, ...] = ()
+    """The newest snapshot's records."""
+    changes: tuple[tuple[int, bytes], ...] = ()
+    """(offset, record) of the change log since that snapshot; ring main only."""
+    producers: tuple[ProducerFact, ...] = ()
+    """Of the data batches since that snapshot that have a producer id, in order."""
+    streams: dict[int, StreamFacts] = {}
+    """By number; number 0 is the change log."""
+
+
+class RecoveredState(msgspec.Struct, frozen=True):
+    """All that is left of the broker's past; empty for a new data directory."""
+
+    rings: dict[str, RingFacts] = {}

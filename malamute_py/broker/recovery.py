@@ -1,0 +1,44 @@
+"""Recovery: the tables and the producers' sequences from what the rings hold.
+
+Owns what a start does with snapshots and with what follows them. The rules: the tables
+are those of ring main; a producer's sequence in a stream is the newest that the stream's own
+ring knows of; a stream in memory has none. Source: DESIGN.md, sections 6 and 9.
+"""
+
+from __future__ import annotations
+
+from malamute_py.broker.changes import Tables, apply, decode_change, decode_snapshot
+from malamute_py.broker.producers import Producers
+from malamute_py.broker.ready import MAIN, RecoveredState
+
+
+def recover(state: RecoveredState, producers: Producers, runs_max: int) -> Tables:
+    """The tables as of the end of the log; the producers take up what they stood at."""
+    tables = Tables()
+    main = state.rings.get(MAIN)
+    snapshots = {
+        name: decode_snapshot(facts.snapshot)
+        for name, facts in state.rings.items()
+        if facts.snapshot
+    }
+    if main is not None:
+        position = 0
+        own = snapshots.get(MAIN)
+        if own is not None:
+            tables, position = own.tables, own.change_next
+        for offset, body in main.changes:
+            if offset >= position:
+                apply(tables, decode_change(body))
+    for row in tables.producers.values():
+        producers.opened(row.id, row.identity, row.epoch)
+    for name, facts in state.rings.items():
+        here = {row.number for row in tables.streams.values() if row.ring == name}
+        snapshot = snapshots.get(name)
+        if snapshot is not None:
+            for sequence in snapshot.sequences:
+                if sequence.stream in here:
+                    producers.restore(sequence)
+        for fact in facts.producers:
+            if fact.stream in here:
+                producers.witness(fact, runs_max)
+    return tables

@@ -1,0 +1,270 @@
+"""Selection: which subscriptions take which rows of a batch, and in which encoding.
+
+Owns the grouping of subscriptions by what they select. The rules: a header is matched once
+a batch and, seen before, is a look-up; subscriptions that select the same headers share one
+encoding, by reference; the work for a batch is proportional to its headers, its groups and
+the subscriptions in them, never to all subscriptions. Source: DESIGN.md, sections 2 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from pyroaring import BitMap
+
+from malamute_protocol.content import NO_TIME, Content
+from malamute_protocol.extract import extract, extractable
+from malamute_protocol.header import Header
+from malamute_protocol.stamp import Stamp, row_bitmap
+from malamute_py.broker.partition import partition
+from malamute_py.broker.streams import Batch, Stream
+from malamute_py.broker.subscriptions import Subscription
+from malamute_py.matcher import Index
+
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+
+GROUPED_HEADERS_MAX = 8_192
+"""Distinct headers of the tables of a stream whose groups are remembered, all in all."""
+TABLE_HEADERS_MAX = 256
+"""A larger table is not likely to come again: its groups are worked out each time."""
+
+
+class Group:
+    """Subscriptions that select the same headers of a table."""
+
+    __slots__ = ("durable", "headers", "live")
+
+    def __init__(self, headers: np.ndarray[Any, np.dtype[np.int32]] | None) -> None:
+        self.headers = headers
+        """Places of the distinct headers; None: all of them."""
+        self.live: list[Subscription] = []
+        self.durable: list[Subscription] = []
+
+
+Groups: TypeAlias = "list[Group]"
+
+
+def groups_of(stream: Stream, content: Content) -> Groups:
+    """Who takes what of a batch; the list is shared and not to be changed."""
+    if len(stream.everyone) == len(stream.subscriptions):
+        # Nobody looks at headers, so they need not be looked at here.
+        found = stream.groups.get(())
+        if found is None:
+            found = stream.groups[()] = _everyone(stream)
+        return found
+    if content.head.fieldmaps_count:
+        # Which pairs of subject and fields occur is not a fact of the table alone.
+        key: Any = content.headers()[0]
+        found = stream.groups.get(key) if len(key) <= TABLE_HEADERS_MAX else None
+    else:
+        key = content.table
+        found = stream.groups.get(key)
+    if found is not None:
+        return found
+    headers, _ = content.headers()
+    found = _group(stream, headers)
+    if len(headers) <= TABLE_HEADERS_MAX:
+        if stream.grouped_headers + len(headers) > GROUPED_HEADERS_MAX:
+            stream.regroup()
+        stream.groups[key] = found
+        stream.grouped_headers += len(headers)
+    return found
+
+
+def _everyone(stream: Stream) -> Groups:
+    group = Group(None)
+    _enlist(group, stream.everyone)
+    return [group]
+
+
+def _enlist(group: Group, subscriptions: Sequence[Subscription]) -> None:
+    for subscription in subscriptions:
+        (group.durable if subscription.durable else group.live).append(subscription)
+
+
+def _group(stream: Stream, headers: Sequence[Header]) -> Groups:
+    groups: list[Group] = []
+    all_group: Group | None = None
+    for numbers, places in partition(header_classes(stream.index, headers)):
+        if len(places) == len(headers):
+            group = all_group = Group(None)
+        else:
+            group = Group(np.array(places, np.int32))
+        for number in numbers:
+            _enlist(group, stream.numbers[number])
+        groups.append(group)
+    if stream.everyone:
+        if all_group is None:
+            all_group = Group(None)
+            groups.append(all_group)
+        _enlist(all_group, stream.everyone)
+    return groups
+
+
+def header_classes(index: Index, headers: Sequence[Header]) -> list[tuple[BitMap, list[int]]]:
+    """Headers that the same patterns match, together: (pattern numbers, places of the headers).
+
+    Headers that nothing matches are in none.
+    """
+    by_object: dict[int, list[int]] = {}
+    bitmaps: list[BitMap] = []
+    for place, header in enumerate(headers):
+        numbers = index.match(header.keys, header.fields)
+        if not numbers:
+            continue
+        places = by_object.get(id(numbers))
+        if places is None:
+            by_object[id(numbers)] = [place]
+            bitmaps.append(numbers)
+        else:
+            places.append(place)
+    by_value: dict[bytes, tuple[BitMap, list[int]]] = {}
+    for numbers in bitmaps:
+        value = numbers.serialize()
+        known = by_value.get(value)
+        if known is None:
+            by_value[value] = (numbers, by_object[id(numbers)])
+        else:
+            known[1].extend(by_object[id(numbers)])
+    return list(by_value.values())
+
+
+class Encoding:
+    """What goes out of one batch to all who select the same rows."""
+
+    __slots__ = ("_batch", "_extract", "_extracted", "_mask", "bytes", "count", "frames", "rows")
+
+    def __init__(self, batch: Batch, mask: Mask | None, count: int, extracts: bool) -> None:
+        self._batch = batch
+        self._mask = mask
+        self.count = count
+        """Records selected."""
+        self.frames: tuple[Any, ...] = (batch.stamp, batch.frame)
+        self.bytes = batch.size
+        self.rows = None if mask is None else row_bitmap(mask)
+        self._extract = extracts
+        self._extracted: Encoding | None = None
+
+    def for_(self, whole: bool) -> Encoding:
+        """The extracted rows where that was found worth while and is allowed, else the batch."""
+        if whole or not self._extract:
+            return self
+        if self._extracted is None:
+            batch = self._batch
+            stamp = Stamp.unpack(batch.stamp, verify=False)
+            frames = extract(stamp, batch.content, self._mask)
+            derived = Encoding(batch, None, self.count, extracts=False)
+            derived.frames = frames
+            derived.bytes = len(frames[0]) + len(frames[1])
+            self._extracted = derived
+        return self._extracted
+
+
+def encoding_of(batch: Batch, mask: Mask | None, bytes_min: int, share: float) -> Encoding | None:
+    """The encoding of the rows in `mask` (None: all); None when there is no such row."""
+    count = batch.content.head.count
+    if mask is None:
+        return Encoding(batch, None, count, extracts=False)
+    selected = int(np.count_nonzero(mask))
+    if selected == 0:
+        return None
+    if selected == count:
+        return Encoding(batch, None, count, extracts=False)
+    extracts = batch.size >= bytes_min and selected < share * count and extractable(batch.content)
+    return Encoding(batch, mask, selected, extracts)
+
+
+def rows_of_group(content: Content, group: Group) -> Mask | None:
+    """Mask of the rows that a group selects; None: all rows."""
+    if group.headers is None:
+        return None
+    chosen = np.zeros(len(content.headers()[0]), np.bool_)
+    chosen[group.headers] = True
+    return rows_of_headers(content, chosen)
+
+
+def rows_of_headers(content: Content, chosen: Mask | None) -> Mask | None:
+    """Mask of the rows whose header is among the chosen; None: all rows."""
+    if chosen is None:
+        return None
+    _, codes = content.headers()
+    if codes is None:
+        return None if chosen[0] else np.zeros(content.head.count, np.bool_)
+    mask: Mask = chosen[codes]
+    return mask
+
+
+def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
+    """Which distinct headers one subscription selects; None: all of them."""
+    if subscription.everything:
+        return None
+    headers, _ = content.headers()
+    number = subscription.pattern_number
+    match = subscription.stream.index.match
+    if len(headers) == 1:
+        if number in match(*headers[0]):
+            return None
+        return np.zeros(1, np.bool_)
+    chosen = np.fromiter((number in match(*h) for h in headers), np.bool_, len(headers))
+    return None if chosen.all() else chosen
+
+
+def narrow(mask: Mask | None, other: Mask) -> Mask:
+    """Rows that are in both."""
+    return other if mask is None else mask & other
+
+
+def unexpired(content: Content, now_ms: int) -> Mask | None:
+    """Mask of the rows that have not expired; None: none has."""
+    earliest_ms = content.head.earliest_expiry_ms
+    if not earliest_ms or earliest_ms > now_ms:
+        return None
+    expiries = content.expiries
+    assert expiries is not None, "check() has compared the head with the column"
+    mask: Mask = (expiries == 0) | (expiries > now_ms)
+    return mask
+
+
+def within_client_time(content: Content, window: tuple[int, int]) -> Mask | None:
+    """Mask of the rows whose client time lies in [from, to); None: all do."""
+    low, high = window
+    times = content.client_times
+    if times is None:
+        return np.zeros(content.head.count, np.bool_)
+    mask: Mask = (times >= low) & (times < high) & (times != NO_TIME)
+    return None if mask.all() else mask
+
+
+def select(
+    subscription: Subscription, content: Content, base: int, end: int, now_ms: int
+) -> tuple[bool, Mask | None]:
+    """What one subscription takes of one batch, before `end`: (anything, mask or None for all)."""
+    count = content.head.count
+    mask: Mask | None = None
+    if not subscription.everything:
+        chosen = headers_chosen(subscription, content)
+        if chosen is not None:
+            if not chosen.any():
+                return False, None
+            mask = rows_of_headers(content, chosen)
+    alive = unexpired(content, now_ms)
+    if alive is not None:
+        mask = narrow(mask, alive)
+    if subscription.client_time is not None:
+        inside = within_client_time(content, subscription.client_time)
+        if inside is not None:
+            mask = narrow(mask, inside)
+    position = subscription.position
+    if base < position or base + count > end:
+        offsets = np.arange(base, base + count)
+        mask = narrow(mask, (offsets >= position) & (offsets < end))
+    if subscription.wanted is not None:
+        offsets = np.arange(base, base + count)
+        mask = narrow(mask, np.isin(offsets, subscription.wanted))
+    if mask is None:
+        return True, None
+    if mask.all():
+        return True, None
+    return bool(mask.any()), mask

@@ -1,0 +1,343 @@
+"""Serving on demand: subscriptions that are behind, in turn, as their credit allows.
+
+Owns whose turn it is and which reads of history are under way. The rules: one quantum a
+turn, one read a subscription, all bounded; a subscription becomes live in the step in
+which its position equals the tail; what was read and found no credit is dropped and read
+again, never kept. Source: DESIGN.md, section 8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from itertools import islice
+from struct import unpack_from
+from typing import Any
+
+from malamute_protocol.commands import Gap
+from malamute_protocol.content import Content
+from malamute_protocol.stamp import row_bitmap
+from malamute_py.broker.delivery import Delivery
+from malamute_py.broker.links import Links
+from malamute_py.broker.ready import HistoryRead, ReadFailed, ReadRange
+from malamute_py.broker.selection import Mask, select
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.starts import may_match
+from malamute_py.broker.subscriptions import Subscription
+
+STAMP_BYTES = 96
+EXPIRY_AT = STAMP_BYTES + 56
+"""Where a stored batch states its earliest expiry."""
+PARCEL_FRAMES_MAX = 256
+SPARSE_BYTES = 64 << 10
+"""What one read brings when single records are looked for."""
+IDLE_READS_MAX = 3
+TURN_BATCHES_MAX = 512
+"""Batches of the hot window that one turn looks at, selected or not."""
+
+
+class Parcel:
+    """What one turn gives to one subscription, gathered into as few DELIVERs as can be."""
+
+    def __init__(self, delivery: Delivery, sub: Subscription) -> None:
+        self._delivery = delivery
+        self._sub = sub
+        self._frames: list[Any] = []
+        self._run: Any = None
+        self._run_from = self._run_to = 0
+        self._records = self._bytes = self._next = 0
+        self.given = 0
+        """Bytes, all in all."""
+
+    @property
+    def open(self) -> bool:
+        """Whether credit and room are left for one more batch."""
+        sub = self._sub
+        return (
+            sub.left_records > self._records
+            and sub.left_bytes > self._bytes
+            and sub.link.room > self._bytes
+        )
+
+    def whole(self, frames: tuple[Any, ...], next: int, records: int, size: int) -> None:
+        """A batch of which every row goes out."""
+        self._close_run()
+        self._frames.extend(frames)
+        self._count(next, records, size)
+        if len(self._frames) >= PARCEL_FRAMES_MAX:
+            self.flush()
+
+    def stored(self, data: Any, position: int, size: int, next: int, records: int) -> None:
+        """A stored batch of which every row goes out; neighbours leave as one frame."""
+        if self._run is not data or self._run_to != position:
+            self._close_run()
+            self._run, self._run_from = data, position
+        self._run_to = position + size
+        self._count(next, records, size)
+
+    def _count(self, next: int, records: int, size: int) -> None:
+        self._next = next
+        self._records += records
+        self._bytes += size
+        self.given += size
+
+    def _close_run(self) -> None:
+        if self._run is not None:
+            self._frames.append(memoryview(self._run)[self._run_from : self._run_to])
+            self._run = None
+
+    def part(self, frames: list[Any], next: int, mask: Mask, size: int) -> None:
+        """A batch of which some rows go out."""
+        self.flush()
+        self.given += size
+        count = int(mask.sum())
+        self._delivery.put(self._sub, next, frames, row_bitmap(mask), count, size)
+
+    def flush(self) -> None:
+        """Send what has gathered."""
+        self._close_run()
+        if self._frames:
+            self._delivery.put(
+                self._sub, self._next, self._frames, None, self._records, self._bytes
+            )
+            self._frames = []
+            self._records = self._bytes = 0
+
+
+class Serving:
+    """The subscriptions on demand."""
+
+    def __init__(self, shard: Shard, links: Links, delivery: Delivery) -> None:
+        self._shard = shard
+        self._links = links
+        self._delivery = delivery
+        self._queue: deque[Subscription] = deque()
+        self._starved: dict[Subscription, None] = {}
+        """In order: those whose turn it was when too many reads were under way."""
+        self._reads: dict[int, Subscription] = {}
+        self.reads: list[ReadRange] = []
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more can be served at once."""
+        return bool(self._queue)
+
+    @property
+    def reads_under_way(self) -> int:
+        """How many reads of history the shell has not answered."""
+        return len(self._reads)
+
+    def consider(self, sub: Subscription) -> None:
+        """Something about a subscription changed: give it a turn if it can take one."""
+        if sub.live or sub.queued or sub.reading or not sub.started:
+            return
+        # At its end it needs no credit to be told so.
+        if sub.able or sub.position >= sub.stop:
+            sub.queued = True
+            self._queue.append(sub)
+
+    def forget(self, sub: Subscription) -> None:
+        """A subscription has ended; one that waits in the queue goes when its turn comes."""
+        self._starved.pop(sub, None)
+
+    def serve(self) -> None:
+        """Give turns until all are served or the step's budget is used up."""
+        budget = self._shard.settings.step_bytes
+        queue = self._queue
+        while queue and budget > 0:
+            sub = queue.popleft()
+            sub.queued = False
+            if sub.started and not sub.live and (sub.able or sub.position >= sub.stop):
+                budget -= self._turn(sub)
+
+    # --- one turn -------------------------------------------------------------------------
+
+    def _turn(self, sub: Subscription) -> int:
+        """Give one quantum, or begin a read; returns the bytes given."""
+        stream = sub.stream
+        if sub.wanted is not None:
+            self._to_next_wanted(sub)
+        first = min(stream.first, sub.stop)
+        lost = min(first, stream.lost_before)
+        if sub.position < lost:
+            self._gap(sub, lost, "lost", "")
+        if sub.position < first:
+            self._gap(sub, first, "retention", "")
+        if sub.position >= sub.stop:
+            self._delivery.end(sub, "end")
+            sub.drop()
+            return 0
+        if sub.position >= sub.tail:
+            self._delivery.catch_up(sub)
+            return 0
+        if sub.position >= stream.hot_first:
+            given = self._from_memory(sub)
+            self.consider(sub)
+            return given
+        if len(self._reads) >= self._shard.settings.reads_max:
+            sub.queued = True
+            self._starved[sub] = None
+            return 0
+        self._read(sub)
+        return 0
+
+    def _to_next_wanted(self, sub: Subscription) -> None:
+        """Skip to the next offset that a last-per-subject start wants."""
+        wanted = sub.wanted
+        assert wanted is not None
+        place = int(wanted.searchsorted(sub.position))
+        if place < len(wanted):
+            sub.position = int(wanted[place])
+        else:
+            sub.position = max(sub.position, sub.wanted_to)
+            sub.wanted = None
+
+    def _gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
+        """Name the offsets from the position on that cannot be delivered."""
+        self._delivery.cover(sub)
+        self._links.say(sub.link, Gap(sub.number, sub.position, to, code, reason))
+        self._shard.counters["gaps"] += 1
+        sub.position = sub.covered = to
+
+    def _from_memory(self, sub: Subscription) -> int:
+        """Serve a quantum from the hot window."""
+        stream = sub.stream
+        end = min(sub.tail, sub.stop)
+        quantum = self._shard.settings.quantum_bytes
+        now_ms = self._shard.now_ms
+        parcel = Parcel(self._delivery, sub)
+        place = stream.hot_place(sub.position)
+        for batch in islice(stream.hot, place, place + TURN_BATCHES_MAX):
+            if batch.base >= end or parcel.given >= quantum or not parcel.open:
+                break
+            if batch.next <= sub.position:
+                continue
+            anything, mask = select(sub, batch.content, batch.base, end, now_ms)
+            next = min(batch.next, end)
+            if anything and mask is None:
+                parcel.whole((batch.stamp, batch.frame), next, batch.next - batch.base, batch.size)
+            elif mask is not None and anything:
+                parcel.part([batch.stamp, batch.frame], next, mask, batch.size)
+            sub.position = next
+            if sub.wanted is not None:
+                self._to_next_wanted(sub)
+        parcel.flush()
+        return parcel.given
+
+    # --- reads of history -------------------------------------------------------------------
+
+    def _read(self, sub: Subscription) -> None:
+        stream = sub.stream
+        end = min(sub.tail, sub.stop, stream.hot_first)
+        size = min(self._shard.settings.quantum_bytes, sub.left_bytes, sub.link.room)
+        if sub.wanted is not None:
+            end = min(end, sub.wanted_to)
+            size = min(size, SPARSE_BYTES)
+        token = self._shard.token()
+        sub.reading = token
+        self._reads[token] = sub
+        self._shard.counters["reads"] += 1
+        candidates = None if sub.everything else partial(may_match, sub.pattern)
+        self.reads.append(
+            ReadRange(
+                stream.ring.name, stream.number, token, sub.position, end, size,
+                candidates, sub.client_time,
+            )
+        )  # fmt: skip
+
+    def _answered(self, token: int) -> Subscription | None:
+        """The subscription that waits for a read, unless it has ended; frees the read's place."""
+        sub = self._reads.pop(token, None)
+        if self._starved:
+            starved = next(iter(self._starved))
+            del self._starved[starved]
+            self._queue.appendleft(starved)
+        if sub is None:
+            return None
+        sub.reading = 0
+        return sub if sub.started else None
+
+    def failed(self, answer: ReadFailed) -> None:
+        """The journal could not be read: the subscription ends, by name."""
+        sub = self._answered(answer.token)
+        if sub is None:
+            return
+        self._shard.event(
+            "read_failed", "error", stream=sub.stream.name, code=answer.code, reason=answer.reason
+        )
+        self._delivery.end(sub, answer.code)
+        sub.drop()
+
+    def history(self, answer: HistoryRead) -> None:
+        """The journal has read: deliver what credit still allows."""
+        sub = self._answered(answer.token)
+        if sub is None or sub.live:
+            return
+        before = sub.position
+        if sub.able:
+            self._deliver_history(sub, answer)
+            if sub.position > before:
+                sub.idle_reads = 0
+            else:
+                sub.idle_reads += 1
+        if sub.idle_reads >= IDLE_READS_MAX:
+            self._shard.event("read_stuck", "error", stream=sub.stream.name, offset=before)
+            self._delivery.end(sub, "internal")
+            sub.drop()
+            return
+        self.consider(sub)
+
+    def _deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:
+        end = min(sub.tail, sub.stop)
+        now_ms = self._shard.now_ms
+        parcel = Parcel(self._delivery, sub)
+        gaps = list(answer.gaps)
+        # Without a window or wanted offsets nothing but an expiry can thin a batch out.
+        looks = not sub.everything or sub.client_time is not None or sub.wanted is not None
+        for run in answer.runs:
+            data = memoryview(run.data)
+            for at, size, base, count in run.spans:
+                next = base + count
+                if next <= sub.position:
+                    continue
+                while gaps and gaps[0][0] <= base:
+                    self._name_gap(sub, parcel, gaps.pop(0))
+                if not parcel.open or base >= end:
+                    parcel.flush()
+                    return
+                (expiry_ms,) = unpack_from("<q", data, at + EXPIRY_AT)
+                cut = base < sub.position or next > end
+                if not looks and not cut and not 0 < expiry_ms <= now_ms:
+                    parcel.stored(run.data, at, size, next, count)
+                else:
+                    self._thinned(sub, parcel, run.data, data[at : at + size], at, base, end)
+                sub.position = max(sub.position, min(next, end))
+        parcel.flush()
+        for gap in gaps:
+            self._name_gap(sub, parcel, gap)
+        sub.position = max(sub.position, min(answer.next, end))
+
+    def _thinned(
+        self, sub: Subscription, parcel: Parcel, data: Any, stored: memoryview, at: int, base: int,
+        end: int,
+    ) -> None:  # fmt: skip
+        """Deliver what a subscription selects of one stored batch."""
+        content = Content(stored[STAMP_BYTES:])
+        anything, mask = select(sub, content, base, end, self._shard.now_ms)
+        if not anything:
+            return
+        next = base + content.head.count
+        if mask is None:
+            parcel.stored(data, at, len(stored), next, content.head.count)
+        else:
+            parcel.part([stored], min(next, end), mask, len(stored))
+
+    def _name_gap(self, sub: Subscription, parcel: Parcel, gap: tuple[int, int, str, str]) -> None:
+        """Tell of a gap that the reader found, after what lies before it."""
+        first, to, code, reason = gap
+        to = min(to, sub.stop)
+        if to <= sub.position:
+            return
+        parcel.flush()
+        sub.position = max(sub.position, first)
+        self._gap(sub, to, code, reason)

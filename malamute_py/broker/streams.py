@@ -1,0 +1,226 @@
+"""Streams and rings at run time: positions, hot window, who subscribes.
+
+Owns what the core keeps in memory of every stream and ring beside the durable tables.
+The rules: `next` moves only when the journal has appended; `first` only when it has
+trimmed; offsets are never given twice, not even by a stream in memory over a restart.
+Source: DESIGN.md, sections 4 and 6.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from malamute_protocol.commands import Level
+from malamute_protocol.content import Content
+from malamute_protocol.header import HeaderTable
+from malamute_py.broker.changes import StreamRow, StreamSettings
+from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
+from malamute_py.broker.retention import Ledger
+from malamute_py.matcher import Index
+
+if TYPE_CHECKING:
+    from malamute_py.broker.confirms import Waiter
+    from malamute_py.broker.selection import Groups
+    from malamute_py.broker.subscriptions import Subscription
+
+EPOCH_SHIFT = 40
+"""A stream in memory goes on at epoch << 40 after a restart: no offset comes twice."""
+NEVER = 1 << 63
+"""As an end: none."""
+BATCH_OVERHEAD = 2_000
+"""About what a batch in the hot window takes beside its bytes."""
+HEADER_OVERHEAD = 300
+"""And for each of its distinct subjects and field maps."""
+
+
+class Batch(msgspec.Struct, eq=False):
+    """One appended batch in memory: the stamp, and the very frame that the producer sent."""
+
+    stream: Stream
+    stamp: bytes
+    frame: Any
+    content: Content
+    base: int
+    next: int
+    size: int
+
+    @property
+    def memory(self) -> int:
+        """About what it takes in memory."""
+        head = self.content.head
+        headers = head.subjects_count + head.fieldmaps_count
+        return self.size + BATCH_OVERHEAD + HEADER_OVERHEAD * headers
+
+
+Settlement: TypeAlias = Callable[[tuple[str, str] | None], None]
+"""Called with None, or with the code and reason why it will never be."""
+
+
+class Settled(msgspec.Struct, eq=False):
+    """Something that waits for a ring to be visible up to an LSN."""
+
+    end_lsn: int
+    bytes: int
+    batch: Batch | None = None
+    waiters: tuple[Waiter, ...] = ()
+    call: Settlement | None = None
+    """What is to be called, for a change."""
+
+
+class RingState:
+    """What the core knows of one ring."""
+
+    __slots__ = ("end_lsn", "failed", "memory", "name", "unsettled", "visible")
+
+    def __init__(self, name: str, memory: bool, facts: RingFacts | None) -> None:
+        self.name = name
+        self.memory = memory
+        """Of no duration: what is appended is as durable as it will ever be."""
+        self.end_lsn = facts.end_lsn if facts else 0
+        self.visible = self.end_lsn
+        """Up to here nothing can be taken back: the least of all that must have happened."""
+        self.unsettled: deque[Settled] = deque()
+        self.failed: tuple[str, str] | None = None
+        """Code and reason, once the ring takes nothing more."""
+
+
+class Stream:
+    """One stream at run time."""
+
+    __slots__ = (
+        "body_kind",
+        "bounded",
+        "created_lsn",
+        "durable",
+        "epochs",
+        "everyone",
+        "first",
+        "grouped_headers",
+        "groups",
+        "handed",
+        "hot",
+        "index",
+        "kinds",
+        "last_time_ms",
+        "least_stop",
+        "ledger",
+        "level",
+        "lost_before",
+        "name",
+        "next",
+        "number",
+        "numbers",
+        "removed",
+        "ring",
+        "row",
+        "subscriptions",
+        "trim_asked",
+        "uuid",
+        "visible_next",
+    )
+
+    def __init__(self, row: StreamRow, ring: RingState, facts: StreamFacts | None) -> None:
+        self.row = row
+        self.number = row.number
+        self.name = row.name
+        self.uuid = row.uuid
+        self.ring = ring
+        self.created_lsn = 0
+        """In ring main; a ring of its own takes nothing before this is visible."""
+        self.first = facts.first if facts else 0
+        self.next = facts.next if facts else 0
+        self.handed = self.next
+        """The next offset, counting what the journal was handed and has not answered."""
+        self.visible_next = self.next
+        """Offset after the newest record that no power loss can take back."""
+        self.epochs: list[tuple[int, int]] = [(e, o) for e, o in facts.epochs] if facts else []
+        self.last_time_ms = facts.last_time_ms if facts else 0
+        self.lost_before = 0
+        """Records before were in memory only, and are gone with an earlier run of the broker."""
+        self.hot: deque[Batch] = deque()
+        self.index = Index()
+        self.subscriptions: set[Subscription] = set()
+        self.durable = 0
+        """How many of them see only what is visible."""
+        self.numbers: dict[int, list[Subscription]] = {}
+        """Pattern number -> its subscriptions, whether live or not."""
+        self.everyone: list[Subscription] = []
+        """Those whose pattern matches every header: the index is not asked about them."""
+        self.groups: dict[HeaderTable | tuple[Any, ...], Groups] = {}
+        """Who takes what of a batch with this header table; empty after any change."""
+        self.grouped_headers = 0
+        """Distinct headers of these tables."""
+        self.bounded: set[Subscription] = set()
+        """Live subscriptions that stop somewhere."""
+        self.least_stop = NEVER
+        """None of them stops before."""
+        self.removed = False
+        self.trim_asked = self.first
+        self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
+        self.level = 0
+        self.body_kind = -1
+        self.kinds = 0
+        self.settle(row.settings)
+
+    def settle(self, settings: StreamSettings) -> None:
+        """Take up changed settings."""
+        self.level = int(Level[settings.level.upper()])
+        self.body_kind = ("blob", "list", "arrow").index(settings.body_kind or "blob")
+        if not settings.body_kind:
+            self.body_kind = -1
+
+    @property
+    def settings(self) -> StreamSettings:
+        """As the change log has them."""
+        return self.row.settings
+
+    @property
+    def hot_first(self) -> int:
+        """Offset of the oldest record in the hot window; `next` when it is empty."""
+        return self.hot[0].base if self.hot else self.next
+
+    def hot_place(self, offset: int) -> int:
+        """Place in the hot window of the batch that holds an offset, or the one after it."""
+        return max(0, bisect_right(self.hot, offset, key=_base) - 1)
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch in which the record at this offset was written."""
+        found = self.epochs[0][0] if self.epochs else 0
+        for epoch, first in self.epochs:
+            if first > offset:
+                break
+            found = epoch
+        return found
+
+    def epoch_end(self, epoch: int, tail: int) -> int:
+        """Where the records written in an epoch, or in those before it, end."""
+        for later, first in self.epochs:
+            if later > epoch:
+                return first
+        return tail
+
+    def regroup(self) -> None:
+        """Its subscriptions changed."""
+        self.groups.clear()
+        self.grouped_headers = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Note that records of this epoch begin at `next`; costs nothing the second time."""
+        if not self.epochs or self.epochs[-1][0] != epoch:
+            self.epochs.append((epoch, self.next))
+
+
+def _base(batch: Batch) -> int:
+    return batch.base
+
+
+def ring_name(settings: StreamSettings, uuid: bytes) -> str:
+    """The ring that a stream of these settings lives in."""
+    if settings.ring_bytes:
+        return f"{'memory' if settings.memory else 'stream'}-{uuid.hex()}"
+    return "memory" if settings.memory else MAIN

@@ -1,0 +1,331 @@
+"""Subscriptions: what a client wants of a stream, how far it has come, and its credit.
+
+Owns every fact about one subscription, and SUBSCRIBE, CREDIT and UNSUBSCRIBE. The rules:
+credit is cumulative and only rises; `covered` is what the client was told, `position` how
+far the selecting came, and a live subscription stands at the tail without being touched.
+Source: DESIGN.md, section 8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from malamute_protocol.commands import Credit, Ended, Rewound, Subscribe, Subscribed, Unsubscribe
+from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.links import Link, Links
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.streams import NEVER
+from malamute_py.matcher import compile_pattern
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from malamute_py.broker.delivery import Delivery
+    from malamute_py.broker.serving import Serving
+    from malamute_py.broker.starts import Begin, Starts
+    from malamute_py.broker.streams import Stream
+
+SUBSCRIBE: Final = 12
+UNSUBSCRIBE: Final = 14
+CREDIT: Final = 16
+VISIBILITIES: Final = ("live", "durable", "committed")
+
+
+class Subscription:
+    """One subscription of one link."""
+
+    __slots__ = (
+        "client_time",
+        "covered",
+        "credit_bytes",
+        "credit_records",
+        "durable",
+        "ended",
+        "everything",
+        "idle_reads",
+        "left_bytes",
+        "left_records",
+        "link",
+        "live",
+        "number",
+        "on_drop",
+        "pattern",
+        "pattern_bytes",
+        "pattern_number",
+        "plain",
+        "position",
+        "queued",
+        "reading",
+        "started",
+        "stop",
+        "stream",
+        "wanted",
+        "wanted_to",
+        "whole",
+    )
+
+    stream: Stream
+
+    def __init__(self, link: Link, command: Subscribe, on_drop: Any) -> None:
+        self.link = link
+        self.number = command.subscription
+        self.pattern = command.pattern
+        self.pattern_bytes = 0
+        self.pattern_number = -1
+        self.everything = False
+        """Every header matches: none is looked at."""
+        self.client_time = command.client_time
+        self.whole = command.whole
+        self.durable = command.visibility != 0
+        """Sees what no power loss can take back, and only that."""
+        self.stop = NEVER if command.end < 0 else command.end
+        self.credit_records = command.credit_records
+        self.credit_bytes = command.credit_bytes
+        self.left_records = command.credit_records
+        self.left_bytes = command.credit_bytes
+        self.position = 0
+        self.covered = 0
+        self.wanted: np.ndarray[Any, np.dtype[np.int64]] | None = None
+        """Last per subject: the only offsets wanted before `wanted_to`, ascending."""
+        self.wanted_to = 0
+        self.live = False
+        self.started = False
+        """Its stream and position are known, and it has not ended."""
+        self.ended = False
+        self.queued = False
+        """Waits for its turn on demand."""
+        self.reading = 0
+        """Token of its one read of history that is under way; 0: none."""
+        self.idle_reads = 0
+        """Reads in a row that brought it nowhere."""
+        self.plain = False
+        """Takes batches as its group does: no window, no end, not always whole."""
+        self.on_drop = on_drop
+
+    @property
+    def tail(self) -> int:
+        """Where what it may see ends."""
+        return self.stream.visible_next if self.durable else self.stream.next
+
+    @property
+    def place(self) -> int:
+        """How far it has come: everything before was delivered or not selected."""
+        if self.live:
+            return min(self.tail, self.stop)
+        return self.position
+
+    @property
+    def able(self) -> bool:
+        """Whether it may be given something."""
+        return self.started and self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
+
+    def drop(self) -> None:
+        """Forget it everywhere."""
+        self.on_drop(self)
+
+
+class Subscriptions:
+    """The commands about subscriptions."""
+
+    def __init__(
+        self, shard: Shard, links: Links, delivery: Delivery, serving: Serving, starts: Starts
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._delivery = delivery
+        self._serving = serving
+        self._starts = starts
+        self.count = 0
+        self.pattern_bytes = 0
+        """Of all patterns, as MessagePack."""
+
+    # --- the commands -------------------------------------------------------------------
+
+    def check(self, link: Link, command: Subscribe) -> tuple[str, str] | None:
+        """What speaks against a SUBSCRIBE before its stream is known: code and reason."""
+        settings = self._shard.settings
+        if command.subscription in link.subscriptions:
+            return "subscription_exists", f"subscription {command.subscription} exists"
+        if len(link.subscriptions) >= settings.link_subscriptions_max:
+            return "limit", f"at most {settings.link_subscriptions_max} subscriptions a link"
+        if self.count >= settings.subscriptions_max:
+            return "limit", f"at most {settings.subscriptions_max} subscriptions in all"
+        if not 0 <= command.visibility < len(VISIBILITIES):
+            return "unsupported", f"no visibility {command.visibility}"
+        if command.until not in ("", "tail"):
+            return "unsupported", f"no end of the kind '{command.until}'"
+        size = len(msgspec.msgpack.encode(command.pattern))
+        if size > settings.pattern_bytes_max:
+            return "too_large", f"a pattern of {size} bytes, at most {settings.pattern_bytes_max}"
+        if self.pattern_bytes + size > settings.all_patterns_bytes_max:
+            return "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
+        return None
+
+    def enter(self, link: Link, command: Subscribe) -> Subscription:
+        """Take up a subscription whose stream is not known yet, so that credit can reach it."""
+        sub = Subscription(link, command, self._drop)
+        sub.pattern_bytes = len(msgspec.msgpack.encode(command.pattern))
+        self.pattern_bytes += sub.pattern_bytes
+        link.subscriptions[sub.number] = sub
+        self.count += 1
+        return sub
+
+    def begin(self, sub: Subscription, command: Subscribe, stream: Stream) -> None:
+        """Its stream is known: file the pattern and find where it begins."""
+        try:
+            number, everything = _file(stream, command.pattern)
+        except RequestRejected as error:
+            self.refuse(sub, error.code, error.reason)
+            return
+        sub.stream = stream
+        sub.everything = everything
+        sub.pattern_number = number
+        stream.subscriptions.add(sub)
+        stream.durable += sub.durable
+        if everything:
+            stream.everyone.append(sub)
+        else:
+            stream.numbers.setdefault(number, []).append(sub)
+        stream.regroup()
+        if command.until == "tail":
+            sub.stop = min(sub.stop, sub.tail)
+        sub.plain = sub.client_time is None and not sub.whole and sub.stop == NEVER
+
+        def found(begin: Begin | RequestRejected) -> None:
+            sub.link.queries -= 1
+            if sub.ended:
+                return
+            if isinstance(begin, RequestRejected):
+                self.refuse(sub, begin.code, begin.reason)
+            elif stream.removed:
+                self.refuse(sub, "stream_removed", f"stream '{stream.name}' was removed")
+            else:
+                self._start(sub, begin)
+
+        link = sub.link
+        if link.queries >= self._shard.settings.link_queries_max:
+            self.refuse(
+                sub, "wait", "too many unanswered questions on this link",
+                self._shard.settings.retry_ms,
+            )  # fmt: skip
+            return
+        link.queries += 1
+        self._starts.resolve(
+            stream, command.start, sub.durable, sub.pattern, found,
+            end=sub.stop, wanted=lambda: not sub.ended,
+        )  # fmt: skip
+
+    def _start(self, sub: Subscription, begin: Begin) -> None:
+        """Its position is known: tell the client, and begin."""
+        stream = sub.stream
+        sub.position = sub.covered = begin.next
+        sub.wanted, sub.wanted_to = begin.wanted, begin.wanted_to
+        sub.started = True
+        self._links.say(
+            sub.link,
+            Subscribed(
+                sub.number, stream.uuid, self._shard.epoch, begin.next, stream.first, sub.tail,
+                -1 if sub.stop == NEVER else sub.stop,
+            ),
+        )  # fmt: skip
+        if begin.rewound_from is not None:
+            # This epoch, not that of the record there: what lies before is the log as of now,
+            # and a resume that got no further must not be rewound again.
+            epoch = self._shard.epoch
+            self._links.say(sub.link, Rewound(sub.number, begin.rewound_from, begin.next, epoch))
+        self._shard.counters["subscribed"] += 1
+        self._serving.consider(sub)
+
+    def refuse(self, sub: Subscription, code: str, reason: str, retry_ms: int = 0) -> None:
+        """Refuse a subscription that was entered, and forget it."""
+        self._links.refuse(sub.link, SUBSCRIBE, sub.number, code, reason, retry_ms)
+        self._drop(sub)
+
+    def credit(self, link: Link, command: Credit) -> None:
+        """Raise a subscription's credit."""
+        sub = link.subscriptions.get(command.subscription)
+        if sub is None:
+            # It may have reached its end while the CREDIT was under way.
+            self._links.refuse(
+                link, CREDIT, command.subscription, "unknown_subscription",
+                f"no subscription {command.subscription}",
+            )  # fmt: skip
+            return
+        records = command.credit_records - sub.credit_records
+        if records > 0:
+            sub.credit_records += records
+            sub.left_records += records
+        size = command.credit_bytes - sub.credit_bytes
+        if size > 0:
+            sub.credit_bytes += size
+            sub.left_bytes += size
+        if not sub.live:
+            self._serving.consider(sub)
+
+    def unsubscribe(self, link: Link, command: Unsubscribe) -> None:
+        """End a subscription at the client's wish."""
+        sub = link.subscriptions.get(command.subscription)
+        if sub is None:
+            self._links.refuse(
+                link, UNSUBSCRIBE, command.subscription, "unknown_subscription",
+                f"no subscription {command.subscription}",
+            )  # fmt: skip
+            return
+        if sub.started:
+            self._delivery.end(sub, "cancelled")
+        else:
+            self._links.say(link, Ended(sub.number, 0, "cancelled"))
+        self._drop(sub)
+
+    # --- ends -----------------------------------------------------------------------------
+
+    def link_ended(self, link: Link) -> None:
+        """Forget all that a link subscribed to."""
+        for sub in list(link.subscriptions.values()):
+            self._drop(sub)
+
+    def stream_removed(self, stream: Stream) -> None:
+        """End all subscriptions of a stream."""
+        for sub in list(stream.subscriptions):
+            if sub.started:
+                self._delivery.end(sub, "stream_removed")
+                self._drop(sub)
+
+    def _drop(self, sub: Subscription) -> None:
+        if sub.ended:
+            return
+        sub.ended = True
+        sub.started = sub.live = False
+        self.count -= 1
+        self.pattern_bytes -= sub.pattern_bytes
+        sub.link.subscriptions.pop(sub.number, None)
+        stream = getattr(sub, "stream", None)
+        if stream is None:
+            return
+        self._serving.forget(sub)
+        stream.bounded.discard(sub)
+        stream.subscriptions.discard(sub)
+        stream.durable -= sub.durable
+        if sub.everything:
+            stream.everyone.remove(sub)
+        else:
+            same = stream.numbers[sub.pattern_number]
+            same.remove(sub)
+            if not same:
+                del stream.numbers[sub.pattern_number]
+            stream.index.discard(sub.pattern_number)
+        stream.regroup()
+
+
+def _file(stream: Stream, pattern: Any) -> tuple[int, bool]:
+    """Put a pattern into a stream's index: (number, whether it matches every header).
+
+    Raises RequestRejected: it is not a pattern.
+    """
+    if pattern in (["all"], ["topic", "#"]):
+        return -1, True
+    if compile_pattern(pattern).canonical == ("all",):
+        return -1, True
+    return stream.index.add(pattern), False
