@@ -1,0 +1,128 @@
+"""Malamute: streams, mailboxes and service queues in one broker, for Python and Spark.
+
+    import malamute_py as malamute
+
+    async with malamute.connect() as client:
+        await client.publish("orders", b"one", subject="orders.new")
+        async for record in client.subscribe("orders", start="earliest"):
+            print(record.offset, record.body)
+
+Every name here is loaded when it is first used, so that importing costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from malamute_protocol.errors import (
+        ConnectionLost,
+        MalamuteError,
+        ProtocolError,
+        RequestRejected,
+        Timeout,
+    )
+    from malamute_protocol.pattern import (
+        all_of,
+        any_of,
+        everything,
+        fields,
+        not_,
+        prefix,
+        regex,
+        topic,
+    )
+    from malamute_py.client.aio import Client, connect
+    from malamute_py.client.position import (
+        AfterMessage,
+        AtClientTime,
+        AtTime,
+        Confirmation,
+        LastPerSubject,
+        Position,
+    )
+    from malamute_py.client.reading import GapError
+    from malamute_py.client.settings import ClientSettings, Curve, Plain, SettingError
+    from malamute_py.client.sync import SyncClient, connect_sync
+    from malamute_py.embedded import EmbeddedBroker
+
+_HOMES: Final[dict[str, tuple[str, ...]]] = {
+    "malamute_protocol.errors": (
+        "ConnectionLost",
+        "MalamuteError",
+        "ProtocolError",
+        "RequestRejected",
+        "Timeout",
+    ),
+    "malamute_protocol.pattern": (
+        "all_of",
+        "any_of",
+        "everything",
+        "fields",
+        "not_",
+        "prefix",
+        "regex",
+        "topic",
+    ),
+    "malamute_py.client.aio": ("Client", "connect"),
+    "malamute_py.client.position": (
+        "AfterMessage",
+        "AtClientTime",
+        "AtTime",
+        "Confirmation",
+        "LastPerSubject",
+        "Position",
+    ),
+    "malamute_py.client.reading": ("GapError",),
+    "malamute_py.client.settings": ("ClientSettings", "Curve", "Plain", "SettingError"),
+    "malamute_py.client.sync": ("SyncClient", "connect_sync"),
+    "malamute_py.embedded": ("EmbeddedBroker",),
+}
+_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AfterMessage",
+    "AtClientTime",
+    "AtTime",
+    "Client",
+    "ClientSettings",
+    "Confirmation",
+    "ConnectionLost",
+    "Curve",
+    "EmbeddedBroker",
+    "GapError",
+    "LastPerSubject",
+    "MalamuteError",
+    "Plain",
+    "Position",
+    "ProtocolError",
+    "RequestRejected",
+    "SettingError",
+    "SyncClient",
+    "Timeout",
+    "all_of",
+    "any_of",
+    "connect",
+    "connect_sync",
+    "everything",
+    "fields",
+    "not_",
+    "prefix",
+    "regex",
+    "topic",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from where it lives."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

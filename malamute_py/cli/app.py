@@ -1,0 +1,85 @@
+"""The command's root: its options and its help.
+
+Owns what stands before a command. The rule: nothing is loaded here that `--help` does not
+need.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from malamute_py.cli import linking
+from malamute_py.cli.commands import Commands
+
+app = typer.Typer(
+    name="malamute",
+    cls=Commands,
+    no_args_is_help=True,
+    # Plain text: rich help doubles the time that --help takes, and wraps examples.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        print(f"malamute {metadata.version('malamute-py')}")
+        raise typer.Exit
+
+
+EPILOG = """\b
+A first result:
+  malamute broker                                     in one terminal
+  malamute pub hello 'my first record'                in another
+  malamute sub hello --start earliest
+
+Exit codes: 0 done, 1 refused or damaged, 2 wrong usage, 3 no broker, 4 timeout, 130 Ctrl-C."""
+
+
+@app.callback(epilog=EPILOG)
+def root(
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The broker: tcp://HOST:PORT or ipc:///PATH; also MALAMUTE_ENDPOINT.",
+            callback=linking.remember,
+            expose_value=False,
+        ),
+    ] = None,
+    context_name: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            metavar="NAME",
+            help="A broker by name: `malamute context`; also MALAMUTE_CONTEXT.",
+            callback=linking.remember,
+            expose_value=False,
+            autocompletion=linking.context_names,
+        ),
+    ] = None,
+    connect_timeout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help=f"How long to wait for the broker; default {linking.CONNECT_TIMEOUT}.",
+            callback=linking.remember,
+            expose_value=False,
+        ),
+    ] = None,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """A message broker for Python and Spark: streams that are kept, matched and replayed."""
+
+
+def main() -> None:
+    """Run the command line of this process, and end with its exit code."""
+    app()

@@ -1,0 +1,186 @@
+"""`malamute broker`: run a broker in the foreground.
+
+Owns its options and the words for the person who starts it on a terminal. The rule: options
+override variables, which override the file; in a pipe there are JSON log lines and nothing
+else. Source: config.py; deploy/malamute.toml.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from malamute_py.cli.failures import FAILED, USAGE, CommandFailed
+
+if TYPE_CHECKING:
+    from malamute_py.config import Config
+    from malamute_py.server import Server
+    from malamute_py.telemetry import Log
+
+EPILOG = """\b
+Examples:
+  malamute broker
+  malamute broker --listen tcp://127.0.0.1:9797 --listen ipc:///run/malamute.sock
+  malamute broker --memory --set streams.auto_create=false
+  malamute broker --config malamute.toml --check
+
+It stops in order on Ctrl-C or SIGTERM (exit code 0)."""
+
+
+def broker(
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where to listen (repeatable): tcp://HOST:PORT, port 0 for any; ipc:///PATH.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the journal is kept; default malamute-data."),
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Keep everything in memory; gone at the end.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="One setting (repeatable): journal.ring_bytes=..."
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the configuration, say what it means, and end.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --check: the whole configuration as JSON.")
+    ] = False,
+) -> int:
+    """Run a broker."""
+    from malamute_py.config import load
+
+    if memory and data is not None:
+        raise CommandFailed("--memory and --data exclude each other; give one of them", USAGE)
+    if as_json and not check:
+        raise CommandFailed("--json goes with --check; a broker in a pipe logs JSON anyway", USAGE)
+    overrides: dict[str, Any] = {}
+    if listen:
+        overrides["listen"] = list(listen)
+    if data is not None:
+        overrides["data_directory"] = str(data)
+    if memory:
+        overrides["data_directory"] = ""
+    for text in settings or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise CommandFailed(f"--set {text}: write it as KEY=VALUE", USAGE)
+        overrides[key.strip()] = value
+    loaded = load(config, environment=os.environ, overrides=overrides)
+    if check:
+        _check(loaded, as_json)
+        return 0
+    from malamute_py.server import Server
+    from malamute_py.telemetry import open_log
+
+    log = open_log(loaded.log.level, loaded.log.form)
+    if sys.stderr.isatty() and loaded.log.form != "json":
+        log = _Greeting(log)
+    server = Server(loaded, log=log)
+    _stop_on_signals(server)
+    code = server.run()
+    if code:
+        raise CommandFailed("the broker failed; see its log above", code if code > 1 else FAILED)
+    return 0
+
+
+def _stop_on_signals(server: Server) -> None:
+    """A signal during a long start ends in order too, once all is open; a second one at once.
+
+    run() has its own handlers while it serves.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        server.request_stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
+def _check(config: Config, as_json: bool) -> None:
+    from malamute_py.server.sockets import check_public, parse_endpoint
+
+    check_public([parse_endpoint(endpoint) for endpoint in config.listen], config)
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(config)).decode())
+        return
+    print("the configuration is good")
+    print(f"listens on  {', '.join(config.listen)}")
+    print(f"data in     {_place(config.data_directory)}")
+    print(f"clients     {config.authentication.mechanism} authentication")
+
+
+def _place(directory: str) -> str:
+    return str(Path(directory).absolute()) if directory else "memory only, gone at the end"
+
+
+class _Greeting:
+    """A log for a person: the line `listening` becomes a short welcome."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.debug = log.debug
+        self.warning = log.warning
+        self.error = log.error
+        self.critical = log.critical
+
+    def info(self, event: str, **facts: Any) -> None:
+        """Say what matters to a person; everything else goes to the log."""
+        if event == "listening":
+            _greet(facts)
+        elif event == "stopped":
+            print("stopped", file=sys.stderr)
+        elif event != "open_files":
+            self._log.info(event, **facts)
+
+
+def _greet(facts: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    endpoints: list[str] = facts["endpoints"]
+    data = str(facts["data"])
+    in_memory = not data.startswith("/")
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    lines = [
+        ("listens on", ", ".join(endpoints), "bold cyan"),
+        ("data", "in memory, gone when it stops" if in_memory else data, "yellow" if in_memory
+         else ""),
+    ]  # fmt: skip
+    console.print(Text.assemble(("malamute", "bold"), f" {facts['version']}"))
+    for name, value, style in lines:
+        console.print(Text.assemble((f"  {name:<11}", "dim"), (value, style)))
+    where = _option(endpoints[0])
+    for name, command in (
+        ("publish", f"malamute pub hello 'my first record' --subject greetings{where}"),
+        ("subscribe", f"malamute sub hello --start earliest{where}"),
+    ):
+        console.print(Text.assemble((f"  {name:<11}", "dim"), (command, "green")))
+    console.print(Text.assemble(("  stop       ", "dim"), "Ctrl-C"))
+
+
+def _option(endpoint: str) -> str:
+    from malamute_protocol import DEFAULT_ENDPOINT
+
+    return "" if endpoint == DEFAULT_ENDPOINT else f" --endpoint {endpoint}"

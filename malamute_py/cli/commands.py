@@ -1,0 +1,179 @@
+"""The root of the command line: which commands there are, and how they end.
+
+Owns the group class that every command hangs from. The rules: a command's module is loaded
+when it is called and not before, so that help is quick; --endpoint, --context and
+--connect-timeout may stand before or after the command; every expected failure leaves as
+one line on standard error and an exit code; a closed pipe is quiet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
+
+from malamute_py.cli import failures
+
+
+class Entry(NamedTuple):
+    """A command that is loaded when it is called."""
+
+    home: str
+    """Module in this package and name in it, of a function or a group."""
+    help: str
+    at_a_broker: bool = True
+    """Whether it talks to a broker, and so takes the options that say to which."""
+    hidden: bool = False
+
+
+COMMANDS: Final[dict[str, Entry]] = {
+    "broker": Entry("broker:broker", "Run a broker.", at_a_broker=False),
+    "pub": Entry("publish:pub", "Publish records: an argument, lines, JSON lines or files."),
+    "sub": Entry("subscribe:sub", "Subscribe to a stream and print its records."),
+    "replay": Entry("replay:replay", "Replay a range of a stream."),
+    "stream": Entry("streams:app", "Streams: list, show, create, edit, remove, peek."),
+    "journal": Entry(
+        "journal:app", "Files of a stopped broker: stat, verify, dump.", at_a_broker=False
+    ),
+    "link": Entry("links:app", "Links of clients: list, end."),
+    "client": Entry("links:app", "Links of clients: list, end.", hidden=True),
+    "info": Entry("links:info", "Show facts and counters of the broker."),
+    "context": Entry(
+        "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
+    ),
+    "user": Entry("naming:users", "Users of a broker: hash a password.", at_a_broker=False),
+}
+
+_SHARED: Final = frozenset({"endpoint", "context_name", "connect_timeout"})
+"""Options of the root that a command at a broker also takes."""
+
+
+def group(name: str) -> typer.Typer:
+    """The group of commands of this name; plain help, as the root's."""
+    return typer.Typer(
+        help=COMMANDS[name].help,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        add_completion=False,
+    )
+
+
+class Commands(TyperGroup):
+    """The root group."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._loaded: dict[str, Any] = {}
+        # The base class only wants the names: for the list, and for "did you mean".
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Load one command; None when there is none of that name."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = self._loaded.get(cmd_name)
+        if command is None:
+            command = self._loaded[cmd_name] = _load(cmd_name, entry)
+            if entry.at_a_broker:
+                shared = [param for param in self.params if param.name in _SHARED]
+                for leaf in _leaves(command):
+                    leaf.params.extend(shared)
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands without loading them."""
+        rows = [(name, entry.help) for name, entry in COMMANDS.items() if not entry.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; whoever read our output and went away has seen enough."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _drop_output()
+            raise typer.Exit(failures.OK) from None
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run one command; ends the process with its exit code."""
+        try:
+            result = super().main(
+                args=args,
+                prog_name=prog_name or "malamute",
+                complete_var=complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                **extra,
+            )
+            sys.stdout.flush()
+        except BrokenPipeError:  # at the last flush
+            _drop_output()
+            sys.exit(failures.OK)
+        except typer.Abort:
+            say("interrupted")
+            sys.exit(failures.INTERRUPTED)
+        except Exception as error:
+            explained = failures.explained(error)
+            if explained is None:
+                raise
+            text, code = explained
+            if text.startswith("Usage:"):  # a group without a command: its help, as it is
+                print(text, file=sys.stderr)
+            else:
+                say(f"error: {text}")
+            sys.exit(code)
+        sys.exit(result if isinstance(result, int) else failures.OK)
+
+
+def _load(name: str, entry: Entry) -> Any:
+    module_name, _, attribute = entry.home.partition(":")
+    module = import_module(f"malamute_py.cli.{module_name}")
+    found = getattr(module, attribute)
+    if isinstance(found, typer.Typer):
+        command: Any = get_group(found)
+    else:
+        alone = group(name)
+        alone.command(name, epilog=getattr(module, "EPILOG", None))(found)
+        command = get_command(alone)
+    command.name = name
+    command.hidden = entry.hidden
+    return command
+
+
+def _leaves(command: Any) -> Iterator[Any]:
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield command
+        return
+    for each in inner.values():
+        yield from _leaves(each)
+
+
+def say(text: str) -> None:
+    """One line on standard error, whoever reads it."""
+    with contextlib.suppress(OSError, ValueError):
+        print(" ".join(text.split()), file=sys.stderr, flush=True)
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere, and the interpreter's last flush succeeds."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -1,0 +1,201 @@
+"""Contexts: brokers by name, and which one a command talks to.
+
+Owns the file of contexts and the order of precedence: --endpoint, --context,
+MALAMUTE_ENDPOINT, MALAMUTE_CONTEXT, the context in use, this machine. The rules: no
+password is ever written here or taken from the command line, only where to find it; an
+endpoint named by itself gets no credential of a context. The variables are the client's
+and are no keys of the broker's configuration. Source: XDG base directory specification.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from malamute_protocol import DEFAULT_ENDPOINT
+from malamute_py.cli.failures import USAGE, CommandFailed
+
+if TYPE_CHECKING:
+    from malamute_py.client.settings import Credential
+
+ENDPOINT: Final = "MALAMUTE_ENDPOINT"
+CONTEXT: Final = "MALAMUTE_CONTEXT"
+USER: Final = "MALAMUTE_USER"
+PASSWORD: Final = "MALAMUTE_PASSWORD"
+VARIABLES: Final = (ENDPOINT, CONTEXT, USER, PASSWORD)
+_KEY_CHARACTERS: Final = 40
+
+
+@dataclass(frozen=True)
+class Context:
+    """How to reach one broker."""
+
+    endpoint: str = DEFAULT_ENDPOINT
+    """One, or several with commas: tried in turn."""
+    user: str = ""
+    password_env: str = ""
+    """Name of the variable that holds the password."""
+    password_file: str = ""
+    server_key: str = ""
+    """CURVE: the broker's public key."""
+    secret_key_file: str = ""
+    """CURVE: a file with this client's secret key."""
+    description: str = ""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Each by itself. Raises CommandFailed."""
+        found = tuple(part.strip() for part in self.endpoint.split(",") if part.strip())
+        for each in found:
+            if "://" not in each:
+                scheme = "ipc" if "/" in each else "tcp"
+                raise CommandFailed(
+                    f"{each!r} is no endpoint; did you mean {scheme}://{each}?", USAGE
+                )
+        return found
+
+    @property
+    def authentication(self) -> str:
+        """Which credential it uses, in a word."""
+        return "curve" if self.server_key else "plain" if self.user else "none"
+
+    def credential(self) -> Credential:
+        """Read or ask for what the broker wants. Raises CommandFailed."""
+        if self.server_key:
+            return self._curve()
+        if not self.user:
+            return None
+        from malamute_py.client.settings import Plain
+
+        return Plain(self.user, self._password())
+
+    def _password(self) -> str:
+        if self.password_file:
+            return _read_secret(self.password_file)
+        name = self.password_env or PASSWORD
+        value = os.environ.get(name)
+        if value is not None:
+            return value
+        if self.password_env:
+            raise CommandFailed(f"the variable {name} with the password is not set", USAGE)
+        if not sys.stdin.isatty():
+            raise CommandFailed(
+                f"no password for user {self.user}: set {PASSWORD}, or give the context a"
+                " --password-file",
+                USAGE,
+            )
+        from getpass import getpass
+
+        return getpass(f"Password of {self.user}: ")
+
+    def _curve(self) -> Credential:
+        import zmq
+
+        from malamute_py.client.settings import Curve
+
+        secret = _read_secret(self.secret_key_file) if self.secret_key_file else ""
+        if len(secret) != _KEY_CHARACTERS:
+            raise CommandFailed(
+                f"{self.secret_key_file or 'the context'}: no CURVE secret key of 40 characters;"
+                " give the context a --secret-key-file",
+                USAGE,
+            )
+        public = zmq.curve_public(secret.encode()).decode()
+        return Curve(server_key=self.server_key, public_key=public, secret_key=secret)
+
+
+def _read_secret(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CommandFailed(f"{path}: cannot be read ({reason.lower()})", USAGE) from None
+
+
+@dataclass
+class Contexts:
+    """All of the person's contexts."""
+
+    current: str = ""
+    contexts: dict[str, Context] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls) -> Contexts:
+        """Read the file; none at all is fine. Raises CommandFailed."""
+        path = file()
+        try:
+            table = json.loads(path.read_text())
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError) as error:
+            raise CommandFailed(f"{path}: cannot be read ({error}); mend or remove it") from None
+        known = {each.name for each in fields(Context)}
+        try:
+            return cls(
+                str(table.get("current", "")),
+                {
+                    str(name): Context(**{k: str(v) for k, v in entry.items() if k in known})
+                    for name, entry in table.get("contexts", {}).items()
+                },
+            )
+        except (AttributeError, TypeError):
+            raise CommandFailed(f"{path}: is not a file of contexts; mend or remove it") from None
+
+    def save(self) -> None:
+        """Replace the file whole, for its owner only."""
+        path = file()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        table = {
+            "current": self.current,
+            "contexts": {
+                name: {key: value for key, value in asdict(context).items() if value}
+                for name, context in sorted(self.contexts.items())
+            },
+        }
+        beside = path.with_name(f"{path.name}.{os.getpid()}")
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+            json.dump(table, out, indent=2)
+            out.write("\n")
+        beside.replace(path)
+
+    def get(self, name: str) -> Context:
+        """One context. Raises CommandFailed, with the nearest name."""
+        found = self.contexts.get(name)
+        if found is None:
+            import difflib
+
+            near = difflib.get_close_matches(name, self.contexts, n=1)
+            hint = f"did you mean {near[0]}?" if near else "`malamute context ls` lists them"
+            raise CommandFailed(f"there is no context {name!r}; {hint}", USAGE)
+        return found
+
+
+def file() -> Path:
+    """Where contexts are kept."""
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path.home() / ".config") / "malamute" / "contexts.json"
+
+
+def chosen(options: dict[str, Any]) -> Context:
+    """The broker that a command talks to. options: `endpoint` and `context_name`, if given.
+
+    Raises CommandFailed.
+    """
+    endpoint, name = options.get("endpoint"), options.get("context_name")
+    if name:
+        context = Contexts.load().get(name)
+        if not endpoint:
+            return context
+        return Context(**{**asdict(context), "endpoint": endpoint})
+    endpoint = endpoint or os.environ.get(ENDPOINT)
+    if endpoint:
+        return Context(endpoint, user=os.environ.get(USER, ""))
+    name = os.environ.get(CONTEXT)
+    contexts = Contexts.load()
+    if name or contexts.current:
+        return contexts.get(name or contexts.current)
+    return Context(user=os.environ.get(USER, ""))

@@ -1,0 +1,101 @@
+"""How a command ends: exit codes, and errors as one line.
+
+Owns the meaning of each exit code and the words for every failure that is expected. The
+rule: a line says what happened, to what, and what to do next; only a bug shows a traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+import typer
+
+from malamute_protocol.errors import (
+    ConnectionLost,
+    MalamuteError,
+    ProtocolError,
+    RequestRejected,
+    Timeout,
+)
+
+OK: Final = 0
+FAILED: Final = 1
+"""The broker refused, or something is damaged or missing."""
+USAGE: Final = 2
+"""The command line, a setting or a pattern is wrong."""
+UNREACHABLE: Final = 3
+"""No link to a broker, or it was lost."""
+TIMED_OUT: Final = 4
+INTERRUPTED: Final = 130
+
+_NEXT: Final = {
+    "unknown_stream": "`malamute stream ls` lists the streams, `malamute stream create NAME`"
+    " makes one",
+    "stream_exists": "`malamute stream info NAME` shows its settings, `stream edit` changes them",
+    "bad_setting": "`malamute stream create --help` lists the settings",
+    "unauthenticated": "check the user and password of the context, or MALAMUTE_USER and"
+    " MALAMUTE_PASSWORD",
+    "forbidden": "ask the broker's operator for the permission",
+    "full": "the stream refuses when full: remove old records or give it a larger ring",
+    "journal_failed": "see the broker's log; it has to be restarted",
+    "limit": "see the section [limits] or [streams] of the broker's configuration",
+    "too_large": "see the section [limits] of the broker's configuration",
+    "draining": "try again when the broker is back",
+    "unknown_link": "`malamute link ls` lists the links",
+    "kicked": "the broker's operator ended this link",
+}
+"""What to do next, by the code of a refusal."""
+
+_USAGE_CODES: Final = frozenset(
+    {"bad_name", "bad_setting", "bad_pattern", "unknown_pattern_kind", "bad_start"}
+)
+
+
+class CommandFailed(typer.TyperException):
+    """A command cannot go on; `exit_code` is one of the above."""
+
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+        """message: what happened, to what, what to do next; without a final stop."""
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def unreachable(endpoint: str, why: str) -> CommandFailed:
+    """No broker answers there."""
+    following = "start one with `malamute broker`, or name another with --endpoint or --context"
+    if why.startswith("nothing answers"):
+        return CommandFailed(f"no broker answers at {endpoint}; {following}", UNREACHABLE)
+    return CommandFailed(f"no link to {endpoint}: {why}; {following}", UNREACHABLE)
+
+
+def explained(error: BaseException) -> tuple[str, int] | None:
+    """One line and the exit code for an expected failure; None for a bug."""
+    from malamute_py.cli import late
+
+    if isinstance(error, typer.TyperException):
+        text = error.format_message().replace("Value error, ", "")
+        ctx = getattr(error, "ctx", None)
+        if ctx is not None and not text.startswith("Usage:"):
+            text = f"{text.rstrip('.')}; see `{ctx.command_path} --help`"
+        return text, error.exit_code
+    if isinstance(error, RequestRejected):
+        text = str(error)
+        following = _NEXT.get(error.code)
+        code = USAGE if error.code in _USAGE_CODES else FAILED
+        return (f"{text}; {following}" if following else text), code
+    if isinstance(error, ConnectionLost):
+        return f"the link to the broker was lost: {error}", UNREACHABLE
+    if isinstance(error, Timeout):
+        return str(error), TIMED_OUT
+    if late.is_config_error(error):
+        return str(error), USAGE
+    if isinstance(error, ProtocolError):
+        return str(error), USAGE if error.code in _USAGE_CODES else FAILED
+    if isinstance(error, MalamuteError):
+        return str(error), FAILED
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {(error.strerror or str(error)).lower()}", FAILED
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return f"writing failed: {(error.strerror or str(error)).lower()}", FAILED
+    return None

@@ -1,0 +1,402 @@
+"""`malamute journal ...`: look into the files of a stopped broker.
+
+Owns the words for findings and the exit codes: 1 when anything is damaged. The rules:
+nothing is changed; a directory that a broker has open is refused politely, since what is
+read would change under the reading. Source: FORMAT.md, section 10.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from malamute_py.cli import output
+from malamute_py.cli.commands import group, say
+from malamute_py.cli.failures import FAILED, USAGE, CommandFailed
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.progress import Progress
+from malamute_py.cli.records import as_object, body_of
+from malamute_py.cli.values import count_text, is_offset, iso_text, size_text, time_ms, time_text
+
+if TYPE_CHECKING:
+    from malamute_protocol.batch import Batch
+    from malamute_py.journal.inspect import Dumped, RingStat
+
+app = group("journal")
+
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The broker's data directory.", show_default=False)
+]
+_BAD: Final = frozenset({"damaged", "unknown"})
+_STYLES: Final = {
+    "ok": "green", "damaged": "bold red", "unknown": "red", "dropped": "yellow", "index": "yellow",
+}  # fmt: skip
+
+
+def _stopped(directory: Path) -> None:
+    """Raise CommandFailed unless it is the data directory of a stopped broker."""
+    from malamute_py.journal.directory import IDENTITY_FILE, RINGS
+    from malamute_py.journal.inspect import in_use
+    from malamute_py.journal.storage import FileStorage
+
+    if not directory.is_dir():
+        raise CommandFailed(f"{directory}: there is no such directory; name a broker's --data")
+    if not (directory / IDENTITY_FILE).exists() and not (directory / RINGS).is_dir():
+        raise CommandFailed(f"{directory}: holds no journal; name the directory of --data")
+    if in_use(FileStorage(directory, read_only=True)):
+        raise CommandFailed(
+            f"{directory}: a broker has it open; stop the broker first, or ask it:"
+            " `malamute stream ls`, `malamute stream peek NAME`"
+        )
+
+
+# --- stat ----------------------------------------------------------------------------------
+
+
+@app.command("stat")
+def stat(directory: Directory, as_json: output.Json = False) -> int:
+    """Show what a data directory holds, ring by ring and stream by stream."""
+    from malamute_py.journal.inspect import stat as read
+
+    _stopped(directory)
+    found = read(directory)
+    names = stream_names(directory)
+    if as_json:
+        import msgspec
+
+        table = msgspec.to_builtins(found, str_keys=True)
+        table["stream_names"] = {str(number): name for number, name in names.items()}
+        output.print_json(table)
+    else:
+        _stat(found.rings, names, {
+            "directory": found.directory, "uuid": found.uuid, "epoch": found.epoch,
+            "openings": found.openings, "unknown files": list(found.unknown),
+        })  # fmt: skip
+    damaged = sum(ring.damages for ring in found.rings)
+    if damaged or found.unknown:
+        say(f"something is wrong; see: malamute journal verify {directory}")
+        return FAILED
+    return 0
+
+
+def _stat(rings: tuple[RingStat, ...], names: dict[int, str], facts: dict[str, Any]) -> None:
+    if output.on_terminal():
+        output.facts(facts, as_json=False)
+    output.listing(
+        [
+            Column("ring", "Ring", style="cyan"),
+            Column("segments", "Segments", right=True),
+            Column("bytes", "On disk", right=True),
+            Column("start", "From position", right=True, spare=True),
+            Column("end", "To position", right=True),
+            Column("epoch", "Epoch", right=True, spare=True),
+            Column("clean", "Closed"),
+            Column("damages", "Damaged", right=True),
+            Column("dropped", "Dropped", right=True),
+        ],
+        [
+            (
+                ring.name, ring.segments, Cell(ring.bytes_on_disk, size_text(ring.bytes_on_disk)),
+                Cell(ring.start_lsn, count_text(ring.start_lsn)),
+                Cell(ring.end_lsn, count_text(ring.end_lsn)), ring.epoch,
+                Cell(ring.clean, "in order" if ring.clean else "by a crash",
+                     "" if ring.clean else "yellow"),
+                Cell(ring.damages, str(ring.damages), "bold red" if ring.damages else ""),
+                Cell(ring.dropped, str(ring.dropped), "yellow" if ring.dropped else ""),
+            )
+            for ring in rings
+        ],
+        as_json=False,
+        empty="no rings",
+        mark="ring",
+    )  # fmt: skip
+    output.listing(
+        [
+            Column("ring", "Ring", style="cyan", spare=True),
+            Column("number", "Number", right=True, spare=True),
+            Column("stream", "Stream", style="cyan"),
+            Column("records", "Records", right=True),
+            Column("first", "First", right=True, spare=True),
+            Column("next", "Next", right=True),
+            Column("bytes", "Bytes", right=True),
+            Column("first_time", "Oldest", whole=True, spare=True),
+            Column("last_time", "Newest", whole=True),
+        ],
+        [
+            (
+                ring.name, number, names.get(number, ""),
+                Cell(facts.next - facts.first, count_text(facts.next - facts.first)),
+                Cell(facts.first, count_text(facts.first)),
+                Cell(facts.next, count_text(facts.next)),
+                Cell(facts.bytes, size_text(facts.bytes)),
+                Cell(iso_text(facts.first_time_ms), time_text(facts.first_time_ms)[:19]),
+                Cell(iso_text(facts.last_time_ms), time_text(facts.last_time_ms)[:19]),
+            )
+            for ring in rings
+            for number, facts in sorted(ring.streams.items())
+            if number
+        ],
+        as_json=False,
+        empty="no streams",
+        mark="stream",
+    )  # fmt: skip
+
+
+def stream_names(directory: Path) -> dict[int, str]:
+    """Names by number, from the change log in ring main; what is damaged is left out."""
+    import msgspec
+
+    from malamute_protocol.batch import Batch
+    from malamute_protocol.content import Content
+    from malamute_protocol.errors import BatchError
+    from malamute_py.journal import JournalError
+    from malamute_py.journal.inspect import dump as read
+
+    names: dict[int, str] = {}
+    try:
+        for dumped in read(directory, "main"):
+            if dumped.kind not in ("change", "snapshot") or dumped.stamp is None:
+                continue
+            try:
+                for body in Batch(dumped.stamp, Content(dumped.content)).bodies():
+                    _learn(msgspec.msgpack.decode(body), names)
+            except (BatchError, msgspec.DecodeError, TypeError):
+                continue
+    except (JournalError, OSError):
+        return names
+    return names
+
+
+def _learn(value: Any, names: dict[int, str]) -> None:
+    """Take the names out of a change or a snapshot, whatever else is in it."""
+    if isinstance(value, dict):
+        number, name = value.get("number"), value.get("name")
+        if isinstance(number, int) and isinstance(name, str):
+            names[number] = name
+        for inner in value.values():
+            _learn(inner, names)
+    elif isinstance(value, list):
+        for inner in value:
+            _learn(inner, names)
+
+
+# --- verify --------------------------------------------------------------------------------
+
+
+@app.command("verify")
+def verify(
+    directory: Directory,
+    ring: Annotated[str | None, typer.Option(metavar="NAME", help="One ring only.")] = None,
+    as_json: output.Json = False,
+) -> int:
+    """Read every batch again and say what is wrong; exit code 1 on damage."""
+    from malamute_py.journal.inspect import verify as read
+
+    _stopped(directory)
+    found = []
+    with Progress("verifying", total=1) as progress:
+        for finding in read(directory, ring):
+            if finding.kind == "progress":
+                progress.title(f"verifying {finding.ring}")
+                progress.update(
+                    finding.done, f"{finding.done} of {finding.total} segments",
+                    total=finding.total,
+                )  # fmt: skip
+            else:
+                found.append(finding)
+    if ring is not None and not any(finding.ring == ring for finding in found):
+        raise CommandFailed(f"{directory}: there is no ring {ring}; see: malamute journal stat", 1)
+    bad = [finding for finding in found if finding.kind in _BAD]
+    output.listing(
+        [Column("ring", "Ring", style="cyan"), Column("kind", "Finding"), Column("message", "")],
+        [
+            (
+                Cell(finding.ring, finding.ring or "-"),
+                Cell(finding.kind, finding.kind, _STYLES.get(finding.kind, "")),
+                finding.message,
+            )
+            for finding in found
+        ],
+        as_json=as_json,
+        empty="nothing to verify: no rings",
+    )
+    if bad:
+        say(
+            f"{directory}: {count_text(len(bad), 'finding')} of damage; whatever else is there can"
+            " still be read, and dumped with `malamute journal dump`"
+        )
+        return FAILED
+    return 0
+
+
+# --- dump ----------------------------------------------------------------------------------
+
+
+@app.command(
+    "dump",
+    epilog="""\b
+Examples:
+  malamute journal dump malamute-data --stream orders > orders.jsonl
+  malamute journal dump malamute-data --stream orders --bodies-only
+  malamute journal dump malamute-data --batches --from 0 --to 1000000""",
+)
+def dump(
+    directory: Directory,
+    ring: Annotated[str | None, typer.Option(metavar="NAME", help="One ring only.")] = None,
+    stream: Annotated[
+        str | None, typer.Option(metavar="NAME|NUMBER", help="Records of one stream only.")
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="OFFSET|TIME", help="First; with --batches a position."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="OFFSET|TIME", help="End, not included.")
+    ] = None,
+    batches: Annotated[
+        bool, typer.Option("--batches", help="A line a batch, control batches too, no bodies.")
+    ] = False,
+    bodies_only: Annotated[bool, typer.Option("--bodies-only", help="Only bodies.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines; the default.")] = False,
+) -> int:
+    """Print the records in the files as JSON lines, or bodies; exit code 1 on damage."""
+    from malamute_py.journal.directory import ring_names
+    from malamute_py.journal.storage import FileStorage
+
+    if bodies_only and (as_json or batches):
+        raise CommandFailed("--bodies-only goes with neither --json nor --batches", USAGE)
+    if not batches and stream is None and any(map(_bare, (begin, end))):
+        raise CommandFailed("offsets count within one stream: name it with --stream", USAGE)
+    _stopped(directory)
+    rings = ring_names(FileStorage(directory, read_only=True))
+    if ring is not None and ring not in rings:
+        raise CommandFailed(
+            f"{directory}: there is no ring {ring}; there are: {', '.join(rings) or 'none'}"
+        )
+    chosen = [ring] if ring is not None else rings
+    if batches:
+        return _dump_batches(directory, chosen, begin, end)
+    return _dump_records(directory, chosen, stream, begin, end, bodies_only)
+
+
+def _bare(text: str | None) -> bool:
+    return text is not None and is_offset(text)
+
+
+def _dump_batches(directory: Path, rings: list[str], begin: str | None, end: str | None) -> int:
+    from malamute_py.journal.inspect import dump as read
+
+    if not all(text is None or is_offset(text) for text in (begin, end)):
+        raise CommandFailed("--batches takes positions, in bytes, for --from and --to", USAGE)
+    faults = 0
+    for ring in rings:
+        for dumped in read(directory, ring, int(begin or 0), int(end) if end else None):
+            faults += bool(dumped.fault)
+            stamp = dumped.stamp
+            line: dict[str, Any] = {
+                "ring": ring, "position": dumped.lsn, "size": dumped.size, "kind": dumped.kind,
+            }  # fmt: skip
+            if dumped.fault:
+                line["fault"] = dumped.fault
+            if stamp is not None:
+                line |= {
+                    "stream": stamp.stream, "offset": stamp.base_offset, "count": stamp.count,
+                    "epoch": stamp.epoch, "time": iso_text(stamp.append_time_ms),
+                    "bundle": stamp.bundle_lsn, "synced": stamp.synced_lsn,
+                }  # fmt: skip
+            output.print_json(line, compact=True)
+    return _faults(directory, faults)
+
+
+def _dump_records(
+    directory: Path,
+    rings: list[str],
+    stream: str | None,
+    begin: str | None,
+    end: str | None,
+    bodies_only: bool,
+) -> int:
+    import msgspec
+
+    from malamute_py.journal.inspect import dump as read
+
+    names = stream_names(directory)
+    number = None if stream is None else _number(stream, names)
+    within = _Range(begin, end)
+    faults = 0
+    out = sys.stdout.buffer
+    for ring in rings:
+        for dumped in read(directory, ring):
+            if dumped.fault:
+                faults += 1
+                say(f"{ring} at position {dumped.lsn}: {dumped.fault}; {dumped.size} bytes skipped")
+                continue
+            for batch in _batch(dumped, number):
+                name = names.get(batch.stamp.stream, str(batch.stamp.stream))
+                lines = []
+                for record in batch.records():
+                    if not within.has(record.offset, record.append_time_ms):
+                        continue
+                    if bodies_only:
+                        lines.append(body_of(record))
+                    else:
+                        lines.append(msgspec.json.encode({"stream": name, **as_object(record)}))
+                if lines:
+                    out.write(b"\n".join(lines) + b"\n")
+    out.flush()
+    return _faults(directory, faults)
+
+
+def _batch(dumped: Dumped, number: int | None) -> Iterator[Batch]:
+    """The data batch, if it is one of the stream."""
+    from malamute_protocol.batch import Batch
+    from malamute_protocol.content import Content
+
+    stamp = dumped.stamp
+    if dumped.kind == "data" and stamp is not None and number in (None, stamp.stream):
+        yield Batch(stamp, Content(dumped.content))
+
+
+class _Range:
+    """From where to where, as typed; `now` is one moment for all records."""
+
+    def __init__(self, begin: str | None, end: str | None) -> None:
+        """Raises CommandFailed."""
+        self._first_offset, self._first_ms = _limit(begin, -math.inf)
+        self._end_offset, self._end_ms = _limit(end, math.inf)
+
+    def has(self, offset: int, at_ms: int) -> bool:
+        """Whether a record lies in it."""
+        return (
+            self._first_offset <= offset < self._end_offset
+            and self._first_ms <= at_ms < self._end_ms
+        )
+
+
+def _limit(text: str | None, none: float) -> tuple[float, float]:
+    """An offset and a time; the one that was not given is none."""
+    if text is None:
+        return none, none
+    return (int(text), none) if is_offset(text) else (none, time_ms(text))
+
+
+def _number(stream: str, names: dict[int, str]) -> int:
+    for number, name in names.items():
+        if name == stream:
+            return number
+    if stream.isascii() and stream.isdigit():
+        return int(stream)
+    known = ", ".join(sorted(names.values())[:10]) or "none"
+    raise CommandFailed(f"there is no stream {stream} in the files; there are: {known}")
+
+
+def _faults(directory: Path, faults: int) -> int:
+    if faults:
+        say(f"{directory}: {count_text(faults, 'damaged place')}")
+        return FAILED
+    return 0

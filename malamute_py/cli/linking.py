@@ -1,0 +1,106 @@
+"""The link to the broker that a command talks to.
+
+Owns how a command waits for it, and what it does when it goes. The rules: a command that
+asks one thing ends when its link is lost (exit code 3); one that streams goes on when the
+broker is back, and says both on standard error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from malamute_protocol.errors import ConnectionLost, Timeout
+from malamute_py.cli.commands import say
+from malamute_py.cli.failures import unreachable
+from malamute_py.cli.values import duration_ms
+
+if TYPE_CHECKING:
+    from malamute_py.client.sync import SyncClient
+    from malamute_py.client.thread import LinkEvent
+
+CONNECT_TIMEOUT: Final = "3s"
+LAST_WAIT_MS: Final = 5_000
+"""How long an interrupted command still waits for the confirms of what it has sent."""
+_KEPT: Final = "malamute.options"
+
+
+def remember(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+    """Keep an option for the command, wherever on the line it stood."""
+    if value is not None:
+        ctx.meta.setdefault(_KEPT, {})[param.name] = value
+    return value
+
+
+def options(ctx: typer.Context) -> dict[str, Any]:
+    """The options that were kept."""
+    kept: dict[str, Any] = ctx.meta.get(_KEPT, {})
+    return kept
+
+
+def context_names(incomplete: str) -> list[str]:
+    """For completion: names of the person's contexts."""
+    from malamute_py.cli import complete
+
+    return complete.context_names(incomplete)
+
+
+class _Watch:
+    """What becomes of the link, as the client's thread tells it."""
+
+    def __init__(self, stays: bool) -> None:
+        self.client: SyncClient | None = None
+        self.reason = "no answer"
+        self._stays = stays
+        self._lost = False
+
+    def __call__(self, event: LinkEvent) -> None:
+        from malamute_py.client.session import Linked, Unlinked
+
+        if isinstance(event, Unlinked):
+            self.reason = event.reason
+            if self.client is None:
+                return
+            if not self._stays:
+                self.client.abort()
+            elif event.was_linked:
+                self._lost = True
+                say(f"link lost ({event.reason}); trying again")
+        elif isinstance(event, Linked) and self._lost:
+            self._lost = False
+            say("linked again")
+
+
+@contextmanager
+def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
+    """A client of the chosen broker. stays: go on after a lost link.
+
+    Raises CommandFailed when no broker answers; RequestRejected, ConnectionLost.
+    """
+    from malamute_py.cli.contexts import chosen
+    from malamute_py.client.sync import connect_sync
+
+    context = chosen(options(ctx))
+    timeout_ms = duration_ms(options(ctx).get("connect_timeout", CONNECT_TIMEOUT))
+    watch = _Watch(stays)
+    try:
+        client = connect_sync(
+            context.endpoints,
+            timeout_ms=timeout_ms,
+            on_link=watch,
+            credential=context.credential(),
+            software="malamute command",
+        )
+    except (Timeout, ConnectionLost):
+        raise unreachable(", ".join(context.endpoints), watch.reason) from None
+    watch.client = client
+    try:
+        with client:
+            yield client
+    except ConnectionLost as error:
+        if watch.reason != "no answer":
+            raise ConnectionLost(watch.reason) from error
+        raise

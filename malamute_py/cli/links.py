@@ -1,0 +1,111 @@
+"""`malamute link ...` and `malamute info`: who is connected, and how the broker does."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from malamute_py.cli import output
+from malamute_py.cli.commands import group
+from malamute_py.cli.linking import linked
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.values import duration_text, size_text
+
+app = group("link")
+
+
+@app.command("ls")
+def ls(
+    ctx: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    as_json: output.Json = False,
+) -> None:
+    """List the links that clients have to the broker."""
+    with linked(ctx) as client:
+        found = client.links(limit)
+        welcome = client.welcome
+        now_ms = int(client.broker_info().more.get("now_ms", welcome.now_ms if welcome else 0))
+    output.listing(
+        [
+            Column("link", "Link", right=True),
+            Column("identity", "Identity", style="cyan"),
+            Column("software", "Software"),
+            Column("state", "State", spare=True),
+            Column("opened_ms", "For", right=True),
+            Column("subscriptions", "Subscriptions", right=True, spare=True),
+            Column("unconfirmed_bytes", "Unconfirmed", right=True),
+            Column("unread_bytes", "Unread", right=True),
+        ],
+        [
+            (
+                each.link,
+                Cell(each.identity, each.identity or "anonymous", "" if each.identity else "dim"),
+                each.software,
+                each.state,
+                Cell(_number(each.more, "opened_ms"),
+                     duration_text(max(0, now_ms - _number(each.more, "opened_ms")))),
+                _number(each.more, "subscriptions"),
+                _size(each.more, "unconfirmed_bytes"),
+                _size(each.more, "unread_bytes"),
+            )
+            for each in found
+        ],
+        as_json=as_json,
+        empty="no links",
+    )  # fmt: skip
+
+
+def _number(facts: dict[str, Any], name: str) -> int:
+    return int(facts.get(name, 0))
+
+
+def _size(facts: dict[str, Any], name: str) -> Cell:
+    return Cell(_number(facts, name), size_text(_number(facts, name)))
+
+
+@app.command("kick")
+def kick(
+    ctx: typer.Context,
+    link: Annotated[int, typer.Argument(help="Its number, as `link ls` shows it.")],
+    reason: Annotated[str, typer.Option(help="What the client is told.")] = "",
+    as_json: output.Json = False,
+) -> None:
+    """End a client's link; the client does not come back by itself."""
+    with linked(ctx) as client:
+        client.kick(link, reason)
+    output.done(f"ended link {link}", {"kicked": link}, as_json=as_json)
+
+
+def info(ctx: typer.Context, as_json: output.Json = False) -> None:
+    """Show facts and counters of the broker."""
+    with linked(ctx) as client:
+        found = client.broker_info()
+    more = dict(found.more)
+    for name in ("resident_bytes",):
+        if name in more:
+            more[name] = Cell(more[name], size_text(more[name]))
+    if "uptime_ms" in more:
+        more["uptime_ms"] = Cell(more["uptime_ms"], duration_text(more["uptime_ms"]))
+    more.pop("now_ms", None)
+    rings, disk, shell = (more.pop(name, {}) for name in ("rings", "disk", "shell"))
+    output.facts(
+        {
+            "software": Cell(found.software, found.software, "bold"),
+            "uuid": found.uuid.hex(),
+            "epoch": found.epoch,
+            **more,
+            "rings": {
+                name: {**facts, **_sizes(disk.get(name, {}))} for name, facts in rings.items()
+            },
+            "counters": {**found.counters, **shell},
+        },
+        as_json=as_json,
+    )
+
+
+def _sizes(facts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: Cell(value, size_text(value)) if name.endswith("_bytes") else value
+        for name, value in facts.items()
+    }

@@ -1,0 +1,163 @@
+"""`malamute context ...`: brokers by name, and `malamute user hash`.
+
+Owns the words for contexts; contexts.py owns what they are. The rule: a password is asked
+for, or read from a file or a variable, never written on the command line.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from malamute_protocol import DEFAULT_ENDPOINT
+from malamute_py.cli import complete, contexts, output
+from malamute_py.cli.commands import group
+from malamute_py.cli.contexts import Context, Contexts
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.output import Cell, Column
+
+app = group("context")
+users = group("user")
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The context.", autocompletion=complete.context_names)
+]
+
+
+@app.command("ls")
+def ls(as_json: output.Json = False) -> None:
+    """List the contexts; the one in use is marked."""
+    kept = Contexts.load()
+    output.listing(
+        [
+            Column("current", "", style="green"),
+            Column("name", "Context", style="cyan"),
+            Column("endpoint", "Endpoint"),
+            Column("authentication", "Credential"),
+            Column("user", "User"),
+            Column("description", "Description"),
+        ],
+        [
+            (
+                Cell(name == kept.current, "*" if name == kept.current else ""), name,
+                context.endpoint, context.authentication, context.user, context.description,
+            )
+            for name, context in kept.contexts.items()
+        ],
+        as_json=as_json,
+        empty="no contexts; make one: malamute context add NAME --endpoint tcp://HOST:9797",
+    )  # fmt: skip
+
+
+@app.command(
+    "add",
+    epilog="""\b
+Examples:
+  malamute context add local
+  malamute context add live --endpoint tcp://broker:9797 --user ann --password-file ~/.live
+  malamute context add far --endpoint tcp://far:9797 --server-key KEY --secret-key-file ~/.key
+
+Without --password-file or --password-env the password is taken from MALAMUTE_PASSWORD, or
+asked for.""",
+)
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="How to call it.")],
+    endpoint: Annotated[
+        str, typer.Option(help="Of the broker; several with commas are tried in turn.")
+    ] = DEFAULT_ENDPOINT,
+    user: Annotated[str, typer.Option(help="User name (PLAIN).")] = "",
+    password_file: Annotated[str, typer.Option(metavar="FILE", help="Holds the password.")] = "",
+    password_env: Annotated[
+        str, typer.Option(metavar="VARIABLE", help="Variable that holds the password.")
+    ] = "",
+    server_key: Annotated[
+        str, typer.Option(metavar="KEY", help="The broker's public key (CURVE).")
+    ] = "",
+    secret_key_file: Annotated[
+        str, typer.Option(metavar="FILE", help="Holds this client's secret key (CURVE).")
+    ] = "",
+    description: Annotated[str, typer.Option(metavar="TEXT", help="What it is.")] = "",
+    use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace one of that name.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Add a context. The first one is in use at once."""
+    from malamute_py.client.settings import make_settings
+
+    context = Context(endpoint, user, password_env, password_file, server_key, secret_key_file,
+                      description)  # fmt: skip
+    make_settings(context.endpoints, {})
+    if bool(server_key) != bool(secret_key_file):
+        raise CommandFailed("--server-key and --secret-key-file go together", USAGE)
+    if server_key and user:
+        raise CommandFailed("--user (PLAIN) and --server-key (CURVE) exclude each other", USAGE)
+    if (password_file or password_env) and not user:
+        raise CommandFailed("a password needs a --user", USAGE)
+    kept = Contexts.load()
+    if name in kept.contexts and not force:
+        raise CommandFailed(f"context {name} exists; replace it with --force")
+    in_use = use or not kept.contexts
+    kept.contexts[name] = context
+    if in_use:
+        kept.current = name
+    kept.save()
+    output.done(
+        f"added context {name}: {endpoint}{', in use now' if in_use else ''}",
+        {"context": name, "current": in_use, **asdict(context)}, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command("use")
+def use_(name: Name, as_json: output.Json = False) -> None:
+    """Use a context from now on; `-` for none."""
+    kept = Contexts.load()
+    if name != "-":
+        kept.get(name)
+    kept.current = "" if name == "-" else name
+    kept.save()
+    text = f"context {name} is in use" if kept.current else "no context is in use"
+    output.done(text, {"current": kept.current}, as_json=as_json)
+
+
+@app.command("rm")
+def rm(name: Name, as_json: output.Json = False) -> None:
+    """Forget a context."""
+    kept = Contexts.load()
+    kept.get(name)
+    del kept.contexts[name]
+    if kept.current == name:
+        kept.current = ""
+    kept.save()
+    output.done(f"removed context {name}", {"removed": name}, as_json=as_json)
+
+
+@app.command("show")
+def show(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Default: what a command would use now.",
+                       autocompletion=complete.context_names),
+    ] = None,
+    as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Show a context, or what a command would use now."""
+    context = Contexts.load().get(name) if name else contexts.chosen({})
+    facts = {key: value for key, value in asdict(context).items() if value}
+    output.facts({**facts, "authentication": context.authentication}, as_json=as_json)
+
+
+@users.command("hash")
+def hash_() -> None:
+    """Hash a password for the broker's configuration; asked for, or the input's first line."""
+    from malamute_py.server.auth import hash_password
+
+    if sys.stdin.isatty():
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\n")
+    if not password:
+        raise CommandFailed("the password is empty", USAGE)
+    print(hash_password(password))

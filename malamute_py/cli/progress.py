@@ -1,0 +1,81 @@
+"""A progress line on standard error, for a person only.
+
+Owns how far a long command says it has come. The rule: without a terminal there is none,
+and it never mixes with what a command prints.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+_EVERY_S = 0.1
+
+
+class Progress:
+    """Counts done, of a total when it is known; a context manager."""
+
+    def __init__(self, title: str, *, total: int | None = None, shown: bool = True) -> None:
+        """shown: False where the terminal is needed for what the command prints."""
+        self._title = title
+        self._total = total
+        self._shown = shown and sys.stderr.isatty()
+        self._bar: Bar | None = None
+        self._task: Any = None
+        self._next = 0.0
+
+    def __enter__(self) -> Self:
+        if self._shown:
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                Progress,
+                SpinnerColumn,
+                TaskProgressColumn,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
+            text = TextColumn("{task.description}")
+            detail = TextColumn("{task.fields[detail]}", style="dim")
+            columns = (
+                (SpinnerColumn(), text, detail, TimeElapsedColumn())
+                if self._total is None
+                else (text, BarColumn(), TaskProgressColumn(), detail, TimeRemainingColumn())
+            )
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self._title, total=self._total, detail="")
+            self._bar.start()
+        return self
+
+    def update(self, done: int, detail: str = "", *, total: int | None = None) -> None:
+        """So much is done."""
+        if self._bar is None:
+            return
+        now = time.monotonic()
+        if now < self._next and done != self._total:
+            return
+        self._next = now + _EVERY_S
+        if total is not None:
+            self._bar.update(self._task, total=total)
+        self._bar.update(self._task, completed=done, detail=detail)
+
+    def title(self, text: str) -> None:
+        """What is being done now."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,192 @@
+"""Records as text: columns for a person, bodies or JSON lines for programs.
+
+Owns the three forms and the names in the JSON one, which `pub --json-lines` reads back.
+The rules: in a pipe a body's bytes are never changed; on a terminal nothing in a body can
+steer the terminal; whatever is written is flushed a batch at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from malamute_py.cli import output
+from malamute_py.cli.values import iso_text
+
+if TYPE_CHECKING:
+    from malamute_protocol.batch import Batch, Record
+
+SHOWN_BYTES_MAX: Final = 4096
+"""Of one body on a terminal."""
+_SUBJECT_WIDTH_MAX: Final = 40
+_ESCAPES: Final = {
+    **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))},
+    9: "\\t",
+    10: "\\n",
+    13: "\\r",
+    0x2028: "\\u2028",
+    0x2029: "\\u2029",
+    **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
+}
+"""Control characters, and those that turn the direction of writing."""
+
+
+class RecordWriter:
+    """Writes records in one form."""
+
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        bodies_only: bool = False,
+        with_fields: bool = False,
+        client_time: bool = False,
+        out: IO[bytes] | None = None,
+    ) -> None:
+        """out: a file instead of standard output. client_time: show that one to a person."""
+        self.count = 0
+        self.bytes = 0
+        self._out = sys.stdout.buffer if out is None else out
+        self._fields = with_fields
+        self._client_time = client_time
+        self._colour = output.in_colour() and out is None
+        self._columns = output.on_terminal() and out is None and not as_json and not bodies_only
+        self._json = as_json
+        self._plain = not as_json and not self._columns and (bodies_only or not with_fields)
+        self._escaped = output.on_terminal() and out is None
+        self._width = 8
+        self._day = datetime.now().astimezone().date()
+
+    def write(self, batch: Batch) -> None:
+        """All delivered records of a batch."""
+        if self._plain and not self._escaped and not batch.content.head.body_kind:
+            bodies = batch.bodies()
+            self._emit(b"\n".join(bodies) + b"\n", len(bodies))
+        else:
+            self.write_records(batch.records())
+
+    def write_records(self, records: Iterable[Record]) -> None:
+        """Some records."""
+        lines = [self.line(record) for record in records]
+        if lines:
+            self._emit(b"\n".join(lines) + b"\n", len(lines))
+
+    def _emit(self, data: bytes, count: int) -> None:
+        self.count += count
+        self.bytes += len(data)
+        self._out.write(data)
+        self._out.flush()
+
+    def line(self, record: Record) -> bytes:
+        """One record, without the end of line."""
+        if self._json:
+            import msgspec
+
+            return msgspec.json.encode(as_object(record))
+        if self._columns:
+            return self._row(record).encode("utf-8", "backslashreplace")
+        body = body_of(record)
+        if self._plain:
+            return printable(body).encode() if self._escaped else body
+        named = ",".join(f"{name}={value}" for name, value in record.fields.items())
+        return b"\t".join((record.subject.encode(), named.encode(), body))
+
+    def _row(self, record: Record) -> str:
+        subject = record.subject.translate(_ESCAPES)
+        self._width = max(self._width, min(len(subject), _SUBJECT_WIDTH_MAX))
+        at_ms = record.client_time_ms if self._client_time else record.append_time_ms
+        cells = [
+            self._paint("2", f"{record.offset:>8}"),
+            self._paint("2", self._time(at_ms)),
+            self._paint("36", f"{subject:<{self._width}}"),
+        ]
+        if self._fields:
+            named = " ".join(f"{name}={value}" if value else name
+                             for name, value in record.fields.items())  # fmt: skip
+            cells.append(self._paint("33", named.translate(_ESCAPES) or "-"))
+        cells.append(printable(body_of(record)))
+        return "  ".join(cells)
+
+    def _time(self, at_ms: int | None) -> str:
+        """Time of day; a line with the date first when the day has changed."""
+        if at_ms is None:
+            return f"{'-':<12}"
+        try:
+            at = datetime.fromtimestamp(at_ms / 1000).astimezone()
+        except (ValueError, OverflowError, OSError):
+            return str(at_ms)
+        if at.date() != self._day:
+            self._day = at.date()
+            self._out.write(self._paint("1", f"-- {at:%A, %d %B %Y}").encode() + b"\n")
+        return at.strftime("%H:%M:%S.") + f"{at_ms % 1000:03}"
+
+    def _paint(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
+
+
+def blobs(record: Record) -> bytes | list[bytes] | None:
+    """The body; the parts of a list; None for a row of an Arrow table."""
+    try:
+        return record.body
+    except TypeError:
+        try:
+            return record.parts
+        except TypeError:
+            return None
+
+
+def body_of(record: Record) -> bytes:
+    """The body as one line; the parts of a list with tabs between them."""
+    body = blobs(record)
+    if body is None:
+        return b"<a row of an Arrow table>"
+    return body if isinstance(body, bytes) else b"\t".join(body)
+
+
+def printable(body: bytes) -> str:
+    """A body on a terminal: control characters escaped, a long one cut."""
+    text = body[:SHOWN_BYTES_MAX].decode("utf-8", "backslashreplace").translate(_ESCAPES)
+    hidden = len(body) - SHOWN_BYTES_MAX
+    return text if hidden <= 0 else f"{text} … {hidden:,} more bytes"
+
+
+def as_object(record: Record) -> dict[str, Any]:
+    """A record as one JSON object; what it does not have is left out."""
+    found: dict[str, Any] = {
+        "offset": record.offset,
+        "time": iso_text(record.append_time_ms),
+        "subject": record.subject,
+    }
+    if len(keys := record.keys) > 1:
+        found["keys"] = list(keys)
+    if fields := record.fields:
+        found["fields"] = dict(fields)
+    if (client_time := record.client_time_ms) is not None:
+        found["client_time"] = iso_text(client_time)
+    if expires := record.expires_ms:
+        found["expires"] = iso_text(expires)
+    if properties := record.properties:
+        found["properties"] = _plain(properties)
+    body = blobs(record)
+    if isinstance(body, list):
+        found["parts_base64"] = [base64.b64encode(part).decode() for part in body]
+    elif body is not None:
+        try:
+            found["body"] = body.decode()
+        except UnicodeDecodeError:
+            found["body_base64"] = base64.b64encode(body).decode()
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Properties may hold bytes, which JSON cannot."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value

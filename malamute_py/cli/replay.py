@@ -1,0 +1,436 @@
+"""`malamute replay`: a range of a stream once more, to the terminal, a file or a stream.
+
+Owns the range, the pace and the destination. The rules: the range is half open and its end
+is settled before the first record; a copy keeps subject, fields, times and properties;
+gaps are said; the counts at the end tell what was read and what was written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
+
+import typer
+
+from malamute_protocol.errors import MalamuteError
+from malamute_py.cli import complete, output
+from malamute_py.cli.commands import say
+from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
+from malamute_py.cli.linking import LAST_WAIT_MS, linked
+from malamute_py.cli.progress import Progress
+from malamute_py.cli.records import RecordWriter, blobs
+from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, tell_notice
+from malamute_py.cli.values import (
+    count_text,
+    duration_text,
+    is_offset,
+    iso_text,
+    size_text,
+    time_ms,
+)
+
+if TYPE_CHECKING:
+    from malamute_protocol.batch import Batch, Record
+    from malamute_py.client.position import StartPoint
+    from malamute_py.client.sync import SyncClient, SyncSubscription
+
+EPILOG: Final = """\b
+Examples:
+  malamute replay orders --from 2026-01-31T10:00 --to now-1h --pace 10x
+  malamute replay flights '*.*.*.HNL' --to 2013-07-05 --by client
+  malamute replay orders --from 1000 --to 2000 --to-stream orders-again
+  malamute replay orders --output orders.jsonl
+
+The range begins with --from and ends before --to; a bare number is an offset. A replay ends
+at what was the tail when it began; `malamute sub --start` goes on with what comes."""
+
+_FIRST_MS: Final = -(1 << 62)
+_LAST_MS: Final = 1 << 62
+_SLEEP_MAX_S: Final = 0.5
+_ARROW: Final = 2
+
+
+def replay(
+    ctx: typer.Context,
+    stream: Annotated[
+        str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
+    ],
+    pattern: Annotated[str, typer.Argument(help=PATTERN_HELP)] = "#",
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="OFFSET|TIME", help="First; default the earliest."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="OFFSET|TIME", help="End; default the tail.")
+    ] = None,
+    by: Annotated[
+        Literal["append", "client"],
+        typer.Option(help="Times are those of the append, or those the producers gave."),
+    ] = "append",
+    pace: Annotated[
+        str, typer.Option(metavar="PACE", help="flat (out), real, or a factor: 2x, 0.5x.")
+    ] = "flat",
+    to_stream: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Publish into another stream.",
+                     autocompletion=complete.streams),
+    ] = None,
+    output_file: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write a file; .jsonl for JSON lines."),
+    ] = None,
+    bodies_only: Annotated[
+        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
+    ] = False,
+    with_fields: Annotated[bool, typer.Option("--fields", help="Fields too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines; counts as JSON.")] = False,
+) -> int:  # fmt: skip
+    """Replay a range of a stream."""
+    if to_stream is not None and output_file is not None:
+        raise CommandFailed("--to-stream and --output exclude each other; give one", USAGE)
+    if to_stream == stream:
+        raise CommandFailed("--to-stream is the stream itself; name another", USAGE)
+    check_kind(pattern)
+    factor = _factor(pace)
+    asked = _Range(begin, end, by == "client")
+    with ExitStack() as open_parts:
+        client = open_parts.enter_context(linked(ctx, stays=True))
+        records = asked.subscribe(client, stream, pattern)
+        with records:
+            records.accepted()
+            sink = _sink(open_parts, client, to_stream, output_file, as_json, bodies_only,
+                         with_fields, by == "client")  # fmt: skip
+            run = _Run(records, asked.end, sink, factor, by == "client")
+            interrupted = False
+            shown = to_stream is not None or output_file is not None or not output.on_terminal()
+            try:
+                try:
+                    run.go(f"replaying {stream}", shown)
+                except KeyboardInterrupt:
+                    interrupted = True
+                sink.finish(LAST_WAIT_MS if interrupted else None)
+            except (MalamuteError, KeyboardInterrupt):
+                say(f"{count_text(sink.safe, 'record')} of {sink.count:,} written for certain")
+                raise
+        run.tell(
+            stream,
+            str(to_stream or output_file or ""),
+            as_json=as_json and to_stream is not None,
+            interrupted=interrupted,
+        )
+    return INTERRUPTED if interrupted else 0
+
+
+def _factor(text: str) -> float | None:
+    """How many times faster than it was; None: flat out. Raises CommandFailed."""
+    lowered = text.strip().lower()
+    if lowered in ("flat", "flat-out", "max"):
+        return None
+    if lowered == "real":
+        return 1.0
+    try:
+        factor = float(lowered.removesuffix("x"))
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < 1e9:
+        raise CommandFailed(f"--pace {text}: write flat, real, or a factor such as 2x", USAGE)
+    return factor
+
+
+class _Range:
+    """From where to where, as typed."""
+
+    def __init__(self, begin: str | None, end: str | None, by_client: bool) -> None:
+        """Raises CommandFailed."""
+        self.end = 0
+        """Known once it is subscribed to."""
+        self._by_client = by_client
+        self._from_offset = int(begin) if begin and is_offset(begin) else None
+        self._to_offset = int(end) if end and is_offset(end) else None
+        self._from_ms = time_ms(begin) if begin and self._from_offset is None else None
+        self._to_ms = time_ms(end) if end and self._to_offset is None else None
+        for first, last in (
+            (self._from_offset, self._to_offset),
+            (self._from_ms, self._to_ms),
+        ):
+            if first is not None and last is not None and last < first:
+                raise CommandFailed(f"--to {end} lies before --from {begin}", USAGE)
+
+    def subscribe(self, client: SyncClient, stream: str, pattern: str) -> SyncSubscription:
+        """The subscription that covers it."""
+        from malamute_py.client.position import AtClientTime, AtTime
+
+        tail = known(client, stream).tail
+        start: StartPoint = "earliest"
+        if self._from_offset is not None:
+            start = self._from_offset
+        elif self._from_ms is not None:
+            start = AtClientTime(self._from_ms) if self._by_client else AtTime(self._from_ms)
+        end = tail if self._to_offset is None else min(self._to_offset, tail)
+        client_time = None
+        if self._by_client and (self._from_ms is not None or self._to_ms is not None):
+            client_time = (
+                _FIRST_MS if self._from_ms is None else self._from_ms,
+                _LAST_MS if self._to_ms is None else self._to_ms,
+            )
+        elif self._to_ms is not None:
+            end = min(client.find_offset(stream, AtTime(self._to_ms)), tail)
+        if isinstance(start, int):
+            start = min(start, end)
+        self.end = end
+        return client.subscribe(
+            stream, pattern, start=start, end=end,
+            client_time=client_time, create=False, on_notice=tell_notice,
+        )  # fmt: skip
+
+
+class _Sink(Protocol):
+    """Where records go."""
+
+    count: int
+    bytes: int
+
+    def write(self, batch: Batch) -> None:
+        """A whole batch."""
+
+    def write_records(self, records: list[Record]) -> None:
+        """Some records of one batch."""
+
+    @property
+    def safe(self) -> int:
+        """Records that are where they should be, whatever comes."""
+
+    def finish(self, timeout_ms: int | None) -> None:
+        """Everything was written; wait until it is safe. Raises Timeout."""
+
+
+class _Writer(RecordWriter):
+    """Writes text; each batch is flushed as it is written."""
+
+    @property
+    def safe(self) -> int:
+        return self.count
+
+    def finish(self, timeout_ms: int | None) -> None:
+        """Nothing is left to do."""
+
+
+def _sink(
+    parts: ExitStack,
+    client: SyncClient,
+    to_stream: str | None,
+    file: Path | None,
+    as_json: bool,
+    bodies_only: bool,
+    with_fields: bool,
+    by_client: bool,
+) -> _Sink:
+    if to_stream is not None:
+        return _ToStream(client, to_stream)
+    form: dict[str, Any] = {
+        "bodies_only": bodies_only, "with_fields": with_fields, "client_time": by_client,
+    }  # fmt: skip
+    if file is None:
+        return _Writer(as_json=as_json, **form)
+    out = parts.enter_context(file.open("wb"))
+    as_json = as_json or file.suffix in (".jsonl", ".ndjson", ".json")
+    return _Writer(as_json=as_json, out=out, **form)
+
+
+class _ToStream:
+    """Publishes copies into another stream."""
+
+    def __init__(self, client: SyncClient, stream: str) -> None:
+        self.count = 0
+        self.bytes = 0
+        self._window = client.window(stream, keep=False)
+
+    def write(self, batch: Batch) -> None:
+        """Copies of a batch's delivered records."""
+        if batch.content.head.body_kind == _ARROW:
+            self._write_arrow(batch)
+        else:
+            self.write_records(list(batch.records()))
+
+    def write_records(self, records: list[Record]) -> None:
+        """Copies of some records of one batch."""
+        from malamute_protocol.encode import encode_lists
+
+        bodies: list[Any] = [blobs(record) for record in records]
+        subjects = [_keys(record) for record in records]
+        columns = _columns(records)
+        if bodies[0] is None:
+            raise CommandFailed(
+                "a stream of Arrow tables is replayed batch by batch: leave out --pace", USAGE
+            )
+        if isinstance(bodies[0], list):
+            self.bytes += sum(len(part) for parts in bodies for part in parts)
+            self._window.publish_batch(encode_lists(bodies, subject=subjects, **columns))
+        else:
+            self.bytes += sum(map(len, bodies))
+            self._window.publish_many(bodies, subjects=subjects, **columns)
+        self.count += len(records)
+
+    def _write_arrow(self, batch: Batch) -> None:
+        from malamute_protocol.encode import encode_arrow
+
+        if batch.indices is not None:
+            raise CommandFailed(
+                "a pattern selects some rows of an Arrow batch, which is copied whole or not at"
+                " all: replay it without a pattern",
+                USAGE,
+            )
+        records = list(batch.records())
+        message = bytes(batch.content.bodies().blob)
+        self._window.publish_batch(
+            encode_arrow(
+                message, len(records), schema_id=batch.content.head.schema_id,
+                subject=[_keys(record) for record in records], **_columns(records),
+            )
+        )  # fmt: skip
+        self.count += len(records)
+        self.bytes += len(message)
+
+    @property
+    def safe(self) -> int:
+        """Records that the broker has confirmed."""
+        return self._window.confirmed
+
+    def finish(self, timeout_ms: int | None) -> None:
+        """Wait until all of it is confirmed. Raises Timeout."""
+        self._window.wait(timeout_ms)
+
+
+def _keys(record: Record) -> str | tuple[str, ...]:
+    keys = record.keys
+    return keys[0] if len(keys) == 1 else keys
+
+
+def _columns(records: list[Record]) -> dict[str, Any]:
+    """What else the records have, a value each; columns that are empty are left out."""
+    found: dict[str, Any] = {}
+    fields = [record.fields for record in records]
+    if any(fields):
+        found["fields"] = [each or None for each in fields]
+    times = [record.client_time_ms for record in records]
+    if any(each is not None for each in times):
+        found["client_time_ms"] = times
+    expiries = [record.expires_ms or 0 for record in records]
+    if any(expiries):
+        found["expires_ms"] = expiries
+    properties = [record.properties for record in records]
+    if any(properties):
+        found["properties"] = [dict(each) or None for each in properties]
+    return found
+
+
+class _Run:
+    """One replay."""
+
+    def __init__(
+        self,
+        records: SyncSubscription,
+        end: int,
+        sink: _Sink,
+        factor: float | None,
+        by_client: bool,
+    ) -> None:
+        position = records.position
+        self._end = end
+        self._records = records
+        self._sink = sink
+        self._factor = factor
+        self._by_client = by_client
+        self._first = self.next = position.next if position is not None else 0
+        """`next`: the first offset that was neither written nor passed over."""
+        self._began = time.monotonic()
+        self._seen: list[int] = []
+        self._origin: tuple[int, float] | None = None
+
+    def go(self, title: str, shown: bool) -> None:
+        """Read to the end of the range."""
+        # Empty covers move the position too: a rare subject's progress is the range's.
+        total = max(0, self._end - self._first)
+        with Progress(title, total=total, shown=shown) as progress:
+
+            def report() -> None:
+                progress.update(self.next - self._first, self._detail())
+
+            while (batch := self._records.next_batch()) is not None:
+                if self._factor is None:
+                    self._sink.write(batch)
+                    self._mark(int(batch.offsets[0]), int(batch.offsets[-1]))
+                else:
+                    for ready in self._paced(batch, report):
+                        self._sink.write_records(ready)
+                        self._mark(ready[0].offset, ready[-1].offset)
+                        report()
+                self._pass_over()
+                report()
+            self._pass_over()
+
+    def _mark(self, first: int, last: int) -> None:
+        """These were written."""
+        if not self._seen:
+            self._seen = [first, last]
+        self._seen[1] = last
+        self.next = last + 1
+
+    def _pass_over(self) -> None:
+        """Everything up to the reader's position was written or was not asked for."""
+        position = self._records.position
+        if position is not None:
+            self.next = position.next
+
+    def _detail(self) -> str:
+        spent = time.monotonic() - self._began
+        rate = self._sink.count / spent if spent > 0 else 0.0
+        return f"{self._sink.count:,} records, {rate:,.0f}/s"
+
+    def _paced(self, batch: Batch, report: Callable[[], None]) -> Iterator[list[Record]]:
+        """The batch's records in the groups that fall due together."""
+        assert self._factor is not None
+        ready: list[Record] = []
+        for record in batch.records():
+            at_ms = record.client_time_ms if self._by_client else record.append_time_ms
+            if at_ms is not None:
+                now = time.monotonic()
+                if self._origin is None:
+                    self._origin = (at_ms, now)
+                due = self._origin[1] + (at_ms - self._origin[0]) / 1000 / self._factor
+                if due > now:
+                    if ready:
+                        yield ready
+                        ready = []
+                    while (left := due - time.monotonic()) > 0:
+                        time.sleep(min(left, _SLEEP_MAX_S))
+                        report()
+            ready.append(record)
+        if ready:
+            yield ready
+
+    def tell(self, stream: str, target: str, *, as_json: bool, interrupted: bool) -> None:
+        """The counts at the end."""
+        spent_ms = round((time.monotonic() - self._began) * 1000)
+        sink = self._sink
+        covered = max(0, self.next - self._first)
+        if as_json:
+            output.print_json(
+                {
+                    "stream": stream, "to": target, "records": sink.count, "bytes": sink.bytes,
+                    "from": self._first, "next": self.next, "covered": covered,
+                    "duration_ms": spent_ms, "at": iso_text(round(time.time() * 1000)),
+                },
+                compact=True,
+            )  # fmt: skip
+            return
+        place = f" (offsets {self._seen[0]} to {self._seen[1]})" if self._seen else ""
+        arrow = f" to {target}" if target else ""
+        stopped = f"; stopped before offset {self.next}" if interrupted else ""
+        say(
+            f"{count_text(sink.count, 'record')} of {covered:,} in the range{place}{arrow},"
+            f" {size_text(sink.bytes)} in {duration_text(spent_ms)}{stopped}"
+        )

@@ -1,0 +1,336 @@
+"""`malamute stream ...`: list, show, create, edit, remove, peek.
+
+Owns the words for the settings of a stream. The rule: what cannot be undone is asked for
+once more; looking never consumes. Source: SPEC.md, section 4.7.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from malamute_py.cli import complete, output
+from malamute_py.cli.commands import group
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.linking import linked
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.records import RecordWriter
+from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, tell_notice
+from malamute_py.cli.values import (
+    count_text,
+    duration_ms,
+    duration_text,
+    pairs,
+    size_bytes,
+    size_text,
+    time_ms,
+    time_text,
+    typed,
+)
+
+if TYPE_CHECKING:
+    from malamute_protocol.batch import Record
+    from malamute_py.client.facts import StreamFacts
+    from malamute_py.client.sync import SyncClient
+
+app = group("stream")
+
+Name = Annotated[
+    str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
+]
+MaxAge = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="Drop records older than this: 7d.")
+]
+MaxBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Keep at most so much: 1GiB.")]
+LevelOption = Annotated[
+    str | None,
+    typer.Option(metavar="LEVEL", help="Confirm publishes at: stored or synced (default)."),
+]
+BodyKind = Annotated[
+    str | None,
+    typer.Option(metavar="KIND", help="blob, list or arrow; else the first batch decides."),
+]
+Description = Annotated[str | None, typer.Option(metavar="TEXT", help="What it is for.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its name (repeatable)."),
+]
+_SIZES: Final = ("ring_bytes", "max_bytes")
+
+
+def _settings(texts: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """Settings from --set and from flags; a flag that was not given is None."""
+    found: dict[str, Any] = {}
+    for key, value in pairs(texts, "--set").items():
+        if key in _SIZES:
+            found[key] = size_bytes(value)
+        elif key == "max_age_ms" and not value.isdigit():
+            found[key] = duration_ms(value)
+        else:
+            found[key] = value if key in ("description", "level", "full") else typed(value)
+    for key, value in flags.items():
+        if value is None or value is False:
+            continue
+        if key == "max_age":
+            found["max_age_ms"] = duration_ms(value)
+        else:
+            found[key] = size_bytes(value) if key in _SIZES else value
+    return found
+
+
+@app.command(
+    "ls",
+    epilog="""In a pipe a line has, with tabs between: name, records, first offset, next offset,
+bytes, and whether it is kept in memory (yes, no). --json names them.""",
+)
+def ls(
+    ctx: typer.Context,
+    prefix: Annotated[str, typer.Argument(help="Only names that begin like this.")] = "",
+    as_json: output.Json = False,
+) -> None:
+    """List the streams."""
+    with linked(ctx) as client:
+        found = client.list_streams(prefix)
+    output.listing(
+        [
+            Column("name", "Stream", style="cyan"),
+            Column("records", "Records", right=True),
+            Column("first", "First", right=True),
+            Column("tail", "Next", right=True),
+            Column("bytes", "Bytes", right=True),
+            Column("memory", "Kept"),
+        ],
+        [
+            (
+                each.name,
+                Cell(each.records, count_text(each.records)),
+                Cell(each.first, count_text(each.first)),
+                Cell(each.tail, count_text(each.tail)),
+                Cell(each.bytes, size_text(each.bytes)),
+                _kept(bool(each.more.get("memory"))),
+            )
+            for each in found
+        ],
+        as_json=as_json,
+        empty=(
+            f"no stream begins with {prefix}" if prefix else
+            "no streams yet; publishing makes one: malamute pub NAME 'a record'"
+        ),
+    )  # fmt: skip
+
+
+def _kept(memory: bool) -> Cell:
+    return Cell(memory, "in memory", "yellow") if memory else Cell(memory, "on disk")
+
+
+@app.command("info")
+def info(ctx: typer.Context, stream: Name, as_json: output.Json = False) -> None:
+    """Show one stream: what it holds, and its settings."""
+    with linked(ctx) as client:
+        found = known(client, stream)
+    _show(found, as_json)
+
+
+def _show(found: StreamFacts, as_json: bool) -> None:
+    settings: dict[str, Any] = dict(found.settings)
+    for key in _SIZES:
+        if settings.get(key):
+            settings[key] = Cell(settings[key], size_text(settings[key]))
+        elif key in settings:
+            settings[key] = Cell(0, "shared" if key == "ring_bytes" else "no limit", "dim")
+    if "max_age_ms" in settings:
+        age = settings["max_age_ms"]
+        settings["max_age_ms"] = Cell(age, duration_text(age) if age else "no limit",
+                                      "" if age else "dim")  # fmt: skip
+    output.facts(
+        {
+            "name": Cell(found.name, found.name, "bold cyan"),
+            "records": found.records,
+            "first": found.first,
+            "tail": found.tail,
+            "bytes": Cell(found.bytes, size_text(found.bytes)),
+            "subscriptions": found.subscriptions,
+            "epoch": found.epoch,
+            "uuid": found.uuid.hex(),
+            **_told(found.more),
+            "settings": settings,
+        },
+        as_json=as_json,
+    )
+
+
+def _told(more: dict[str, Any]) -> dict[str, Any]:
+    """What else the broker says, with times and epochs that a person can read."""
+    told = dict(more)
+    for key in ("last_time_ms", "created_ms"):
+        if key in told:
+            told[key] = Cell(told[key], time_text(told[key]))
+    if epochs := told.get("epochs"):
+        told["epochs"] = Cell(epochs, ", ".join(f"{epoch} from {at:,}" for epoch, at in epochs))
+    return told
+
+
+@app.command(
+    "create",
+    epilog="""\b
+Examples:
+  malamute stream create orders --max-age 7d --description 'all orders'
+  malamute stream create ticks --ring-bytes 1GiB --full refuse
+  malamute stream create scratch --memory --set max_bytes=64MiB""",
+)
+def create(
+    ctx: typer.Context,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Its name.")],
+    max_age: MaxAge = None,
+    max_bytes: MaxBytes = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="In memory only: gone when the broker stops.")
+    ] = False,
+    ring_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="A ring of its own, of this size.")
+    ] = None,
+    full: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="A full ring of its own: overwrite or refuse."),
+    ] = None,
+    level: LevelOption = None,
+    body_kind: BodyKind = None,
+    description: Description = None,
+    settings: Settings = None,
+    as_json: output.Json = False,
+) -> None:
+    """Create a stream; the same again is fine."""
+    wanted = _settings(
+        settings, max_age=max_age, max_bytes=max_bytes, memory=memory, ring_bytes=ring_bytes,
+        full=full, level=level, body_kind=body_kind, description=description,
+    )  # fmt: skip
+    with linked(ctx) as client:
+        client.create_stream(stream, wanted)
+        if as_json:
+            _show(client.stream_info(stream), as_json)
+    if not as_json:
+        output.done(f"created {stream}", {}, as_json=False)
+
+
+@app.command("edit")
+def edit(
+    ctx: typer.Context,
+    stream: Name,
+    max_age: MaxAge = None,
+    max_bytes: MaxBytes = None,
+    level: LevelOption = None,
+    body_kind: BodyKind = None,
+    description: Description = None,
+    settings: Settings = None,
+    as_json: output.Json = False,
+) -> None:
+    """Change settings of a stream; those not named stay."""
+    wanted = _settings(
+        settings, max_age=max_age, max_bytes=max_bytes, level=level, body_kind=body_kind,
+        description=description,
+    )  # fmt: skip
+    if not wanted:
+        raise CommandFailed("nothing to change; name a setting, such as --max-age 7d", USAGE)
+    with linked(ctx) as client:
+        known(client, stream)
+        client.edit_stream(stream, wanted)
+        if as_json:
+            _show(client.stream_info(stream), as_json)
+    if not as_json:
+        output.done(f"edited {stream}: {', '.join(wanted)}", {}, as_json=False)
+
+
+@app.command("rm")
+def rm(
+    ctx: typer.Context,
+    streams: Annotated[
+        list[str],
+        typer.Argument(metavar="STREAM", help="What to remove.",
+                       autocompletion=complete.streams),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Remove streams and all their records."""
+    with linked(ctx) as client:
+        held = {name: known(client, name).records for name in streams}
+        for name, records in held.items():
+            what = f"{name} and its {count_text(records, 'record')}"
+            if not yes:
+                if not sys.stdin.isatty():
+                    raise CommandFailed(f"remove {what}? say so with --yes", USAGE)
+                if not typer.confirm(f"Remove {what}, for good?", err=True):
+                    raise CommandFailed(f"{name} was not removed")
+            client.remove_stream(name)
+            output.done(f"removed {what}", {"removed": name, "records": records}, as_json=as_json)
+
+
+@app.command(
+    "peek",
+    epilog="""\b
+Examples:
+  malamute stream peek orders                    the last 10 records
+  malamute stream peek orders --last 3 --json
+  malamute stream peek orders 'eu.*' --time now-1h --count 5""",
+)
+def peek(
+    ctx: typer.Context,
+    stream: Name,
+    pattern: Annotated[str, typer.Argument(help=PATTERN_HELP)] = "#",
+    offset: Annotated[
+        int | None, typer.Option("--offset", min=0, help="Begin at this offset.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option("--time", metavar="TIME", help="Begin at this append time.")
+    ] = None,
+    last: Annotated[int | None, typer.Option("--last", min=1, help="The newest so many.")] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="At most so many; default 10.")
+    ] = None,
+    with_fields: Annotated[bool, typer.Option("--fields", help="Show fields too.")] = False,
+    bodies_only: Annotated[bool, typer.Option("--bodies-only", help="Only bodies.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
+) -> None:
+    """Look at some records of a stream; nothing is consumed."""
+    from malamute_py.client.position import AtTime
+
+    check_kind(pattern)
+    if sum(given is not None for given in (offset, at, last)) > 1:
+        raise CommandFailed("--offset, --time and --last exclude each other; give one", USAGE)
+    writer = RecordWriter(as_json=as_json, bodies_only=bodies_only, with_fields=with_fields)
+    most = count or last or 10
+    with linked(ctx) as client:
+        facts = known(client, stream)
+        if offset is None and at is None:
+            writer.write_records(_newest(client, facts, pattern, min(last or most, most)))
+            return
+        start = AtTime(time_ms(at)) if at is not None else int(offset or 0)
+        with client.subscribe(
+            stream, pattern, start=start, until="tail", create=False, credit_records=most,
+            on_notice=tell_notice,
+        ) as records:  # fmt: skip
+            for record in records:
+                writer.write_records([record])
+                if writer.count >= most:
+                    break
+
+
+def _newest(client: SyncClient, facts: StreamFacts, pattern: str, count: int) -> Iterator[Record]:
+    """The newest records that match, oldest first: reads back in ever larger steps."""
+    span = count
+    while True:
+        begin = max(facts.first, facts.tail - span)
+        if begin >= facts.tail:
+            return
+        with client.subscribe(
+            facts.name, pattern, start=begin, end=facts.tail, create=False
+        ) as records:
+            kept = deque(records, maxlen=count)
+        if len(kept) == count or begin == facts.first:
+            yield from kept
+            return
+        span *= 16

@@ -1,0 +1,177 @@
+"""Values as people type them, and as they read them: times, durations, sizes, places.
+
+Owns the text forms. The rules: a bare number where an offset may stand is an offset
+(@MILLISECONDS is the time); a time without a zone is local; what cannot be read is refused
+with an example. The clock comes in as an argument.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Final
+
+from malamute_py.cli.failures import USAGE, CommandFailed
+
+TIMES: Final = "2026-01-31T10:00, now-1h or @1769853600000"
+_DURATION_MS: Final = {
+    "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
+    "w": 604_800_000,
+}  # fmt: skip
+_SIZE: Final = {
+    "": 1, "b": 1,
+    "k": 1 << 10, "kib": 1 << 10, "kb": 10**3,
+    "m": 1 << 20, "mib": 1 << 20, "mb": 10**6,
+    "g": 1 << 30, "gib": 1 << 30, "gb": 10**9,
+    "t": 1 << 40, "tib": 1 << 40, "tb": 10**12,
+}  # fmt: skip
+_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+_FOR_EVER_MS: Final = 1 << 53
+
+
+def now_ms() -> int:
+    """The wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+def duration_ms(text: str) -> int:
+    """500ms, 10s, 5m, 2h, 7d, 1w, or several: 1h30m. Raises CommandFailed."""
+    total = 0.0
+    position = 0
+    for match in _NUMBER.finditer(text.strip()):
+        unit = _DURATION_MS.get(match[2].lower())
+        if match.start() != position or unit is None:
+            break
+        total += float(match[1]) * unit
+        position = match.end()
+    if not text.strip() or position != len(text.strip()):
+        raise CommandFailed(
+            f"{text!r} is not a duration; write a number and its unit: 500ms, 10s, 5m, 2h, 7d",
+            USAGE,
+        )
+    return round(total)
+
+
+def size_bytes(text: str) -> int:
+    """4096, 64MiB, 1GiB, 2.5GB. Raises CommandFailed."""
+    match = _NUMBER.fullmatch(text.strip())
+    factor = _SIZE.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise CommandFailed(
+            f"{text!r} is not a size; write for instance 4096, 64MiB or 1GiB", USAGE
+        )
+    return round(float(match[1]) * factor)
+
+
+def time_ms(text: str, clock_ms: int | None = None) -> int:
+    """A time in milliseconds since 1970: ISO 8601, now, now-1h, milliseconds, @milliseconds.
+
+    Raises CommandFailed.
+    """
+    wanted = text.strip()
+    if wanted.lower().startswith("now"):
+        rest = wanted[3:].strip()
+        clock = now_ms() if clock_ms is None else clock_ms
+        if not rest:
+            return clock
+        if rest[0] in "+-":
+            shift = duration_ms(rest[1:])
+            return clock + (shift if rest[0] == "+" else -shift)
+    digits = wanted.removeprefix("@")
+    if digits.isascii() and digits.isdigit() and int(digits) < _FOR_EVER_MS:
+        return int(digits)
+    try:
+        stamp = datetime.fromisoformat(wanted)
+        return round((stamp if stamp.tzinfo else stamp.astimezone()).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise CommandFailed(f"{text!r} is not a time; write for instance {TIMES}", USAGE) from None
+
+
+def later_ms(text: str) -> int:
+    """A time, or a duration from now: 10m. Raises CommandFailed."""
+    return now_ms() + duration_ms(text) if _is_duration(text) else time_ms(text)
+
+
+def _is_duration(text: str) -> bool:
+    match = _NUMBER.match(text.strip())
+    return match is not None and match[2].lower() in _DURATION_MS
+
+
+def is_offset(text: str) -> bool:
+    """Whether it is a bare number."""
+    return text.isascii() and text.isdigit()
+
+
+def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
+    """NAME=VALUE each; a bare NAME has the value "". Raises CommandFailed."""
+    found = {}
+    for text in texts or ():
+        name, _, value = text.partition("=")
+        if not name:
+            raise CommandFailed(f"{option} {text!r}: write it as NAME=VALUE", USAGE)
+        found[name] = value
+    return found
+
+
+def typed(text: str) -> Any:
+    """A number, true, false, or the text itself."""
+    lowered = text.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+# --- for people ------------------------------------------------------------------------
+
+
+def time_text(at_ms: int) -> str:
+    """Local time to the millisecond."""
+    return _local(at_ms).isoformat(" ", "milliseconds")[:23] if at_ms else "-"
+
+
+@lru_cache(maxsize=1024)  # the records of a batch share their append time
+def iso_text(at_ms: int) -> str:
+    """UTC in ISO 8601, for programs."""
+    try:
+        stamp = datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
+    return stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _local(at_ms: int) -> datetime:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, UTC)
+
+
+def size_text(count: int) -> str:
+    """1.5 MiB."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def duration_text(span_ms: int) -> str:
+    """7 d, 1 h 30 m, 2.5 s."""
+    if span_ms < 60_000:
+        return f"{span_ms} ms" if span_ms < 1000 else f"{span_ms / 1000:.3g} s"
+    minutes = span_ms // 60_000
+    parts = [(minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "m")]
+    return " ".join(f"{count} {unit}" for count, unit in parts if count)
+
+
+def count_text(count: int, noun: str = "") -> str:
+    """1,234 records; the noun's plural is made with s."""
+    text = f"{count:,}"
+    return f"{text} {noun}{'' if count == 1 else 's'}" if noun else text

@@ -1,0 +1,580 @@
+"""The asyncio client: connect, publish, subscribe, ask.
+
+Owns the verbs as awaitables. The rule: a cancelled call leaves the link and everybody
+else's calls as they were; a record whose publish was cancelled may still be in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Generator,
+    Mapping,
+    Sequence,
+)
+from types import TracebackType
+from typing import Any
+
+import zmq
+
+from malamute_protocol import DEFAULT_ENDPOINT
+from malamute_protocol import commands as c
+from malamute_protocol.commands import Confirm
+from malamute_protocol.errors import (
+    ConnectionLost,
+    MalamuteError,
+    RequestRejected,
+    Timeout,
+)
+from malamute_protocol.pattern import Pattern
+from malamute_py.client.calls import (
+    Body,
+    Bulk,
+    Fields,
+    Properties,
+    Time,
+    arrow_contents,
+    confirmation,
+    content_count,
+    make_page,
+    make_plan,
+    make_request,
+    make_row,
+)
+from malamute_py.client.facts import (
+    BrokerFacts,
+    LinkFacts,
+    ReadPlan,
+    StreamFacts,
+    fact_list,
+    facts,
+)
+from malamute_py.client.loop import LinkEvent, LoopLink
+from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
+from malamute_py.client.publishing import level_number
+from malamute_py.client.reading import Notice
+from malamute_py.client.session import Closed, State, Unlinked
+from malamute_py.client.settings import ClientSettings, make_settings
+from malamute_py.client.subscription import Subscription
+
+__all__ = ["Client", "Connecting", "Subscription", "Window", "connect"]
+
+CONNECT_MS = 10_000
+FLUSH_MS = 5_000
+
+
+class Connecting:
+    """What connect() gives: `client = await connect()` or `async with connect() as client`."""
+
+    def __init__(self, open_client: Callable[[], Awaitable[Client]]) -> None:
+        self._open = open_client
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._open()
+        return self._client
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._client is not None
+        await self._client.__aexit__(kind, error, trace)
+
+
+def connect(
+    endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
+    *,
+    wait: bool = True,
+    timeout_ms: int | None = CONNECT_MS,
+    context: zmq.Context[Any] | None = None,
+    on_link: Callable[[LinkEvent], None] | None = None,
+    **options: Any,
+) -> Connecting:
+    """Connect to a broker; await it, or use it with `async with`.
+
+    endpoint: one, or several to be tried in turn. wait: keep trying until timeout_ms is over
+    (None: for ever); otherwise the first failure is raised. options: see ClientSettings.
+    context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the link.
+    Raises SettingError at once; Timeout, ConnectionLost or RequestRejected (a credential or
+    version that was refused is final) when awaited.
+    """
+    settings = make_settings(endpoint, options)
+
+    async def open_client() -> Client:
+        client = Client(settings, context=context, on_link=on_link)
+        try:
+            await client.opened(wait=wait, timeout_ms=timeout_ms)
+        except BaseException:
+            client.abort()
+            raise
+        return client
+
+    return Connecting(open_client)
+
+
+class Client:
+    """One session with a broker, in the event loop that made it; use it from that loop only."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        *,
+        context: zmq.Context[Any] | None = None,
+        on_link: Callable[[LinkEvent], None] | None = None,
+    ) -> None:
+        """Begins to connect; `connect` is the comfortable way, with the waiting done."""
+        self.settings = settings
+        self._link = LoopLink(settings, context, on_link)
+        self._session = self._link.session
+        self._publisher = self._link.publisher
+
+    # --- life --------------------------------------------------------------------------------
+
+    async def opened(self, *, wait: bool = True, timeout_ms: int | None = CONNECT_MS) -> None:
+        """Return once a link is open; see connect() for what is raised."""
+        link = self._link
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                while self._session.state is not State.LINKED:
+                    last = link.last
+                    if isinstance(last, Closed):
+                        raise last.error or ConnectionLost("the client is closed")
+                    if isinstance(last, Unlinked) and not wait:
+                        raise ConnectionLost(last.reason)
+                    link.changed.clear()
+                    await link.changed.wait()
+        except TimeoutError:
+            last = link.last
+            why = last.reason if isinstance(last, Unlinked) else "no answer"
+            names = ", ".join(self.settings.endpoints)
+            raise Timeout(f"no link to {names} within {timeout_ms} ms: {why}") from None
+
+    async def flush(self, timeout_ms: int | None = None) -> None:
+        """Return once nothing is unconfirmed. Raises Timeout, or what ended the session."""
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                while not self._publisher.idle:
+                    self._link.quiet.clear()
+                    self._link.wake_up()
+                    await self._link.quiet.wait()
+        except TimeoutError:
+            raise Timeout(f"not everything was confirmed within {timeout_ms} ms") from None
+        if self._session.error is not None:
+            raise self._session.error
+
+    async def close(self, *, flush_ms: int = FLUSH_MS) -> None:
+        """Wait for what is unconfirmed, at most flush_ms, and end the link; may be repeated.
+
+        What was not confirmed by then fails with ConnectionLost.
+        """
+        if self._session.state is not State.CLOSED and flush_ms and not self._publisher.idle:
+            # Each publish that is affected raises by itself.
+            with contextlib.suppress(MalamuteError):
+                await self.flush(flush_ms)
+        self.abort()
+
+    def abort(self) -> None:
+        """End at once, without waiting for anything."""
+        self._session.close()
+        self._link.finish()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close; after an exception without waiting for what is unconfirmed."""
+        await self.close(flush_ms=FLUSH_MS if kind is None else 0)
+
+    @property
+    def linked(self) -> bool:
+        """A link is open now."""
+        return self._session.state is State.LINKED
+
+    @property
+    def welcome(self) -> c.Welcome | None:
+        """What the broker stated on the newest link; None before the first."""
+        return self._session.welcome
+
+    @property
+    def reconnects(self) -> int:
+        """Links opened beyond the first."""
+        return max(0, self._session.links - 1)
+
+    @property
+    def refused_unconfirmed(self) -> int:
+        """Batches published with confirm="none" that the broker refused."""
+        return self._publisher.unpromised_refusals
+
+    # --- publishing ----------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        stream: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        client_time_ms: Time | None = None,
+        expires_ms: Time | None = None,
+        properties: Properties | None = None,
+        confirm: str = "default",
+    ) -> Confirmation:
+        """Publish one record and wait for its confirm; waits before that while the window is full.
+
+        subject: also a sequence, of the subject and further keys. confirm: "synced", "stored",
+        "none", or "default": the stream's own, which is "synced" unless it was set.
+        Raises RequestRejected (not in the log), LocalProtocolError (never sent) or
+        ConnectionLost (the client was closed; it may be in the log).
+        """
+        if not self._link.has_room:
+            await self._link.room(len(body))
+        return await self.publish_nowait(
+            stream,
+            body,
+            subject=subject,
+            fields=fields,
+            client_time_ms=client_time_ms,
+            expires_ms=expires_ms,
+            properties=properties,
+            confirm=confirm,
+        )
+
+    def publish_nowait(
+        self,
+        stream: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        client_time_ms: Time | None = None,
+        expires_ms: Time | None = None,
+        properties: Properties | None = None,
+        confirm: str = "default",
+    ) -> asyncio.Future[Confirmation]:
+        """Publish one record without waiting; the future is its confirm.
+
+        What was not sent when the program ends is lost: flush() or close() before that.
+        Raises RequestRejected `window` when too much is unconfirmed: nothing was taken;
+        otherwise as publish().
+        """
+        link = self._link
+        if not self._publisher.has_room:
+            raise RequestRejected("window", "too much is unconfirmed: await some of it first")
+        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, future)
+        self._publisher.add(stream, level_number(confirm), row)
+        link.wake_up()
+        return future
+
+    async def publish_many(
+        self,
+        stream: str,
+        bodies: Sequence[bytes],
+        *,
+        subject: str = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
+        fields: Fields | Sequence[Fields | None] | None = None,
+        client_time_ms: int | Sequence[int | None] | None = None,
+        expires_ms: int | Sequence[int] | None = None,
+        properties: Properties | Sequence[Properties | None] | None = None,
+        codec: str | None = None,
+        confirm: str = "default",
+    ) -> list[Confirmation]:
+        """Publish many records in as few batches as their sizes allow; wait for all confirms.
+
+        subjects, and any of the others given as a sequence: one a record. Times are in
+        milliseconds. Returns one Confirmation a batch, in order, each with its `count`.
+        Raises as publish(); batches before the one that failed may be in the log.
+        """
+        async with self.window(stream, confirm=confirm) as window:
+            await window.publish_many(
+                bodies,
+                subject=subject,
+                subjects=subjects,
+                fields=fields,
+                client_time_ms=client_time_ms,
+                expires_ms=expires_ms,
+                properties=properties,
+                codec=codec,
+            )
+        return window.confirmations
+
+    async def publish_batch(
+        self, stream: str, content: bytes, *, confirm: str = "default"
+    ) -> Confirmation:
+        """Publish one batch content that malamute_protocol.batch encoded.
+
+        It goes as it is but for its producer and sequence, unless `idempotent` is off.
+        Raises as publish().
+        """
+        async with self.window(stream, confirm=confirm) as window:
+            await window.publish_batch(content)
+        return window.confirmations[0]
+
+    async def publish_arrow(
+        self,
+        stream: str,
+        table: Any,
+        *,
+        body: str = "body",
+        subject: str = "",
+        confirm: str = "default",
+    ) -> list[Confirmation]:
+        """Publish a pyarrow table or record batch, without a Python object a row.
+
+        body: the column with the bodies (binary or string). subject: name of a column, or
+        one subject for all. Raises as publish().
+        """
+        async with self.window(stream, confirm=confirm) as window:
+            for content, _ in arrow_contents(table, body, subject):
+                await window.publish_batch(content)
+        return window.confirmations
+
+    def window(self, stream: str, *, confirm: str = "default", keep: bool = True) -> Window:
+        """A run of publishing whose confirms are awaited together, at its end.
+
+        keep: collect the Confirmations; False for runs without end, where a count is enough.
+        """
+        return Window(self._link, stream, level_number(confirm), keep)
+
+    # --- subscribing ---------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        stream: str,
+        pattern: str | Pattern = "#",
+        *,
+        start: StartPoint = "latest",
+        visibility: str = "live",
+        end: int | None = None,
+        until: str = "",
+        client_time: tuple[Time, Time] | None = None,
+        create: bool = True,
+        whole: bool = False,
+        strict: bool = False,
+        on_notice: Callable[[Notice], None] | None = None,
+        credit_records: int = 1 << 17,
+        credit_bytes: int = 8 << 20,
+    ) -> Subscription:
+        """Subscribe to the records of a stream that match a pattern.
+
+        start: "earliest", "latest", an offset, a datetime, a Position, AtTime, AtClientTime,
+        AfterMessage or LastPerSubject. visibility: "live", "durable" (what no power loss takes
+        back) or "committed". end: stop before this offset; until="tail": at what is the tail
+        now. client_time: only records with a client time in [from, to). strict: a gap raises
+        GapError in the loop; otherwise it is logged, counted and given to on_notice.
+        credit: what may wait in this client. Iterate the result, or its batches().
+        Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
+        """
+        request = make_request(
+            stream,
+            pattern,
+            start=start,
+            visibility=visibility,
+            end=end,
+            until=until,
+            client_time=client_time,
+            create=create,
+            whole=whole,
+            credit_records=credit_records,
+            credit_bytes=credit_bytes,
+        )
+        return Subscription(self._link, request, strict=strict, on_notice=on_notice)
+
+    # --- asking --------------------------------------------------------------------------------
+
+    async def create_stream(
+        self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+    ) -> StreamFacts:
+        """Create a stream with settings (as a mapping or by name); the same again succeeds.
+
+        Raises RequestRejected: `stream_exists` with other settings, `bad_setting`, ...
+        """
+        named = {**(settings or {}), **more}
+        value = await self._link.ask(lambda number: c.CreateStream(number, stream, named))
+        return facts(StreamFacts, {"name": stream, **value})
+
+    async def edit_stream(
+        self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+    ) -> StreamFacts:
+        """Change settings of a stream; those not named stay. Raises RequestRejected."""
+        named = {**(settings or {}), **more}
+        value = await self._link.ask(lambda number: c.EditStream(number, stream, named))
+        return facts(StreamFacts, {"name": stream, **value})
+
+    async def remove_stream(self, stream: str) -> None:
+        """Remove a stream and its records. Raises RequestRejected."""
+        await self._link.ask(lambda number: c.RemoveStream(number, stream))
+
+    async def stream_info(self, stream: str) -> StreamFacts:
+        """Facts about one stream. Raises RequestRejected `unknown_stream`."""
+        value = await self._link.ask(lambda number: c.StreamInfo(number, stream))
+        return facts(StreamFacts, {"name": stream, **value})
+
+    async def list_streams(self, prefix: str = "") -> list[StreamFacts]:
+        """Short facts about all streams whose name begins with the prefix, in name order."""
+        found: list[StreamFacts] = []
+        after = ""
+        while True:
+            value = await self._link.ask(make_page(prefix, after))
+            page = fact_list(StreamFacts, value, "streams")
+            found += page
+            if not page or not value.get("more"):
+                return found
+            after = page[-1].name
+
+    async def find_offset(self, stream: str, start: StartPoint) -> int:
+        """The offset that a start point stands for. Raises RequestRejected."""
+        wire = start_on_wire(start)
+        value = await self._link.ask(lambda number: c.FindOffset(number, stream, wire))
+        return int(value["offset"])
+
+    async def plan_read(
+        self,
+        stream: str,
+        pattern: str | Pattern = "#",
+        *,
+        start: StartPoint = "earliest",
+        end: int | None = None,
+        records_max: int = 0,
+        bytes_max: int = 0,
+        split_bytes: int = 0,
+        visibility: str = "durable",
+        client_time: tuple[Time, Time] | None = None,
+    ) -> ReadPlan:
+        """Plan a bounded read from the broker's index: its end and where to split it."""
+        make = make_plan(
+            stream,
+            pattern,
+            start=start,
+            end=end,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            split_bytes=split_bytes,
+            visibility=visibility,
+            client_time=client_time,
+        )
+        return facts(ReadPlan, await self._link.ask(make))
+
+    async def broker_info(self) -> BrokerFacts:
+        """Facts about the broker."""
+        return facts(BrokerFacts, await self._link.ask(c.BrokerInfo))
+
+    async def links(self, limit: int = 1000) -> list[LinkFacts]:
+        """The links that the broker has. Raises RequestRejected `forbidden`."""
+        value = await self._link.ask(lambda number: c.ListLinks(number, limit))
+        return fact_list(LinkFacts, value, "links")
+
+    async def kick(self, link: int, reason: str = "") -> None:
+        """End a link by its number. Raises RequestRejected."""
+        await self._link.ask(lambda number: c.Kick(number, link, reason))
+
+
+class Window:
+    """Batches published one after the other, confirmed together; an async context manager."""
+
+    def __init__(self, link: LoopLink, stream: str, level: int, keep: bool) -> None:
+        """See Client.window()."""
+        self._link = link
+        self._publisher = link.publisher
+        self._stream = stream
+        self._level = level
+        self._keep = keep
+        self._open = 0
+        self._settled = asyncio.Event()
+        self.confirmations: list[Confirmation] = []
+        """One a batch, in order, when they are kept."""
+        self.published = 0
+        """Records handed in."""
+        self.confirmed = 0
+        """Records confirmed."""
+        self.error: MalamuteError | None = None
+        """The first failure."""
+
+    async def publish_many(
+        self,
+        bodies: Sequence[bytes],
+        *,
+        subject: str = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
+        **options: Any,
+    ) -> None:
+        """Publish many records; returns when the last is in the window, not yet confirmed.
+
+        options: as of Client.publish_many(). Raises the first failure of the window so far.
+        """
+        bulk = Bulk(
+            bodies,
+            batch_bytes=self._link.session.settings.batch_bytes,
+            subject=None if subjects is not None else subject,
+            subjects=subjects,
+            options=options,
+        )
+        for first, end in bulk.cuts():
+            if not self._link.has_room:
+                await self._link.room(self._link.session.settings.batch_bytes)
+            expected = self._publisher.expected(self._stream, self._level)
+            self._add(bulk.encode(first, end, expected), end - first)
+            # The link sends this batch while the next one is encoded.
+            await asyncio.sleep(0)
+
+    async def publish_batch(self, content: bytes) -> None:
+        """Publish one encoded content; returns when it is in the window."""
+        count = content_count(content)
+        if not self._link.has_room:
+            await self._link.room(len(content))
+        self._add(content, count)
+
+    def _add(self, content: bytes, count: int) -> None:
+        if self.error is not None:
+            raise self.error
+        self._publisher.add_content(self._stream, self._level, content, count, self)
+        self._open += 1
+        self.published += count
+        self._link.wake_up()
+
+    def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
+        """A batch was confirmed or failed; called by the link."""
+        self._open -= 1
+        if isinstance(outcome, Confirm):
+            self.confirmed += count
+            if self._keep:
+                self.confirmations.append(confirmation(outcome, 0, count))
+        elif self.error is None:
+            self.error = outcome
+        self._settled.set()
+
+    async def wait(self) -> None:
+        """Return once everything is confirmed. Raises the first failure."""
+        while self._open:
+            self._settled.clear()
+            await self._settled.wait()
+        if self.error is not None:
+            raise self.error
+
+    async def __aenter__(self) -> Window:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for all confirms, unless the block raised."""
+        if kind is None:
+            await self.wait()

@@ -1,0 +1,285 @@
+"""What both shells do with a caller's arguments and with answers.
+
+Owns the reading of arguments into rows, batches and subscription requests, and of
+commands into confirmations. The rule: nothing here waits, and whatever a caller got
+wrong is raised before anything was queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from malamute_protocol.batch import encode, encode_columns
+from malamute_protocol.commands import Confirm, ListStreams, PlanRead
+from malamute_protocol.content import HEAD
+from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.pattern import Pattern, from_text, validate
+from malamute_py.client.position import (
+    Confirmation,
+    StartPoint,
+    milliseconds,
+    start_on_wire,
+)
+from malamute_py.client.publishing import LEVEL_NAMES, Row
+from malamute_py.client.reading import VISIBILITIES, Request
+
+Body: TypeAlias = bytes | bytearray | memoryview | str
+"""One record's body; a str is sent as UTF-8."""
+Fields: TypeAlias = Mapping[str, str]
+Properties: TypeAlias = Mapping[str, Any]
+Time: TypeAlias = int | datetime
+"""Milliseconds since 1970, or a datetime."""
+
+_ROWS_MAX: Final = 65_536
+
+
+def make_row(
+    body: Body,
+    subject: str | Sequence[str],
+    fields: Fields | None,
+    client_time_ms: Time | None,
+    expires_ms: Time | None,
+    properties: Properties | None,
+    token: Any,
+) -> Row:
+    """One record as the publisher gathers it. Raises LocalProtocolError for a wrong body."""
+    if type(body) is not bytes:
+        body = _body_bytes(body)
+    if client_time_ms is not None and type(client_time_ms) is not int:
+        client_time_ms = milliseconds(client_time_ms)
+    if expires_ms is not None and type(expires_ms) is not int:
+        expires_ms = milliseconds(expires_ms)
+    return (body, subject, fields, client_time_ms, expires_ms, properties, token)
+
+
+def _body_bytes(body: Any) -> bytes:
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise LocalProtocolError(
+        "bad_batch", f"a body is bytes or str, not {type(body).__name__}; encode it first"
+    )
+
+
+class Bulk:
+    """The arguments of a bulk publish, cut into batches one after the other."""
+
+    def __init__(
+        self,
+        bodies: Sequence[bytes],
+        *,
+        batch_bytes: int,
+        subject: str | None,
+        subjects: Sequence[str | Sequence[str]] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """options: further ones of `encode`; a sequence of them has one value a record.
+
+        Raises LocalProtocolError: the columns differ in length.
+        """
+        self._bodies = bodies
+        self._batch_bytes = batch_bytes
+        self._whole: dict[str, Any] = {}
+        self._columns: dict[str, Any] = {}
+        if subjects is not None:
+            if subject is not None:
+                raise LocalProtocolError("bad_batch", "give subject or subjects, not both")
+            self._columns["subject"] = subjects
+        else:
+            self._whole["subject"] = subject
+        for name, value in options.items():
+            if value is None:
+                continue
+            is_column = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+            (self._columns if is_column else self._whole)[name] = value
+        for name, column in self._columns.items():
+            if len(column) != len(bodies):
+                raise LocalProtocolError(
+                    "bad_batch", f"{len(column)} values in {name} for {len(bodies)} records"
+                )
+
+    def cuts(self) -> Iterator[tuple[int, int]]:
+        """(first, end) of the records of each batch."""
+        bodies = self._bodies
+        for start in range(0, len(bodies), _ROWS_MAX):
+            part = islice(bodies, start, start + _ROWS_MAX) if start else bodies
+            count = min(_ROWS_MAX, len(bodies) - start)
+            ends = np.cumsum(np.fromiter(map(len, part), np.int64, count))
+            first, done = 0, 0
+            while first < count:
+                end = int(np.searchsorted(ends, done + self._batch_bytes, "right"))
+                end = max(end, first + 1)
+                yield start + first, start + end
+                first, done = end, int(ends[end - 1])
+
+    def encode(self, first: int, end: int, producer: tuple[int, int, int]) -> bytes:
+        """The content of one cut. Raises LocalProtocolError: it cannot be encoded."""
+        whole = first == 0 and end == len(self._bodies)
+        bodies = self._bodies if whole else self._bodies[first:end]
+        columns = self._columns
+        if columns and not whole:
+            columns = {name: column[first:end] for name, column in columns.items()}
+        producer_id, producer_epoch, sequence = producer
+        return encode(
+            bodies,
+            **self._whole,
+            **columns,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            first_sequence=sequence,
+        )
+
+
+def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes, int]]:
+    """(content, count) of each piece of an Arrow table or record batch.
+
+    body: name of the column with the bodies. subject: name of a column, or one subject for
+    all. Raises LocalProtocolError: a column is missing or of a wrong type.
+    """
+    import pyarrow as pa
+
+    whole = pa.table(table) if isinstance(table, pa.RecordBatch) else table
+    if body not in whole.column_names:
+        raise LocalProtocolError("bad_batch", f"the table has no column {body!r}")
+    for piece in whole.to_batches(max_chunksize=_ROWS_MAX):
+        if not piece.num_rows:
+            continue
+        column = piece.column(body)
+        if column.null_count:
+            raise LocalProtocolError("bad_batch", f"column {body!r} has nulls")
+        if column.type not in (pa.binary(), pa.string()):
+            column = column.cast(pa.binary())
+        _, offsets, blob = column.buffers()
+        assert offsets is not None, "a binary column without offsets"
+        bounds = np.frombuffer(memoryview(offsets), np.int32, len(column) + 1, 4 * column.offset)
+        options: dict[str, Any] = {"subject": subject}
+        if subject in piece.column_names:
+            coded = piece.column(subject)
+            if not isinstance(coded, pa.DictionaryArray):
+                coded = coded.dictionary_encode()
+            options = {
+                "subject_table": coded.dictionary.to_pylist(),
+                "subject_codes": coded.indices.cast(pa.int32()).to_numpy(),
+            }
+        yield encode_columns(bounds, blob or b"", **options), len(column)
+
+
+def content_count(content: Any) -> int:
+    """Records in an encoded content. Raises LocalProtocolError: it is not one."""
+    try:
+        head = HEAD.unpack_from(content)
+    except Exception as error:
+        raise LocalProtocolError("bad_batch", "not an encoded batch content") from error
+    if head[4] != len(content):
+        raise LocalProtocolError(
+            "bad_batch", f"{len(content)} bytes where the content's head says {head[4]}"
+        )
+    count: int = head[5]
+    return count
+
+
+def make_request(
+    stream: str,
+    pattern: str | Pattern,
+    *,
+    start: StartPoint,
+    visibility: str,
+    end: int | None,
+    until: str,
+    client_time: tuple[Time, Time] | None,
+    create: bool,
+    whole: bool,
+    credit_records: int,
+    credit_bytes: int,
+) -> Request:
+    """A subscription as asked for.
+
+    Raises PatternError or LocalProtocolError for what the broker would refuse anyway.
+    """
+    if visibility not in VISIBILITIES:
+        known = ", ".join(VISIBILITIES)
+        raise LocalProtocolError("bad_setting", f"visibility={visibility!r}; known are {known}")
+    if until not in ("", "tail"):
+        raise LocalProtocolError("bad_setting", f"until={until!r}; known is 'tail'")
+    if credit_records < 1 or credit_bytes < 1:
+        raise LocalProtocolError("bad_setting", "credit must be greater than 0")
+    times = None
+    if client_time is not None:
+        times = (milliseconds(client_time[0]), milliseconds(client_time[1]))
+    return Request(
+        stream=stream,
+        pattern=make_pattern(pattern),
+        start=start_on_wire(start),
+        visibility=VISIBILITIES[visibility],
+        end=-1 if end is None else end,
+        until=until,
+        client_time=times,
+        create=create,
+        whole=whole,
+        credit_records=credit_records,
+        credit_bytes=credit_bytes,
+    )
+
+
+def make_plan(
+    stream: str,
+    pattern: str | Pattern,
+    *,
+    start: StartPoint,
+    end: int | None,
+    records_max: int,
+    bytes_max: int,
+    split_bytes: int,
+    visibility: str,
+    client_time: tuple[Time, Time] | None,
+) -> Callable[[int], PlanRead]:
+    """PLAN_READ by its request number. Raises PatternError or LocalProtocolError."""
+    if visibility not in VISIBILITIES:
+        known = ", ".join(VISIBILITIES)
+        raise LocalProtocolError("bad_setting", f"visibility={visibility!r}; known are {known}")
+    selected, wire = make_pattern(pattern), start_on_wire(start)
+    times = None
+    if client_time is not None:
+        times = (milliseconds(client_time[0]), milliseconds(client_time[1]))
+    return lambda number: PlanRead(
+        number,
+        stream,
+        selected,
+        wire,
+        records_max,
+        bytes_max,
+        split_bytes,
+        -1 if end is None else end,
+        VISIBILITIES[visibility],
+        times,
+    )
+
+
+def make_page(prefix: str, after: str) -> Callable[[int], ListStreams]:
+    """LIST_STREAMS of the page after a name, by its request number."""
+    return lambda number: ListStreams(number, prefix, after)
+
+
+def make_pattern(pattern: str | Pattern) -> Pattern:
+    """Wire form of a pattern; "#" and "" select everything. Raises PatternError."""
+    if isinstance(pattern, str):
+        return ["all"] if pattern in ("", "#") else from_text(pattern)
+    return validate(pattern)
+
+
+def confirmation(confirm: Confirm, index: int, count: int) -> Confirmation:
+    """What a CONFIRM says of `count` records from the batch's record `index` on."""
+    return Confirmation(
+        confirm.offset + index if confirm.offset >= 0 else -1,
+        confirm.epoch,
+        LEVEL_NAMES.get(confirm.level, str(confirm.level)),
+        confirm.append_time_ms,
+        count,
+        confirm.duplicate,
+    )

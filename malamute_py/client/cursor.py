@@ -1,0 +1,86 @@
+"""A consumer's place amid a batch, and the notices that it met.
+
+Owns what the subscriptions of both shells share. The rule: rows that were not handed over
+stay at hand, whatever becomes of the caller's loop, and a gap is never silent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from malamute_protocol.batch import Batch, Record
+from malamute_py.client.position import Position
+from malamute_py.client.reading import GapError, GapNotice, ModeNotice, Notice, RewoundNotice, cut
+
+LOG = logging.getLogger("malamute.client")
+
+_NOTICES_KEPT: Final = 1000
+
+
+def guarded(what: str, call: Callable[[Any], None], argument: Any) -> None:
+    """Call a user's function; what it raises is logged and goes no further."""
+    try:
+        call(argument)
+    except Exception:
+        LOG.exception("%s raised; the link goes on", what)
+
+
+class Cursor:
+    """What the subscriptions of both shells share: the place in a batch, and notices."""
+
+    def __init__(self, strict: bool, on_notice: Callable[[Notice], None] | None) -> None:
+        self._strict = strict
+        self._on_notice = on_notice
+        self._notices: deque[Notice] = deque(maxlen=_NOTICES_KEPT)
+        self._batch: Batch | None = None
+        self._rows: Iterator[Record] = iter(())
+        self._left = 0
+        """Records of the batch that were not handed over yet."""
+        self.gaps = 0
+        """Gaps and rewinds met so far."""
+
+    def _open(self, batch: Batch) -> None:
+        self._batch = batch
+        self._rows = batch.records()
+        self._left = len(batch)
+
+    def _rest(self) -> Batch | None:
+        """What is left of the batch whose records are being iterated."""
+        if not self._left or self._batch is None:
+            return None
+        whole = len(self._batch)
+        rest = self._batch if self._left == whole else cut(self._batch, whole - self._left, whole)
+        self._left = 0
+        self._rows = iter(())
+        return rest
+
+    def _put_back(self, rest: Batch) -> None:
+        self._open(rest)
+
+    def _place(self, behind: Position | None) -> Position | None:
+        """Where a later reader goes on; behind: the position after the batch at hand."""
+        if behind is None or not self._left or self._batch is None:
+            return behind
+        following = int(self._batch.offsets[len(self._batch) - self._left])
+        return behind._replace(next=following)
+
+    def _note(self, notice: Notice) -> None:
+        """Pass a notice on. Raises GapError when the subscription is strict."""
+        self._notices.append(notice)
+        if not isinstance(notice, ModeNotice):
+            self.gaps += 1
+            if self._on_notice is None and not self._strict:
+                LOG.warning("a subscription lost records: %s", notice)
+        if self._on_notice is not None:
+            guarded("on_notice", self._on_notice, notice)
+        if self._strict and isinstance(notice, GapNotice | RewoundNotice):
+            raise GapError(notice)
+
+    def notices(self) -> list[Notice]:
+        """The notices since the last call, oldest first; at most the newest 1,000."""
+        found = list(self._notices)
+        self._notices.clear()
+        return found

@@ -1,0 +1,125 @@
+"""The turning of the wheel that both shells share: drain, think, send.
+
+Owns the session and its socket. The rule: all of it happens in the thread of the socket,
+in bounded bursts, and what was received is taken in before anybody is called silent.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import Any, Final
+
+import zmq
+
+from malamute_py.client.session import Connect, Disconnect, Event, Session
+from malamute_py.client.settings import ClientSettings
+from malamute_py.client.transport import Transport
+
+_BURST: Final = 32
+"""Messages taken in before the rest of the program gets its turn."""
+_PARTING_MS: Final = 500
+"""How long a BYE may take to leave after the socket is closed."""
+
+
+def clock_ms() -> int:
+    """Milliseconds of a clock that never goes back."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Engine:
+    """One session over one socket at a time."""
+
+    def __init__(self, settings: ClientSettings, context: zmq.Context[Any] | None) -> None:
+        """context: None is the process's own; inproc endpoints need the broker's."""
+        self.settings = settings
+        self.session = Session(settings, os.urandom, clock_ms())
+        self.transport: Transport | None = None
+        self.generation = 0
+        """Changes with every socket, so that a shell knows when to watch another."""
+        self._context = context if context is not None else zmq.Context.instance()
+        self._unsent: deque[list[Any]] = deque()
+
+    def step(self) -> list[Event]:
+        """Take in what has come, do what is due, send what may leave; returns what happened."""
+        try:
+            self._turn()
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.ETERM, zmq.ENOTSOCK):
+                raise
+            # The context is the caller's, or an embedded broker's that has stopped.
+            reason = "the zmq.Context of this client was terminated"
+            self.session.lost("closed", reason, clock_ms(), final=True)
+            self.session.take_transport()
+            self.drop(0)
+        return self.session.take_events()
+
+    def _turn(self) -> None:
+        session = self.session
+        now_ms = clock_ms()
+        if self.transport is not None:
+            self._receive(self.transport, now_ms)
+        session.wake(now_ms)
+        self._send(now_ms)
+        wanted = session.take_transport()
+        if wanted is not None:
+            self._change(wanted)
+            # HELLO leaves at once; what a refused endpoint means is known at once, too.
+            self._send(now_ms)
+            again = session.take_transport()
+            if again is not None:
+                self._change(again)
+
+    def _receive(self, transport: Transport, now_ms: int) -> None:
+        # The failure is read first and told last: a BYE may still be waiting to be read.
+        failure = transport.failure()
+        while True:
+            messages = list(transport.drain(_BURST))
+            for frames in messages:
+                self.session.receive(frames, now_ms)
+            if failure is None:
+                return
+            if not messages:
+                self.session.lost(failure.code, failure.reason, now_ms, final=failure.final)
+                return
+
+    def _send(self, now_ms: int) -> None:
+        transport = self.transport
+        if transport is None:
+            return
+        unsent = self._unsent
+        if not unsent:
+            unsent.extend(self.session.take_outgoing(now_ms))
+        while unsent and transport.send(unsent[0]):
+            unsent.popleft()
+            if not unsent:
+                unsent.extend(self.session.take_outgoing(now_ms))
+
+    def _change(self, wanted: Connect | Disconnect) -> None:
+        self.drop(_PARTING_MS)
+        if isinstance(wanted, Connect):
+            self.generation += 1
+            try:
+                self.transport = Transport(self._context, self.settings, wanted.endpoint)
+            except (zmq.ZMQError, ValueError) as error:
+                reason = f"{wanted.endpoint} cannot be used: {error}"
+                self.session.lost("bad_setting", reason, clock_ms(), final=True)
+
+    def drop(self, linger_ms: int) -> None:
+        """Close the socket, if there is one; nothing more is sent on it."""
+        self._unsent.clear()
+        if self.transport is not None:
+            transport, self.transport = self.transport, None
+            self.generation += 1
+            transport.close(linger_ms)
+
+    @property
+    def busy(self) -> bool:
+        """More can be done at once. Asked after each step: it re-arms the socket's descriptor."""
+        transport = self.transport
+        return transport is not None and transport.pending(to_send=bool(self._unsent))
+
+    def next_wake(self) -> int | None:
+        """When step() is to be called at the latest, by clock_ms(); None: no need."""
+        return self.session.next_wake()

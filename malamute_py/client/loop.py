@@ -1,0 +1,245 @@
+"""The engine inside an asyncio event loop.
+
+Owns the watching of the socket, the timer, and who waits for what. The rule: the socket's
+descriptor is edge-triggered, so after every step its events are asked for again; nothing
+that a caller's code raises reaches the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import zmq
+
+from malamute_protocol.commands import Confirm
+from malamute_protocol.errors import MalamuteError
+from malamute_py.client.calls import confirmation
+from malamute_py.client.cursor import LOG, guarded
+from malamute_py.client.engine import Engine, clock_ms
+from malamute_py.client.reading import Reading
+from malamute_py.client.session import Answered, Arrived, Closed, Event, Linked, Published, Unlinked
+from malamute_py.client.settings import ClientSettings
+
+LinkEvent = Linked | Unlinked | Closed
+
+
+class Settles(Protocol):
+    """What a batch that was published as a whole reports to."""
+
+    def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
+        """The batch of `count` records was confirmed, or failed for good."""
+
+
+class LoopLink:
+    """One client's engine, driven by the running event loop."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        context: zmq.Context[Any] | None,
+        on_link: Callable[[LinkEvent], None] | None,
+    ) -> None:
+        """on_link: called with each change of the link; what it raises is logged."""
+        self.engine = Engine(settings, context)
+        self.session = self.engine.session
+        self.publisher = self.session.publisher
+        self.last: LinkEvent | None = None
+        """The newest change of the link."""
+        self.changed = asyncio.Event()
+        """Set with each change of the link."""
+        self.quiet = asyncio.Event()
+        """Set with each confirm or failure of a batch."""
+        self.loop = asyncio.get_running_loop()
+        self._on_link = on_link
+        self._generation = 0
+        self._watched: list[int] = []
+        self._scheduled = False
+        self._finished = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._room: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._arrivals: dict[Reading, asyncio.Event] = {}
+        self._dropped: deque[Reading] = deque()
+        self.wake_up()
+
+    # --- turning ---------------------------------------------------------------------------
+
+    def wake_up(self) -> None:
+        """Have a step done soon: what was asked for until then leaves together."""
+        if not self._scheduled and not self._finished:
+            self._scheduled = True
+            self.loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        self._scheduled = False
+        while self._dropped:
+            self.session.unsubscribe(self._dropped.popleft())
+        try:
+            events = self.engine.step()
+        except Exception as error:  # noqa: BLE001 - nobody may be left waiting for ever
+            LOG.exception("the client failed; please report this")
+            self.session.abandon(error)
+            self.engine.drop(0)
+            events = self.session.take_events()
+        if self.engine.generation != self._generation:
+            self._generation = self.engine.generation
+            self._watch()
+        for event in events:
+            self._handle(event)
+        if self._room:
+            self._give_room()
+        if self.engine.busy:
+            self.wake_up()
+        if not self._finished:
+            self._set_timer()
+
+    def _watch(self) -> None:
+        for descriptor in self._watched:
+            self.loop.remove_reader(descriptor)
+        self._watched = []
+        transport = self.engine.transport
+        if transport is not None:
+            self._watched = transport.descriptors
+            for descriptor in self._watched:
+                self.loop.add_reader(descriptor, self.wake_up)
+
+    def _set_timer(self) -> None:
+        at_ms = self.engine.next_wake()
+        if self._timer is not None:
+            # A timer that fires too early costs one step; moving it each time would cost more.
+            if at_ms is not None and self._timer_ms <= at_ms:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at_ms is not None:
+            self._timer_ms = at_ms
+            delay_s = max(0, at_ms - clock_ms()) / 1000 + 0.001
+            self._timer = self.loop.call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.wake_up()
+
+    def finish(self) -> None:
+        """After the session was closed: send its last word, tell everybody, let go."""
+        if self._finished:
+            return
+        self._finished = True
+        self._step()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- what happened -----------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        if type(event) is Published:
+            self._published(event)
+        elif type(event) is Arrived:
+            reading = event.reading
+            arrival = self._arrivals.get(reading)
+            if arrival is not None:
+                arrival.set()
+                if reading.ended:
+                    del self._arrivals[reading]
+        elif type(event) is Answered:
+            _settle(event.token, event.outcome)
+        elif isinstance(event, Linked | Unlinked | Closed):
+            self.last = event
+            self.changed.set()
+            if isinstance(event, Closed):
+                self._close_waiters(event)
+            if self._on_link is not None:
+                guarded("on_link", self._on_link, event)
+
+    def _published(self, event: Published) -> None:
+        batch, outcome = event.batch, event.outcome
+        self.quiet.set()
+        if not batch.single:
+            if batch.tokens is not None:
+                batch.tokens.settled(batch.count, outcome)
+            return
+        if isinstance(outcome, Confirm):
+            for index, future in enumerate(batch.tokens):
+                if not future.done():
+                    future.set_result(confirmation(outcome, index, 1))
+        else:
+            for future in batch.tokens:
+                if not future.done():
+                    future.set_exception(outcome)
+
+    def _close_waiters(self, event: Closed) -> None:
+        while self._room:
+            future, _ = self._room.popleft()
+            if not future.done():
+                future.set_result(None)  # the publish that follows raises what ended it
+        for arrival in self._arrivals.values():
+            arrival.set()
+
+    # --- waiting -------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """The window has room and nobody waits for it already."""
+        return not self._room and self.publisher.has_room
+
+    async def room(self, size: int) -> None:
+        """Return when the window has room for more; callers are served in order.
+
+        Who finds the room taken again, by a call that came in between, waits again.
+        """
+        while True:
+            future = self.loop.create_future()
+            self._room.append((future, size))
+            self.wake_up()
+            try:
+                await future
+            except asyncio.CancelledError:
+                self.wake_up()  # what it was given goes to the next in line
+                raise
+            if self.publisher.has_room:
+                return
+
+    def _give_room(self) -> None:
+        publisher = self.publisher
+        left = publisher.window_bytes - publisher.queued_bytes - publisher.unconfirmed_bytes
+        while self._room and left > 0:
+            future, size = self._room.popleft()
+            if not future.done():
+                future.set_result(None)
+                left -= size
+
+    def arrivals(self, reading: Reading) -> asyncio.Event:
+        """An event that is set whenever the reading has something new."""
+        arrival = self._arrivals[reading] = asyncio.Event()
+        return arrival
+
+    def forget(self, reading: Reading) -> None:
+        """Nobody waits for the reading any more."""
+        self._arrivals.pop(reading, None)
+
+    def dropped(self, reading: Reading) -> None:
+        """A subscription was garbage-collected unclosed; may be called in any thread."""
+        self._dropped.append(reading)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the link with it
+            self.loop.call_soon_threadsafe(self.wake_up)
+
+    async def ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
+        """Send a request and wait for its answer; raises RequestRejected or ConnectionLost."""
+        future: asyncio.Future[dict[str, Any]] = self.loop.create_future()
+        self.session.request(make, future)
+        self.wake_up()
+        return await future
+
+
+def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, MalamuteError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -1,0 +1,151 @@
+"""Places in a stream: positions, start points and what a confirm tells.
+
+Owns the client's types for them and their wire form. The rule: an offset without the
+log's uuid and epoch is only good for asking; a position is good for resuming.
+Source: SPEC.md, section 6.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from malamute_protocol.commands import StartKind
+from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.stamp import message_id
+
+
+class Position(NamedTuple):
+    """Where reading goes on: the next offset, and the log and epoch that it was seen in."""
+
+    stream: bytes
+    """UUID of the stream, 16 bytes."""
+    epoch: int
+    next: int
+
+    def __str__(self) -> str:
+        """Text that `parse` reads back, fit for a file or a log line."""
+        return f"{self.stream.hex()}/{self.epoch}/{self.next}"
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Read what `str` wrote; raises LocalProtocolError `bad_start` for anything else."""
+        try:
+            stream, epoch, following = text.split("/")
+            return cls(bytes.fromhex(stream), int(epoch), int(following))
+        except ValueError as error:
+            raise LocalProtocolError(
+                "bad_start", f"{text!r} is not a position; it reads uuid/epoch/next"
+            ) from error
+
+
+class AtTime(NamedTuple):
+    """Start at the first record appended at or (exclusive) after a time."""
+
+    time: datetime | int
+    """Milliseconds since 1970, or a datetime (without a zone: local time)."""
+    inclusive: bool = True
+
+
+class AtClientTime(NamedTuple):
+    """Start at the first record whose client time is at or (exclusive) after a time."""
+
+    time: datetime | int
+    inclusive: bool = True
+
+
+class AfterMessage(NamedTuple):
+    """Start after the record with this message id (16 bytes)."""
+
+    id: bytes
+
+
+class LastPerSubject(NamedTuple):
+    """Start with the latest record of each subject, then go on live without a gap."""
+
+
+StartPoint: TypeAlias = (
+    Literal["earliest", "latest"]
+    | int
+    | datetime
+    | Position
+    | AtTime
+    | AtClientTime
+    | AfterMessage
+    | LastPerSubject
+    | list[Any]
+)
+"""Everything that `start` may be; a list is the wire form itself."""
+
+
+def milliseconds(time: datetime | int) -> int:
+    """Milliseconds since 1970 of a datetime, or the number itself."""
+    if isinstance(time, datetime):
+        zoned = time if time.tzinfo is not None else time.astimezone()
+        return int(zoned.timestamp() * 1000)
+    return time
+
+
+def as_datetime(time_ms: int) -> datetime:
+    """Datetime in UTC."""
+    return datetime.fromtimestamp(time_ms / 1000, tz=UTC)
+
+
+def start_on_wire(start: StartPoint) -> list[Any]:
+    """Wire form of a start point; raises LocalProtocolError `bad_start`."""
+    match start:
+        case "earliest":
+            return [int(StartKind.EARLIEST)]
+        case "latest":
+            return [int(StartKind.LATEST)]
+        case bool():
+            pass
+        case int() if start >= 0:
+            return [int(StartKind.OFFSET), start]
+        case datetime():
+            return [int(StartKind.TIME), milliseconds(start), True]
+        case Position():
+            return [int(StartKind.OFFSET), start.next, start.epoch, start.stream]
+        case AtTime():
+            return [int(StartKind.TIME), milliseconds(start.time), start.inclusive]
+        case AtClientTime():
+            return [int(StartKind.CLIENT_TIME), milliseconds(start.time), start.inclusive]
+        case AfterMessage():
+            return [int(StartKind.AFTER_ID), start.id]
+        case LastPerSubject():
+            return [int(StartKind.LAST_PER_SUBJECT)]
+        case list():
+            return start
+        case _:
+            pass
+    raise LocalProtocolError(
+        "bad_start",
+        f"{start!r} is no start point; use 'earliest', 'latest', an offset, a datetime, "
+        "a Position, AtTime, AtClientTime, AfterMessage or LastPerSubject",
+    )
+
+
+class Confirmation(msgspec.Struct, frozen=True, gc=False):
+    """A record is in the log, at this place and level."""
+
+    offset: int
+    epoch: int
+    level: str
+    """The level reached: "stored", "synced"; "none" when nothing was promised."""
+    append_time_ms: int
+    count: int = 1
+    """Records that this confirms, from `offset` on."""
+    duplicate: bool = False
+    """True: it was in the log already, from an earlier attempt."""
+
+    @property
+    def id(self) -> bytes:
+        """Message id of the (first) record: 16 bytes that sort in the stream's order."""
+        return message_id(self.append_time_ms, self.offset)
+
+    @property
+    def append_time(self) -> datetime:
+        """When the broker appended it, in UTC."""
+        return as_datetime(self.append_time_ms)

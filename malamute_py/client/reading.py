@@ -1,0 +1,397 @@
+"""One subscription as the client sees it: covers, credit and what waits to be consumed.
+
+Owns the position, the order of everything that arrived, and the credit given. The rule:
+each delivery begins where the last one ended, or the broker is at fault; credit is
+given back as records are consumed, never as they arrive. Source: SPEC.md, section 8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from malamute_protocol.batch import Batch, iter_batches
+from malamute_protocol.commands import (
+    Cover,
+    Credit,
+    Deliver,
+    Ended,
+    Gap,
+    Mode,
+    Pattern,
+    Rewound,
+    Start,
+    Subscribe,
+    Subscribed,
+    Visibility,
+)
+from malamute_protocol.errors import MalamuteError, RemoteProtocolError, RequestRejected
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_py.client.position import Position, start_on_wire
+
+VISIBILITIES: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Visibility}
+"""Name of what a reader may see -> its number on the wire."""
+
+
+class GapNotice(msgspec.Struct, frozen=True, gc=False):
+    """Offsets [from_offset, to_offset) cannot be had any more; the code says why."""
+
+    from_offset: int
+    to_offset: int
+    code: str
+    reason: str = ""
+
+
+class RewoundNotice(msgspec.Struct, frozen=True, gc=False):
+    """The log ends before our position (a power loss took its tail): reading goes on at `to`."""
+
+    from_offset: int
+    to_offset: int
+    epoch: int
+
+
+class ModeNotice(msgspec.Struct, frozen=True, gc=False):
+    """From `offset` on records come from the tail (live) or from the journal (on demand)."""
+
+    live: bool
+    offset: int
+
+
+Notice: TypeAlias = GapNotice | RewoundNotice | ModeNotice
+
+
+class GapError(MalamuteError):
+    """A strict subscription met a gap or a rewind; `notice` says which records are gone."""
+
+    def __init__(self, notice: GapNotice | RewoundNotice) -> None:
+        """notice: the loss."""
+        super().__init__(
+            f"records {notice.from_offset} to {notice.to_offset} cannot be read"
+            if isinstance(notice, GapNotice)
+            else f"the log was rewound from {notice.from_offset} to {notice.to_offset}"
+        )
+        self.notice = notice
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """One batch that waits to be consumed, or, without one, the end of an empty cover."""
+
+    batch: Batch | None
+    next: int
+    """The reader's position once the batch is consumed."""
+    bytes: int
+
+
+Item: TypeAlias = Arrival | Notice
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the caller asked for."""
+
+    stream: str
+    pattern: Pattern
+    start: Start
+    visibility: int = 0
+    end: int = -1
+    until: str = ""
+    client_time: tuple[int, int] | None = None
+    create: bool = True
+    whole: bool = False
+    credit_records: int = 1 << 17
+    """Records that may wait in this client, unconsumed."""
+    credit_bytes: int = 8 << 20
+    """Bytes that may wait in this client, unconsumed."""
+
+
+class Reading:
+    """State of one subscription over all its links."""
+
+    def __init__(self, number: int, request: Request) -> None:
+        """number: of the subscription, unique in the session."""
+        self.number = number
+        self.request = request
+        self.inbox: deque[Item] = deque()
+        """In the stream's order; take from it with take(), so that credit is given back."""
+        self.error: MalamuteError | None = None
+        self.ended = False
+        """Nothing more will arrive."""
+        self.ending = False
+        """UNSUBSCRIBE was asked for."""
+        self.active = False
+        """SUBSCRIBED has come on the present link."""
+        self.live = False
+        self.stream_uuid = b""
+        self.epoch = 0
+        self.first = 0
+        self.tail = 0
+        self.end = request.end
+        self.next = -1
+        """Where the next cover must begin; -1: not known yet."""
+        self.consumed_next = -1
+        self.held_records = 0
+        """Received and not yet consumed."""
+        self.held_bytes = 0
+        self._rewinds: deque[tuple[bytes, int]] = deque()
+        """(stream uuid, epoch) that hold before each RewoundNotice in the inbox."""
+        self._before = (b"", 0)
+        """The same as they were before the last SUBSCRIBED."""
+        self._taken: Arrival | None = None
+        self._received_records = 0
+        self._received_bytes = 0
+        self._granted_records = 0
+        self._granted_bytes = 0
+
+    # --- the consumer's side -------------------------------------------------------------
+
+    @property
+    def position(self) -> Position | None:
+        """Where a later reader goes on after what was consumed; None: not accepted yet."""
+        if self.consumed_next < 0:
+            return None
+        # An epoch beyond a rewind that was not consumed would make the old offset look like
+        # one of the new log: a resume there would pass over what was written in its place.
+        stream, epoch = self._rewinds[0] if self._rewinds else (self.stream_uuid, self.epoch)
+        return Position(stream, epoch, self.consumed_next)
+
+    @property
+    def _received_to(self) -> Position:
+        return Position(self.stream_uuid, self.epoch, self.next)
+
+    def take(self) -> Item | None:
+        """The next item, and the position moved past it; None: none yet.
+
+        The credit of the item taken before is given back: asking for more is what
+        shows that it was consumed.
+        """
+        if self._taken is not None:
+            self.held_records -= len(self._taken.batch or ())
+            self.held_bytes -= self._taken.bytes
+            self._taken = None
+        if not self.inbox:
+            return None
+        item = self.inbox.popleft()
+        if isinstance(item, Arrival):
+            self._taken = item
+            self.consumed_next = item.next
+        elif isinstance(item, GapNotice):
+            self.consumed_next = item.to_offset
+        elif isinstance(item, RewoundNotice):
+            self.consumed_next = item.to_offset
+            self._rewinds.popleft()
+        return item
+
+    def closed_at(self, position: Position | None) -> None:
+        """The consumer is gone: drop what waits; the position stays where the consumer was."""
+        if position is not None:
+            self.consumed_next = position.next
+        self.discard()
+
+    def discard(self) -> None:
+        """Drop what waits."""
+        self.inbox.clear()
+        self._taken = None
+        self.held_records = self.held_bytes = 0
+
+    # --- commands to the broker ------------------------------------------------------------
+
+    def subscribe(self) -> Subscribe:
+        """SUBSCRIBE for a new link: as asked for, or from behind the last record received."""
+        asked = self.request
+        self.active = False
+        self._received_records = self._received_bytes = 0
+        self._granted_records = max(0, asked.credit_records - self.held_records)
+        self._granted_bytes = max(0, asked.credit_bytes - self.held_bytes)
+        resumed = self.next >= 0
+        return Subscribe(
+            self.number,
+            asked.stream,
+            asked.pattern,
+            start_on_wire(self._received_to) if resumed else asked.start,
+            self._granted_records,
+            self._granted_bytes,
+            asked.visibility,
+            self.end,
+            # "tail" means the tail of the first SUBSCRIBED: later it is a plain end.
+            "" if resumed else asked.until,
+            asked.client_time,
+            asked.create,
+            asked.whole,
+        )
+
+    @property
+    def credit_due(self) -> bool:
+        """At least half of a window was consumed since the last CREDIT."""
+        records, size = self._credit_limits()
+        return (
+            records - self._granted_records >= self.request.credit_records / 2
+            or size - self._granted_bytes >= self.request.credit_bytes / 2
+        )
+
+    def credit(self) -> Credit:
+        """CREDIT for what was consumed."""
+        records, size = self._credit_limits()
+        self._granted_records = max(records, self._granted_records)
+        self._granted_bytes = max(size, self._granted_bytes)
+        return Credit(self.number, self._granted_records, self._granted_bytes)
+
+    def _credit_limits(self) -> tuple[int, int]:
+        asked = self.request
+        return (
+            self._received_records + asked.credit_records - self.held_records,
+            self._received_bytes + asked.credit_bytes - self.held_bytes,
+        )
+
+    # --- commands from the broker ------------------------------------------------------------
+
+    def subscribed(self, command: Subscribed) -> None:
+        """The broker accepted; a resume that lands elsewhere is told as a notice."""
+        self.active = True
+        self.live = False
+        resumed = self.next >= 0
+        another = resumed and command.stream != self.stream_uuid
+        self._before = (
+            (self.stream_uuid, self.epoch) if resumed else (command.stream, command.epoch)
+        )
+        self.stream_uuid = command.stream
+        self.epoch = command.epoch
+        self.first = command.first
+        self.tail = command.tail
+        if command.end >= 0:
+            self.end = command.end
+        expected = self.next
+        self.next = command.next
+        if expected < 0:
+            self.consumed_next = command.next
+        elif command.next < expected or another:
+            self._rewind(RewoundNotice(expected, command.next, command.epoch))
+        elif command.next > expected:
+            self.inbox.append(GapNotice(expected, command.next, "retention"))
+
+    def deliver(
+        self, command: Deliver, frames: Sequence[Any], limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        """Queue the batches of a delivery.
+
+        Raises RemoteProtocolError (BatchError among them): not contiguous, or not batches;
+        nothing of it was queued.
+        """
+        self._check(command.from_, command.next, "DELIVER")
+        batches = [
+            batch for batch in iter_batches(frames, command.rows, limits=limits) if len(batch)
+        ]
+        ends = []
+        before = command.from_
+        for batch in batches:
+            if batch.indices is None and not batch.stamp.derived:
+                first, end = batch.base_offset, batch.stamp.next_offset
+            else:
+                first, end = int(batch.offsets[0]), int(batch.offsets[-1]) + 1
+            if first < before or end > command.next:
+                raise RemoteProtocolError(
+                    "unexpected",
+                    f"records {first} to {end} in what is left of a cover, "
+                    f"[{before}, {command.next})",
+                )
+            ends.append(end)
+            before = end
+        if not batches:
+            self._skip_to(command.next)
+            return
+        ends[-1] = command.next
+        for batch, end in zip(batches, ends, strict=True):
+            size = batch.stamp.size
+            self.inbox.append(Arrival(batch, end, size))
+            self.held_records += len(batch)
+            self.held_bytes += size
+            self._received_records += len(batch)
+            self._received_bytes += size
+            self.epoch = max(self.epoch, batch.stamp.epoch)
+        self.next = command.next
+
+    def cover(self, command: Cover) -> None:
+        """Nothing was selected in [from, next). Raises RemoteProtocolError: not contiguous."""
+        self._check(command.from_, command.next, "COVER")
+        self._skip_to(command.next)
+
+    def _skip_to(self, following: int) -> None:
+        self.next = following
+        last = self.inbox[-1] if self.inbox else None
+        if last is None:
+            self.consumed_next = following
+        elif isinstance(last, Arrival):
+            self.inbox[-1] = Arrival(last.batch, following, last.bytes)
+        else:
+            self.inbox.append(Arrival(None, following, 0))
+
+    def gap(self, command: Gap) -> None:
+        """Records are gone, by name. Raises RemoteProtocolError: not contiguous."""
+        last = self.inbox[-1] if self.inbox else None
+        if isinstance(last, GapNotice) and self.next == last.to_offset == command.to:
+            self.inbox.pop()  # the same hole, told by SUBSCRIBED before it had a name
+        else:
+            self._check(command.from_, command.to, "GAP")
+        self.next = command.to
+        self.inbox.append(GapNotice(command.from_, command.to, command.code, command.reason))
+
+    def rewound(self, command: Rewound) -> None:
+        """The log ends before the position that was asked for."""
+        last = self.inbox[-1] if self.inbox else None
+        if isinstance(last, RewoundNotice) and last.to_offset == command.to:
+            self.inbox.pop()  # the same step back, seen at SUBSCRIBED
+            self._rewinds.pop()
+        elif isinstance(last, GapNotice) and last.to_offset == command.to:
+            self.inbox.pop()  # the same, when retention has taken what both logs had
+        self.next = command.to
+        # Not lowered to command.epoch: the newer epoch may go on with covers alone, and a
+        # resume that names the older one would be taken for a position beyond its end.
+        self.epoch = max(self.epoch, command.epoch)
+        self._rewind(RewoundNotice(command.from_, command.to, command.epoch))
+
+    def _rewind(self, notice: RewoundNotice) -> None:
+        self.inbox.append(notice)
+        self._rewinds.append(self._before)
+
+    def mode(self, command: Mode) -> None:
+        """The source of the records changed."""
+        self.live = command.live
+        self.inbox.append(ModeNotice(command.live, command.offset))
+
+    def end_with(self, command: Ended) -> None:
+        """No more deliveries: in order, or by a code that becomes the reader's error."""
+        self.ended = True
+        self.active = False
+        if command.code not in ("end", "cancelled"):
+            self.error = RequestRejected(command.code)
+
+    def fail(self, error: MalamuteError) -> None:
+        """End with an error that the consumer gets after what waits."""
+        self.ended = True
+        self.active = False
+        if self.error is None:
+            self.error = error
+
+    def _check(self, begin: int, end: int, what: str) -> None:
+        if begin != self.next:
+            raise RemoteProtocolError(
+                "unexpected",
+                f"{what} of subscription {self.number} begins at {begin}, "
+                f"the last one ended at {self.next}",
+            )
+        if end < begin:
+            raise RemoteProtocolError(
+                "unexpected", f"{what} of subscription {self.number} ends before it begins"
+            )
+
+
+def cut(batch: Batch, first: int, end: int) -> Batch:
+    """The delivered records [first, end) of a batch, counted among the delivered ones."""
+    mask = np.zeros(batch.content.head.count, np.bool_)
+    if batch.indices is None:
+        mask[first:end] = True
+    else:
+        mask[batch.indices[first:end]] = True
+    return Batch(batch.stamp, batch.content, mask)

@@ -1,0 +1,126 @@
+"""What a client is told before it connects: endpoints, credentials, times and bounds.
+
+Owns the settings' names, defaults and checks. The rule: a setting that cannot work is
+refused here, by name, before a socket exists. Source: DESIGN.md, sections 8 and 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from malamute_protocol import DEFAULT_ENDPOINT
+from malamute_protocol.errors import MalamuteError
+
+_SCHEMES: Final = ("tcp://", "ipc://", "inproc://")
+_CURVE_KEY_CHARACTERS: Final = 40
+
+
+class SettingError(MalamuteError, ValueError):
+    """A client setting cannot work: `key` names it, `why` says what to do."""
+
+    def __init__(self, key: str, why: str) -> None:
+        """key: name of the setting. why: what is wrong and what would be right."""
+        super().__init__(f"{key}: {why}")
+        self.key = key
+        self.why = why
+
+
+class Plain(msgspec.Struct, frozen=True):
+    """User name and password; use it on loopback or inside CURVE's reach only."""
+
+    user: str
+    password: str
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        return f"Plain(user={self.user!r})"
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """Key pair of this client and public key of the broker, each 40 characters of Z85."""
+
+    server_key: str
+    public_key: str
+    secret_key: str
+
+    def __repr__(self) -> str:
+        """Without the secret key."""
+        return f"Curve(server_key={self.server_key!r}, public_key={self.public_key!r})"
+
+
+Credential: TypeAlias = Plain | Curve | None
+
+
+class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a session and its socket are made from; times in milliseconds."""
+
+    endpoints: tuple[str, ...] = (DEFAULT_ENDPOINT,)
+    """Tried in turn, one after each failed attempt."""
+    credential: Credential = None
+    identity: str = ""
+    """The identity asked for; the credential must allow it. Empty: the credential's own."""
+    software: str = "malamute-py"
+    heartbeat_ms: int = 0
+    """How often this client sends something at least; 0: the broker's default."""
+    retry_min_ms: int = 100
+    retry_max_ms: int = 10_000
+    """Bounds of the pause before a new attempt: doubled each time, then jittered by half."""
+    attempt_ms: int = 5_000
+    """How long one attempt may take from connecting to WELCOME."""
+    window_bytes: int = 8 << 20
+    """Unconfirmed bytes that this client allows itself; the broker's window may be smaller."""
+    batch_bytes: int = 256 << 10
+    """Target size of a batch made from single or bulk records; the broker's limit is kept."""
+    linger_ms: int = 0
+    """How long single records may wait for company; 0: only for the next wake-up."""
+    frame_bytes_max: int = 64 << 20
+    """The largest frame that is taken from the broker; a larger one ends the connection."""
+    idempotent: bool = True
+    """Publish with a producer id, so that retries are in the log once."""
+
+    def check(self) -> ClientSettings:
+        """Return the settings themselves; raises SettingError for what cannot work."""
+        if not self.endpoints:
+            raise SettingError("endpoints", f"name at least one, such as {DEFAULT_ENDPOINT}")
+        for endpoint in self.endpoints:
+            if not endpoint.startswith(_SCHEMES):
+                known = ", ".join(_SCHEMES)
+                raise SettingError("endpoints", f"{endpoint!r} does not begin with {known}")
+        if isinstance(self.credential, Curve):
+            for key in ("server_key", "public_key", "secret_key"):
+                if len(getattr(self.credential, key)) != _CURVE_KEY_CHARACTERS:
+                    raise SettingError(
+                        f"credential.{key}", f"a CURVE key has {_CURVE_KEY_CHARACTERS} characters"
+                    )
+        for key in (
+            "retry_min_ms",
+            "retry_max_ms",
+            "attempt_ms",
+            "window_bytes",
+            "batch_bytes",
+            "frame_bytes_max",
+        ):
+            if getattr(self, key) <= 0:
+                raise SettingError(key, "must be greater than 0")
+        for key in ("heartbeat_ms", "linger_ms"):
+            if getattr(self, key) < 0:
+                raise SettingError(key, "must not be negative")
+        if self.retry_max_ms < self.retry_min_ms:
+            raise SettingError("retry_max_ms", "must not be less than retry_min_ms")
+        return self
+
+
+def make_settings(endpoints: str | Sequence[str], options: dict[str, Any]) -> ClientSettings:
+    """Build checked settings from what `connect` was called with.
+
+    Raises SettingError: an option is unknown or cannot work.
+    """
+    names = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+    unknown = set(options) - set(ClientSettings.__struct_fields__)
+    if unknown:
+        known = ", ".join(ClientSettings.__struct_fields__)
+        raise SettingError(min(unknown), f"there is no such option; known are {known}")
+    return ClientSettings(endpoints=names, **options).check()

@@ -1,0 +1,171 @@
+"""A subscription for threads: records, batches, notices.
+
+Owns the way from what has arrived to the caller's loop. The rule: nothing is lost to a
+timeout, a broken-off loop, or a change from records to batches amid a batch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from malamute_protocol.batch import Batch, Record
+from malamute_protocol.errors import RequestRejected
+from malamute_py.client.cursor import Cursor
+from malamute_py.client.position import Position
+from malamute_py.client.reading import Arrival, Notice, Request, cut
+from malamute_py.client.thread import ThreadLink, over
+
+
+class SyncSubscription(Cursor):
+    """Records of one stream, as an iterator; for one thread at a time."""
+
+    def __init__(
+        self,
+        link: ThreadLink,
+        request: Request,
+        *,
+        strict: bool,
+        on_notice: Callable[[Notice], None] | None,
+        timeout_ms: int | None,
+    ) -> None:
+        """See SyncClient.subscribe(). Raises what ended the session."""
+        super().__init__(strict, on_notice)
+        self._link = link
+        self._timeout_ms = timeout_ms
+        with link.lock:
+            self._reading = link.session.subscribe(request)
+            link.wake_up()
+        # `for record in client.subscribe(...)` with a break leaves nobody to close it.
+        self._finalizer = weakref.finalize(self, link.dropped, self._reading)
+        self._finalizer.atexit = False
+
+    # --- where it is -----------------------------------------------------------------------
+
+    @property
+    def position(self) -> Position | None:
+        """Where a later reader goes on after the last record handed over; None: not known yet."""
+        return self._place(self._reading.position)
+
+    @property
+    def live(self) -> bool:
+        """Records come from the tail; otherwise from the journal, as credit is given."""
+        return self._reading.live
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will arrive."""
+        return self._reading.ended
+
+    def accepted(self, timeout_ms: int | None = None) -> Position:
+        """Wait until the broker accepted; where delivery begins. Raises the refusal, or Timeout."""
+        reading = self._reading
+        with self._link.lock:
+            self._link.wait_for(
+                lambda: reading.next >= 0 or reading.ended, timeout_ms, "not accepted"
+            )
+        position = reading.position
+        if position is None:
+            raise reading.error or RequestRejected("cancelled")
+        return position
+
+    # --- batches ---------------------------------------------------------------------------
+
+    def next_batch(self, timeout_ms: int | None = None) -> Batch | None:
+        """The next batch; None at the end.
+
+        Raises Timeout (nothing is lost), the broker's refusal, or GapError when strict.
+        """
+        rest = self._rest()
+        return rest if rest is not None else self._next(timeout_ms)
+
+    def _next(self, timeout_ms: int | None) -> Batch | None:
+        reading, link = self._reading, self._link
+        while True:
+            with link.lock:
+                item = reading.take()
+                if link.session.consumed(reading):
+                    link.wake_up()
+                if item is None:
+                    if reading.error is not None:
+                        raise reading.error
+                    if reading.ended:
+                        return None
+                    link.wait_for(lambda: over(reading), timeout_ms, "no record")
+                    continue
+            if not isinstance(item, Arrival):
+                self._note(item)
+            elif item.batch is not None:
+                return item.batch
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches, to the end. Raises as next_batch()."""
+        while (batch := self.next_batch(self._timeout_ms)) is not None:
+            yield batch
+
+    def to_arrow(self, records: int | None = None, *, decode: bool = False) -> Any:
+        """A pyarrow Table of so many records, fewer at the end; None: to the end.
+
+        decode: plain columns instead of dictionaries. Raises as next_batch().
+        """
+        from malamute_protocol.arrow import table_of
+
+        pieces = []
+        left = records
+        while left is None or left > 0:
+            batch = self.next_batch(self._timeout_ms)
+            if batch is None:
+                break
+            if left is not None:
+                if len(batch) > left:
+                    self._open(cut(batch, left, len(batch)))
+                    batch = cut(batch, 0, left)
+                left -= len(batch)
+            pieces.append(batch.to_arrow(decode=decode))
+        return table_of(pieces, decode=decode)
+
+    # --- records ---------------------------------------------------------------------------
+
+    def __iter__(self) -> SyncSubscription:
+        return self
+
+    def __next__(self) -> Record:
+        while True:
+            if self._left:
+                record = next(self._rows)
+                self._left -= 1
+                return record
+            batch = self._next(self._timeout_ms)
+            if batch is None:
+                raise StopIteration
+            self._open(batch)
+
+    # --- life ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the subscription, also under a thread that waits for it.
+
+        What has arrived and was not consumed is dropped.
+        """
+        self._finalizer.detach()
+        with self._link.lock:
+            position = self.position
+            self._left = 0
+            self._reading.closed_at(position)
+            self._link.session.unsubscribe(self._reading)
+            self._reading.ended = True
+            self._link.wake_up()
+            self._link.tell()
+
+    def __enter__(self) -> SyncSubscription:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

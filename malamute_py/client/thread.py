@@ -1,0 +1,274 @@
+"""The engine inside a thread of its own, for callers in any thread.
+
+Owns the thread, the lock over the session, and who waits for what. The rule: only this
+thread touches the socket; callers change the session under the lock and wake the thread;
+whoever waits can be interrupted, by a timeout or by the client's end. A forked child has
+neither thread nor socket: there every call says so instead of waiting for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+import zmq
+
+from malamute_protocol.commands import Confirm
+from malamute_protocol.errors import MalamuteError, Timeout
+from malamute_py.client.calls import confirmation
+from malamute_py.client.cursor import LOG, guarded
+from malamute_py.client.engine import Engine, clock_ms
+from malamute_py.client.position import Confirmation
+from malamute_py.client.reading import Reading
+from malamute_py.client.session import Answered, Arrived, Closed, Event, Linked, Published, Unlinked
+from malamute_py.client.settings import ClientSettings
+
+LinkEvent = Linked | Unlinked | Closed
+Value = TypeVar("Value")
+
+_JOIN_S: Final = 5.0
+
+
+class Pending(Generic[Value]):
+    """A value that is still to come; of one ThreadLink, any thread may wait for it."""
+
+    __slots__ = ("_done", "_error", "_link", "_value")
+
+    def __init__(self, link: ThreadLink) -> None:
+        self._link = link
+        self._done = False
+        self._value: Value | None = None
+        self._error: MalamuteError | None = None
+
+    @property
+    def done(self) -> bool:
+        """The value, or what went wrong, is there."""
+        return self._done
+
+    def result(self, timeout_ms: int | None = None) -> Value:
+        """Wait for the value.
+
+        Raises Timeout (it may still come), or what went wrong: see the call that gave this.
+        """
+        if not self._done:
+            with self._link.lock:
+                self._link.wait_for(lambda: self._done, timeout_ms, "no answer")
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def settle(self, outcome: Any) -> None:
+        """Called by the link, under its lock."""
+        if isinstance(outcome, MalamuteError):
+            self._error = outcome
+        else:
+            self._value = outcome
+        self._done = True
+
+
+class ThreadLink:
+    """One client's engine in its own thread."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        context: zmq.Context[Any] | None,
+        on_link: Callable[[LinkEvent], None] | None,
+    ) -> None:
+        """on_link: called in the link's thread; what it raises is logged."""
+        self.lock = threading.Lock()
+        """Over the session and everything that callers share with the thread."""
+        self.last: LinkEvent | None = None
+        self.engine = Engine(settings, context)
+        self.session = self.engine.session
+        self.publisher = self.session.publisher
+        self._happened = threading.Condition(self.lock)
+        self._waiting = 0
+        self._on_link = on_link
+        self._dropped: deque[Reading] = deque()
+        self._awake = True
+        self._stopping = False
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="malamute-client", daemon=True)
+        _LINKS.add(self)
+        self._thread.start()
+
+    # --- callers, under the lock -----------------------------------------------------------
+
+    def wake_up(self) -> None:
+        """Have a step done: what was asked for until it begins leaves together."""
+        if not self._awake:
+            self._awake = True
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake_writer, b"\0")
+
+    def wait_for(self, ready: Callable[[], bool], timeout_ms: int | None, what: str) -> None:
+        """Give up the lock until `ready()`. Raises Timeout, which says what did not happen."""
+        if threading.current_thread() is self._thread and not ready():
+            raise RuntimeError("on_link runs in the client's own thread: nothing can be awaited")
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        self._waiting += 1
+        try:
+            while not ready():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise Timeout(f"{what} within {timeout_ms} ms")
+                self._happened.wait(left)
+        finally:
+            self._waiting -= 1
+
+    def dropped(self, reading: Reading) -> None:
+        """A subscription was garbage-collected unclosed.
+
+        May be called amid anything, the lock held by this very thread included: no lock here.
+        The thread notices at its next turn, a heartbeat later at the latest.
+        """
+        self._dropped.append(reading)
+
+    def tell(self) -> None:
+        """Have everybody who waits look again."""
+        self._happened.notify_all()
+
+    def ask(self, make: Callable[[int], Any], timeout_ms: int | None) -> dict[str, Any]:
+        """Send a request and wait for its answer; takes the lock itself."""
+        pending: Pending[dict[str, Any]] = Pending(self)
+        with self.lock:
+            self.session.request(make, pending)
+            self.wake_up()
+        return pending.result(timeout_ms)
+
+    def stop(self) -> None:
+        """Close the session, send its last word, end the thread; may be repeated."""
+        with self.lock:
+            self.session.close()
+            self._stopping = True
+            self.wake_up()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_S)
+
+    def forked(self) -> None:
+        """In the child of a fork: everything fails with ConnectionLost; the parent goes on."""
+        # The lock may have been held, and nobody is left to release it.
+        self.lock = threading.Lock()
+        self._happened = threading.Condition(self.lock)
+        self._waiting = 0
+        self._awake = True  # for good: the pipe is the parent's, too
+        reason = "the process was forked after it had connected: connect in the child"
+        self.session.lost("closed", reason, clock_ms(), final=True)
+        for event in self.session.take_events():
+            self._handle(event)
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake_reader, select.POLLIN)
+        watched: list[int] = []
+        generation = 0
+        while True:
+            with self.lock:
+                self._awake = True
+                while self._dropped:
+                    self.session.unsubscribe(self._dropped.popleft())
+                events = self._step()
+                told = [event for event in events if self._handle(event)]
+                if events and self._waiting:
+                    self._happened.notify_all()
+                if self.engine.generation != generation:
+                    generation = self.engine.generation
+                    watched = self._watch(poller, watched)
+                busy = self.engine.busy
+                stopping = self._stopping
+                wake_ms = self.engine.next_wake()
+                self._awake = busy
+            if self._on_link is not None:
+                for event in told:
+                    guarded("on_link", self._on_link, event)
+            if stopping:
+                break
+            if not busy:
+                self._sleep(poller, wake_ms)
+        with self.lock:
+            self._awake = True  # for good: nobody writes to what is closed
+            self.engine.drop(0)
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
+
+    def _step(self) -> list[Event]:
+        try:
+            return self.engine.step()
+        except Exception as error:  # noqa: BLE001 - nobody may be left waiting for ever
+            LOG.exception("the client failed; please report this")
+            self.session.abandon(error)
+            self.engine.drop(0)
+            return self.session.take_events()
+
+    def _watch(self, poller: select.poll, watched: list[int]) -> list[int]:
+        for descriptor in watched:
+            with contextlib.suppress(KeyError):
+                poller.unregister(descriptor)
+        transport = self.engine.transport
+        if transport is None:
+            return []
+        watched = transport.descriptors
+        for descriptor in watched:
+            poller.register(descriptor, select.POLLIN)
+        return watched
+
+    def _sleep(self, poller: select.poll, wake_ms: int | None) -> None:
+        timeout_ms = None if wake_ms is None else max(0, wake_ms - clock_ms()) + 1
+        for descriptor, _ in poller.poll(timeout_ms):
+            if descriptor == self._wake_reader:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_reader, 4096)
+
+    def _handle(self, event: Event) -> bool:
+        """Settle who waits; True for what on_link is told."""
+        if isinstance(event, Published):
+            self._published(event)
+        elif isinstance(event, Answered):
+            event.token.settle(event.outcome)
+        elif isinstance(event, Arrived):
+            pass  # whoever waits looks at the reading itself
+        else:
+            self.last = event
+            return True
+        return False
+
+    def _published(self, event: Published) -> None:
+        batch, outcome = event.batch, event.outcome
+        if not batch.single:
+            if batch.tokens is not None:
+                batch.tokens.settled(batch.count, outcome)
+        elif isinstance(outcome, Confirm):
+            for index, pending in enumerate(batch.tokens):
+                pending.settle(confirmation(outcome, index, 1))
+        else:
+            for pending in batch.tokens:
+                pending.settle(outcome)
+
+
+_LINKS: Final[weakref.WeakSet[ThreadLink]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for link in list(_LINKS):
+        link.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+PendingConfirm = Pending[Confirmation]
+"""A confirm that is still to come."""
+
+
+def over(reading: Reading) -> bool:
+    """A reader need not wait: something is there, or nothing will be."""
+    return bool(reading.inbox) or reading.ended

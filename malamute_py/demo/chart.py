@@ -1,0 +1,37 @@
+"""The year on a terminal: departures a day, and how many of them were late.
+
+Owns the one picture of the demonstration. The series come from the broker's records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_WEEK = 7
+
+
+def year(days: Sequence[str], departures: Sequence[int], delayed: Sequence[int], width: int) -> str:
+    """Draw both series as the mean of each week; `width` in characters. Returns coloured text."""
+    import plotext
+
+    plot: Any = plotext
+    plot.clear_figure()
+    plot.plotsize(width, 18)
+    plot.theme("clear")
+    plot.title("Departures a day from New York in 2013, each week's mean, as read back")
+    weeks = list(range(0, len(days), _WEEK))
+    for series, label, colour in (
+        (departures, "departures", "blue"),
+        (delayed, "of these late", "red"),
+    ):
+        means = [_mean(series[week : week + _WEEK]) for week in weeks]
+        plot.plot(weeks, means, label=label, marker="braille", color=colour)
+    firsts = [place for place, day in enumerate(days) if day.endswith("-01")]
+    plot.xticks(firsts, [days[place][5:7] for place in firsts])
+    plot.ylim(0, 1.1 * max(departures, default=1))
+    return str(plot.build())
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,151 @@
+"""A broker inside this process, for tests and small programs.
+
+Owns nothing but the pairing of a Server in a thread with clients over inproc. The rule: it
+is the same broker with the same journal and limits, in memory unless it is given a
+directory. Source: server.py; DESIGN.md, section 3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from malamute_py.client.aio import Connecting, connect
+from malamute_py.client.sync import SyncClient, connect_sync
+from malamute_py.config import load
+from malamute_py.server import Server
+from malamute_py.telemetry import Log, open_log
+
+_numbers = itertools.count(1)
+
+_SMALL_SEGMENT_BYTES = 48 << 20
+_SMALL_RING_BYTES = 256 << 20
+
+
+class EmbeddedBroker:
+    """A broker in a thread of this process.
+
+        with EmbeddedBroker() as broker, broker.connect_sync() as client: ...
+        async with EmbeddedBroker("data", tcp=True) as broker: ...
+
+    data: a directory; None: in memory, gone at the end. tcp: also listen on a free port of
+    this machine, so that other processes can connect. settings: dotted keys of the
+    configuration, `**{"journal.ring_bytes": 1 << 30}`, or with `__` for the dot.
+    """
+
+    def __init__(
+        self,
+        data: str | Path | None = None,
+        *,
+        tcp: bool = False,
+        log: Log | None = None,
+        **settings: Any,
+    ) -> None:
+        """Raises ConfigError for an unknown setting."""
+        inproc = f"inproc://malamute-{os.getpid()}-{next(_numbers)}"
+        wanted: dict[str, Any] = {
+            "data_directory": "" if data is None else str(data),
+            "listen": [inproc, "tcp://127.0.0.1:0"] if tcp else [inproc],
+        }
+        if data is None:
+            # Memory is taken as it is used, and given back at the end only.
+            wanted["journal.segment_bytes"] = _SMALL_SEGMENT_BYTES
+            wanted["journal.ring_bytes"] = _SMALL_RING_BYTES
+        wanted |= {key.replace("__", "."): value for key, value in settings.items()}
+        self.config = load(overrides=wanted)
+        # A program's own log is not ours to fill: warnings and worse.
+        self._log = log or open_log("warning")
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._server: Server | None = None
+
+    def start(self) -> Self:
+        """Serve from now on. Raises StartError, ConfigError."""
+        assert self._server is None, "it is running"
+        self._context = zmq.Context()
+        server = Server(self.config, context=self._context, log=self._log)
+        try:
+            server.start()
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._server = server
+        return self
+
+    def stop(self) -> None:
+        """Stop serving; clients are told, what was confirmed is kept (in a directory).
+
+        Raises ServerFailed when the broker had failed.
+        """
+        server, context = self._server, self._context
+        self._server = self._context = None
+        if server is not None and context is not None:
+            try:
+                server.stop()
+            finally:
+                # Clients that nobody closed would keep the context from ending for ever.
+                context.destroy(linger=0)
+
+    @property
+    def server(self) -> Server:
+        """The running server, for its metrics."""
+        assert self._server is not None, "start() it, or use it in a with statement"
+        return self._server
+
+    @property
+    def context(self) -> zmq.Context[zmq.Socket[bytes]]:
+        """The zmq.Context that a client at `endpoint` has to use."""
+        assert self._context is not None, "start() it, or use it in a with statement"
+        return self._context
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients in this process connect, with `context`."""
+        return self.server.endpoints[0]
+
+    @property
+    def tcp_endpoint(self) -> str:
+        """Where other processes connect; with tcp=True."""
+        for endpoint in self.server.endpoints:
+            if endpoint.startswith("tcp://"):
+                return endpoint
+        raise ValueError("it listens in this process only: EmbeddedBroker(tcp=True)")
+
+    def connect(self, **options: Any) -> Connecting:
+        """A client of this broker for asyncio; options as for malamute_py.connect()."""
+        return connect(self.endpoint, context=self.context, **options)
+
+    def connect_sync(self, **options: Any) -> SyncClient:
+        """A client of this broker for threads; options as for malamute_py.connect_sync()."""
+        return connect_sync(self.endpoint, context=self.context, **options)
+
+    def __enter__(self) -> Self:
+        """start()."""
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """stop()."""
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        """start(), without holding up the event loop."""
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """stop(), without holding up the event loop."""
+        await asyncio.to_thread(self.stop)

@@ -1,0 +1,24 @@
+"""Why a broker did not start or did not go on.
+
+Owns the two errors that the shell raises to the person who runs it. The rule: each says
+what happened, to what, and what to do next. Source: STYLE.md, errors.
+"""
+
+from __future__ import annotations
+
+from malamute_protocol.errors import MalamuteError
+
+
+class StartError(MalamuteError):
+    """The broker could not start; nothing that is stored was changed."""
+
+    def __init__(self, what: str, where: str, remedy: str) -> None:
+        """what: the fact. where: the endpoint, file or directory. remedy: what to do."""
+        super().__init__(f"{where}: {what}; {remedy}")
+        self.what = what
+        self.where = where
+        self.remedy = remedy
+
+
+class ServerFailed(MalamuteError):
+    """The broker met a bug of its own and stopped; what was confirmed is in the journal."""

@@ -1,0 +1,216 @@
+"""The journal's threads: sync, reader, housekeeping.
+
+Owns the threads that work beside the loop. The rule: they exchange plain messages with it,
+share no state, and are given few, large calls, because a thread that takes the interpreter
+lock often fights the loop for it. A journal's own errors come back as messages; any other
+exception is a bug of ours, comes back as `Died`, and stops the daemon. Source: DESIGN.md,
+sections 4 and 6.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+Job = TypeVar("Job")
+
+
+class Synced(NamedTuple):
+    """A ring is on disk up to here."""
+
+    ring: str
+    lsn: int
+
+
+class SyncFailed(NamedTuple):
+    """A sync failed: the ring takes nothing more."""
+
+    ring: str
+    code: str
+    reason: str
+
+
+class Trimmed(NamedTuple):
+    """A ring let go of records: the first offset of each stream that it concerns."""
+
+    ring: str
+    first_offsets: dict[int, int]
+
+
+class RingEvent(NamedTuple):
+    """Something that a ring did by itself, for the log."""
+
+    ring: str
+    name: str
+    facts: dict[str, Any]
+
+
+class Died(NamedTuple):
+    """A thread met a bug; the daemon has to stop."""
+
+    thread: str
+    error: BaseException
+    trace: str
+
+
+class Inbox:
+    """Where threads leave their results for the loop: a queue, and a descriptor to wake it."""
+
+    def __init__(self) -> None:
+        """The descriptor is readable while results wait, or `wake` was called."""
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._results: deque[Any] = deque()
+        self._lock = threading.RLock()  # a signal handler may interrupt a wake
+        self._closed = False
+
+    def put(self, result: Any) -> None:
+        """Leave a result; from any thread."""
+        self._results.append(result)
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the loop; from any thread, and from a signal handler."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self.fd, 1)
+
+    def take(self) -> list[Any]:
+        """What has gathered; the loop only."""
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            return []
+        results = self._results
+        return [results.popleft() for _ in range(len(results))]
+
+    def close(self) -> None:
+        """Give the descriptor back; later results are left unread."""
+        with self._lock:
+            self._closed = True
+            os.close(self.fd)
+
+
+class Worker(Generic[Job]):
+    """A thread that does one kind of job after another, in the order they came."""
+
+    def __init__(self, name: str, do: Callable[[Job], object | None], inbox: Inbox) -> None:
+        """do: returns what the loop is to be told, or None."""
+        self._name = name
+        self._do = do
+        self._inbox = inbox
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"malamute-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Give it a job; from the loop."""
+        self._jobs.put(job)
+
+    def waiting(self) -> int:
+        """Jobs that nobody has begun."""
+        return self._jobs.qsize()
+
+    def stop(self) -> None:
+        """Finish the jobs that it was given, then end."""
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                result = self._do(job)
+                if result is not None:
+                    self._inbox.put(result)
+        except BaseException as error:  # noqa: BLE001 - told to the loop, which stops the daemon
+            self._inbox.put(Died(self._name, error, traceback.format_exc()))
+
+
+class Syncable(Protocol):
+    """The part of a ring that the sync thread uses."""
+
+    def sync(self) -> int: ...  # noqa: D102
+
+
+class SyncThread:
+    """Syncs rings that have something new, and nothing else: group commit.
+
+    While it syncs, more is appended; the next sync covers all of that.
+    """
+
+    def __init__(
+        self, inbox: Inbox, failures: tuple[type[Exception], ...],
+        explain: Callable[[Exception], tuple[str, str]],
+    ) -> None:  # fmt: skip
+        """failures: errors of the journal; explain: (code, reason) of one."""
+        self._failures = failures
+        self._explain = explain
+        self._asked: set[str] = set()
+        self._worker: Worker[tuple[str, Syncable]] = Worker("sync", self._sync, inbox)
+        self.start = self._worker.start
+        self.stop = self._worker.stop
+
+    def ask(self, name: str, ring: Syncable) -> None:
+        """Have the ring synced after what was appended so far; from the loop."""
+        if name not in self._asked:
+            self._asked.add(name)
+            self._worker.put((name, ring))
+
+    def _sync(self, job: tuple[str, Syncable]) -> object:
+        name, ring = job
+        # Before the sync begins: an append from here on has to ask again.
+        self._asked.discard(name)
+        try:
+            return Synced(name, ring.sync())
+        except self._failures as error:
+            return SyncFailed(name, *self._explain(error))
+
+
+class Housekeeper:
+    """Prepares and retires segments in small steps, with pauses."""
+
+    def __init__(
+        self, step: Callable[[], bool], inbox: Inbox, *, idle_s: float, pause_s: float
+    ) -> None:
+        """step: does a little; True when there is more to do."""
+        self._step = step
+        self._inbox = inbox
+        self._idle_s = idle_s
+        self._pause_s = pause_s
+        self._nudges: SimpleQueue[bool] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="malamute-housekeeping", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def nudge(self) -> None:
+        """There may be something to do; from the loop."""
+        if self._nudges.empty():
+            self._nudges.put(False)
+
+    def stop(self) -> None:
+        """End after the step that is under way."""
+        if self._thread.is_alive():
+            self._nudges.put(True)
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                pause_s = self._pause_s if self._step() else self._idle_s
+                try:
+                    if self._nudges.get(timeout=pause_s):
+                        return
+                except Empty:
+                    continue
+        except BaseException as error:  # noqa: BLE001 - told to the loop, which stops the daemon
+            self._inbox.put(Died("housekeeping", error, traceback.format_exc()))

@@ -1,0 +1,461 @@
+"""The loop: sockets in, core, journal, sockets out.
+
+Owns the one thread that touches the sockets, the core and the rings' appends. The rule: a
+pass takes a bounded burst from each socket without waiting, has the core's wishes done in
+the order of Ready, and asks for one sync; the more has gathered, the less each message
+costs. A body is never copied here: what was received as a frame is stored from and sent as
+that frame. Source: DESIGN.md, sections 2 and 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import zmq
+
+from malamute_protocol.commands import Bye, Command
+from malamute_protocol.errors import RemoteProtocolError
+from malamute_protocol.framing import decode_message, encode_message
+from malamute_protocol.limits import Limits
+from malamute_py.broker.ready import (
+    AppendBundle,
+    Appended,
+    AppendRefused,
+    HistoryRead,
+    IndexAnswer,
+    IndexQuery,
+    ReadFailed,
+    ReadRange,
+    Ready,
+    Send,
+)
+from malamute_py.config import Config
+from malamute_py.server.errors import ServerFailed
+from malamute_py.server.guard import FRAME_BYTES, SUSPECT_MS, Connection, Guard
+from malamute_py.server.keeper import Died, Inbox, RingEvent, Synced, SyncFailed, Trimmed
+from malamute_py.server.peers import Peer, Peers, Unreachable
+from malamute_py.server.sockets import Listener
+from malamute_py.telemetry import Limiter, Log, Refusals
+
+_KEEP_FRAME_FROM = 8 << 10
+"""A smaller content frame is copied: libzmq cuts small messages from a shared 8 KiB read
+buffer, so that keeping one would keep all of that."""
+_GRACE_MS = 500
+"""How long an ended link's connection may take to read its BYE."""
+_OFFENCES_MAX = 3
+"""Links that one connection may lose by breaking the protocol before it is cut at once."""
+_ORDERLY = frozenset({"closed", "draining", "silent", "fenced", "kicked", "version"})
+"""Ends of a link that are no offence."""
+_STEPS_MAX = 64
+"""Ready after Ready without looking at the sockets."""
+_BLOCKED_POLL_MS = 2
+
+
+class Core(Protocol):
+    """What the loop calls of the broker core."""
+
+    def receive(  # noqa: D102
+        self, link: int, identity: str, commands: Sequence[Command], frames: Sequence[Any],
+        now_ms: int,
+    ) -> None: ...  # fmt: skip
+    def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None: ...  # noqa: D102
+    def link_lost(self, link: int, now_ms: int) -> None: ...  # noqa: D102
+    def blocked(self, link: int) -> None: ...  # noqa: D102
+    def writable(self, link: int) -> None: ...  # noqa: D102
+    def tick(self, now_ms: int) -> None: ...  # noqa: D102
+    def appended(self, answer: Appended) -> None: ...  # noqa: D102
+    def append_refused(self, answer: AppendRefused) -> None: ...  # noqa: D102
+    def synced(self, ring: str, lsn: int, now_ms: int) -> None: ...  # noqa: D102
+    def ring_failed(self, ring: str, code: str, reason: str) -> None: ...  # noqa: D102
+    def history(self, answer: HistoryRead | ReadFailed) -> None: ...  # noqa: D102
+    def answered(self, answer: IndexAnswer) -> None: ...  # noqa: D102
+    def trimmed(self, ring: str, firsts: Mapping[int, int]) -> None: ...  # noqa: D102
+    def drain(self, now_ms: int) -> None: ...  # noqa: D102
+    def take_ready(self) -> Ready: ...  # noqa: D102
+
+
+class Journaled(Protocol):
+    """What the loop calls of the rings; see rings.py."""
+
+    def open(self, name: str, settings: dict[str, Any]) -> None: ...  # noqa: D102
+    def append(  # noqa: D102
+        self, bundles: list[AppendBundle]
+    ) -> Iterable[Appended | AppendRefused]: ...
+    def read(self, wanted: ReadRange) -> None: ...  # noqa: D102
+    def ask(self, query: IndexQuery) -> None: ...  # noqa: D102
+    def trim(self, ring: str, stream: int, offset: int) -> None: ...  # noqa: D102
+    def sync(self) -> None: ...  # noqa: D102
+    def syncing(self) -> bool: ...  # noqa: D102
+
+
+class Loop:
+    """One shard's sockets, core and rings, driven pass by pass."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        core: Core,
+        rings: Journaled,
+        listeners: list[Listener],
+        guard: Guard,
+        inbox: Inbox,
+        limits: Limits,
+        clock: Callable[[], int],
+        log: Log,
+        counters: Counter[str],
+    ) -> None:
+        """clock: milliseconds since 1970. But for the inbox, only the loop uses what is given."""
+        self._core = core
+        self._rings = rings
+        self._listeners = listeners
+        self._guard = guard
+        self._inbox = inbox
+        self._limits = limits
+        self._clock = clock
+        self._log = log
+        self._limiter = Limiter()
+        self._refusals = Refusals()
+        self._counters = counters
+        self._peers = Peers(guard)
+        self._burst_messages = config.loop.burst_messages
+        self._burst_bytes = config.loop.burst_bytes
+        self._guard_ms = config.loop.guard_ms
+        self._pending_bytes_max = config.links.pending_bytes_max
+        self._frames_max = config.limits.message_frames_max
+        self._poller = zmq.Poller()
+        self._poller.register(inbox.fd, zmq.POLLIN)
+        for listener in listeners:
+            self._poller.register(listener.socket, zmq.POLLIN)
+            if listener.monitor is not None:
+                self._poller.register(listener.monitor, zmq.POLLIN)
+        self._wake_at_ms: int | None = 0
+        self._guard_at_ms = 0
+        self._waiting: dict[int, Peer] = {}
+        """Peers for whom messages are held, by link."""
+        self._ended: list[Connection] = []
+        self._graces: list[tuple[int, Connection]] = []
+        self._offences: Counter[int] = Counter()
+        self._busy = False
+
+    @property
+    def peers(self) -> Peers:
+        """The links as the shell sees them."""
+        return self._peers
+
+    # --- one pass ------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Wait for something to happen and do all that follows from it, once."""
+        timeout = 0 if self._busy else self._timeout(self._clock())
+        ready = dict(self._poller.poll(timeout))
+        now_ms = self._clock()
+        if self._inbox.fd in ready:
+            self._take_results(now_ms)
+        drained = True
+        for listener in self._listeners:
+            if listener.monitor is not None and listener.monitor in ready:
+                self._ended += self._guard.drain(listener.monitor, now_ms)
+            if listener.socket in ready and not self._drain(listener, now_ms):
+                drained = False
+        self._busy = not drained
+        # Under a load that never ends each peer still had its turn within a second, so that
+        # what is partial then is partial.
+        if drained or now_ms - self._guard_at_ms > 1000:
+            self._after_drain(now_ms)
+        if self._wake_at_ms is not None and now_ms >= self._wake_at_ms:
+            self._core.tick(now_ms)
+        self.settle(now_ms)
+        if self._waiting:
+            self._retry(now_ms)
+
+    def _timeout(self, now_ms: int) -> int:
+        at_ms = self._guard_at_ms
+        if self._wake_at_ms is not None:
+            at_ms = min(at_ms, self._wake_at_ms)
+        if self._waiting:
+            at_ms = min(at_ms, now_ms + _BLOCKED_POLL_MS)
+        return max(0, at_ms - now_ms)
+
+    def _after_drain(self, now_ms: int) -> None:
+        """What may only be judged when nothing that has arrived is left unread."""
+        ended, self._ended = self._ended, []
+        for connection in ended:
+            self._lost(connection, now_ms)
+        if now_ms < self._guard_at_ms:
+            return
+        for connection in self._guard.check(now_ms):
+            self._lost(connection, now_ms)
+        soon = self._guard.suspects
+        self._guard_at_ms = now_ms + (SUSPECT_MS if soon else self._guard_ms)
+        while self._graces and self._graces[0][0] <= now_ms:
+            connection = self._graces.pop(0)[1]
+            if not connection.links:
+                self._guard.cut(connection, "its link ended")
+        for name, count in self._limiter.suppressed(now_ms).items():
+            self._log.warning("log_lines_suppressed", name=name, count=count)
+        for ring, code, count in self._refusals.counts(now_ms):
+            self._log.warning("appends_still_refused", ring=ring, code=code, count=count)
+
+    def _lost(self, connection: Connection, now_ms: int) -> None:
+        for number in list(connection.links):
+            self._core.link_lost(number, now_ms)
+        self._offences.pop(connection.inode, None)
+
+    # --- in ------------------------------------------------------------------------
+
+    def _drain(self, listener: Listener, now_ms: int) -> bool:
+        """Take a burst of messages; True when the socket has nothing more."""
+        receive = listener.socket.recv
+        routes = self._peers.routes(listener)
+        core, limits, frames_max = self._core, self._limits, self._frames_max
+        again = zmq.Again
+        taken = 0
+        for count in range(self._burst_messages):
+            try:
+                head = receive(zmq.NOBLOCK, False)
+            except again:
+                self._counters["messages_in_total"] += count
+                self._counters["bytes_in_total"] += taken
+                return True
+            # The whole message has arrived: libzmq shows the first frame no earlier.
+            frames: list[Any] = []
+            more = head.more
+            size = 0
+            while more:
+                frame = receive(zmq.NOBLOCK, False)
+                more = frame.more
+                length = len(frame)
+                size += length
+                if len(frames) <= frames_max:
+                    small = length < _KEEP_FRAME_FROM or not frames
+                    frames.append(frame.bytes if small else frame)
+            taken += size
+            peer = routes.get(head.bytes)
+            if peer is None or (peer.strict and not self._peers.is_same(peer, head)):
+                peer = self._admit(listener, head, peer, now_ms)
+            if peer.connection is None and peer.fd >= 0:
+                self._peers.attach(peer, self._unsure())
+            if peer.connection is not None:
+                peer.connection.delivered += size + FRAME_BYTES * (len(frames) + 1)
+            try:
+                messages = decode_message(frames, limits)
+            except RemoteProtocolError as error:
+                self._malformed(peer, error, now_ms)
+                continue
+            commands = [command for command, _ in messages]
+            core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
+            if taken >= self._burst_bytes:
+                break
+        self._counters["messages_in_total"] += count + 1
+        self._counters["bytes_in_total"] += taken
+        return False
+
+    def _admit(self, listener: Listener, head: zmq.Frame, old: Peer | None, now_ms: int) -> Peer:
+        """A new link for a peer that was not known by this routing id."""
+        if listener.monitor is not None:
+            # Its EVENT_ACCEPTED was written before its first message.
+            self._ended += self._guard.drain(listener.monitor, now_ms)
+        if old is not None:
+            # The id was the peer's choice, and another connection has chosen it since.
+            self._core.link_lost(old.number, now_ms)
+            self._peers.remove(old.number)
+        return self._peers.add(listener, head, self._unsure())
+
+    def _unsure(self) -> set[int]:
+        return {connection.fd for connection in self._ended}
+
+    def _malformed(self, peer: Peer, error: RemoteProtocolError, now_ms: int) -> None:
+        self._counters["malformed_total"] += 1
+        self._event(
+            "malformed", "warning",
+            {"link": peer.number, "identity": peer.identity, "code": error.code,
+             "reason": error.reason},
+            now_ms,
+        )  # fmt: skip
+        self._core.malformed(peer.number, error.code, error.reason, now_ms)
+
+    def _take_results(self, now_ms: int) -> None:
+        core = self._core
+        for result in self._inbox.take():
+            kind = type(result)
+            if kind is Synced:
+                core.synced(result.ring, result.lsn, now_ms)
+            elif kind is HistoryRead or kind is ReadFailed:
+                core.history(result)
+            elif kind is IndexAnswer:
+                core.answered(result)
+            elif kind is Trimmed:
+                core.trimmed(result.ring, result.first_offsets)
+            elif kind is RingEvent:
+                self._counters[f"{result.name}_total"] += 1
+                level = "info" if result.name == "segment_retired" else "warning"
+                self._event(result.name, level, {"ring": result.ring, **result.facts}, now_ms)
+            elif kind is SyncFailed:
+                self._log.critical(
+                    "ring_failed", ring=result.ring, code=result.code, reason=result.reason
+                )
+                core.ring_failed(result.ring, result.code, result.reason)
+            elif kind is Died:
+                self._log.critical("thread_died", thread=result.thread, trace=result.trace)
+                raise ServerFailed(
+                    f"the {result.thread} thread met a bug: {result.error!r}"
+                ) from result.error
+            else:
+                raise AssertionError(f"nobody expects {kind}")
+
+    # --- what the core wants ---------------------------------------------------------
+
+    def settle(self, now_ms: int) -> None:
+        """Do what the core wants until it wants nothing more, then have it synced."""
+        core, rings = self._core, self._rings
+        for _ in range(_STEPS_MAX):
+            ready = core.take_ready()
+            self._wake_at_ms = ready.wake_at_ms
+            if not ready:
+                break
+            for name, settings in ready.rings:
+                rings.open(name, settings)
+                if settings.get("remove"):
+                    self._refusals.ends(name)
+            if ready.appends:
+                answers = rings.append(ready.appends)
+                for answer, bundle in zip(answers, ready.appends, strict=True):
+                    if isinstance(answer, Appended):
+                        self._taken(bundle.ring, now_ms)
+                        core.appended(answer)
+                    else:
+                        self._refused(bundle.ring, answer, now_ms)
+                        core.append_refused(answer)
+            for send in ready.sends:
+                self._send(send, now_ms)
+            for read in ready.reads:
+                rings.read(read)
+            for query in ready.queries:
+                rings.ask(query)
+            for number in ready.closes:
+                self._close(number)
+            for trim in ready.trims:
+                rings.trim(*trim)
+            for event in ready.events:
+                self._event(event.name, event.level, event.facts, now_ms)
+        else:
+            self._busy = True
+        if self._wake_at_ms is not None and self._wake_at_ms <= now_ms:
+            self._busy = True
+        rings.sync()
+
+    def _refused(self, ring: str, answer: AppendRefused, now_ms: int) -> None:
+        self._counters["appends_refused_total"] += 1
+        if self._refusals.begins(ring, answer.code):
+            level = "info" if answer.code == "wait" else "error"
+            facts = {"ring": ring, "code": answer.code, "reason": answer.reason}
+            self._event("append_refused", level, facts, now_ms)
+
+    def _taken(self, ring: str, now_ms: int) -> None:
+        ended = self._refusals.ends(ring)
+        if ended is not None:
+            code, count = ended
+            facts = {"ring": ring, "code": code, "count": count}
+            self._event("appends_taken_again", "info", facts, now_ms)
+
+    def _event(self, name: str, level: str, facts: dict[str, Any], now_ms: int) -> None:
+        if self._limiter.allows(name, now_ms):
+            getattr(self._log, level)(name, **facts)
+
+    # --- out -----------------------------------------------------------------------
+
+    def _send(self, send: Send, now_ms: int) -> None:
+        peer = self._peers.get(send.link)
+        if peer is None:
+            return
+        frames = encode_message(send.commands, send.frames)
+        counters = self._counters
+        try:
+            if peer.pending or not peer.put(frames):
+                self._hold(peer, frames, now_ms)
+            counters["messages_out_total"] += 1
+            for frame in send.frames:
+                counters["content_bytes_out_total"] += len(frame)
+        except Unreachable:
+            self._core.link_lost(peer.number, now_ms)
+        last = send.commands[-1]
+        if isinstance(last, Bye) and peer.connection is not None:
+            self._goodbye(peer.connection, last.code, now_ms)
+
+    def _hold(self, peer: Peer, frames: list[Any], now_ms: int) -> None:
+        if not peer.pending:
+            self._core.blocked(peer.number)
+            self._waiting[peer.number] = peer
+        peer.hold(frames, now_ms)
+        if peer.pending_bytes > self._pending_bytes_max:
+            self._counters["overflowed_total"] += 1
+            self._core.link_lost(peer.number, now_ms)
+            if peer.connection is not None:
+                self._guard.cut(peer.connection, "it does not read what it is sent")
+            self._close(peer.number)
+
+    def _retry(self, now_ms: int) -> None:
+        for number, peer in list(self._waiting.items()):
+            if self._peers.get(number) is not peer:
+                del self._waiting[number]
+            elif peer.retry_at_ms <= now_ms:
+                try:
+                    if peer.flush(now_ms):
+                        del self._waiting[number]
+                        self._core.writable(number)
+                        self._busy = True
+                except Unreachable:
+                    del self._waiting[number]
+                    self._core.link_lost(number, now_ms)
+                    self._busy = True
+
+    def _goodbye(self, connection: Connection, code: str, now_ms: int) -> None:
+        """An ended link's connection ends too, unless it opens another in time."""
+        if code not in _ORDERLY:
+            self._offences[connection.inode] += 1
+        if self._offences[connection.inode] >= _OFFENCES_MAX:
+            self._guard.cut(connection, "it broke the protocol again and again")
+        else:
+            self._graces.append((now_ms + _GRACE_MS, connection))
+
+    def _close(self, number: int) -> None:
+        self._waiting.pop(number, None)
+        self._peers.remove(number)
+
+    # --- the end -------------------------------------------------------------------
+
+    def finish(self, drain_ms: int) -> None:
+        """Confirm what was taken, say goodbye, and see that it leaves; at most drain_ms."""
+        until_ms = self._clock() + drain_ms
+        for listener in self._listeners:
+            self._poller.unregister(listener.socket)
+        self.settle(self._clock())
+        while self._rings.syncing() and self._clock() < until_ms:
+            self._wait()
+        self._wait()  # the last answer may be on its way
+        now_ms = self._clock()
+        self._core.drain(now_ms)
+        self.settle(now_ms)
+        while self._waiting and self._clock() < until_ms:
+            self._retry(self._clock())
+            self._wait()
+
+    def abandon(self) -> None:
+        """After a bug: tell every peer that can be told, so that none waits for its expiry."""
+        frames = encode_message([Bye("internal", "the broker met a bug and ends")], ())
+        for number in self._peers.numbers():
+            peer = self._peers.get(number)
+            if peer is not None:
+                with contextlib.suppress(Unreachable, zmq.ZMQError):
+                    peer.put(frames)
+
+    def _wait(self) -> None:
+        ready = dict(self._poller.poll(5))
+        now_ms = self._clock()
+        if self._inbox.fd in ready:
+            self._take_results(now_ms)
+        self.settle(now_ms)

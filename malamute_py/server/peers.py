@@ -1,0 +1,184 @@
+"""The other ends: which routing id on which listener is which link, and what waits for it.
+
+Owns link numbers, the way back to each peer, and messages that its socket would not take.
+The rule: a number is given once and never again; a routing id is where to send, never who
+it is, for the peer may choose it. Source: DESIGN.md, section 4.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Sequence
+from typing import Any, TypeAlias
+
+import zmq
+
+from malamute_py.server.guard import Connection, Guard
+from malamute_py.server.sockets import Listener
+
+Frames: TypeAlias = Sequence[Any]
+
+_RETRY_MIN_MS = 1
+_RETRY_MAX_MS = 100
+
+
+class Unreachable(Exception):
+    """The socket has no such peer any more."""
+
+
+class Peer:
+    """One link as the shell sees it."""
+
+    __slots__ = (
+        "connection", "fd", "identity", "listener", "number", "pending", "pending_bytes",
+        "retry_at_ms", "retry_ms", "routing_id", "send", "strict",
+    )  # fmt: skip
+
+    def __init__(
+        self, number: int, listener: Listener, routing_id: bytes, fd: int, identity: str,
+        connection: Connection | None,
+    ) -> None:  # fmt: skip
+        """fd: what libzmq says the messages come from; -1 on inproc."""
+        self.number = number
+        self.listener = listener
+        self.routing_id = routing_id
+        self.fd = fd
+        self.identity = identity
+        self.connection = connection
+        self.send = listener.socket.send
+        # Ids of five bytes that begin with 0 are libzmq's own numbering and not used again.
+        # Others are the peer's choice, and on a new connection the next one may choose them.
+        self.strict = listener.authenticated or len(routing_id) != 5 or routing_id[0] != 0
+        self.pending: deque[Frames] = deque()
+        self.pending_bytes = 0
+        self.retry_at_ms = 0
+        self.retry_ms = _RETRY_MIN_MS
+
+    def put(self, frames: Frames) -> bool:
+        """Send one message; False when the socket takes no more for this peer now.
+
+        Raises Unreachable. Large frames are handed over, not copied.
+        """
+        send = self.send
+        try:
+            send(self.routing_id, zmq.SNDMORE | zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                raise Unreachable from None
+            raise
+        # Once the routing id was taken, so is the rest of the message.
+        last = len(frames) - 1
+        for index, frame in enumerate(frames):
+            send(
+                frame,
+                zmq.NOBLOCK if index == last else zmq.SNDMORE | zmq.NOBLOCK,
+                len(frame) < _COPY_BELOW,
+            )
+        return True
+
+    def hold(self, frames: Frames, now_ms: int) -> None:
+        """Keep a message that could not be sent."""
+        if not self.pending:
+            self.retry_ms = _RETRY_MIN_MS
+            self.retry_at_ms = now_ms + self.retry_ms
+        self.pending.append(frames)
+        self.pending_bytes += sum(map(len, frames))
+
+    def flush(self, now_ms: int) -> bool:
+        """Try to send what is held; True when nothing is left. Raises Unreachable."""
+        pending = self.pending
+        while pending:
+            if not self.put(pending[0]):
+                self.retry_ms = min(self.retry_ms * 2, _RETRY_MAX_MS)
+                self.retry_at_ms = now_ms + self.retry_ms
+                return False
+            self.pending_bytes -= sum(map(len, pending.popleft()))
+            self.retry_ms = _RETRY_MIN_MS
+        return True
+
+
+_COPY_BELOW = 64 << 10
+"""Below this, copying 64 KiB (10 us) costs less than telling Python when libzmq is done."""
+
+
+class Peers:
+    """All links by number and by the way they came."""
+
+    def __init__(self, guard: Guard) -> None:
+        """guard: knows the connections behind the descriptors."""
+        self._guard = guard
+        self._next = 1
+        self._by_number: dict[int, Peer] = {}
+        self._by_route: dict[Listener, dict[bytes, Peer]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def routes(self, listener: Listener) -> dict[bytes, Peer]:
+        """The listener's peers by routing id; for looking up, not for changing."""
+        return self._by_route.setdefault(listener, {})
+
+    def get(self, number: int) -> Peer | None:
+        """The peer of a link."""
+        return self._by_number.get(number)
+
+    def numbers(self) -> list[int]:
+        """All links."""
+        return list(self._by_number)
+
+    def is_same(self, peer: Peer, head: zmq.Frame) -> bool:
+        """Whether a message that came by the peer's routing id came from that very peer."""
+        return (
+            peer.fd == _descriptor(head)
+            and (peer.connection is None or self._guard.get(peer.fd) is peer.connection)
+            and peer.identity == _identity(peer.listener, head)
+        )
+
+    def add(self, listener: Listener, head: zmq.Frame, unsure: Container[int]) -> Peer:
+        """A new link for whoever sent the message that begins with this frame.
+
+        unsure: descriptors whose last connection has ended, with messages perhaps unread: a
+        message may be from it or from the next one. The link then gets its connection later.
+        """
+        fd = _descriptor(head)
+        peer = Peer(self._next, listener, head.bytes, fd, _identity(listener, head), None)
+        self._next += 1
+        self.attach(peer, unsure)
+        self._by_number[peer.number] = peer
+        self.routes(listener)[peer.routing_id] = peer
+        return peer
+
+    def attach(self, peer: Peer, unsure: Container[int]) -> None:
+        """Find the connection of a link that has none yet."""
+        if peer.fd >= 0 and peer.fd not in unsure:
+            peer.connection = self._guard.get(peer.fd)
+            if peer.connection is not None:
+                peer.connection.links.add(peer.number)
+
+    def remove(self, number: int) -> Peer | None:
+        """Forget a link; what was held for it is dropped."""
+        peer = self._by_number.pop(number, None)
+        if peer is None:
+            return None
+        routes = self._by_route[peer.listener]
+        if routes.get(peer.routing_id) is peer:
+            del routes[peer.routing_id]
+        if peer.connection is not None:
+            peer.connection.links.discard(number)
+        peer.pending.clear()
+        return peer
+
+
+def _descriptor(head: zmq.Frame) -> int:
+    try:
+        return int(head.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1  # inproc
+
+
+def _identity(listener: Listener, head: zmq.Frame) -> str:
+    if not listener.authenticated:
+        return ""
+    return str(head.get("User-Id"))

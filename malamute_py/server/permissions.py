@@ -1,0 +1,64 @@
+"""What an identity may do: allow lists from the configuration.
+
+Owns the one question the core asks about permission. The rule: without any list everything
+is allowed; with one, what is not named is refused. Nobody gets an identity other than that
+of the credential. Source: DESIGN.md, section 11.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from malamute_py.config import Grant
+
+_MEMO_MAX = 65_536
+
+
+class Permissions:
+    """Answers (identity, action, name), the `permit` of the broker core.
+
+    Actions: `identity` (may the credential `identity` be called `name`), `read`, `write`,
+    `create` (first use of a name: as write), `admin`.
+    """
+
+    def __init__(self, grants: Mapping[str, Grant]) -> None:
+        """grants: by identity; `*` is everyone who has no entry of his own."""
+        self._rules = {
+            identity: (_compiled(grant.read), _compiled(grant.write), grant.admin)
+            for identity, grant in grants.items()
+        }
+        self._memo: dict[tuple[str, str, str], bool] = {}
+
+    def __call__(self, identity: str, action: str, name: str) -> bool:
+        """Whether it is allowed."""
+        if action == "identity":
+            return identity in ("", name) if not self._rules else name in ("", identity)
+        if not self._rules:
+            return True
+        key = (identity, action, name)
+        answer = self._memo.get(key)
+        if answer is None:
+            if len(self._memo) >= _MEMO_MAX:
+                self._memo.clear()
+            answer = self._memo[key] = self._decide(*key)
+        return answer
+
+    def _decide(self, identity: str, action: str, name: str) -> bool:
+        rule = self._rules.get(identity) or self._rules.get("*")
+        if rule is None:
+            return False
+        read, write, admin = rule
+        if action == "read":
+            return read.fullmatch(name) is not None
+        if action in ("write", "create"):
+            return write.fullmatch(name) is not None
+        return admin and action == "admin"
+
+
+def _compiled(patterns: list[str]) -> re.Pattern[str]:
+    if not patterns:
+        return re.compile(r"(?!)")
+    return re.compile(
+        "|".join(".*".join(map(re.escape, pattern.split("*"))) for pattern in patterns), re.DOTALL
+    )

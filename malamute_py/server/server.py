@@ -1,0 +1,452 @@
+"""The daemon: start, run, stop.
+
+Owns the order in which the parts come up and go down. The rules: nothing listens before
+what is stored was recovered; whatever is wrong at the start is one StartError or
+ConfigError that says what to do, and leaves everything as it was; a stop first confirms
+what was taken, then says goodbye, then closes the journal with a mark; a bug stops the
+daemon aloud. Source: DESIGN.md, sections 4, 6 and 11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from importlib import metadata
+from types import FrameType
+from typing import Any, Self
+
+import zmq
+
+from malamute_protocol.limits import Limits
+from malamute_py.broker import Broker, BrokerSettings
+from malamute_py.broker.ready import MAIN, RecoveredState, RingFacts
+from malamute_py.config import Config
+from malamute_py.journal import (
+    DiskFull,
+    JournalCorrupt,
+    JournalError,
+    JournalFailed,
+    JournalLocked,
+    MemoryStorage,
+    Recovery,
+    Storage,
+)
+from malamute_py.journal.directory import Journal
+from malamute_py.server.auth import Authenticator
+from malamute_py.server.errors import ServerFailed, StartError
+from malamute_py.server.guard import Guard
+from malamute_py.server.keeper import Inbox
+from malamute_py.server.loop import Loop
+from malamute_py.server.permissions import Permissions
+from malamute_py.server.recovered import ring_facts, rings_asked
+from malamute_py.server.rings import Rings
+from malamute_py.server.sockets import Listener, check_public, parse_endpoint
+from malamute_py.telemetry import Log, open_log, prometheus_text
+
+EXIT_OK = 0
+EXIT_BUG = 70
+"""sysexits.h: an internal software error; a supervisor restarts it."""
+_SWITCH_S = 0.001
+"""How long a thread of Python may keep the others waiting: the loop shares the lock with
+threads that hand over results, and 5 ms would be added to a confirm."""
+
+
+def now_ms() -> int:
+    """The wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+class Server:
+    """One broker in this process."""
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        log: Log | None = None,
+        storage: Storage | None = None,
+        clock: Callable[[], int] = now_ms,
+    ) -> None:
+        """context: shared with clients in this process; None: one of its own.
+
+        storage: instead of the data directory of the configuration.
+        """
+        self.config = config or Config()
+        self.failure: BaseException | None = None
+        """What stopped it, when that was not stop()."""
+        self.log: Log = log or open_log(self.config.log.level, self.config.log.form)
+        self._context = context
+        self._storage = storage
+        self._clock = clock
+        self._counters: Counter[str] = Counter()
+        self._stopping = False
+        self._parts = contextlib.ExitStack()
+        self._thread: threading.Thread | None = None
+        self._listeners: list[Listener] = []
+        self._started_ms = 0
+        self._inbox: Inbox
+        self._rings: Rings
+        self._core: Broker
+        self._loop: Loop
+        self._authenticator: Authenticator | None = None
+        self._guard: Guard
+        self._journal: Journal
+
+    # --- life ------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Open everything and serve in a thread. Raises StartError, ConfigError."""
+        self._open()
+        self._thread = threading.Thread(target=self._serve, name="malamute-loop", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End in order; what was confirmed is on disk. Raises ServerFailed if it had failed."""
+        self.request_stop()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self.failure is not None:
+            raise ServerFailed(f"the broker had failed: {self.failure!r}") from self.failure
+
+    def run(self) -> int:
+        """Serve in this thread, the main one, until SIGTERM or SIGINT; returns the exit code.
+
+        Raises StartError, ConfigError.
+        """
+        soft, hard = _raise_open_files()
+        self._open()
+        sys.setswitchinterval(_SWITCH_S)
+        self.log.info("open_files", limit=hard, before=soft)
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        for number in before:
+            signal.signal(number, self._on_signal)
+        try:
+            self._serve()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return EXIT_OK if self.failure is None else EXIT_BUG
+
+    def request_stop(self) -> None:
+        """Have it stop; from any thread, and from a signal handler."""
+        self._stopping = True
+        with contextlib.suppress(AttributeError):  # it was never opened
+            self._inbox.wake()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stopping:
+            # Asked twice: do not wait for anybody. Everything confirmed is on disk.
+            os._exit(128 + number)
+        self.request_stop()
+
+    def __enter__(self) -> Self:
+        """start()."""
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        """stop()."""
+        self.stop()
+
+    # --- facts -----------------------------------------------------------------------
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where it listens, with the ports that were found for port 0."""
+        return [listener.name for listener in self._listeners]
+
+    @property
+    def public_key(self) -> str:
+        """What clients need for CURVE; empty without it."""
+        return self._authenticator.public_key.decode() if self._authenticator else ""
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters and gauges; from any thread."""
+        return {
+            "core": {**self._core.counters, **self._core.gauges},
+            **self._facts(),
+        }
+
+    def metrics_text(self) -> str:
+        """The same for Prometheus."""
+        return prometheus_text(self.metrics())
+
+    def _facts(self) -> dict[str, Any]:
+        """The shell's part of BROKER_INFO."""
+        return {
+            "endpoints": self.endpoints,
+            "data": self._journal.storage.describe(),
+            "uptime_ms": self._clock() - self._started_ms,
+            "resident_bytes": self._guard.rss,
+            "connections": len(self._guard),
+            "shell": dict(self._counters),
+            "disk": self._rings.facts(),
+        }
+
+    # --- opening ---------------------------------------------------------------------
+
+    def _open(self) -> None:
+        config = self.config
+        endpoints = [parse_endpoint(text) for text in config.listen]
+        check_public(endpoints, config)
+        self._started_ms = self._clock()
+        with contextlib.ExitStack() as parts:
+            context = self._context
+            if context is None:
+                context = zmq.Context()
+                parts.callback(context.term)
+            self._inbox = Inbox()
+            parts.callback(self._inbox.close)
+            self._journal = self._open_journal()
+            self._rings = Rings(self._journal, config.journal, self._inbox)
+            parts.callback(self._close_journal)
+            facts = self._recover()
+            self._core = Broker(
+                self._broker_settings(),
+                uuid=self._journal.uuid,
+                epoch=self._journal.epoch,
+                state=RecoveredState(facts),
+                random=os.urandom,
+            )
+            self._rings.snapshot = self._core.snapshot
+            self._guard = Guard(
+                partial_bytes_max=config.limits.partial_message_bytes_max,
+                amplified_bytes_max=config.limits.amplified_bytes_max,
+                hello_ms=config.links.hello_ms,
+                count=self._count,
+                report=lambda name, facts: self.log.warning(name, **facts),
+            )
+            parts.callback(self._guard.close)
+            if config.authentication.mechanism != "none":
+                self._authenticator = Authenticator(
+                    context, config.authentication, self._clock, self._denied
+                )
+                parts.callback(self._authenticator.close)
+            self._listeners = []
+            for endpoint in endpoints:
+                listener = Listener(context, endpoint, config, self._authenticator)
+                self._listeners.append(listener)
+                parts.callback(listener.close, config.loop.drain_ms)
+            self._rings.start()
+            parts.callback(self._rings.stop_threads)
+            self._loop = Loop(
+                config,
+                core=self._core,
+                rings=self._rings,
+                listeners=self._listeners,
+                guard=self._guard,
+                inbox=self._inbox,
+                limits=_limits(config),
+                clock=self._clock,
+                log=self.log,
+                counters=self._counters,
+            )
+            # From here on _serve() undoes all this, the last first.
+            self._parts = parts.pop_all()
+        self.log.info(
+            "listening",
+            endpoints=self.endpoints,
+            data=self._journal.storage.describe(),
+            epoch=self._journal.epoch,
+            version=_version(),
+            **({"server_key": self.public_key} if self.public_key else {}),
+        )
+        if config.authentication.mechanism == "plain" and any(e.is_public for e in endpoints):
+            self.log.warning(
+                "passwords_in_clear",
+                do='anyone on the way can read them; authentication.mechanism = "curve" encrypts',
+            )
+
+    def _open_journal(self) -> Journal:
+        directory = self.config.data_directory
+        where = directory or "memory"
+        elsewhere = "or choose another: malamute broker --data DIRECTORY"
+        try:
+            if self._storage is not None:
+                return Journal.open(self._storage)
+            return Journal.open(directory) if directory else Journal.open(MemoryStorage())
+        except JournalLocked as error:
+            raise StartError(str(error), where, "one directory serves one broker") from error
+        except DiskFull as error:
+            raise StartError(str(error), where, f"free space on its disk, {elsewhere}") from error
+        except JournalCorrupt as error:
+            raise StartError(str(error), where, "nothing was changed") from error
+        except JournalError as error:
+            raise StartError(str(error), where, elsewhere.removeprefix("or ")) from error
+        except OSError as error:
+            raise _explained(error, where, elsewhere) from error
+
+    def _recover(self) -> dict[str, RingFacts]:
+        """Open the rings that are there, ring main first, and report what was found."""
+        where = self._journal.storage.describe()
+        for unknown in self._journal.unknown:
+            self.log.warning("file_left_alone", file=unknown.file, reason=unknown.reason)
+        try:
+            facts = {MAIN: self._recover_ring(MAIN, {"full": self.config.journal.full})}
+            if not facts[MAIN].end_lsn:
+                # Here a full disk is a reason not to start; and the first publish need not wait.
+                self._rings.prepare(MAIN)
+            asked = rings_asked(facts[MAIN])
+            for name in self._journal.names():
+                if name == MAIN:
+                    continue
+                if name not in asked:
+                    self.log.warning(
+                        "ring_left_alone", ring=name, reason="no stream lives in it any more"
+                    )
+                    continue
+                facts[name] = self._recover_ring(name, asked[name])
+        except DiskFull as error:
+            raise StartError(str(error), where, "free space on its disk") from error
+        except JournalError as error:
+            raise StartError(
+                str(error), where, f"look at it with: malamute journal verify {where}"
+            ) from error
+        except ValueError as error:
+            raise StartError(str(error), where, "see the section [journal]") from error
+        except OSError as error:
+            raise _explained(error, where, "") from error
+        return facts
+
+    def _recover_ring(self, name: str, asked: dict[str, Any]) -> RingFacts:
+        ring, recovery = self._rings.recover(name, asked)
+        self._report(name, recovery)
+        if recovery.unreadable_state and name == MAIN:
+            raise JournalCorrupt(
+                f"ring {name}",
+                "no snapshot of the table of streams can be read, and to go on without it could "
+                "give a new stream an old one's records; restore the directory from a backup",
+            )
+        return ring_facts(name, ring, recovery)
+
+    def _report(self, name: str, recovery: Recovery) -> None:
+        for damage in recovery.damages:
+            self.log.error("journal_damaged", ring=name, **damage._asdict())
+        for dropped in recovery.dropped:
+            self.log.warning("unconfirmed_tail_dropped", ring=name, **dropped._asdict())
+        for unknown in recovery.unknown:
+            self.log.error("file_left_alone", ring=name, **unknown._asdict())
+        for file in recovery.rewritten:
+            self.log.warning("segment_rewritten", ring=name, file=file)
+        if recovery.end_lsn:
+            self.log.info("recovered", ring=name, end_lsn=recovery.end_lsn, clean=recovery.clean)
+
+    def _broker_settings(self) -> BrokerSettings:
+        config = self.config
+        links, streams, memory = config.links, config.streams, config.memory
+        return BrokerSettings(
+            limits=_limits(config),
+            software=f"malamute-py {_version()}",
+            permit=Permissions(config.permissions),
+            facts=self._facts,
+            links_max=links.links_max,
+            heartbeat_ms=links.heartbeat_ms,
+            heartbeat_min_ms=links.heartbeat_min_ms,
+            heartbeat_max_ms=links.heartbeat_max_ms,
+            expiry_beats=links.expiry_beats,
+            window_bytes=links.window_bytes,
+            outbox_commands_max=links.outbox_commands_max,
+            link_queries_max=links.queries_max,
+            outstanding_bytes=memory.outstanding_bytes,
+            share_min_bytes=memory.share_min_bytes,
+            share_max_bytes=memory.share_max_bytes,
+            streams_max=streams.streams_max,
+            settings_bytes_max=streams.settings_bytes_max,
+            all_settings_bytes_max=streams.all_settings_bytes_max,
+            link_subscriptions_max=streams.link_subscriptions_max,
+            subscriptions_max=streams.subscriptions_max,
+            pattern_bytes_max=streams.pattern_bytes_max,
+            all_patterns_bytes_max=streams.all_patterns_bytes_max,
+            producers_max=streams.producers_max,
+            producer_streams_max=streams.producer_streams_max,
+            producer_places_max=streams.producer_places_max,
+            auto_create=streams.auto_create,
+            default_stream=streams.default,
+            unsynced_bytes_max=memory.unsynced_bytes_max,
+            hot_bytes=memory.hot_bytes,
+            quantum_bytes=memory.quantum_bytes,
+            step_bytes=memory.step_bytes,
+            reads_max=memory.reads_max,
+            last_per_subject_max=streams.last_per_subject_max,
+            retention_ms=streams.retention_ms,
+            retry_ms=streams.retry_ms,
+        )
+
+    def _count(self, name: str) -> None:
+        self._counters[name] += 1
+
+    def _denied(self, mechanism: str, address: str) -> None:
+        """A connection was turned away (the authenticator's thread)."""
+        self._counters["denied_total"] += 1
+        if self._counters["denied_total"] <= 100 or self._counters["denied_total"] % 1000 == 0:
+            self.log.warning("denied", mechanism=mechanism, address=address)
+
+    # --- serving and closing -------------------------------------------------------------
+
+    def _serve(self) -> None:
+        loop = self._loop
+        try:
+            while not self._stopping:
+                loop.turn()
+            loop.finish(self.config.loop.drain_ms)
+        except BaseException as error:  # noqa: BLE001 - a bug: said aloud, and the daemon ends
+            self.failure = error
+            self.log.critical("failed", error=repr(error), trace=traceback.format_exc())
+            loop.abandon()
+        try:
+            self._parts.close()
+        except BaseException as error:  # noqa: BLE001 - what is closed last may fail for the first
+            self.failure = self.failure or error
+            self.log.critical("failed_at_end", error=repr(error), trace=traceback.format_exc())
+        if self.failure is None:
+            self.log.info("stopped")
+
+    def _close_journal(self) -> None:
+        try:
+            self._rings.close()
+        except JournalFailed as error:
+            # Said when it happened; the next start deals with it.
+            self.log.error("ring_not_closed", reason=str(error))
+
+
+def _limits(config: Config) -> Limits:
+    return Limits(**{name: getattr(config.limits, name) for name in Limits.__struct_fields__})
+
+
+def _version() -> str:
+    try:
+        return metadata.version("malamute-py")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _raise_open_files() -> tuple[int, int]:
+    """Raise the limit of open files as far as allowed; returns it before and after."""
+    soft, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 20 if allowed == resource.RLIM_INFINITY else min(allowed, 1 << 20)
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, allowed))
+    return soft, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _explained(error: OSError, where: str, elsewhere: str) -> StartError:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StartError(
+            f"no permission ({error})", where,
+            f"run the broker as the owner of the directory, {elsewhere}".rstrip(", "),
+        )  # fmt: skip
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StartError(f"the disk is full ({error})", where, "free space there")
+    return StartError(str(error), where, "look at the directory and its disk")

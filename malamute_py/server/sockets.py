@@ -1,0 +1,237 @@
+"""Listening sockets: endpoints, the options of each, and binding.
+
+Owns which endpoints are allowed and how a ROUTER socket is set up. The rule: every option
+whose default is wrong for a daemon is set here, and a public address without
+authentication is refused unless the operator said so in words. Source: DESIGN.md,
+sections 4 and 11; zmq_setsockopt(3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from malamute_py.config import PUBLIC_WORDS, Config, ConfigError
+from malamute_py.server.errors import StartError
+
+if TYPE_CHECKING:
+    from malamute_py.server.auth import Authenticator
+
+ZAP_DOMAIN = b"malamute"
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """One address to listen on, taken apart."""
+
+    text: str
+    transport: str
+    host: str
+    """Host, interface or `*` of tcp; path of ipc; name of inproc."""
+    port: str = ""
+
+    @property
+    def is_public(self) -> bool:
+        """Whether another machine may reach it."""
+        if self.transport != "tcp":
+            return False
+        if self.host in {"localhost", "lo"}:
+            return False
+        try:
+            return not ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return True  # a wildcard, an interface or a host name: assume the worst
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Take an endpoint apart; raises ConfigError for one that we cannot listen on."""
+    transport, separator, rest = text.partition("://")
+    if not separator or transport not in {"tcp", "ipc", "inproc"} or not rest:
+        raise ConfigError(
+            "listen",
+            f"{text!r} is not an endpoint; write tcp://127.0.0.1:9797, ipc:///run/malamute.sock "
+            "or inproc://name",
+        )
+    if transport != "tcp":
+        return Endpoint(text, transport, rest)
+    host, separator, port = rest.rpartition(":")
+    if not separator or not host:
+        raise ConfigError("listen", f"{text!r} has no port; write for instance {text}:9797")
+    if port != "*" and not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ConfigError("listen", f"{text!r}: the port {port!r} is not a number below 65536")
+    if port == "0":
+        port = "*"  # what libzmq calls "any free port"
+    host = host.removeprefix("[").removesuffix("]")
+    return Endpoint(text, transport, host, port)
+
+
+def check_public(endpoints: list[Endpoint], config: Config) -> None:
+    """Raise ConfigError when a public endpoint would be open to anyone without these words."""
+    if config.authentication.mechanism != "none":
+        return
+    public = [endpoint.text for endpoint in endpoints if endpoint.is_public]
+    if public and config.listen_public_without_authentication != PUBLIC_WORDS:
+        raise ConfigError(
+            "listen",
+            f"{', '.join(public)} can be reached from other machines and authentication.mechanism "
+            'is "none"; set it to "curve" or "plain", or listen on 127.0.0.1, or say in the '
+            f'configuration: listen_public_without_authentication = "{PUBLIC_WORDS}"',
+        )
+
+
+class Listener:
+    """One bound ROUTER socket."""
+
+    __slots__ = ("authenticated", "endpoint", "monitor", "name", "socket")
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: Endpoint,
+        config: Config,
+        authenticator: Authenticator | None,
+    ) -> None:
+        """Bind; raises StartError when the address cannot be had."""
+        self.endpoint = endpoint
+        self.authenticated = authenticator is not None and _is_guarded(endpoint, config)
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        self.monitor: zmq.Socket[bytes] | None = None
+        try:
+            self._set_options(config)
+            if self.authenticated and authenticator is not None:
+                self.socket.zap_domain = ZAP_DOMAIN
+                self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+                authenticator.protect(self.socket)
+            if endpoint.transport != "inproc":
+                # Before the bind, so that no connection is accepted unseen.
+                self.monitor = self.socket.get_monitor_socket(
+                    zmq.EVENT_ACCEPTED
+                    | zmq.EVENT_ACCEPT_FAILED
+                    | zmq.EVENT_DISCONNECTED
+                    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+                    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+                    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+                )
+                self.monitor.setsockopt(zmq.RCVHWM, 0)
+            self._bind()
+        except BaseException:
+            self.close(0)
+            raise
+        self.name = bytes(self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+    def _set_options(self, config: Config) -> None:
+        links, limits = config.links, config.limits
+        options = {
+            # One frame; what endless MORE frames add up to is the guard's business.
+            zmq.MAXMSGSIZE: max(limits.batch_bytes_max, limits.command_frame_bytes_max),
+            zmq.HANDSHAKE_IVL: links.handshake_ms,
+            zmq.HEARTBEAT_IVL: links.transport_heartbeat_ms,
+            zmq.HEARTBEAT_TIMEOUT: links.transport_heartbeat_ms * 3,
+            zmq.HEARTBEAT_TTL: links.transport_heartbeat_ms * 3,
+            zmq.LINGER: 0,
+            zmq.BACKLOG: links.backlog,
+            zmq.RCVHWM: links.receive_messages_max,
+            zmq.SNDHWM: links.send_messages_max,
+            zmq.ROUTER_MANDATORY: 1,
+            zmq.ROUTER_HANDOVER: 0,
+            zmq.IMMEDIATE: 1,
+            zmq.TCP_KEEPALIVE: 1,
+            zmq.IPV6: int(":" in self.endpoint.host or links.ipv6),
+        }
+        for option, value in options.items():
+            self.socket.setsockopt(option, value)
+
+    def _bind(self) -> None:
+        endpoint = self.endpoint
+        if endpoint.transport == "ipc":
+            _clear_stale_socket_file(endpoint)
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        address = endpoint.text if endpoint.transport != "tcp" else f"tcp://{host}:{endpoint.port}"
+        try:
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            raise _bind_error(endpoint, error) from None
+
+    def close(self, linger_ms: int) -> None:
+        """Stop listening; give what is queued linger_ms to leave."""
+        if self.monitor is not None:
+            self.socket.disable_monitor()
+            self.monitor.close(0)
+            self.monitor = None
+        self.socket.close(linger_ms)
+
+
+def _is_guarded(endpoint: Endpoint, config: Config) -> bool:
+    if endpoint.transport == "inproc":
+        return False  # the same process, and libzmq makes no handshake there
+    return not (endpoint.transport == "ipc" and config.authentication.ipc_without)
+
+
+def _clear_stale_socket_file(endpoint: Endpoint) -> None:
+    """Remove the socket file of a dead broker; raises StartError when one answers there.
+
+    libzmq binds over any socket file, a live broker's included, and takes its clients away.
+    """
+    path = endpoint.host
+    if path.startswith("@") or path == "*":
+        return
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StartError(str(error), endpoint.text, "choose another path") from None
+    if not stat.S_ISSOCK(mode):
+        raise StartError(
+            "a file that is not a socket has this name", endpoint.text, "choose another path"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            return
+        except OSError as error:
+            raise StartError(
+                f"the socket file cannot be used ({error.strerror})",
+                endpoint.text,
+                "choose another path or remove the file",
+            ) from None
+    raise StartError(
+        "another process listens there",
+        endpoint.text,
+        "stop it (ss -xlp names it), or listen elsewhere: malamute broker --listen ENDPOINT",
+    )
+
+
+def _bind_error(endpoint: Endpoint, error: zmq.ZMQError) -> StartError:
+    elsewhere = "listen elsewhere: malamute broker --listen ENDPOINT (port 0 takes a free one)"
+    if error.errno == errno.EADDRINUSE:
+        return StartError(
+            "the address is in use",
+            endpoint.text,
+            f"another broker may run already (ss -tlnp names the process); stop it, or {elsewhere}",
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return StartError("this machine has no such address", endpoint.text, elsewhere)
+    if error.errno == errno.ENODEV:
+        return StartError("no such network interface", endpoint.text, elsewhere)
+    if error.errno == errno.EACCES:
+        return StartError(
+            "no permission to listen there",
+            endpoint.text,
+            "ports below 1024 need a privilege, a socket file needs a writable directory; "
+            + elsewhere,
+        )
+    if error.errno == errno.ENAMETOOLONG:
+        return StartError("the path is too long for a socket", endpoint.text, "use a shorter one")
+    return StartError(f"cannot listen ({error})", endpoint.text, elsewhere)

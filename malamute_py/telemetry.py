@@ -1,0 +1,162 @@
+"""What the daemon tells about itself: log lines and counters.
+
+Owns the set-up of the log and the form of the counters. The rule: nothing here is global,
+so that several brokers fit in one process and an embedded one leaves the program's own
+logging alone; a message is never logged, it is counted. Source: STYLE.md, hot paths.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+import structlog
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+class Log(Protocol):
+    """The part of a structlog logger that the shell uses."""
+
+    def debug(self, event: str, **facts: Any) -> Any: ...  # noqa: D102
+    def info(self, event: str, **facts: Any) -> Any: ...  # noqa: D102
+    def warning(self, event: str, **facts: Any) -> Any: ...  # noqa: D102
+    def error(self, event: str, **facts: Any) -> Any: ...  # noqa: D102
+    def critical(self, event: str, **facts: Any) -> Any: ...  # noqa: D102
+
+
+def open_log(level: str = "info", form: str = "auto", stream: TextIO | None = None) -> Log:
+    """A logger that writes to `stream` (standard error when None).
+
+    form: `console` for people, `json` for machines, `auto`: console on a terminal.
+    """
+    out = sys.stderr if stream is None else stream
+    console = form == "console" or (form == "auto" and out.isatty())
+    render: Any
+    if console:
+        render = structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=28)
+    else:
+        render = structlog.processors.JSONRenderer(sort_keys=False, default=str)
+    processors: list[Any] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if not console:
+        processors.append(structlog.processors.dict_tracebacks)
+    log: Log = structlog.wrap_logger(
+        structlog.PrintLogger(out),
+        processors=[*processors, render],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+    )
+    return log
+
+
+class Limiter:
+    """Lets each event name through a few times in a period, and counts the rest.
+
+    A hostile peer can cause an event a message; a line costs 7 us, a full log a disk.
+    """
+
+    def __init__(self, lines_max: int = 20, period_ms: int = 10_000) -> None:
+        """lines_max: lines of one name in period_ms."""
+        self._lines_max = lines_max
+        self._period_ms = period_ms
+        self._since_ms = 0
+        self._seen: dict[str, int] = {}
+
+    def allows(self, name: str, now_ms: int) -> bool:
+        """Whether a line of this name may be written now."""
+        if now_ms - self._since_ms >= self._period_ms:
+            self._since_ms = now_ms
+            self._seen.clear()
+        count = self._seen.get(name, 0) + 1
+        self._seen[name] = count
+        return count <= self._lines_max
+
+    def suppressed(self, now_ms: int) -> dict[str, int]:
+        """Names and counts of what was withheld in a period that is over; reported once."""
+        if now_ms - self._since_ms < self._period_ms or not self._seen:
+            return {}
+        held = {n: c - self._lines_max for n, c in self._seen.items() if c > self._lines_max}
+        self._since_ms = now_ms
+        self._seen.clear()
+        return held
+
+
+class Refusals:
+    """Which rings refuse appends: said when it begins, changes and ends, else counted.
+
+    A full disk refuses as often as its producers try; a line each says nothing new.
+    """
+
+    def __init__(self, period_ms: int = 10_000) -> None:
+        """period_ms: how often a ring's count is reported while it goes on."""
+        self._period_ms = period_ms
+        self._since_ms = 0
+        self._codes: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def begins(self, ring: str, code: str) -> bool:
+        """Count a refusal; True when the ring did not refuse for this before."""
+        if self._codes.get(ring) == code:
+            self._counts[ring] += 1
+            return False
+        self._codes[ring] = code
+        self._counts[ring] = 0
+        return True
+
+    def ends(self, ring: str) -> tuple[str, int] | None:
+        """The ring took an append, or is gone: what ended, and the count not reported."""
+        if not self._codes:
+            return None
+        code = self._codes.pop(ring, None)
+        return None if code is None else (code, self._counts.pop(ring))
+
+    def counts(self, now_ms: int) -> list[tuple[str, str, int]]:
+        """(ring, code, count) of a period that is over, beyond what was said; reported once."""
+        if now_ms - self._since_ms < self._period_ms:
+            return []
+        self._since_ms = now_ms
+        found = [(ring, self._codes[ring], n) for ring, n in self._counts.items() if n]
+        self._counts = dict.fromkeys(self._counts, 0)
+        return found
+
+
+def prometheus_text(metrics: Mapping[str, Any], prefix: str = "malamute") -> str:
+    """Counters and gauges as Prometheus text; nested names are joined with `_`.
+
+    A name that ends in `_total` is a counter, every other number a gauge; what is not a
+    number (a version, a list) is left out. `rings` and the like, tables by a free name,
+    become one metric with a label.
+    """
+    lines: list[str] = []
+
+    def emit(name: str, label: str, value: float) -> None:
+        kind = "counter" if name.endswith("_total") else "gauge"
+        header = f"# TYPE {name} {kind}"
+        if header not in lines:
+            lines.append(header)
+        lines.append(f"{name}{label} {value}")
+
+    def walk(path: str, table: Mapping[str, Any]) -> None:
+        for key, value in table.items():
+            name = f"{path}_{key}"
+            if isinstance(value, bool):
+                emit(name, "", int(value))
+            elif isinstance(value, int | float):
+                emit(name, "", value)
+            elif isinstance(value, Mapping):
+                inner = list(value.values())
+                if inner and all(isinstance(part, Mapping) for part in inner):
+                    for fact in inner[0]:
+                        for label, part in value.items():
+                            number = part.get(fact)
+                            if isinstance(number, int | float):
+                                quoted = str(label).replace("\\", r"\\").replace('"', r"\"")
+                                emit(f"{name}_{fact}", f'{{name="{quoted}"}}', number)
+                else:
+                    walk(name, value)
+
+    walk(prefix, metrics)
+    return "\n".join(lines) + "\n"
