@@ -1,0 +1,13 @@
+"""`spark.readStream.format("malamute")` and `spark.read.format("malamute")`.
+
+Owns the name by which Spark finds the source: PySpark imports every package called
+pyspark_* and registers its DefaultSource. The rule: importing this package imports
+pyspark and nothing else, since one failing import here would hide every other source of
+the session as well.
+"""
+
+from __future__ import annotations
+
+from pyspark_malamute.source import DefaultSource
+
+__all__ = ["DefaultSource"]

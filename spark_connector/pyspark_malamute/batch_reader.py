@@ -1,0 +1,48 @@
+"""spark.read: one bounded read.
+
+Owns the planning of a batch read. The rule: start and end are fixed once, when Spark
+plans, so that every task reads from the same picture of the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from pyspark_malamute import links
+from pyspark_malamute.fetch import fetch
+from pyspark_malamute.options import Place, SourceOptions
+from pyspark_malamute.planning import Range, ask_plan, check_plan, locate, locate_start, ranges
+
+
+class MalamuteReader(DataSourceReader):
+    """Plans in one process of the driver, reads in the executors."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks; see option endingOffsets for where the last one ends."""
+        options = self._options
+        try:
+            client = links.link(options)
+            start = locate_start(client, options, "earliest")
+            place = options.ending or Place("latest")
+            name = "endingTimestamp" if place.kind == "time" else "endingOffsets"
+            end = locate(client, options, place, name)
+            if start.offset >= end.offset:
+                return []
+            plan = ask_plan(client, options, start.offset, start.epoch, end=end.offset)
+            check_plan(client, options, plan, start.offset, start.epoch)
+            return list(ranges(client, options, plan, max(start.offset, plan.first), end.offset))
+        finally:
+            # The process that plans belongs to Spark's pool and may idle for long.
+            links.drop(options)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The records of one task."""
+        if not isinstance(partition, Range):
+            return iter(())  # what Spark makes of an empty list of partitions
+        return fetch(self._options, partition)

@@ -1,0 +1,291 @@
+"""Batches as Arrow record batches of the source's schema.
+
+Owns the way from a batch's columns to Spark's. The rules: no Python object a row; what
+repeats (subjects, field maps) is turned into Arrow once a header table; what leaves here
+equals Spark's Arrow schema exactly and has one to two MiB, which Spark does not cut and
+takes fastest. Source: SPEC.md, section 5, and PySpark's to_arrow_schema.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from malamute_protocol.arrow import aligned
+from malamute_protocol.batch import Batch
+from malamute_protocol.content import ARROW, BODY_KINDS, LIST, NO_TIME, parse_properties
+from malamute_protocol.header import HeaderTable
+from pyspark_malamute.errors import MalamuteSourceError
+from pyspark_malamute.options import SourceOptions
+from pyspark_malamute.schema import spark_schema
+
+if TYPE_CHECKING:
+    from malamute_protocol.content import Content
+
+TARGET_BYTES: Final = 1 << 20
+"""What comes together for a record batch: smaller ones cost a call each."""
+RECORD_BATCH_BYTES_MAX: Final = 2 << 20
+"""Where a record batch is cut: *one of 50 MiB costs 40% more a row."""
+_TABLES_KEPT: Final = 256
+_STALE: Final = 10_000
+"""Batches gathered at most, so that a record batch of empty bodies ends, too."""
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+# The stubs of pyarrow know too few of its overloads: what is built here is Any, and
+# test_columns.py holds it to Spark's schema.
+_arrow: Final[Any] = pa
+
+
+class _Column:
+    """Numbers of the rows of several batches, each one a row or the same for all of a batch.
+
+    *A numpy array for each batch of one record costs more than the record.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[Array | int] = []
+        self._counts: list[int] = []
+        self._even = True
+
+    def add(self, values: Array | int, count: int) -> None:
+        """The rows of a batch."""
+        self._parts.append(values)
+        self._counts.append(count)
+        self._even = self._even and isinstance(values, int)
+
+    def finish(self, dtype: Any) -> Array:
+        """The column."""
+        if self._even:
+            return np.repeat(np.array(self._parts, dtype), self._counts)
+        if len(self._parts) == 1:
+            only: Any = self._parts[0]
+            return np.asarray(only, dtype)
+        return np.concatenate(
+            [
+                np.full(count, part, dtype) if isinstance(part, int) else part
+                for part, count in zip(self._parts, self._counts, strict=True)
+            ],
+            dtype=dtype,
+        )
+
+
+class _Coded:
+    """A column of codes into tables that several batches share; the tables follow each other."""
+
+    def __init__(self, kind: Any, entries: Callable[[HeaderTable], Iterable[Any]]) -> None:
+        """kind: Arrow type of an entry. entries: of a table; the code -1 stands for []."""
+        self._kind = kind
+        self._entries = entries
+        self._made: OrderedDict[int, tuple[HeaderTable, Any]] = OrderedDict()
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a new record batch."""
+        self._bases: dict[int, int] = {}
+        self._tables: list[Any] = []
+        self._size = 0
+        self._codes = _Column()
+
+    def add(self, table: HeaderTable, codes: Array | int, count: int) -> None:
+        """The rows of a batch; codes: one a row, or the same for all."""
+        key = id(table)
+        base = self._bases.get(key)
+        if base is None:
+            values = self._array(table)
+            base = self._bases[key] = self._size
+            self._tables.append(values)
+            self._size += len(values)
+        self._codes.add(codes + base if base else codes, count)
+
+    def finish(self) -> Any:
+        """The column."""
+        tables = self._tables
+        values = tables[0] if len(tables) == 1 else _arrow.concat_arrays(tables)
+        return values.take(_arrow.array(self._codes.finish(np.int32)))
+
+    def _array(self, table: HeaderTable) -> Any:
+        # The table is held beside its array: an id is unique among the living only.
+        found = self._made.get(id(table))
+        if found is None:
+            values = _arrow.array(list(self._entries(table)), self._kind)
+            found = self._made[id(table)] = (table, values)
+            if len(self._made) > _TABLES_KEPT:
+                self._made.popitem(last=False)
+        return found[1]
+
+
+class Gather:
+    """Collects batches and gives them out as record batches of the source's schema."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        """options: those that the schema follows from."""
+        self._options = options
+        self.schema: Any = to_arrow_schema(spark_schema(options), timezone="UTC")
+        kinds = {field.name: field.type for field in self.schema}
+        self._body_kind = kinds["body"]
+        self._subjects = _Coded(kinds["subject"], lambda table: (keys[0] for keys in table.keys))
+        self._keys: _Coded | None = None
+        self._fields: _Coded | None = None
+        if options.include_keys:
+            self._keys = _Coded(kinds["keys"], lambda table: map(list, table.keys))
+        if options.include_fields:
+            self._fields = _Coded(kinds["fields"], _field_entries)
+        self._properties_kind = kinds.get("properties")
+        self._clear()
+
+    def _clear(self) -> None:
+        self._bytes = 0
+        self._offsets: list[Array] = []
+        self._append_times = _Column()
+        self._client_times = _Column()
+        self._bodies: list[Any] = []
+        self._properties: list[Any] = []
+        for coded in (self._subjects, self._keys, self._fields):
+            if coded is not None:
+                coded.clear()
+
+    @property
+    def full(self) -> bool:
+        """Enough has come together for a record batch."""
+        return self._bytes >= TARGET_BYTES or len(self._offsets) >= _STALE
+
+    def add(self, batch: Batch) -> None:
+        """Take in the delivered rows of a batch.
+
+        Raises BatchError: the bytes are not a batch. Raises MalamuteSourceError: its bodies
+        have no place in the schema.
+        """
+        rows = batch.indices
+        count = len(batch)
+        if not count:
+            return
+        content = aligned(batch.content)
+        body = self._body(content)
+        self._bodies.append(body if rows is None else body.take(_arrow.array(rows)))
+        self._offsets.append(batch.offsets)
+        self._append_times.add(batch.stamp.append_time_ms, count)
+        self._client_times.add(_rows(content.client_times, NO_TIME, rows), count)
+        content.check_codes()
+        table = content.table
+        codes = _rows(content.subject_codes, 0, rows)
+        self._subjects.add(table, codes, count)
+        if self._keys is not None:
+            self._keys.add(table, codes, count)
+        if self._fields is not None:
+            # Entry 0 is the empty map: a record without fields has code -1 in the batch.
+            default = 0 if table.fieldmaps else -1
+            self._fields.add(table, _rows(content.field_codes, default, rows) + 1, count)
+        if self._properties_kind is not None:
+            self._properties.append(self._property_column(content, rows, count))
+        self._bytes += batch.stamp.size * count // content.head.count
+
+    def take(self) -> Iterator[Any]:
+        """What was gathered, as record batches of 1 to 2 MiB; then begin anew."""
+        if not self._offsets:
+            return
+        columns: dict[str, Any] = {
+            "offset": _arrow.array(np.concatenate(self._offsets)),
+            "append_time": _times(self._append_times.finish(np.int64)),
+            "client_time": _times(self._client_times.finish(np.int64)),
+            "subject": self._subjects.finish(),
+            "body": _concatenated(self._bodies),
+        }
+        if self._keys is not None:
+            columns["keys"] = self._keys.finish()
+        if self._fields is not None:
+            columns["fields"] = self._fields.finish()
+        if self._properties_kind is not None:
+            columns["properties"] = _concatenated(self._properties)
+        whole = _arrow.RecordBatch.from_arrays(
+            [columns[name] for name in self.schema.names], schema=self.schema
+        )
+        self._clear()
+        pieces = -(-whole.nbytes // RECORD_BATCH_BYTES_MAX)
+        rows = -(-whole.num_rows // pieces)
+        for first in range(0, whole.num_rows, rows):
+            yield whole.slice(first, rows)
+
+    def _body(self, content: Content) -> Any:
+        kind = content.head.body_kind
+        wanted = self._options.body_type
+        if kind == ARROW or (kind == LIST and wanted != "list"):
+            remedy = (
+                'add .option("bodyType", "list")'
+                if kind == LIST
+                else "read it with the client, whose batches have to_arrow()"
+            )
+            raise MalamuteSourceError(
+                f"malamute source: bodies of stream '{self._options.stream}' are of kind "
+                f"'{BODY_KINDS[kind]}', which bodyType '{wanted}' cannot hold: {remedy}"
+            )
+        bodies = content.bodies()
+        blob = _arrow.py_buffer(bodies.blob)
+        bounds = bodies.offsets if bodies.parts is None else bodies.parts
+        values = _arrow.Array.from_buffers(
+            _arrow.binary(), len(bounds) - 1, [None, _arrow.py_buffer(bounds), blob]
+        )
+        if wanted != "list":
+            return values
+        parts = bodies.offsets
+        if bodies.parts is None:
+            parts = np.arange(len(content) + 1, dtype=np.int32)
+        return _arrow.ListArray.from_arrays(_arrow.array(parts), values, type=self._body_kind)
+
+    def _property_column(self, content: Content, rows: Array | None, count: int) -> Any:
+        maps, codes = content.properties()
+        values = _arrow.array([[], *map(_texts, maps)], self._properties_kind)
+        chosen = _rows(codes, 0 if maps else -1, rows) + 1
+        if isinstance(chosen, int):
+            chosen = np.full(count, chosen, np.int32)
+        return values.take(_arrow.array(chosen))
+
+
+def _field_entries(table: HeaderTable) -> Iterator[Sequence[tuple[str, str]]]:
+    yield ()
+    for fields in table.fieldmaps:
+        yield tuple(fields.items())
+
+
+def _rows(values: Array | None, default: int, rows: Array | None) -> Array | int:
+    """What the delivered rows have of a column; default: where the batch has no such column."""
+    if values is None:
+        return default
+    return values if rows is None else values[rows]
+
+
+def _concatenated(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else _arrow.concat_arrays(arrays)
+
+
+def _times(times_ms: Array) -> Any:
+    """Microseconds, as Spark counts; null where there is none."""
+    missing = times_ms == NO_TIME
+    if missing.any():
+        times = _arrow.array(np.where(missing, 0, times_ms) * 1000, mask=missing)
+    else:
+        times = _arrow.array(times_ms * 1000)
+    return times.view(_arrow.timestamp("us", "UTC"))
+
+
+@lru_cache(maxsize=4096)
+def _texts(properties: bytes) -> list[tuple[str, str]]:
+    """A map of properties with its values as text: strings as they are, the rest as JSON."""
+    found: Mapping[str, Any] = parse_properties(properties) if properties else {}
+    return [(name, _text(value)) for name, value in found.items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    return json.dumps(value, ensure_ascii=False)

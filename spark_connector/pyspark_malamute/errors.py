@@ -1,0 +1,32 @@
+"""What the source says when it cannot go on.
+
+Owns the connector's error types. The rule: a message says what happened, to what, and
+what to do next, because Spark shows it to a person who sees nothing else of us.
+"""
+
+from __future__ import annotations
+
+
+class MalamuteSourceError(Exception):
+    """Base of what this source raises; Spark passes the text on."""
+
+
+class OptionError(MalamuteSourceError, ValueError):
+    """An option is unknown, missing or cannot work; `option` names it."""
+
+    def __init__(self, option: str, why: str) -> None:
+        """why: what is wrong with it and what would be right."""
+        super().__init__(f"malamute source, option '{option}': {why}")
+        self.option = option
+
+
+class CheckpointMismatch(MalamuteSourceError):
+    """The checkpoint's offset belongs to another stream, another selection or another version."""
+
+
+class DataLoss(MalamuteSourceError):
+    """Records that the query has not read cannot be read any more."""
+
+
+class SourceUnavailable(MalamuteSourceError):
+    """The broker could not be reached, refused, or did not answer in time."""

@@ -1,0 +1,150 @@
+"""A task's work: the records of one range, as Arrow record batches.
+
+Owns the fetch of a range and its repetition. The rules: what was handed to Spark is never
+fetched again, so a repeated question begins behind it; a range is complete when its covers
+reach its end, and anything less is an error; whoever stops early closes the subscription.
+Source: SPEC.md, sections 6 and 8.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any, Final
+
+from malamute_protocol.batch import Batch
+from malamute_protocol.errors import ConnectionLost, Timeout
+from malamute_py.client.position import Position
+from malamute_py.client.reading import GapNotice, Notice, RewoundNotice
+from malamute_py.client.sync import SyncSubscription
+from pyspark_malamute import links
+from pyspark_malamute.columns import Gather
+from pyspark_malamute.errors import SourceUnavailable
+from pyspark_malamute.loss import lost, rewound
+from pyspark_malamute.offsets import StreamOffset, check_stream
+from pyspark_malamute.options import SourceOptions
+from pyspark_malamute.planning import Range
+
+LOG = logging.getLogger("pyspark_malamute")
+
+_CREDIT_BYTES: Final = 8 << 20
+"""Four replies of 1 to 2 MiB under way while one is turned into columns."""
+_CREDIT_RECORDS: Final = 1 << 20
+_frozen_in = 0
+
+
+def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
+    """The selected records of a range, in order, as pyarrow.RecordBatch.
+
+    Raises DataLoss, SourceUnavailable, CheckpointMismatch (the stream was recreated).
+    """
+    _spare_the_collector()
+    gather = Gather(options)
+    position = part.start
+    failures = 0
+    while position < part.end:
+        before = position
+        try:
+            with links.explained(options, "read"), _subscribe(options, part, position) as reading:
+                _check_begin(options, reading, part, position)
+                while True:
+                    batch, position = _next(options, reading, part, position)
+                    if batch is None:
+                        break
+                    gather.add(batch)
+                    if gather.full:
+                        yield from gather.take()
+            if position < part.end:
+                raise SourceUnavailable(
+                    f"malamute source: {options.stream} [{part.start}, {part.end}) ended at "
+                    f"{position} without a word; the broker's log may tell why. Run the query again"
+                )
+        except SourceUnavailable as error:
+            # Only what may pass by itself is tried again, and only without progress counted.
+            failures = 1 if position > before else failures + 1
+            links.drop(options)
+            may_pass = isinstance(error.__cause__, Timeout | ConnectionLost)
+            if not may_pass or failures > options.fetch_retries:
+                raise
+            LOG.warning("malamute source: asking again from offset %d: %s", position, error)
+    yield from gather.take()
+
+
+def _subscribe(options: SourceOptions, part: Range, position: int) -> SyncSubscription:
+    return links.link(options).subscribe(
+        options.stream,
+        options.pattern,
+        start=Position(bytes.fromhex(part.stream), part.epoch, position),
+        end=part.end,
+        visibility="durable",
+        client_time=options.client_time,
+        create=False,
+        # Notices are taken in order below, where failOnDataLoss decides.
+        on_notice=_ignore,
+        credit_records=_CREDIT_RECORDS,
+        credit_bytes=_CREDIT_BYTES,
+    )
+
+
+def _ignore(_: Notice) -> None:
+    pass
+
+
+def _check_begin(
+    options: SourceOptions, reading: SyncSubscription, part: Range, position: int
+) -> None:
+    place = reading.accepted(options.request_timeout_ms)
+    check_stream(StreamOffset(part.stream, part.epoch, position, ""), place.stream.hex(), options)
+
+
+def _next(
+    options: SourceOptions, reading: SyncSubscription, part: Range, position: int
+) -> tuple[Batch | None, int]:
+    """The next batch, None at the end, and the position behind it.
+
+    Raises Timeout: neither moved. Raises DataLoss.
+    """
+    while True:
+        batch: Batch | None = None
+        silence: Timeout | None = None
+        try:
+            batch = reading.next_batch(options.fetch_timeout_ms)
+        except Timeout as error:
+            silence = error
+        if _is_rewound(options, reading, part):
+            # What comes now has offsets of records that this range was to have: not wanted.
+            return None, part.end
+        place = reading.position
+        before = position
+        if place is not None:
+            position = max(position, place.next)
+        if silence is None:
+            return batch, position
+        # A rare pattern is silent for long, while its empty covers come on.
+        if position == before:
+            raise silence
+
+
+def _is_rewound(options: SourceOptions, reading: SyncSubscription, part: Range) -> bool:
+    """Decide about what the reading told besides records; True: there is no more to be had."""
+    for notice in reading.notices():
+        if isinstance(notice, GapNotice):
+            end = min(notice.to_offset, part.end)
+            lost(options, notice.from_offset, end, notice.code, notice.reason)
+        elif isinstance(notice, RewoundNotice):
+            rewound(options, notice.from_offset, notice.to_offset)
+            return True
+    return False
+
+
+def _spare_the_collector() -> None:
+    """Once a process: take what is loaded out of the collections that Spark runs a task.
+
+    *Each worker collects all generations after every task: 31 ms with what we import.
+    """
+    global _frozen_in
+    if _frozen_in != os.getpid():
+        _frozen_in = os.getpid()
+        gc.freeze()

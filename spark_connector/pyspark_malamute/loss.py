@@ -1,0 +1,49 @@
+"""What happens when records cannot be read any more.
+
+Owns the one decision that option failOnDataLoss makes. The rule: no loss is silent; it
+fails the query, or it is logged with its offsets and its reason, and never anything else.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from malamute_protocol.errors import CODES
+from pyspark_malamute.errors import DataLoss
+from pyspark_malamute.options import SourceOptions
+
+LOG = logging.getLogger("pyspark_malamute")
+
+_GO_ON: Final = (
+    "To go on without these records, set option failOnDataLoss to false; to prevent it, give the "
+    "stream more ring_bytes or run the query more often."
+)
+
+
+def lost(options: SourceOptions, begin: int, end: int, code: str, reason: str = "") -> None:
+    """Records [begin, end) of the stream are gone: fail or log, as the options say.
+
+    Raises DataLoss.
+    """
+    why = CODES.get(code, code) + (f" ({reason})" if reason else "")
+    what = (
+        f"stream '{options.stream}': offsets {begin} to {end - 1} cannot be read any more: "
+        f"{code}, {why}"
+    )
+    _decide(options, what)
+
+
+def rewound(options: SourceOptions, position: int, tail: int) -> None:
+    """The stream ends before a position that was read up to. Raises DataLoss, or logs."""
+    what = (
+        f"stream '{options.stream}' now ends at offset {tail}, before {position}, where this query "
+        "was: the broker has lost what lay between, and gives those offsets to new records"
+    )
+    _decide(options, what)
+
+
+def _decide(options: SourceOptions, what: str) -> None:
+    if options.fail_on_data_loss:
+        raise DataLoss(f"malamute source: {what}. {_GO_ON}")
+    LOG.warning("malamute source: %s; going on, since failOnDataLoss is false", what)

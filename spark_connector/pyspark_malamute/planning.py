@@ -1,0 +1,138 @@
+"""What the driver asks the broker before anything is read.
+
+Owns the questions (where does this begin, how far does a batch reach, how is it cut) and
+the partitions made of the answers. The rule: the broker plans from its index, so that
+matching records, not offsets, are counted. Source: SPEC.md, PLAN_READ.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from pyspark.sql.datasource import InputPartition
+
+from malamute_py.client.facts import ReadPlan
+from malamute_py.client.position import AtTime, Position, StartPoint
+from malamute_py.client.sync import SyncClient
+from pyspark_malamute.errors import OptionError
+from pyspark_malamute.links import deadline, explained
+from pyspark_malamute.loss import lost, rewound
+from pyspark_malamute.options import Place, SourceOptions
+
+
+class Range(InputPartition):
+    """Offsets [start, end) of one stream: what one task reads."""
+
+    def __init__(self, stream: str, epoch: int, start: int, end: int) -> None:
+        """stream: its UUID, hexadecimal. epoch: in which the plan was made."""
+        self.stream = stream
+        self.epoch = epoch
+        self.start = start
+        self.end = end
+
+
+class Spot(msgspec.Struct, frozen=True):
+    """An offset of a stream, and what the stream was like when it was asked for."""
+
+    stream: str
+    epoch: int
+    first: int
+    tail: int
+    offset: int
+
+
+def locate(client: SyncClient, options: SourceOptions, place: Place, option: str) -> Spot:
+    """Where a place named by an option is.
+
+    Raises OptionError: there is no such place. Raises DataLoss: there was.
+    """
+    start: StartPoint
+    match place.kind:
+        case "earliest":
+            start = "earliest"
+        case "time":
+            start = AtTime(place.value)
+        case _:
+            start = "latest"
+    # One record of everything: only where it begins is of interest.
+    with explained(options, "find an offset"), deadline(client, options.request_timeout_ms):
+        found = client.plan_read(options.stream, ["all"], start=start, records_max=1)
+    offset = found.from_offset
+    if place.kind == "offset":
+        offset = place.value
+        if offset > found.tail:
+            raise OptionError(option, f"{offset} is beyond the stream's end, {found.tail}")
+        if offset < found.first:
+            lost(options, offset, found.first, "retention")
+            offset = found.first
+    return Spot(found.stream.hex(), found.epoch, found.first, found.tail, offset)
+
+
+def locate_start(client: SyncClient, options: SourceOptions, default: str) -> Spot:
+    """Where a new query begins; default: when no option says so. Raises as locate()."""
+    place = options.starting or Place(default)
+    by_time = place.kind == "time"
+    spot = locate(client, options, place, "startingTimestamp" if by_time else "startingOffsets")
+    if by_time and spot.offset >= spot.tail and options.starting_strategy == "error":
+        raise OptionError(
+            "startingTimestamp",
+            f"no record of stream '{options.stream}' was appended at or after it; give an earlier "
+            "time, or set startingOffsetsByTimestampStrategy to latest",
+        )
+    return spot
+
+
+def ask_plan(
+    client: SyncClient,
+    options: SourceOptions,
+    start: int,
+    epoch: int,
+    *,
+    end: int | None = None,
+    records_max: int = 0,
+    bytes_max: int = 0,
+    split_bytes: int = 0,
+) -> ReadPlan:
+    """A plan from an offset on, under caps (0: none). Raises SourceUnavailable."""
+    with explained(options, "plan a read"), deadline(client, options.request_timeout_ms):
+        return client.plan_read(
+            options.stream,
+            options.pattern,
+            # Without the uuid: a recreated stream is refused in our own words.
+            start=Position(b"", epoch, start),
+            end=end,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            split_bytes=split_bytes or options.split_bytes,
+            client_time=options.client_time,
+        )
+
+
+def check_plan(
+    client: SyncClient, options: SourceOptions, plan: ReadPlan, start: int, epoch: int
+) -> None:
+    """Decide about what the plan from a position could not include. Raises DataLoss."""
+    if plan.rewound:
+        rewound(options, start, plan.from_offset)
+    elif plan.first > start:
+        code = "retention"
+        if plan.epoch != epoch:
+            with explained(options, "ask about the stream"):
+                in_memory = client.stream_info(options.stream).settings.get("memory")
+            code = "lost" if in_memory else code
+        lost(options, start, min(plan.first, plan.to_offset), code)
+
+
+def ranges(
+    client: SyncClient, options: SourceOptions, plan: ReadPlan, start: int, end: int
+) -> list[Range]:
+    """The tasks of a plan, within [start, end): more than planned where minPartitions asks."""
+    if len(plan.splits) < options.min_partitions and plan.bytes:
+        finer = -(-plan.bytes // options.min_partitions)
+        plan = ask_plan(client, options, start, plan.epoch, end=end, split_bytes=finer)
+    stream = plan.stream.hex()
+    # A split without bytes holds nothing that may match: no task for it.
+    return [
+        Range(stream, plan.epoch, max(split.from_offset, start), min(split.to_offset, end))
+        for split in plan.splits
+        if split.bytes and split.to_offset > start and split.from_offset < end
+    ]

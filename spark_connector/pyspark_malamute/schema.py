@@ -1,0 +1,57 @@
+"""The columns of the source.
+
+Owns the Spark schema. The rule: it follows from the options alone, since Spark fixes it
+before anything is read.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pyspark_malamute.errors import MalamuteSourceError
+from pyspark_malamute.options import SourceOptions
+
+
+def spark_schema(options: SourceOptions) -> StructType:
+    """Columns of a row, in order."""
+    text = StringType()
+    texts = MapType(text, text, valueContainsNull=False)
+    body: DataType = BinaryType()
+    if options.body_type == "list":
+        body = ArrayType(body, containsNull=False)
+    columns = [
+        StructField("offset", LongType(), nullable=False),
+        StructField("append_time", TimestampType(), nullable=False),
+        StructField("client_time", TimestampType(), nullable=True),
+        StructField("subject", text, nullable=False),
+    ]
+    if options.include_keys:
+        columns.append(StructField("keys", ArrayType(text, containsNull=False), nullable=False))
+    if options.include_fields:
+        columns.append(StructField("fields", texts, nullable=False))
+    if options.include_properties:
+        columns.append(StructField("properties", texts, nullable=False))
+    columns.append(StructField("body", body, nullable=False))
+    return StructType(columns)
+
+
+def check_schema(given: StructType, options: SourceOptions) -> None:
+    """Raises MalamuteSourceError: the user gave a schema, and it is another than ours."""
+    ours = spark_schema(options)
+    if given.fieldNames() != ours.fieldNames() or [f.dataType for f in given] != [
+        f.dataType for f in ours
+    ]:
+        raise MalamuteSourceError(
+            f"malamute source: the schema is fixed, {ours.simpleString()}; remove .schema(...), "
+            "and take the body apart with from_json, from_avro or cast after loading"
+        )
