@@ -1,0 +1,394 @@
+"""Delivery: credit, live and on demand, groups and their encodings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from malamute_protocol import commands as wire
+from tests.broker.shell import Shell, bodies, offsets
+
+
+def modes(peer: Any, subscription: int) -> list[tuple[bool, int]]:
+    return [(m.live, m.offset) for m in peer.of(wire.Mode) if m.subscription == subscription]
+
+
+# --- credit -------------------------------------------------------------------------------
+
+
+def test_without_credit_nothing_is_delivered() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", records=0, size=0)
+    shell.publish(1, "s", [b"x"])
+    assert not peer.of(wire.Deliver)
+
+
+def test_a_delivery_may_overdraw_credit_by_one_batch() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", records=3)
+    for n in range(4):
+        shell.publish(1, "s", [b"x"] * 2, tracker=n + 1)
+    assert offsets(peer, 1) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("hot", [True, False])
+def test_credit_bounds_what_is_served_from_memory_and_from_history(hot: bool) -> None:
+    shell = Shell()
+    shell.hello(1)
+    for n in range(9):
+        shell.publish(1, "s", [b"x"] * 2, tracker=n + 1)
+    if not hot:
+        shell.evict()
+    peer = shell.subscribe(1, 1, "s", records=5)
+    assert offsets(peer, 1) == [0, 1, 2, 3, 4, 5]
+    shell.subscribe(1, 2, "s", size=600)
+    assert len(bodies(peer, 2)) == 6
+
+
+def test_credit_in_bytes_bounds_too() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", size=3_000)
+    for n in range(9):
+        shell.publish(1, "s", [bytes(1_000)], tracker=n + 1)
+    assert len(bodies(peer, 1)) == 3
+
+
+def test_credit_is_cumulative_and_never_falls() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", records=2)
+    for n in range(10):
+        shell.publish(1, "s", [b"x"], tracker=n + 1)
+    shell.send(1, wire.Credit(1, 1, 1))
+    shell.send(1, wire.Credit(1, 4, 1 << 50))
+    assert len(bodies(peer, 1)) == 4
+    shell.send(1, wire.Credit(1, 4, 1 << 50))
+    assert len(bodies(peer, 1)) == 4
+
+
+def test_a_live_subscription_without_credit_goes_on_demand_and_back_and_loses_nothing() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", start=[1], records=2)
+    for n in range(6):
+        shell.publish(1, "s", [str(n).encode()], tracker=n + 1)
+    assert modes(peer, 1) == [(True, 0), (False, 2)]
+    shell.send(1, wire.Credit(1, 100, 1 << 50))
+    assert modes(peer, 1) == [(True, 0), (False, 2), (True, 6)]
+    shell.publish(1, "s", [b"6"], tracker=9)
+    assert bodies(peer, 1) == [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]
+
+
+def test_a_subscription_without_credit_stays_live_while_nothing_matches() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", ["topic", "a"], start=[1], records=1)
+    shell.publish(1, "s", [b"x"], tracker=1, subject="a")
+    for n in range(5):
+        shell.publish(1, "s", [b"x"], tracker=2 + n, subject="b")
+    assert modes(peer, 1) == [(True, 0)]
+    shell.publish(1, "s", [b"x"], tracker=9, subject="a")
+    assert modes(peer, 1) == [(True, 0), (False, 6)]
+
+
+def test_a_slow_reader_falls_behind_the_hot_window_and_reads_it_all_from_the_journal() -> None:
+    shell = Shell(hot_bytes=50_000)
+    shell.hello(1)
+    shell.hello(2)
+    slow = shell.subscribe(2, 1, "s", records=5)
+    for n in range(100):
+        shell.publish(1, "s", [bytes([n]) * 1_000], tracker=n + 1)
+    assert shell.broker.gauges["hot_bytes"] <= 50_000
+    assert shell.broker.counters["reads"] == 0
+    for credit in range(10, 200, 7):
+        shell.send(2, wire.Credit(1, credit, 1 << 50))
+    assert [body[0] for body in bodies(slow, 1)] == list(range(100))
+    assert shell.broker.counters["reads"] > 0
+
+
+# --- covers -------------------------------------------------------------------------------
+
+
+def test_an_empty_cover_comes_with_the_heartbeat_when_the_position_moved() -> None:
+    shell = Shell(heartbeat_ms=100)
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", ["topic", "rare"], start=[1])
+    shell.publish(1, "s", [b"x"] * 3)
+    assert not peer.of(wire.Cover)
+    shell.wait(100)
+    assert peer.of(wire.Cover) == [wire.Cover(1, 0, 3)]
+    shell.send(1, wire.Pong(0))
+    shell.wait(100)
+    assert len(peer.of(wire.Cover)) == 1
+    shell.publish(1, "s", [b"y"], tracker=2, subject="rare")
+    assert peer.last(wire.Deliver).from_ == 3
+
+
+def test_a_delivery_covers_what_was_skipped_before_it() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", ["topic", "rare"], start=[1])
+    shell.publish(1, "s", [b"x"] * 7, tracker=1)
+    shell.publish(1, "s", [b"y"], tracker=2, subject="rare")
+    deliver = peer.last(wire.Deliver)
+    assert (deliver.from_, deliver.next) == (0, 8)
+
+
+def test_a_gap_is_preceded_by_a_cover_of_what_lies_before_it() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", ["topic", "a"], records=1)
+    shell.publish(1, "s", [b"x"], tracker=1, subject="a")
+    shell.publish(1, "s", [b"x"] * 3, tracker=2, subject="b")
+    shell.publish(1, "s", [b"x"] * 3, tracker=3, subject="a")
+    shell.publish(1, "s", [b"y"], tracker=4, subject="a")
+    shell.firsts[1] = 7
+    shell.broker.trimmed("main", {1: 7})
+    shell.send(1, wire.Credit(1, 100, 1 << 50))
+    assert peer.last(wire.Cover) == wire.Cover(1, 1, 4)
+    gap = peer.last(wire.Gap)
+    assert (gap.from_, gap.to, gap.code) == (4, 7, "retention")
+    assert bodies(peer, 1) == [b"x", b"y"]
+
+
+def test_a_gap_that_the_reader_finds_is_told_in_its_place() -> None:
+    from malamute_py.broker import HistoryRead, HistoryRun
+
+    shell = Shell(read=False)
+    shell.hello(1)
+    for n in range(4):
+        shell.publish(1, "s", [str(n).encode()], tracker=n + 1)
+    shell.evict()
+    peer = shell.subscribe(1, 1, "s")
+    (read,) = shell.reads
+    whole = shell._read(read)
+    (run,) = whole.runs
+    runs = (HistoryRun(run.data, run.spans[:1]), HistoryRun(run.data, run.spans[3:]))
+    shell.reads.clear()
+    shell.broker.history(HistoryRead(read.token, runs, 4, ((1, 3, "damaged", "bad checksum"),)))
+    shell.run()
+    assert bodies(peer, 1) == [b"0", b"3"]
+    gap = peer.last(wire.Gap)
+    assert (gap.from_, gap.to, gap.code, gap.reason) == (1, 3, "damaged", "bad checksum")
+
+
+# --- encodings ----------------------------------------------------------------------------
+
+
+def test_subscribers_who_take_all_share_the_very_frame_that_came() -> None:
+    shell = Shell()
+    shell.hello(1)
+    for link in (2, 3, 4):
+        shell.hello(link)
+        shell.subscribe(link, 1, "s", start=[1])
+    shell.readies.clear()
+    from malamute_protocol.encode import encode
+
+    content = encode([b"x"] * 100, subject="s")
+    shell.send(1, wire.Publish("s", 1), frames=[content])
+    sent = [
+        send for ready in shell.readies for send in ready.sends if send.link != 1 and send.frames
+    ]
+    assert len(sent) == 3
+    for send in sent:
+        assert send.frames[1] is content
+        assert send.frames[0] is sent[0].frames[0]
+
+
+def test_few_rows_of_a_large_batch_are_extracted_once_for_all_who_select_them() -> None:
+    shell = Shell()
+    shell.hello(1)
+    for link in (2, 3):
+        shell.hello(link)
+        shell.subscribe(link, 1, "s", ["topic", "rare"], start=[1])
+    shell.readies.clear()
+    subjects = ["common"] * 199 + ["rare"]
+    shell.publish(1, "s", [bytes(100)] * 200, subject=subjects)
+    sent = [
+        send for ready in shell.readies for send in ready.sends if send.link != 1 and send.frames
+    ]
+    assert len(sent[0].frames[1]) < 1_000
+    assert sent[0].frames[1] is sent[1].frames[1]
+    assert shell.peers[2].last(wire.Deliver).rows is None
+    assert offsets(shell.peers[2], 1) == [199]
+
+
+def test_one_who_asks_for_whole_batches_gets_rows_of_the_batch_as_it_was() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", ["topic", "rare"], start=[1], whole=True)
+    shell.publish(1, "s", [bytes(100)] * 200, subject=["common"] * 199 + ["rare"])
+    deliver = peer.last(wire.Deliver)
+    assert deliver.rows == bytes(24) + b"\x80"
+    assert offsets(peer, 1) == [199]
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_compressed_batches_are_never_taken_apart(codec: str) -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", ["topic", "rare"], start=[1])
+    shell.publish(1, "s", [bytes(100)] * 200, subject=["common"] * 199 + ["rare"], codec=codec)
+    assert peer.last(wire.Deliver).rows is not None
+    assert offsets(peer, 1) == [199]
+
+
+def test_a_replay_of_whole_batches_goes_out_as_one_frame() -> None:
+    shell = Shell()
+    shell.hello(1)
+    for n in range(50):
+        shell.publish(1, "s", [b"x"] * 3, tracker=n + 1)
+    shell.evict()
+    peer = shell.subscribe(1, 1, "s")
+    (deliver,) = peer.of(wire.Deliver)
+    assert (deliver.from_, deliver.next, deliver.frames, deliver.rows) == (0, 150, 1, None)
+
+
+def test_subscriptions_with_overlapping_patterns_each_get_their_own_rows() -> None:
+    shell = Shell()
+    shell.hello(1)
+    patterns = [["topic", "a.#"], ["topic", "#.z"], ["topic", "b.z"], ["all"], ["prefix", "c"]]
+    for number, pattern in enumerate(patterns):
+        shell.subscribe(1, number, "s", pattern, start=[1])
+    subjects = ["a.y", "a.z", "b.y", "b.z", "c", "a.z"]
+    peer = shell.publish(1, "s", [str(n).encode() for n in range(6)], subject=subjects)
+    got = [offsets(peer, number) for number in range(5)]
+    assert got == [[0, 1, 5], [1, 3, 5], [3], [0, 1, 2, 3, 4, 5], [4]]
+
+
+def test_the_same_header_table_with_other_codes_is_another_selection() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = shell.subscribe(1, 1, "s", ["fields", "all", [["k"]]], start=[1])
+    shell.publish(1, "s", [b"0", b"1"], tracker=1, fields={"k": "v"})
+    shell.publish(1, "s", [b"2", b"3"], tracker=2, fields=[{"k": "v"}, None])
+    assert offsets(peer, 1) == [0, 1, 2]
+
+
+# --- fairness and bounds ------------------------------------------------------------------
+
+
+def test_one_subscription_has_one_read_under_way_and_all_together_are_bounded() -> None:
+    shell = Shell(read=False, reads_max=3, quantum_bytes=500)
+    shell.hello(1)
+    for n in range(20):
+        shell.publish(1, "s", [bytes(400)], tracker=n + 1)
+    shell.evict()
+    for number in range(10):
+        shell.subscribe(1, number, "s")
+    assert len(shell.reads) == 3
+    assert shell.broker.gauges["reads_under_way"] == 3
+    for _ in range(1000):
+        if not shell.reads:
+            break
+        shell.answer_reads()
+        shell.run()
+        assert len(shell.reads) <= 3
+    assert all(len(bodies(shell.peers[1], number)) == 20 for number in range(10))
+
+
+def test_subscriptions_on_demand_take_turns() -> None:
+    shell = Shell(quantum_bytes=1_000, step_bytes=3_000)
+    shell.hello(1)
+    for n in range(50):
+        shell.publish(1, "s", [bytes(900)], tracker=n + 1)
+    shell.readies.clear()
+    shell.send(
+        1,
+        *(wire.Subscribe(number, "s", ["all"], [0], 1000, 1 << 30) for number in range(6)),
+    )
+    order = [
+        command.subscription
+        for ready in shell.readies
+        for send in ready.sends
+        for command in send.commands
+        if type(command) is wire.Deliver
+    ]
+    assert order[:12] == [0, 1, 2, 3, 4, 5] * 2
+    most = max(
+        sum(type(c) is wire.Deliver for send in ready.sends for c in send.commands)
+        for ready in shell.readies
+    )
+    assert most <= 4
+
+
+def test_what_was_read_for_a_link_that_blocked_meanwhile_is_dropped_and_read_again() -> None:
+    shell = Shell(read=False)
+    shell.hello(1)
+    shell.hello(2)
+    for n in range(5):
+        shell.publish(1, "s", [b"x"], tracker=n + 1)
+    shell.evict()
+    peer = shell.subscribe(2, 1, "s")
+    shell.broker.blocked(2)
+    shell.answer_reads()
+    shell.run()
+    assert not shell.reads
+    shell.broker.writable(2)
+    shell.run()
+    shell.answer_reads()
+    shell.run()
+    assert len(bodies(peer, 1)) == 5
+
+
+def test_a_read_that_fails_ends_the_subscription_by_name_and_says_so() -> None:
+    from malamute_py.broker import ReadFailed
+
+    shell = Shell(read=False)
+    shell.hello(1)
+    shell.publish(1, "s", [b"x"])
+    shell.evict()
+    peer = shell.subscribe(1, 1, "s")
+    shell.broker.history(ReadFailed(shell.reads.pop().token, "damaged", "EIO"))
+    shell.run()
+    assert peer.last(wire.Ended) == wire.Ended(1, 0, "damaged")
+    assert [event.name for event in shell.events if event.level == "error"] == ["read_failed"]
+
+
+def test_a_reader_that_never_gets_on_is_not_asked_for_ever() -> None:
+    from malamute_py.broker import HistoryRead
+
+    shell = Shell(read=False)
+    shell.hello(1)
+    shell.publish(1, "s", [b"x"])
+    shell.evict()
+    peer = shell.subscribe(1, 1, "s")
+    for _ in range(10):
+        for read in shell.reads:
+            shell.reads = []
+            shell.broker.history(HistoryRead(read.token, (), 0))
+        shell.run()
+    assert peer.last(wire.Ended).code == "internal"
+
+
+def test_answers_that_nobody_waits_for_are_dropped() -> None:
+    from malamute_py.broker import HistoryRead, IndexAnswer
+
+    shell = Shell(read=False)
+    shell.hello(1)
+    shell.publish(1, "s", [b"x"])
+    shell.evict()
+    shell.subscribe(1, 1, "s")
+    (read,) = shell.reads
+    shell.send(1, wire.Unsubscribe(1))
+    shell.answer_reads()
+    shell.broker.history(HistoryRead(read.token, (), 0))
+    shell.broker.answered(IndexAnswer(12345, None))
+    shell.broker.synced("no such ring", 5, shell.now_ms)
+    shell.broker.trimmed("main", {99: 5})
+    shell.run()
+    assert shell.broker.gauges["reads_under_way"] == 0
+
+
+def test_a_batch_costs_nothing_to_subscriptions_that_do_not_match() -> None:
+    shell = Shell()
+    shell.hello(1)
+    for number in range(200):
+        shell.subscribe(1, number, "s", ["topic", f"other.{number}"], start=[1])
+    said = len(shell.peers[1].commands)
+    shell.publish(1, "s", [b"x"])
+    assert len(shell.peers[1].commands) == said + 1

@@ -1,0 +1,257 @@
+"""Idempotent producers: retries are in the log once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from malamute_protocol import commands as wire
+from malamute_protocol.commands import Level
+from malamute_protocol.encode import encode
+from tests.broker.shell import Shell, bodies
+
+
+def opened(shell: Shell, link: int, **fields: Any) -> dict[str, Any]:
+    value: dict[str, Any] = shell.send(link, wire.OpenProducer(1, **fields)).last(wire.Result).value
+    return value
+
+
+def publish(
+    shell: Shell, link: int, producer: dict[str, Any], sequence: int, body: bytes, *,
+    tracker: int, count: int = 1, level: int = 0, epoch: int | None = None,
+) -> None:  # fmt: skip
+    content = encode(
+        [body] * count, subject="s", producer_id=producer["id"],
+        producer_epoch=producer["epoch"] if epoch is None else epoch, first_sequence=sequence,
+    )  # fmt: skip
+    shell.send(link, wire.Publish("s", tracker, level), frames=[content])
+
+
+def test_a_producer_id_is_durable_before_it_is_told() -> None:
+    shell = Shell(sync=False)
+    peer = shell.hello(1)
+    shell.send(1, wire.OpenProducer(1))
+    assert not peer.of(wire.Result)
+    shell.sync()
+    shell.run()
+    value = peer.last(wire.Result).value
+    assert value["id"] == 1 << 32 | 1
+    assert value == {"id": value["id"], "epoch": 0, "next": {}}
+
+
+def test_ids_are_never_given_twice_not_even_over_restarts() -> None:
+    shell = Shell()
+    shell.hello(1)
+    ids = [opened(shell, 1)["id"] for _ in range(3)]
+    shell.restart()
+    shell.hello(1)
+    ids += [opened(shell, 1)["id"] for _ in range(3)]
+    assert len(set(ids)) == 6
+
+
+def test_a_batch_that_comes_again_is_confirmed_with_the_position_of_the_original() -> None:
+    shell = Shell()
+    peer = shell.hello(1)
+    reader = shell.subscribe(1, 1, "s")
+    producer = opened(shell, 1)
+    publish(shell, 1, producer, 0, b"a", tracker=1)
+    publish(shell, 1, producer, 1, b"b", tracker=2)
+    publish(shell, 1, producer, 0, b"a", tracker=3)
+    publish(shell, 1, producer, 1, b"b", tracker=4)
+    answers = [(c.tracker, c.offset, c.duplicate) for c in peer.of(wire.Confirm)]
+    assert answers == [(1, 0, False), (2, 1, False), (3, 0, True), (4, 1, True)]
+    assert bodies(reader, 1) == [b"a", b"b"]
+
+
+def test_a_duplicate_is_not_confirmed_before_its_original_is_synced() -> None:
+    shell = Shell(sync=False)
+    peer = shell.hello(1)
+    shell.send(1, wire.OpenProducer(1))
+    shell.sync()
+    shell.run()
+    producer = peer.last(wire.Result).value
+    publish(shell, 1, producer, 0, b"a", tracker=1)
+    publish(shell, 1, producer, 0, b"a", tracker=2)
+    assert not peer.of(wire.Confirm)
+    shell.sync()
+    shell.run()
+    assert [(c.tracker, c.level) for c in peer.of(wire.Confirm)] == [
+        (1, Level.SYNCED),
+        (2, Level.SYNCED),
+    ]
+
+
+def test_a_duplicate_in_the_same_message_waits_for_its_original() -> None:
+    shell = Shell()
+    peer = shell.hello(1)
+    producer = opened(shell, 1)
+    publish(shell, 1, producer, 0, b"a", tracker=1)
+    content = encode([b"b"], subject="s", producer_id=producer["id"], first_sequence=1)
+    shell.send(1, wire.Publish("s", 2), wire.Publish("s", 3), frames=[content, content])
+    assert [(c.tracker, c.offset, c.duplicate) for c in peer.of(wire.Confirm)][1:] == [
+        (2, 1, False),
+        (3, 1, True),
+    ]
+
+
+def test_a_skipped_sequence_is_out_of_sequence_and_nothing_is_stored() -> None:
+    shell = Shell()
+    peer = shell.hello(1)
+    producer = opened(shell, 1)
+    publish(shell, 1, producer, 0, b"a", tracker=1)
+    publish(shell, 1, producer, 2, b"c", tracker=2)
+    assert peer.last(wire.Refused).code == "out_of_sequence"
+    assert shell.broker.counters["records_in"] == 1
+
+
+def test_a_batch_that_overlaps_the_next_sequence_is_out_of_sequence() -> None:
+    shell = Shell()
+    peer = shell.hello(1)
+    producer = opened(shell, 1)
+    publish(shell, 1, producer, 0, b"a", tracker=1, count=2)
+    publish(shell, 1, producer, 1, b"a", tracker=2, count=2)
+    assert peer.last(wire.Refused).code == "out_of_sequence"
+
+
+def test_what_follows_a_refused_batch_is_refused_and_may_be_sent_again() -> None:
+    shell = Shell()
+    peer = shell.hello(1)
+    producer = opened(shell, 1)
+    publish(shell, 1, producer, 0, b"a", tracker=1)
+    shell.refuse["main"] = ("full", "")
+    contents = [
+        encode([b"x"], subject="s", producer_id=producer["id"], first_sequence=n) for n in (1, 2)
+    ]
+    shell.send(1, wire.Publish("s", 2), wire.Publish("s", 3), frames=contents)
+    assert [refused.code for refused in peer.of(wire.Refused)] == ["full", "full"]
+    del shell.refuse["main"]
+    shell.send(1, wire.Publish("s", 4), wire.Publish("s", 5), frames=contents)
+    assert [c.offset for c in peer.of(wire.Confirm)] == [0, 1, 2]
+
+
+def test_a_producer_of_another_identity_is_unknown() -> None:
+    shell = Shell()
+    shell.hello(1, identity="alice")
+    producer = opened(shell, 1)
+    thief = shell.hello(2, identity="mallory")
+    publish(shell, 2, producer, 0, b"a", tracker=1)
+    assert thief.last(wire.Refused).code == "unknown_producer"
+    shell.send(2, wire.OpenProducer(3, id=producer["id"]))
+    assert thief.last(wire.Refused).code == "unknown_producer"
+
+
+def test_a_fenced_epoch_is_refused_and_the_new_one_counts_from_zero() -> None:
+    shell = Shell()
+    peer = shell.hello(1, identity="alice")
+    old = opened(shell, 1)
+    publish(shell, 1, old, 0, b"a", tracker=1)
+    new = opened(shell, 1, id=old["id"], fence=True)
+    assert new["epoch"] == old["epoch"] + 1
+    publish(shell, 1, old, 1, b"b", tracker=2)
+    assert peer.last(wire.Refused).code == "fenced"
+    publish(shell, 1, new, 0, b"c", tracker=3)
+    assert peer.last(wire.Confirm).offset == 1
+    shell.send(1, wire.OpenProducer(9, id=old["id"], epoch=old["epoch"]))
+    assert peer.last(wire.Refused).code == "fenced"
+
+
+def test_a_resumed_producer_is_told_its_next_sequences() -> None:
+    shell = Shell()
+    shell.hello(1)
+    producer = opened(shell, 1)
+    publish(shell, 1, producer, 0, b"a", tracker=1, count=5)
+    assert opened(shell, 1, id=producer["id"])["next"] == {"s": 5}
+
+
+def test_retries_after_a_restart_are_recognised() -> None:
+    shell = Shell()
+    shell.hello(1)
+    producer = opened(shell, 1)
+    publish(shell, 1, producer, 0, b"a", tracker=1)
+    publish(shell, 1, producer, 1, b"b", tracker=2)
+    shell.restart()
+    peer = shell.hello(1)
+    publish(shell, 1, producer, 1, b"b", tracker=3)
+    publish(shell, 1, producer, 2, b"c", tracker=4)
+    assert [(c.offset, c.duplicate, c.epoch) for c in peer.of(wire.Confirm)] == [
+        (1, True, 1),
+        (2, False, 2),
+    ]
+
+
+def test_a_batch_that_a_power_loss_took_is_taken_again() -> None:
+    shell = Shell(sync=False)
+    shell.hello(1)
+    shell.send(1, wire.OpenProducer(1))
+    shell.sync()
+    shell.run()
+    producer = shell.peers[1].last(wire.Result).value
+    publish(shell, 1, producer, 0, b"a", tracker=1)
+    shell.sync()
+    publish(shell, 1, producer, 1, b"b", tracker=2)
+    shell.restart(power_loss=True)
+    peer = shell.hello(1)
+    publish(shell, 1, producer, 1, b"b", tracker=3, level=Level.STORED)
+    confirm = peer.last(wire.Confirm)
+    assert (confirm.offset, confirm.duplicate) == (1, False)
+
+
+def test_when_the_table_of_producers_is_full_the_longest_unused_is_forgotten() -> None:
+    shell = Shell(producers_max=10)
+    peer = shell.hello(1)
+    first = opened(shell, 1)
+    others = [opened(shell, 1) for _ in range(9)]
+    opened(shell, 1, id=first["id"])
+    opened(shell, 1)
+    assert shell.broker.gauges["producers"] == 10
+    publish(shell, 1, first, 0, b"a", tracker=1)
+    assert peer.of(wire.Confirm)
+    publish(shell, 1, others[0], 0, b"a", tracker=2)
+    assert peer.last(wire.Refused).code == "unknown_producer"
+
+
+def test_a_duplicate_older_than_what_is_remembered_is_confirmed_without_a_position() -> None:
+    shell = Shell(producer_batches_max=4)
+    peer = shell.hello(1)
+    producer = opened(shell, 1)
+    for n in range(20):
+        shell.now_ms += 1
+        publish(shell, 1, producer, n, b"x", tracker=n + 1)
+    publish(shell, 1, producer, 0, b"x", tracker=100)
+    confirm = peer.last(wire.Confirm)
+    assert (confirm.offset, confirm.duplicate) == (-1, True)
+    publish(shell, 1, producer, 18, b"x", tracker=101)
+    assert peer.last(wire.Confirm).offset == 18
+
+
+def test_a_snapshot_taken_amid_an_append_is_the_state_before_it() -> None:
+    shell = Shell()
+    shell.hello(1)
+    producer = opened(shell, 1)
+    publish(shell, 1, producer, 0, b"a", tracker=1)
+    before = shell.broker.snapshot()
+    content = encode([b"b"], subject="s", producer_id=producer["id"], first_sequence=1)
+    shell.broker.receive(
+        1, "", [wire.Publish("s", 2), wire.CreateStream(3, "new")], [content], shell.now_ms
+    )
+    ready = shell.broker.take_ready()
+    assert len(ready.appends) == 2
+    assert shell.broker.snapshot() == before
+
+
+def test_a_start_from_a_snapshot_and_what_follows_it_is_a_start_from_the_whole_log() -> None:
+    shell = Shell()
+    shell.hello(1)
+    producer = opened(shell, 1)
+    publish(shell, 1, producer, 0, b"a", tracker=1)
+    shell.snapshot_now()
+    publish(shell, 1, producer, 1, b"b", tracker=2)
+    shell.send(1, wire.CreateStream(3, "new"))
+    shell.restart()
+    peer = shell.hello(1)
+    shell.send(1, wire.StreamInfo(1, "new"))
+    assert peer.last(wire.Result).value["name"] == "new"
+    for sequence in (0, 1, 2):
+        publish(shell, 1, producer, sequence, b"x", tracker=10 + sequence)
+    assert [(c.offset, c.duplicate) for c in peer.of(wire.Confirm)] == [
+        (0, True), (1, True), (2, False),
+    ]  # fmt: skip

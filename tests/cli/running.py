@@ -1,0 +1,55 @@
+"""Running the command line: in this process, without a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from typer.testing import CliRunner
+
+from malamute_py.cli import app
+
+
+class Outcome:
+    """What a command printed, and its exit code."""
+
+    def __init__(self, code: int, out: bytes, err: str) -> None:
+        self.code = code
+        self.bytes = out
+        self.err = err
+
+    @property
+    def out(self) -> str:
+        return self.bytes.decode()
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def rows(self) -> list[list[str]]:
+        return [line.split("\t") for line in self.lines]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def json_lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.lines]
+
+    def ok(self) -> Outcome:
+        assert self.code == 0, self.err
+        return self
+
+
+Run = Callable[..., Outcome]
+
+
+def run_cli(*args: str, stdin: str | bytes | None = None, env: dict[str, str] | None = None
+            ) -> Outcome:  # fmt: skip
+    result = CliRunner().invoke(app, list(args), input=stdin, env=env)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Outcome(result.exit_code, result.stdout_bytes, result.stderr)

@@ -1,0 +1,142 @@
+"""Contexts: which broker a command talks to, and with which credential."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from malamute_protocol.errors import ConnectionLost
+from malamute_py import EmbeddedBroker
+from malamute_py.cli import contexts, linking
+from malamute_py.config import ENVIRONMENT_PREFIX, KEYS, load
+from malamute_py.server.auth import hash_password
+from tests.cli.running import Run, run_cli
+
+NOWHERE = "tcp://127.0.0.1:1"
+
+
+def test_contexts_are_added_listed_used_and_removed(m: Run) -> None:
+    m("context", "add", "one", "--endpoint", "tcp://one:9797").ok()
+    m("context", "add", "two", "--endpoint", "tcp://two:9797", "--user", "ann").ok()
+    rows = m("context", "ls", "--json").ok().json
+    assert [(row["name"], row["current"]) for row in rows] == [("one", True), ("two", False)]
+    m("context", "use", "two").ok()
+    assert ["endpoint", "tcp://two:9797"] in m("context", "show", "two").ok().rows
+    assert [row[0] for row in m("context", "ls").ok().rows] == ["no", "yes"]
+    m("context", "rm", "two").ok()
+    assert [row["name"] for row in m("context", "ls", "--json").ok().json] == ["one"]
+
+
+def test_the_file_is_for_its_owner_and_holds_no_password(m: Run) -> None:
+    m("context", "add", "one", "--user", "ann", "--password-env", "SECRET").ok()
+    assert stat.S_IMODE(contexts.file().stat().st_mode) == 0o600
+    assert '"password"' not in contexts.file().read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["add", "x", "--endpoint", "http://x"], "does not begin with"),
+        (["add", "x", "--endpoint", "localhost:9797"], "did you mean tcp://localhost:9797?"),
+        (["add", "x", "--server-key", "k"], "go together"),
+        (["add", "x", "--password-env", "P"], "needs a --user"),
+        (["use", "onne"], "did you mean one?"),
+        (["rm", "zzz"], "context ls"),
+    ],
+)
+def test_wrong_contexts_are_refused_with_code_2(m: Run, args: list[str], says: str) -> None:
+    m("context", "add", "one").ok()
+    told = m("context", *args)
+    assert told.code == 2
+    assert says in told.err
+
+
+def test_a_context_is_not_replaced_by_accident(m: Run) -> None:
+    m("context", "add", "one").ok()
+    assert m("context", "add", "one").code == 1
+    m("context", "add", "one", "--endpoint", "tcp://b:1", "--force").ok()
+
+
+def test_a_broken_file_is_named(m: Run) -> None:
+    contexts.file().parent.mkdir(parents=True)
+    contexts.file().write_text("{")
+    told = m("context", "ls")
+    assert told.code == 1
+    assert str(contexts.file()) in told.err
+
+
+def test_precedence(m: Run, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = broker.tcp_endpoint
+    quick = ("--connect-timeout", "100ms")
+    m("context", "add", "here", "--endpoint", here).ok()
+    m("context", "add", "nowhere", "--endpoint", NOWHERE).ok()
+    monkeypatch.delenv("MALAMUTE_ENDPOINT")
+    m("stream", "ls").ok()  # the context in use
+    monkeypatch.setenv("MALAMUTE_CONTEXT", "nowhere")
+    assert m("stream", "ls", *quick).code == 3
+    monkeypatch.setenv("MALAMUTE_ENDPOINT", here)
+    m("stream", "ls").ok()
+    assert m("--context", "nowhere", "stream", "ls", *quick).code == 3
+    m("stream", "ls", "--context", "nowhere", "--endpoint", here).ok()
+    assert m("stream", "ls", "--endpoint", NOWHERE, *quick).code == 3
+    assert m("--endpoint", NOWHERE, "stream", "ls", "--endpoint", here).code == 0
+
+
+def test_our_variables_are_no_keys_of_the_brokers_configuration() -> None:
+    names = {ENVIRONMENT_PREFIX + key.replace(".", "_").upper() for key in KEYS}
+    assert not names & set(contexts.VARIABLES)
+    load(environment=dict.fromkeys(contexts.VARIABLES, "x"))
+
+
+def test_nobody_there_is_code_3_and_says_what_to_do(m: Run) -> None:
+    told = m("pub", "s", "x", "--endpoint", NOWHERE, "--connect-timeout", "50ms")
+    assert told.code == 3
+    assert f"no broker answers at {NOWHERE}" in told.err
+    assert "malamute broker" in told.err
+
+
+def test_a_link_lost_under_a_question_ends_it() -> None:
+    with EmbeddedBroker(tcp=True) as broker:
+        ctx: Any = SimpleNamespace(meta={})
+        linking.remember(ctx, SimpleNamespace(name="endpoint"), broker.tcp_endpoint)  # type: ignore[arg-type]
+        with pytest.raises(ConnectionLost), linking.linked(ctx) as client:  # noqa: PT012
+            broker.stop()
+            client.list_streams()
+
+
+def test_passwords_come_from_a_file_or_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("MALAMUTE_ENDPOINT", raising=False)
+    secret = tmp_path / "secret"
+    secret.write_text("pw\n")
+    settings: dict[str, Any] = {
+        "authentication.mechanism": "plain",
+        "authentication.users": {"ann": hash_password("pw")},
+    }
+    with EmbeddedBroker(tcp=True, **settings) as guarded:
+        at = ("--endpoint", guarded.tcp_endpoint)
+        run_cli("context", "add", "f", *at, "--user", "ann", "--password-file", str(secret)).ok()
+        run_cli("stream", "ls").ok()
+        run_cli("context", "add", "e", *at, "--user", "ann", "--password-env", "PW", "--use").ok()
+        assert run_cli("stream", "ls").code == 2
+        monkeypatch.setenv("PW", "wrong")
+        refused = run_cli("stream", "ls")
+        assert refused.code == 1
+        assert "unauthenticated" in refused.err
+        monkeypatch.setenv("MALAMUTE_ENDPOINT", guarded.tcp_endpoint)
+        monkeypatch.setenv("MALAMUTE_USER", "ann")
+        assert run_cli("stream", "ls", stdin="").code == 2  # nobody to ask
+        monkeypatch.setenv("MALAMUTE_PASSWORD", "pw")
+        run_cli("stream", "ls").ok()
+
+
+def test_a_hash_of_a_password_is_what_the_broker_takes(m: Run) -> None:
+    hashed = m("user", "hash", stdin="pw\n").ok().lines[0]
+    load(overrides={"authentication.mechanism": "plain", "authentication.users": {"a": hashed}})
+    assert m("user", "hash", stdin="").code == 2

@@ -1,0 +1,137 @@
+"""`malamute journal` on the files of a stopped broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from malamute_py import EmbeddedBroker
+from tests.cli.running import run_cli
+
+SEGMENT_BYTES = 1 << 20
+SMALL = {
+    "journal.segment_bytes": SEGMENT_BYTES,
+    "journal.ring_bytes": 8 << 20,
+    "limits.batch_bytes_max": 256 << 10,
+    "limits.record_bytes_max": 128 << 10,
+}
+
+
+def fill(directory: Path) -> None:
+    with EmbeddedBroker(directory, **SMALL) as broker, broker.connect_sync() as client:  # type: ignore[arg-type]
+        for stream in ("orders", "other"):
+            for number in range(20):
+                client.publish(stream, f"{stream}-{number}".encode(), subject="s.t")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("whole") / "data"
+    fill(directory)
+    return directory
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    directory = tmp_path / "data"
+    fill(directory)
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    segment = next(path for path in files if path.stat().st_size == SEGMENT_BYTES)
+    data = bytearray(segment.read_bytes())
+    place = data.index(b"orders-3")
+    data[place] ^= 1
+    segment.write_bytes(data)
+    return directory
+
+
+def test_stat_tells_rings_and_streams(whole: Path) -> None:
+    rows = run_cli("journal", "stat", str(whole)).ok().rows
+    assert ["ring", "main"] in [row[:2] for row in rows]
+    streams = {row[3]: row[4:7] for row in rows if row[0] == "stream"}
+    assert streams == {"orders": ["20", "0", "20"], "other": ["20", "0", "20"]}
+    table = run_cli("journal", "stat", str(whole), "--json").ok().json
+    assert sorted(table["stream_names"].values()) == ["orders", "other"]
+    assert table["in_use"] is False
+
+
+def test_a_whole_journal_is_verified(whole: Path) -> None:
+    (row,) = run_cli("journal", "verify", str(whole)).ok().rows
+    assert row[:2] == ["main", "ok"]
+    (entry,) = run_cli("journal", "verify", str(whole), "--ring", "main", "--json").ok().json
+    assert entry["kind"] == "ok"
+    assert run_cli("journal", "verify", str(whole), "--ring", "nope").code == 1
+
+
+def test_damage_is_found_named_and_code_1(damaged: Path) -> None:
+    told = run_cli("journal", "verify", str(damaged))
+    assert told.code == 1
+    assert "damaged" in [row[1] for row in told.rows]
+    assert "journal dump" in told.err
+
+
+def test_a_dump_steps_over_damage_and_says_so(damaged: Path) -> None:
+    told = run_cli("journal", "dump", str(damaged), "--stream", "orders", "--bodies-only")
+    assert told.code == 1
+    assert told.lines == [f"orders-{number}" for number in range(20) if number != 3]
+    assert "bytes skipped" in told.err
+
+
+def test_a_subscriber_is_told_of_the_gap_and_goes_on(damaged: Path) -> None:
+    with EmbeddedBroker(damaged, tcp=True, **SMALL) as broker:  # type: ignore[arg-type]
+        args = ("sub", "orders", "--until-tail", "--endpoint", broker.tcp_endpoint)
+        told = run_cli(*args).ok()
+        assert told.lines == [f"orders-{number}" for number in range(20) if number != 3]
+        assert "gap: offsets 3 to 3 (1 record) are gone" in told.err
+        strict = run_cli(*args, "--strict")
+        assert (strict.code, strict.lines) == (1, ["orders-0", "orders-1", "orders-2"])
+
+
+def test_a_dump_is_json_lines_that_pub_takes(whole: Path) -> None:
+    records = run_cli("journal", "dump", str(whole)).ok()
+    assert len(records.lines) == 40
+    assert records.json_lines[0]["stream"] == "orders"
+    with EmbeddedBroker(tcp=True) as broker:
+        run_cli("pub", "back", "--json-lines", "--endpoint", broker.tcp_endpoint,
+                stdin=records.bytes).ok()  # fmt: skip
+        read = run_cli("sub", "back", "--until-tail", "--endpoint", broker.tcp_endpoint).ok()
+        assert len(read.lines) == 40
+
+
+def test_a_dump_can_be_cut_to_a_range(whole: Path) -> None:
+    args = ("journal", "dump", str(whole), "--stream", "other", "--bodies-only")
+    assert run_cli(*args, "--from", "5", "--to", "7").ok().lines == ["other-5", "other-6"]
+    assert len(run_cli(*args, "--from", "now-1h").ok().lines) == 20
+    assert run_cli(*args, "--to", "now-1h").ok().lines == []
+    assert run_cli("journal", "dump", str(whole), "--from", "5").code == 2
+    kinds = [each["kind"] for each in run_cli("journal", "dump", str(whole), "--batches").ok()
+             .json_lines]  # fmt: skip
+    assert {"epoch_start", "change", "data"} <= set(kinds)
+
+
+def test_files_are_not_changed_by_looking(whole: Path) -> None:
+    def files() -> Iterator[tuple[str, bytes]]:
+        for path in sorted(whole.rglob("*")):
+            if path.is_file():
+                yield path.name, path.read_bytes()
+
+    before = list(files())
+    for command in ("stat", "verify", "dump"):
+        run_cli("journal", command, str(whole)).ok()
+    assert list(files()) == before
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "data", **SMALL):  # type: ignore[arg-type]
+        for command in ("stat", "verify", "dump"):
+            told = run_cli("journal", command, str(tmp_path / "data"))
+            assert told.code == 1
+            assert "stop the broker first" in told.err
+
+
+def test_what_is_no_journal_is_said(tmp_path: Path) -> None:
+    assert "no such directory" in run_cli("journal", "stat", str(tmp_path / "no")).err
+    told = run_cli("journal", "verify", str(tmp_path))
+    assert (told.code, "holds no journal" in told.err) == (1, True)
+    assert run_cli("journal", "dump", str(tmp_path)).code == 1

@@ -1,0 +1,115 @@
+"""`malamute stream`, `link` and `info`."""
+
+from __future__ import annotations
+
+import pytest
+
+from malamute_py import EmbeddedBroker
+from tests.cli.running import Run
+
+
+def test_a_stream_is_made_shown_edited_and_removed(m: Run, stream: str) -> None:
+    m("stream", "create", stream, "--max-age", "7d", "--max-bytes", "1GiB",
+      "--description", "all of it", "--set", "level=stored").ok()  # fmt: skip
+    settings = m("stream", "info", stream, "--json").ok().json["settings"]
+    assert settings["max_age_ms"] == 7 * 86_400_000
+    assert settings["max_bytes"] == 1 << 30
+    assert (settings["description"], settings["level"]) == ("all of it", "stored")
+
+    m("stream", "edit", stream, "--max-age", "1h").ok()
+    edited = m("stream", "info", stream, "--json").ok().json["settings"]
+    assert edited == {**settings, "max_age_ms": 3_600_000}
+
+    assert m("stream", "rm", stream, "--yes").ok().code == 0
+    assert m("stream", "info", stream).code == 1
+
+
+def test_memory_and_own_rings_are_settings(m: Run, stream: str) -> None:
+    shown = m("stream", "create", stream, "--memory", "--json").ok().json
+    assert shown["settings"]["memory"] is True
+    shown = m("stream", "create", f"{stream}-ring", "--ring-bytes", "200MiB", "--full", "refuse",
+              "--json").ok().json  # fmt: skip
+    assert shown["settings"]["ring_bytes"] == 200 << 20
+    assert shown["settings"]["full"] == "refuse"
+
+
+def test_the_list_is_lines_of_columns(m: Run, stream: str) -> None:
+    m("pub", stream, stdin="a\nb\n").ok()
+    (row,) = m("stream", "ls", stream).ok().rows
+    assert row[:4] == [stream, "2", "0", "2"]
+    (entry,) = m("stream", "ls", stream, "--json").ok().json
+    assert (entry["name"], entry["records"], entry["tail"]) == (stream, 2, 2)
+    assert m("stream", "ls", "nothing-begins-so").ok().out == ""
+
+
+def test_removing_asks_and_without_a_person_refuses(m: Run, stream: str) -> None:
+    m("pub", stream, "x").ok()
+    told = m("stream", "rm", stream, stdin="")
+    assert told.code == 2
+    assert f"remove {stream} and its 1 record?" in told.err
+    assert "--yes" in told.err
+    assert m("stream", "info", stream).code == 0
+
+
+def test_peeking_consumes_nothing_and_shows_the_newest(m: Run, stream: str) -> None:
+    m("pub", stream, stdin="".join(f"{i}\n" for i in range(100))).ok()
+    m("pub", stream, "rare", "-s", "rare").ok()
+    assert m("stream", "peek", stream, "--last", "2").ok().lines == ["99", "rare"]
+    assert m("stream", "peek", stream).ok().lines[0] == "91"
+    assert m("stream", "peek", stream, "rare").ok().lines == ["rare"]
+    assert m("stream", "peek", stream, "--offset", "5", "-n", "2").ok().lines == ["5", "6"]
+    assert m("stream", "peek", stream, "--time", "now-1h", "-n", "1").ok().lines == ["0"]
+    assert m("stream", "peek", stream, "--json", "--last", "1").ok().json_lines[0]["offset"] == 100
+    assert m("stream", "peek", stream, "-n", "1").ok().lines == ["rare"]
+    assert m("stream", "peek", stream, "--last", "5", "-n", "2").ok().lines == ["99", "rare"]
+    beyond = m("stream", "peek", stream, "--offset", "500").ok()
+    assert (beyond.out, "it never came so far" in beyond.err) == ("", True)
+    m("stream", "create", f"{stream}-empty").ok()
+    assert m("stream", "peek", f"{stream}-empty").ok().out == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["create", "x", "--set", "max_agee=1"], 2, "max_agee"),
+        (["create", "x", "--max-age", "long"], 2, "is not a duration"),
+        (["create", "x", "--max-bytes", "much"], 2, "is not a size"),
+        (["create", "x", "--full", "refuse"], 2, "ring_bytes"),
+        (["edit", "no-such"], 2, "nothing to change"),
+        (["edit", "no-such", "--max-age", "1d"], 1, "malamute stream ls"),
+        (["info", "no-such"], 1, "malamute stream ls"),
+        (["peek", "no-such", "--offset", "0"], 1, "malamute stream ls"),
+        (["rm", "no-such", "--yes"], 1, "malamute stream ls"),
+        (["peek", "x", "--last", "1", "--offset", "1"], 2, "exclude each other"),
+        (["lss"], 2, "Did you mean 'ls'?"),
+    ],
+)
+def test_what_cannot_be_done_is_said(m: Run, args: list[str], code: int, says: str) -> None:
+    told = m("stream", *args)
+    assert (told.code, len(told.err.splitlines())) == (code, 1)
+    assert says in told.err
+
+
+@pytest.mark.parametrize("args", [("info",), ("peek",), ("edit", "--level", "stored"), ("rm",)])
+def test_a_misspelt_stream_is_named_right(m: Run, stream: str, args: tuple[str, ...]) -> None:
+    m("stream", "create", stream).ok()
+    told = m("stream", args[0], f"{stream}x", *args[1:])
+    assert told.code == 1
+    assert f"did you mean {stream}?" in told.err
+
+
+def test_links_are_listed_and_ended(m: Run, broker: EmbeddedBroker) -> None:
+    with broker.connect_sync(software="victim") as client:
+        rows = m("link", "ls", "--json").ok().json
+        (link,) = [row["link"] for row in rows if row["software"] == "victim"]
+        m("client", "kick", str(link), "--reason", "test").ok()
+        assert link not in [row["link"] for row in m("link", "ls", "--json").ok().json]
+        client.abort()
+    assert m("link", "kick", "999999").code == 1
+
+
+def test_info_tells_about_the_broker(m: Run) -> None:
+    shown = m("info", "--json").ok().json
+    assert shown["software"].startswith("malamute-py")
+    assert shown["counters"]["links_opened"] >= 1
+    assert ["rings.main.memory", "no"] in m("info").ok().rows

@@ -1,0 +1,162 @@
+"""Values as typed, help, and what loads when."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from malamute_py.cli import app, output, values
+from malamute_py.cli.commands import COMMANDS
+from malamute_py.cli.failures import CommandFailed
+from malamute_py.cli.records import printable
+from malamute_py.cli.subscribe import tell_notice
+from malamute_py.client.reading import GapNotice, ModeNotice, RewoundNotice
+from tests.cli.running import run_cli
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("now", 10 * HOUR_MS),
+        ("now-1h", 9 * HOUR_MS),
+        ("now+1h30m", 11 * HOUR_MS + HOUR_MS // 2),
+        ("1970-01-01T00:00:01Z", 1000),
+        ("1970-01-01T01:00:01.5+01:00", 1500),
+        ("1700000000000", 1_700_000_000_000),
+        ("@5", 5),
+    ],
+)
+def test_times(text: str, expected: int) -> None:
+    assert values.time_ms(text, 10 * HOUR_MS) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("500ms", 500),
+        ("10s", 10_000),
+        ("1.5h", 5_400_000),
+        ("7d", 604_800_000),
+        ("1h30m", 5_400_000),
+    ],
+)
+def test_durations(text: str, expected: int) -> None:
+    assert values.duration_ms(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4096", 4096), ("64MiB", 64 << 20), ("1GiB", 1 << 30), ("2.5kB", 2500), ("1g", 1 << 30)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert values.size_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "5", "h", "5x", "-5s", "5s!", "now"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(CommandFailed, match="is not a duration"):
+        values.duration_ms(text)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2013-13-01", "now-", "99999999999999999999"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(CommandFailed):
+        values.time_ms(text)
+
+
+def test_bodies_cannot_steer_a_terminal() -> None:
+    shown = printable(b"\x1b[31mred\x07\n\xff" + "\u202e\x9b".encode())
+    assert shown == "\\x1b[31mred\\x07\\n\\xff\\u202e\\x9b"
+    assert printable(b"x" * 5000).endswith(" … 904 more bytes")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_that_agrees_with_the_list(name: str) -> None:
+    told = run_cli(name, "--help").ok()
+    assert " ".join(COMMANDS[name].help.split()) in " ".join(told.out.split())
+
+
+def test_examples_in_the_help_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    commands: list[tuple[str, ...]] = [(name,) for name in COMMANDS]
+    commands += [("stream", "create"), ("stream", "peek"), ("journal", "dump"), ("context", "add")]
+    for command in commands:
+        lines = run_cli(*command, "--help").ok().lines
+        begin = next((at for at, line in enumerate(lines) if "Examples:" in line), len(lines))
+        for line in lines[begin + 1 :]:
+            if not line.strip():
+                break
+            assert re.match("    .*malamute ", line), (command, line)
+
+
+def test_a_group_alone_shows_its_help_with_code_2() -> None:
+    told = run_cli("stream")
+    assert told.code == 2
+    assert "peek" in told.err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_written_for_the_shell_and_answers_it(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def told(**variables: str) -> str:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            app([], prog_name="malamute", standalone_mode=True)
+        assert ended.value.code == 0
+        return capfd.readouterr().out
+
+    script = told(_MALAMUTE_COMPLETE=f"source_{shell}")
+    assert f"complete_{shell}" in script
+    offered = told(
+        _MALAMUTE_COMPLETE=f"complete_{shell}", COMP_WORDS="malamute journal s", COMP_CWORD="2",
+        _TYPER_COMPLETE_ARGS="malamute journal s", _TYPER_COMPLETE_FISH_ACTION="get-args",
+    )  # fmt: skip
+    assert "stat" in offered
+    assert "verify" not in offered
+
+
+def test_notices_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_notice(RewoundNotice(120, 100, 3))
+    tell_notice(GapNotice(5, 6, "trimmed"))
+    tell_notice(ModeNotice(True, 9))
+    rewound, gap = capsys.readouterr().err.splitlines()
+    assert "ends at 100, before offset 120" in rewound
+    assert gap.startswith("gap: offsets 5 to 5 (1 record) are gone: ")
+
+
+@pytest.mark.parametrize("width", [20, 50, 200])
+def test_a_table_never_cuts_a_figure_however_narrow_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    columns = [output.Column("stream", "Stream"), output.Column("records", "Records", right=True),
+               output.Column("at", "Oldest", whole=True, spare=True),
+               output.Column("bytes", "Bytes", right=True)]  # fmt: skip
+    row = ("a-stream-of-a-long-name", 123_456_789, "2026-01-31 10:00:00", "1,023.9 MiB")
+    output.listing(columns, [row, row], as_json=False, empty="")
+    shown = capsys.readouterr().out
+    assert shown.count("123456789") == shown.count("1,023.9 MiB") == 2
+    assert ("2026-01-31 10:00:00" in shown) == (width == 200)
+    assert ("not shown for want of room: Oldest" in shown) == (width < 200)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom malamute_py.cli import main\n"
+        "sys.argv[1:] = ['--help']\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = {name.partition(".")[0] for name in told.stderr.split()}
+    assert not loaded & {"zmq", "numpy", "rich", "msgspec", "asyncio", "structlog", "re2"}

@@ -1,0 +1,71 @@
+"""One face for both shells, so that each scenario is written once.
+
+A scenario is a coroutine over `Shell`: the asyncio client is awaited in the test's loop,
+the sync client runs in a worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from malamute_py.client.aio import connect
+from malamute_py.client.sync import connect_sync
+
+
+class AsyncShell:
+    kind = "asyncio"
+
+    async def connect(self, endpoint: str, **options: Any) -> Any:
+        self.client = await connect(endpoint, **options)
+        return self
+
+    async def do(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        return await getattr(self.client, verb)(*arguments, **options)
+
+    async def take(self, subscription: Any, count: int) -> list[Any]:
+        """So many records; fewer at the end."""
+        records: list[Any] = []
+        async for record in subscription:
+            records.append(record)
+            if len(records) == count:
+                break
+        return records
+
+    async def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return await method(*arguments, **options)
+
+    async def result(self, pending: Any) -> Any:
+        return await pending
+
+
+class SyncShell:
+    kind = "sync"
+
+    async def connect(self, endpoint: str, **options: Any) -> Any:
+        self.client = await asyncio.to_thread(connect_sync, endpoint, **options)
+        return self
+
+    async def do(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(getattr(self.client, verb), *arguments, **options)
+
+    async def take(self, subscription: Any, count: int) -> list[Any]:
+        def taking() -> list[Any]:
+            records: list[Any] = []
+            for record in subscription:
+                records.append(record)
+                if len(records) == count:
+                    break
+            return records
+
+        return await asyncio.to_thread(taking)
+
+    async def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(method, *arguments, **options)
+
+    async def result(self, pending: Any) -> Any:
+        return await asyncio.to_thread(pending.result, 10_000)
+
+
+SHELLS = (AsyncShell, SyncShell)

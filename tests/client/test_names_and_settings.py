@@ -1,0 +1,116 @@
+"""The public names, the settings, positions and the cutting of bulks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import malamute_py as malamute
+from malamute_protocol.errors import LocalProtocolError
+from malamute_py.client.calls import Bulk, content_count
+from malamute_py.client.position import (
+    AfterMessage,
+    AtClientTime,
+    AtTime,
+    LastPerSubject,
+    Position,
+    start_on_wire,
+)
+from malamute_py.client.settings import ClientSettings, SettingError, make_settings
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import sys, malamute_py; print(sorted({'zmq', 'numpy', 'asyncio'} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there() -> None:
+    assert set(malamute.__all__) <= set(dir(malamute))
+    for name in malamute.__all__:
+        assert getattr(malamute, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        malamute.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"retry_min_ms": 0}, "retry_min_ms"),
+        ({"retry_min_ms": 50, "retry_max_ms": 10}, "retry_max_ms"),
+        ({"linger_ms": -1}, "linger_ms"),
+        ({"colour": "red"}, "colour"),
+        ({"credential": malamute.Curve("short", "x" * 40, "y" * 40)}, "credential.server_key"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        make_settings("tcp://127.0.0.1:1", options)
+    assert caught.value.key == key
+
+
+def test_no_secret_is_shown() -> None:
+    settings = ClientSettings(credential=malamute.Plain("ann", "hush"))
+    assert "hush" not in repr(settings)
+    assert "s" * 40 not in repr(malamute.Curve("k" * 40, "p" * 40, "s" * 40))
+
+
+@given(st.binary(min_size=16, max_size=16), st.integers(0, 1 << 62), st.integers(0, 1 << 62))
+def test_a_position_reads_back_from_its_text(stream: bytes, epoch: int, following: int) -> None:
+    position = Position(stream, epoch, following)
+    assert Position.parse(str(position)) == position
+
+
+def test_text_that_is_no_position_is_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="bad_start"):
+        Position.parse("12")
+
+
+def test_starts_have_the_wire_form_of_the_specification() -> None:
+    noon = datetime(2013, 1, 1, 12, tzinfo=UTC)
+    milliseconds = int(noon.timestamp() * 1000)
+    table: list[tuple[Any, list[Any]]] = [
+        ("earliest", [0]),
+        ("latest", [1]),
+        (7, [2, 7]),
+        (Position(b"u" * 16, 3, 9), [2, 9, 3, b"u" * 16]),
+        (noon, [3, milliseconds, True]),
+        (AtTime(5, inclusive=False), [3, 5, False]),
+        (AtClientTime(noon), [4, milliseconds, True]),
+        (AfterMessage(b"i" * 16), [5, b"i" * 16]),
+        (LastPerSubject(), [6]),
+    ]
+    for start, wire in table:
+        assert start_on_wire(start) == wire
+    wrong: list[Any] = [-1, True, "newest", None, 1.5]
+    for start in wrong:
+        with pytest.raises(LocalProtocolError, match="bad_start"):
+            start_on_wire(start)
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=80), st.integers(1, 500))
+def test_a_bulk_is_cut_without_loss_into_batches_of_the_size_asked_for(
+    sizes: list[int], batch_bytes: int
+) -> None:
+    bodies = [bytes(size) for size in sizes]
+    bulk = Bulk(bodies, batch_bytes=batch_bytes, subject="a", subjects=None, options={})
+    cuts = list(bulk.cuts())
+    assert cuts[0][0] == 0
+    assert cuts[-1][1] == len(bodies)
+    assert all(before[1] == after[0] for before, after in pairwise(cuts))
+    for first, end in cuts:
+        assert end == first + 1 or sum(sizes[first:end]) <= batch_bytes
+        assert content_count(bulk.encode(first, end, (0, 0, 0))) == end - first
+
+
+def test_what_is_no_content_is_refused_before_it_is_queued() -> None:
+    for wrong in (b"", b"short", b"x" * 200):
+        with pytest.raises(LocalProtocolError, match="bad_batch"):
+            content_count(wrong)

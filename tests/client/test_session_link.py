@@ -1,0 +1,205 @@
+"""The session's link: opening, heartbeat, retries, endings, requests."""
+
+from __future__ import annotations
+
+from malamute_protocol import commands as c
+from malamute_protocol.errors import ConnectionLost, RequestRejected
+from malamute_protocol.framing import encode_message
+from malamute_py.client.session import (
+    Answered,
+    Closed,
+    Connect,
+    Disconnect,
+    Linked,
+    State,
+    Unlinked,
+)
+from tests.client.script import Script, welcome
+
+
+def test_hello_goes_first_and_alone_on_a_new_socket() -> None:
+    script = Script(identity="me", heartbeat_ms=500)
+    assert script.transport == [Connect("tcp://one:1")]
+    [hello] = [command for command, _ in script.heard]
+    assert isinstance(hello, c.Hello)
+    assert (hello.identity, hello.heartbeat_ms, len(hello.session)) == ("me", 500, 16)
+
+
+def test_welcome_opens_the_link() -> None:
+    script = Script()
+    script.open()
+    assert script.state() is State.LINKED
+    assert isinstance(script.happened[-1], Linked)
+
+
+def test_an_idle_client_pings_and_a_busy_one_does_not() -> None:
+    script = Script()
+    script.open()
+    assert script.wait(999) == []
+    assert script.wait(1) == [c.Ping()]
+    script.say(c.Pong())
+    script.wait(500)
+    script.publish(b"x")
+    script.step()
+    assert script.wait(999) == []
+
+
+def test_a_ping_is_answered_with_its_token() -> None:
+    script = Script()
+    script.open()
+    assert script.say(c.Ping(1 << 33)) == [c.Pong(1 << 33)]
+
+
+def test_a_silent_broker_is_given_up_and_tried_again() -> None:
+    script = Script()
+    script.open()
+    assert [command.code for command in script.wait(3000) if isinstance(command, c.Bye)] == [
+        "silent"
+    ]
+    [lost] = [event for event in script.happened if isinstance(event, Unlinked)]
+    assert (lost.code, lost.was_linked) == ("silent", True)
+    assert isinstance(script.transport[-1], Disconnect)
+    script.wait(lost.retry_at_ms - script.now_ms)
+    assert isinstance(script.transport[-1], Connect)
+
+
+def test_pauses_between_attempts_double_up_to_their_bound_and_are_jittered() -> None:
+    script = Script(retry_min_ms=100, retry_max_ms=1000)
+    pauses = []
+    for _ in range(8):
+        script.lose()
+        lost = script.happened[-1]
+        assert isinstance(lost, Unlinked)
+        pauses.append(lost.retry_at_ms - script.now_ms)
+        script.wait(pauses[-1])
+    bounds = [100, 200, 400, 800, 1000, 1000, 1000, 1000]
+    assert all(bound / 2 <= pause <= bound for pause, bound in zip(pauses, bounds, strict=True))
+    assert len(set(pauses[4:])) > 1, "without jitter all clients come back together"
+
+
+def test_endpoints_are_tried_in_turn() -> None:
+    script = Script(endpoints=("tcp://one:1", "tcp://two:2"))
+    for _ in range(2):
+        script.lose()
+        script.wait(10_000)
+    tried = [wanted.endpoint for wanted in script.transport if isinstance(wanted, Connect)]
+    assert tried == ["tcp://one:1", "tcp://two:2", "tcp://one:1"]
+
+
+def test_an_attempt_without_an_answer_ends_after_its_time() -> None:
+    script = Script(attempt_ms=700)
+    script.wait(699)
+    assert script.state() is State.CONNECTING
+    script.wait(1)
+    assert script.state() is State.WAITING
+
+
+def test_a_refused_version_is_final_and_fails_everything() -> None:
+    script = Script()
+    script.publish(b"x")
+    script.say(c.Refused(1, 0, "version", "this broker speaks 2"))
+    assert script.state() is State.CLOSED
+    [(tokens, error)] = script.outcomes()
+    assert tokens == [b"x"]
+    assert isinstance(error, RequestRejected)
+    assert error.code == "version"
+
+
+def test_being_fenced_or_kicked_is_final() -> None:
+    for code in ("fenced", "kicked"):
+        script = Script()
+        script.open()
+        script.say(c.Bye(code, "go"))
+        closed = script.happened[-1]
+        assert isinstance(closed, Closed)
+        assert isinstance(closed.error, RequestRejected)
+
+
+def test_a_draining_broker_is_tried_again_after_its_bye() -> None:
+    script = Script()
+    script.open()
+    script.say(c.Bye("draining"))
+    assert script.state() is State.WAITING
+
+
+def test_a_full_broker_says_when_to_come_again() -> None:
+    script = Script()
+    script.say(c.Refused(0, 0, "limit", "at most 10 links", 7000))
+    lost = script.happened[-1]
+    assert isinstance(lost, Unlinked)
+    assert lost.retry_at_ms == script.now_ms + 7000
+
+
+def test_a_broken_message_costs_the_broker_the_link_and_is_told() -> None:
+    script = Script()
+    script.open()
+    script.session.receive([b"\xc1"], script.now_ms)
+    assert [command.code for command in script.step() if isinstance(command, c.Bye)] == [
+        "malformed"
+    ]
+    assert script.state() is State.WAITING
+
+
+def test_a_command_out_of_state_costs_the_broker_the_link() -> None:
+    script = Script()
+    script.say(c.Confirm(1, 3, 1, 0, 0))
+    assert script.state() is State.WAITING
+    script.wait(10_000)
+    script.open()
+    script.say(welcome())
+    assert script.state() is State.WAITING
+
+
+def test_requests_are_answered_refused_or_sent_again() -> None:
+    script = Script()
+    script.session.request(lambda number: c.StreamInfo(number, "s"), "info")
+    assert script.step() == []
+    [asked] = script.open()
+    assert isinstance(asked, c.StreamInfo)
+    [again] = script.reconnect()
+    assert again == asked
+    script.say(c.Result(again.request, {"tail": 5}))
+    assert script.happened[-1] == Answered("info", {"tail": 5})
+    script.session.request(lambda number: c.Kick(number, 9), "kick")
+    [kick] = script.step()
+    assert isinstance(kick, c.Kick)
+    script.say(c.Refused(39, kick.request, "unknown_link", "no 9"))
+    answer = script.happened[-1]
+    assert isinstance(answer, Answered)
+    assert isinstance(answer.outcome, RequestRejected)
+    assert answer.outcome.code == "unknown_link"
+
+
+def test_a_removal_whose_answer_was_lost_is_not_repeated() -> None:
+    script = Script()
+    script.open()
+    script.session.request(lambda number: c.RemoveStream(number, "s"), "remove")
+    script.step()
+    assert script.reconnect() == []
+    [answer] = [event for event in script.happened if isinstance(event, Answered)]
+    assert isinstance(answer.outcome, ConnectionLost)
+
+
+def test_close_says_bye_and_fails_what_is_left() -> None:
+    script = Script()
+    script.open()
+    script.session.request(c.BrokerInfo, "info")
+    script.step()
+    script.session.close()
+    assert script.step() == [c.Bye()]
+    assert isinstance(script.transport[-1], Disconnect)
+    assert [type(event) for event in script.happened[-2:]] == [Answered, Closed]
+    assert script.session.next_wake() is None
+
+
+def test_a_socket_that_takes_nothing_gathers_no_pings() -> None:
+    script = Script()
+    script.open()
+    for _ in range(5):
+        script.now_ms += 250
+        script.session.receive(encode_message([c.Ping()], []), script.now_ms)
+        script.session.wake(script.now_ms)
+        wake_ms = script.session.next_wake()
+        assert wake_ms is not None
+        assert wake_ms > script.now_ms
+    assert [type(command) for command in script.step()].count(c.Ping) == 1

@@ -1,0 +1,325 @@
+"""Both shells against the real broker, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+import malamute_py as malamute
+from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejected
+from malamute_py.client.reading import ModeNotice
+from malamute_py.embedded import EmbeddedBroker
+from malamute_py.server.auth import hash_password
+from tests.client.shells import SHELLS, AsyncShell, SyncShell
+
+FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[EmbeddedBroker]:
+    async with EmbeddedBroker() as embedded:
+        yield embedded
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
+async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
+    made: AsyncShell | SyncShell = request.param()
+    await made.connect(broker.endpoint, context=broker.context, **FAST)
+    yield made
+    await made.do("close", flush_ms=0)
+
+
+def free_endpoint() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+async def offsets(shell: Any, pattern: Any, **options: Any) -> list[int]:
+    subscription = shell.client.subscribe("s", pattern, until="tail", **options)
+    return [record.offset for record in await shell.take(subscription, 1 << 30)]
+
+
+async def test_each_level_is_confirmed_as_it_was_asked_for(shell: Any) -> None:
+    levels = [
+        (await shell.do("publish", "s", b"x", confirm=level)).level
+        for level in ("default", "synced", "stored", "none")
+    ]
+    assert levels == ["synced", "synced", "stored", "none"]
+    records = await shell.take(shell.client.subscribe("s", start="earliest"), 4)
+    assert [record.offset for record in records] == [0, 1, 2, 3]
+
+
+async def test_every_pattern_kind_selects_exactly_its_records(shell: Any) -> None:
+    subjects = ["eu.fr.paris", "eu.de.bonn", "us.ny", "eu.fr"]
+    fields = [{"kind": "a"}, {"kind": "b", "late": ""}, {"kind": "a"}, None]
+    await shell.do("publish_many", "s", [b"x"] * 4, subjects=subjects, fields=fields)
+    expected = [
+        ("#", [0, 1, 2, 3]),
+        ("eu.#", [0, 1, 3]),
+        ("eu.fr.*", [0, 3]),
+        (malamute.prefix("eu.d"), [1]),
+        (malamute.regex("^(us|eu)[.](ny|fr)$"), [2, 3]),
+        (malamute.fields("kind=a"), [0, 2]),
+        (malamute.fields("late", "kind=a", mode="any"), [0, 1, 2]),
+        (malamute.all_of(malamute.topic("eu.#"), malamute.not_(malamute.prefix("eu.f"))), [1]),
+    ]
+    for pattern, wanted in expected:
+        assert await offsets(shell, pattern, start="earliest") == wanted, pattern
+
+
+async def test_a_bad_pattern_is_raised_before_anything_is_sent(shell: Any) -> None:
+    with pytest.raises(RequestRejected, match="bad_pattern"):
+        shell.client.subscribe("s", "a*")
+
+
+async def test_a_subscription_starts_where_it_was_asked_to(shell: Any) -> None:
+    confirmed = []
+    for number in range(4):
+        confirmed.append(
+            await shell.do("publish", "s", b"%d" % number, subject="even" if number % 2 else "odd")
+        )
+        await asyncio.sleep(0.003)
+    second = confirmed[1]
+    position = shell.client.subscribe("s", start="earliest", end=2)
+    await shell.take(position, 2)
+    starts = [
+        ("earliest", [0, 1, 2, 3]),
+        ("latest", []),
+        (2, [2, 3]),
+        (second.append_time, [1, 2, 3]),
+        (malamute.AtTime(second.append_time_ms, inclusive=False), [2, 3]),
+        (malamute.AfterMessage(second.id), [2, 3]),
+        (malamute.LastPerSubject(), [2, 3]),
+        (position.position, [2, 3]),
+    ]
+    for start, wanted in starts:
+        assert await offsets(shell, "#", start=start) == wanted, start
+    assert await shell.do("find_offset", "s", second.append_time) == 1
+
+
+async def test_a_late_subscriber_catches_up_and_goes_live(shell: Any) -> None:
+    await shell.do("publish_many", "s", [b"%d" % n for n in range(1000)])
+    notices: list[Any] = []
+    subscription = shell.client.subscribe("s", start="earliest", on_notice=notices.append)
+    assert len(await shell.take(subscription, 1000)) == 1000
+    await shell.do("publish", "s", b"live")
+    assert [record.body for record in await shell.take(subscription, 1)] == [b"live"]
+    assert subscription.live
+    assert [notice.live for notice in notices if isinstance(notice, ModeNotice)][-1]
+
+
+async def test_a_slow_reader_with_little_credit_loses_nothing(shell: Any) -> None:
+    subscription = shell.client.subscribe(
+        "s", start="earliest", credit_records=50, credit_bytes=4000, strict=True
+    )
+    bodies = [b"%05d" % n for n in range(3000)]
+    for first in range(0, 3000, 100):
+        await shell.do("publish_many", "s", bodies[first : first + 100])
+    records = await shell.take(subscription, 3000)
+    assert [record.body for record in records] == bodies
+    assert subscription.gaps == 0
+
+
+async def test_streams_are_made_described_changed_listed_and_removed(shell: Any) -> None:
+    await shell.do("create_stream", "one", max_bytes=1 << 20)
+    await shell.do("create_stream", "one", max_bytes=1 << 20)
+    with pytest.raises(RequestRejected, match="stream_exists"):
+        await shell.do("create_stream", "one", max_bytes=5 << 20)
+    await shell.do("edit_stream", "one", max_bytes=2 << 20)
+    await shell.do("create_stream", "two", {"memory": True})
+    assert (await shell.do("stream_info", "one")).settings["max_bytes"] == 2 << 20
+    assert [facts.name for facts in await shell.do("list_streams")] == ["one", "two"]
+    assert [facts.name for facts in await shell.do("list_streams", "t")] == ["two"]
+    await shell.do("remove_stream", "one")
+    with pytest.raises(RequestRejected, match="unknown_stream"):
+        await shell.do("stream_info", "one")
+
+
+async def test_a_stream_in_memory_confirms_that_nothing_is_promised(shell: Any) -> None:
+    await shell.do("create_stream", "m", memory=True)
+    confirmed = await shell.do("publish", "m", b"x")
+    assert (confirmed.offset, confirmed.level) == (0, "none")
+    with pytest.raises(RequestRejected):
+        await shell.do("publish", "m", b"x", confirm="synced")
+    assert (await shell.do("publish", "m", b"y")).offset == 1
+
+
+async def test_a_read_is_planned_and_its_pieces_hold_every_record(shell: Any) -> None:
+    await shell.do("publish_many", "s", [b"x" * 1000] * 5000)
+    plan = await shell.do("plan_read", "s", split_bytes=1 << 20)
+    assert (plan.from_offset, plan.to_offset) == (0, 5000)
+    assert len(plan.splits) > 2
+    found: list[int] = []
+    for split in plan.splits:
+        subscription = shell.client.subscribe("s", start=split.from_offset, end=split.to_offset)
+        found += [record.offset for record in await shell.take(subscription, 1 << 30)]
+    assert found == list(range(5000))
+
+
+async def test_the_broker_tells_of_itself_and_a_kicked_client_is_out(
+    shell: Any, broker: EmbeddedBroker
+) -> None:
+    assert (await shell.do("broker_info")).epoch == 1
+    async with broker.connect(software="victim") as victim:
+        number = next(link.link for link in await shell.do("links") if link.software == "victim")
+        await shell.do("kick", number, "by the test")
+        with pytest.raises(RequestRejected, match="kicked"):
+            async for _ in victim.subscribe("s"):
+                pass
+
+
+async def test_a_closed_subscription_frees_the_broker_and_keeps_its_position(shell: Any) -> None:
+    await shell.do("publish_many", "s", [b"x"] * 10)
+    subscription = shell.client.subscribe("s", start="earliest")
+    await shell.take(subscription, 4)
+    await shell.call(subscription.close)
+    assert subscription.position.next == 4
+    assert (await shell.do("stream_info", "s")).subscriptions == 0
+    assert await offsets(shell, "#", start=subscription.position) == [4, 5, 6, 7, 8, 9]
+
+
+async def test_a_subscription_that_nobody_holds_any_more_is_ended(shell: Any) -> None:
+    await shell.do("publish_many", "s", [b"x"] * 10)
+    await shell.take(shell.client.subscribe("s", start="earliest"), 4)
+    gc.collect()
+    for _ in range(2):  # the first question carries the end of the subscription with it
+        facts = await shell.do("stream_info", "s")
+    assert facts.subscriptions == 0
+
+
+async def test_a_context_that_is_destroyed_under_a_client_ends_it_in_order(
+    shell: Any, broker: EmbeddedBroker
+) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    endpoint = free_endpoint()
+    other = EmbeddedBroker(listen=[endpoint])
+    async with other:
+        victim = type(shell)()
+        await victim.connect(endpoint, context=context)
+        reading = asyncio.create_task(victim.take(victim.client.subscribe("s"), 1))
+        await asyncio.sleep(0.05)
+        context.destroy(linger=0)
+        with pytest.raises(ConnectionLost, match="terminated"):
+            await asyncio.wait_for(victim.do("publish", "s", b"x"), 5)
+        with pytest.raises(ConnectionLost, match="terminated"):
+            await asyncio.wait_for(reading, 5)
+        await victim.do("close")
+
+
+async def test_arrow_comes_with_every_column(shell: Any) -> None:
+    pytest.importorskip("pyarrow")
+    await shell.do(
+        "publish", "s", b"x", subject="a", fields={"k": "v"}, client_time_ms=5, properties={"p": 1}
+    )
+    subscription = shell.client.subscribe("s", start="earliest", until="tail")
+    table = await shell.call(subscription.to_arrow, decode=True)
+    assert table.column("subject").to_pylist() == ["a"]
+    assert table.column("body").to_pylist() == [b"x"]
+    assert dict(table.column("fields").to_pylist()[0]) == {"k": "v"}
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_a_broker_restarted_amid_publishing_and_reading_has_everything_once_in_order(
+    kind: Any, tmp_path: Path
+) -> None:
+    endpoint = free_endpoint()
+    small: dict[str, Any] = {
+        "limits__record_bytes_max": 1 << 19,
+        "limits__batch_bytes_max": 1 << 20,
+        "journal__segment_bytes": 4 << 20,
+        "journal__ring_bytes": 64 << 20,
+    }
+
+    def start() -> EmbeddedBroker:
+        return EmbeddedBroker(tmp_path, listen=[endpoint], **small).start()
+
+    broker = await asyncio.to_thread(start)
+    shell = kind()
+    await shell.connect(endpoint, **FAST)
+    subscription = shell.client.subscribe("s", start="earliest", strict=True)
+    reading = asyncio.create_task(shell.take(subscription, 600))
+
+    async def publishing() -> list[int]:
+        return [(await shell.do("publish", "s", b"%04d" % n)).offset for n in range(600)]
+
+    writing = asyncio.create_task(publishing())
+    for _ in range(3):
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(broker.stop)
+        broker = await asyncio.to_thread(start)
+    try:
+        assert await writing == list(range(600))
+        records = await asyncio.wait_for(reading, 20)
+        assert [record.body for record in records] == [b"%04d" % n for n in range(600)]
+        assert shell.client.reconnects >= 3
+    finally:
+        await shell.do("close", flush_ms=0)
+        await asyncio.to_thread(broker.stop)
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_a_wrong_or_missing_password_is_final_and_the_right_one_works(
+    kind: Any,
+) -> None:
+    users = {"ann": hash_password("secret")}
+    secured = EmbeddedBroker(
+        tcp=True, authentication__mechanism="plain", authentication__users=users
+    )
+    async with secured as broker:
+        for credential in (malamute.Plain("ann", "guess"), None):
+            # Trying again would go on for ever and never raise.
+            with pytest.raises(RequestRejected, match="unauthenticated"):
+                await kind().connect(
+                    broker.tcp_endpoint, credential=credential, timeout_ms=None, **FAST
+                )
+        shell = kind()
+        await shell.connect(broker.tcp_endpoint, credential=malamute.Plain("ann", "secret"))
+        assert shell.client.welcome.identity == "ann"
+        await shell.do("close")
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_an_embedded_broker_that_stops_before_its_clients_ends_them_in_order(
+    kind: Any,
+) -> None:
+    shell = kind()
+    async with EmbeddedBroker() as broker:
+        await shell.connect(broker.endpoint, context=broker.context, **FAST)
+        reading = asyncio.create_task(shell.take(shell.client.subscribe("s"), 1))
+        await asyncio.sleep(0.05)
+    with pytest.raises(MalamuteError):
+        await asyncio.wait_for(reading, 5)
+    await shell.do("close", flush_ms=0)
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_curve_lets_in_whose_key_is_known_and_nobody_else(kind: Any, tmp_path: Path) -> None:
+    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
+    known, stranger = (
+        malamute.Curve(server_public, *(key.decode() for key in zmq.curve_keypair()))
+        for _ in range(2)
+    )
+    (tmp_path / "key").write_text(server_secret)
+    (tmp_path / "key").chmod(0o600)
+    secured = EmbeddedBroker(
+        tcp=True,
+        authentication__mechanism="curve",
+        authentication__server_key_file=str(tmp_path / "key"),
+        authentication__clients={"ann": known.public_key},
+    )
+    async with secured as broker:
+        with pytest.raises(RequestRejected, match="unauthenticated"):
+            await kind().connect(broker.tcp_endpoint, credential=stranger, **FAST)
+        shell = kind()
+        await shell.connect(broker.tcp_endpoint, credential=known)
+        assert shell.client.welcome.identity == "ann"
+        assert (await shell.do("publish", "s", b"x")).offset == 0
+        await shell.do("close")

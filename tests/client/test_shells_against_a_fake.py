@@ -1,0 +1,470 @@
+"""Both shells over a real socket, against a broker that does as the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from malamute_protocol import commands as c
+from malamute_protocol.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    RequestRejected,
+    Timeout,
+)
+from malamute_py.client.aio import connect
+from malamute_py.client.session import Linked, Unlinked
+from malamute_py.client.settings import SettingError, make_settings
+from malamute_py.client.sync import SyncClient, connect_sync
+from tests.client.fakes import FakeBroker
+from tests.client.shells import SHELLS
+
+FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    fake = FakeBroker()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
+async def shell(request: pytest.FixtureRequest, broker: FakeBroker) -> AsyncIterator[Any]:
+    made = request.param()
+    await made.connect(broker.endpoint, **FAST)
+    yield made
+    await made.do("close", flush_ms=0)
+
+
+async def test_a_record_published_is_confirmed_and_read_back(shell: Any) -> None:
+    confirmed = await shell.do(
+        "publish", "s", b"body", subject="a.b", fields={"x": "1"}, properties={"trace": "t"}
+    )
+    assert (confirmed.offset, confirmed.level, len(confirmed.id)) == (0, "synced", 16)
+    subscription = shell.client.subscribe("s", start="earliest")
+    [record] = await shell.take(subscription, 1)
+    assert (record.body, record.subject, record.fields["x"]) == (b"body", "a.b", "1")
+    assert record.properties == {"trace": "t"}
+
+
+async def test_calls_made_together_leave_as_one_batch(shell: Any, broker: FakeBroker) -> None:
+    await shell.do("publish", "s", b"first")
+    pending = [shell.client.publish_nowait("s", b"%d" % n) for n in range(100)]
+    confirmed = [await shell.result(one) for one in pending]
+    assert [one.offset for one in confirmed] == list(range(1, 101))
+    assert len(broker.streams["s"]) < 50
+
+
+async def test_many_records_go_as_few_batches_and_come_back_in_order(shell: Any) -> None:
+    bodies = [b"%06d" % n for n in range(100_000)]
+    confirmed = await shell.do("publish_many", "s", bodies, subject="a")
+    assert sum(one.count for one in confirmed) == 100_000
+    assert len(confirmed) < 10
+    subscription = shell.client.subscribe("s", start="earliest", until="tail")
+    found: list[bytes] = []
+    while (batch := await shell.call(subscription.next_batch)) is not None:
+        found += batch.bodies()
+    assert found == bodies
+
+
+async def test_bulk_columns_belong_to_their_records(shell: Any) -> None:
+    await shell.do(
+        "publish_many",
+        "s",
+        [b"a", b"b", b"c"],
+        subjects=["x", "y", "x"],
+        fields=[{"k": "1"}, None, {"k": "2"}],
+        client_time_ms=[10, None, 30],
+    )
+    records = await shell.take(shell.client.subscribe("s", start="earliest", until="tail"), 9)
+    assert [record.subject for record in records] == ["x", "y", "x"]
+    assert [dict(record.fields) for record in records] == [{"k": "1"}, {}, {"k": "2"}]
+    assert [record.client_time_ms for record in records] == [10, None, 30]
+
+
+async def test_a_column_of_another_length_is_refused_before_anything_is_sent(
+    shell: Any, broker: FakeBroker
+) -> None:
+    with pytest.raises(LocalProtocolError, match="2 values in client_time_ms for 3 records"):
+        await shell.do("publish_many", "s", [b"a", b"b", b"c"], client_time_ms=[1, 2])
+    assert "s" not in broker.streams
+
+
+async def test_arrow_goes_out_and_comes_in(shell: Any) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"body": [b"one", b"two", b"three"], "key": ["a", "b", "a"]})
+    confirmed = await shell.do("publish_arrow", "s", table.slice(1), subject="key")
+    assert confirmed[0].count == 2
+    subscription = shell.client.subscribe("s", start="earliest")
+    got = await shell.call(subscription.to_arrow, 1, decode=True)
+    assert got.column("body").to_pylist() == [b"two"]
+    rest = await shell.call(subscription.next_batch)
+    assert [record.body for record in rest] == [b"three"]
+    assert [record.subject for record in rest] == ["a"]
+
+
+async def test_records_left_in_a_batch_are_there_for_the_next_loop_and_for_batches(
+    shell: Any,
+) -> None:
+    await shell.do("publish_many", "s", [b"%d" % n for n in range(10)])
+    subscription = shell.client.subscribe("s", start="earliest")
+    assert [record.body for record in await shell.take(subscription, 3)] == [b"0", b"1", b"2"]
+    assert subscription.position.next == 3
+    assert [record.body for record in await shell.take(subscription, 2)] == [b"3", b"4"]
+    rest = await shell.call(subscription.next_batch)
+    assert [record.offset for record in rest] == [5, 6, 7, 8, 9]
+    assert subscription.position.next == 10
+
+
+async def test_a_wait_that_times_out_loses_nothing(shell: Any) -> None:
+    subscription = shell.client.subscribe("s", start="earliest")
+    with pytest.raises(Timeout):
+        await shell.call(subscription.next_batch, timeout_ms=30)
+    await shell.do("publish", "s", b"late")
+    batch = await shell.call(subscription.next_batch, timeout_ms=5000)
+    assert batch.bodies() == [b"late"]
+
+
+async def test_a_refused_subscription_is_raised_by_its_reader_and_harms_nobody_else(
+    shell: Any,
+) -> None:
+    with pytest.raises(RequestRejected, match="not yours"):
+        await shell.take(shell.client.subscribe("forbidden"), 1)
+    assert (await shell.do("publish", "s", b"x")).offset == 0
+
+
+async def test_a_request_is_answered_typed_or_raised(shell: Any) -> None:
+    await shell.do("publish", "s", b"x")
+    facts = await shell.do("stream_info", "s")
+    assert (facts.name, facts.tail, facts.records, facts.more) == ("s", 1, 1, {"odd": 1})
+    with pytest.raises(RequestRejected, match="unknown_stream"):
+        await shell.do("stream_info", "nothing")
+
+
+async def test_a_broker_that_restarts_is_found_again_and_reading_and_publishing_go_on(
+    shell: Any, broker: FakeBroker
+) -> None:
+    subscription = shell.client.subscribe("s", start="earliest")
+    await shell.do("publish", "s", b"before")
+    assert [record.body for record in await shell.take(subscription, 1)] == [b"before"]
+    await asyncio.to_thread(broker.stop)
+    waiting = [asyncio.create_task(shell.do("publish", "s", b"%d" % n)) for n in range(3)]
+    await asyncio.sleep(0.05)
+    await asyncio.to_thread(broker.start)
+    offsets = sorted([(await task).offset for task in waiting])
+    assert offsets == [1, 2, 3]
+    records = await shell.take(subscription, 3)
+    assert [record.offset for record in records] == [1, 2, 3]
+    assert shell.client.reconnects >= 1
+
+
+async def test_what_was_published_and_not_confirmed_before_the_loss_is_there_once(
+    shell: Any, broker: FakeBroker
+) -> None:
+    await shell.do("publish", "s", b"first")
+    broker.confirming = False
+    waiting = asyncio.create_task(shell.do("publish", "s", b"second"))
+    await asyncio.to_thread(broker.wait_for, lambda heard: heard.count(c.Publish) == 2)
+    await asyncio.to_thread(broker.stop)
+    broker.confirming = True
+    await asyncio.to_thread(broker.start)
+    assert (await waiting).offset == 1
+    assert broker.next("s") == 2
+
+
+async def test_close_lets_go_of_everybody_who_waits(shell: Any, broker: FakeBroker) -> None:
+    await shell.do("publish", "s", b"first")
+    broker.confirming = False
+    publishing = asyncio.create_task(shell.do("publish", "s", b"x"))
+    reading = asyncio.create_task(shell.take(shell.client.subscribe("quiet"), 1))
+    await asyncio.sleep(0.1)
+    await shell.do("close", flush_ms=0)
+    with pytest.raises(ConnectionLost):
+        await publishing
+    assert await reading == []
+    with pytest.raises(ConnectionLost):
+        await shell.do("publish", "s", b"y")
+
+
+async def test_back_pressure_holds_a_publisher_until_room_is_there(
+    broker: FakeBroker, shell: Any
+) -> None:
+    bounded = type(shell)()
+    await bounded.connect(broker.endpoint, window_bytes=2000, **FAST)
+    await bounded.do("publish", "s", b"first")
+    broker.confirming = False
+    pending = [bounded.client.publish_nowait("s", b"x" * size) for size in (900, 1900)]
+    with pytest.raises(RequestRejected, match="window"):
+        bounded.client.publish_nowait("s", b"x")
+    held = asyncio.create_task(bounded.do("publish", "s", b"held"))
+    await asyncio.sleep(0.05)
+    assert not held.done()
+    broker.confirming = True
+    await asyncio.to_thread(broker.stop)
+    await asyncio.to_thread(broker.start)
+    assert (await held).offset == len(pending) + 1
+    await bounded.do("close")
+
+
+async def test_a_failing_listener_does_not_break_the_link(broker: FakeBroker, shell: Any) -> None:
+    events: list[Any] = []
+
+    def listener(event: Any) -> None:
+        events.append(event)
+        raise RuntimeError("of the user's making")
+
+    other = type(shell)()
+    await other.connect(broker.endpoint, on_link=listener, **FAST)
+    await other.do("publish", "s", b"x")
+    await asyncio.to_thread(broker.stop)
+    await asyncio.to_thread(broker.start)
+    await other.do("publish", "s", b"y")
+    await other.do("close")
+    assert [type(event) for event in events[:2]] == [Linked, Unlinked]
+
+
+async def test_a_loop_that_raises_leaves_the_client_usable(shell: Any) -> None:
+    await shell.do("publish_many", "s", [b"a", b"b"])
+    subscription = shell.client.subscribe("s", start="earliest")
+
+    async def loop() -> None:
+        for record in await shell.take(subscription, 1):
+            raise ValueError(record.body)
+
+    with pytest.raises(ValueError, match="a"):
+        await loop()
+    assert [record.body for record in await shell.take(subscription, 1)] == [b"b"]
+    assert (await shell.do("publish", "s", b"c")).offset == 2
+
+
+# --- connecting ---
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_the_first_connect_waits_for_a_broker_that_comes_later(
+    kind: Any, broker: FakeBroker
+) -> None:
+    await asyncio.to_thread(broker.stop)
+    shell = kind()
+    connecting = asyncio.create_task(shell.connect(broker.endpoint, **FAST))
+    await asyncio.sleep(0.1)
+    assert not connecting.done()
+    await asyncio.to_thread(broker.start)
+    await connecting
+    await shell.do("close")
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_the_first_connect_fails_at_once_or_in_time_by_choice(
+    kind: Any,
+) -> None:
+    # Bound and not listening: refused, and no other test's broker can take the port meanwhile.
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConnectionLost, match="nothing answers"):
+            await kind().connect(endpoint, wait=False, **FAST)
+        with pytest.raises(Timeout, match="nothing answers"):
+            await kind().connect(endpoint, timeout_ms=100, **FAST)
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_a_refused_hello_is_final(kind: Any, broker: FakeBroker) -> None:
+    broker.refusing = "forbidden"
+    with pytest.raises(RequestRejected, match="forbidden"):
+        await kind().connect(broker.endpoint, **FAST)
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_an_endpoint_that_cannot_be_used_is_named(kind: Any) -> None:
+    with pytest.raises(RequestRejected, match="tcp://no port here"):
+        await kind().connect("tcp://no port here", **FAST)
+    with pytest.raises(SettingError, match="http://x"):
+        await kind().connect("http://x")
+    with pytest.raises(SettingError, match="no_such_option"):
+        await kind().connect("tcp://127.0.0.1:1", no_such_option=1)
+
+
+# --- what only one of the shells has ---
+
+
+async def test_connect_is_a_context_manager_with_and_without_await(broker: FakeBroker) -> None:
+    async with connect(broker.endpoint) as client:
+        await client.publish("s", b"a")
+    async with await connect(broker.endpoint) as client:
+        assert (await client.publish("s", b"b")).offset == 1
+
+
+async def test_a_cancelled_publish_leaves_the_others_alone(broker: FakeBroker) -> None:
+    async with connect(broker.endpoint, **FAST) as client:
+        tasks = [asyncio.create_task(client.publish("s", b"%d" % n)) for n in range(3)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        first, second, third = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(second, asyncio.CancelledError)
+        assert not isinstance(first, BaseException)
+        assert not isinstance(third, BaseException)
+        assert third.offset == 2
+
+
+async def test_a_cancelled_iteration_loses_no_record(broker: FakeBroker) -> None:
+    async with connect(broker.endpoint, **FAST) as client:
+        subscription = client.subscribe("s", start="earliest")
+        got: list[int] = []
+
+        async def read() -> None:
+            async for record in subscription:
+                got.append(record.offset)  # noqa: PERF401 - what came before the cancel counts
+
+        for number in range(20):
+            task = asyncio.create_task(read())
+            await client.publish_many("s", [b"x"] * 7)
+            if number % 2:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        while len(got) < 140:
+            got.append((await anext(subscription)).offset)
+        assert got == list(range(140))
+
+
+async def test_a_wait_for_that_times_out_can_be_repeated(broker: FakeBroker) -> None:
+    async with connect(broker.endpoint, **FAST) as client:
+        subscription = client.subscribe("s")
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(subscription), 0.02)
+        await client.publish("s", b"x")
+        assert (await asyncio.wait_for(anext(subscription), 5)).body == b"x"
+
+
+async def test_reading_at_full_speed_lets_the_loop_turn(broker: FakeBroker) -> None:
+    async with connect(broker.endpoint, **FAST) as client:
+        await client.publish_many("s", [b"x"] * 20_000)
+        subscription = client.subscribe("s", start="earliest", until="tail")
+        await subscription.accepted()
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        assert len([record async for record in subscription]) == 20_000
+        task.cancel()
+        assert turns > 50
+
+
+def test_threads_share_one_client(broker: FakeBroker) -> None:
+    with connect_sync(broker.endpoint, **FAST) as client:
+        offsets: list[int] = []
+
+        def work(name: int) -> None:
+            offsets.extend(client.publish("s", b"%d-%d" % (name, n)).offset for n in range(50))
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert sorted(offsets) == list(range(400))
+        bodies = [
+            record.body
+            for record in client.subscribe("s", start="earliest", until="tail", timeout_ms=5000)
+        ]
+        for name in range(8):
+            mine = [body for body in bodies if body.startswith(b"%d-" % name)]
+            assert mine == [b"%d-%d" % (name, n) for n in range(50)], "order per producer"
+
+
+def test_a_blocked_iteration_ends_when_the_subscription_is_closed(broker: FakeBroker) -> None:
+    with connect_sync(broker.endpoint, **FAST) as client:
+        subscription = client.subscribe("quiet")
+        timer = threading.Timer(0.05, subscription.close)
+        timer.start()
+        assert list(subscription) == []
+        timer.join()
+
+
+def test_an_iteration_with_a_timeout_can_be_gone_on_with(broker: FakeBroker) -> None:
+    with connect_sync(broker.endpoint, **FAST) as client:
+        subscription = client.subscribe("s", timeout_ms=20)
+        with pytest.raises(Timeout):
+            next(subscription)
+        client.publish("s", b"x")
+        subscription = client.subscribe("s", start=0, timeout_ms=5000)
+        assert next(subscription).body == b"x"
+
+
+async def test_publishes_of_many_tasks_beyond_the_window_all_wait(broker: FakeBroker) -> None:
+    async with connect(broker.endpoint, **FAST, window_bytes=4096, batch_bytes=1024) as client:
+        sizes = (1, 12, 900) * 200
+        confirmed = await asyncio.gather(
+            *(client.publish("s", b"x" * size, subject="a") for size in sizes)
+        )
+        assert sorted(one.offset for one in confirmed) == list(range(len(sizes)))
+
+
+async def test_a_waiting_iteration_ends_when_another_task_closes_it(broker: FakeBroker) -> None:
+    async with connect(broker.endpoint, **FAST) as client:
+        subscription = client.subscribe("s", start="earliest")
+        await subscription.accepted()
+        waiting = asyncio.create_task(subscription.next_batch())
+        await asyncio.sleep(0)
+        await subscription.close()
+        assert await asyncio.wait_for(waiting, 5) is None
+        assert await asyncio.wait_for(subscription.next_batch(), 5) is None
+
+
+def test_a_forked_child_is_told_and_the_parent_goes_on(broker: FakeBroker) -> None:
+    with connect_sync(broker.endpoint, **FAST) as client:
+        client.publish("s", b"before")
+        context = multiprocessing.get_context("fork")
+        found, telling = context.Pipe(duplex=False)
+
+        def child() -> None:
+            try:
+                client.publish("s", b"in the child")
+            except ConnectionLost as error:
+                telling.send(str(error))
+            client.close()
+            with connect_sync(broker.endpoint, **FAST) as own:
+                telling.send(own.publish("s", b"its own").offset)
+
+        process = context.Process(target=child)
+        process.start()
+        assert found.poll(10)
+        assert "forked" in found.recv()
+        assert found.poll(10)
+        assert found.recv() == 1
+        process.join(10)
+        assert process.exitcode == 0
+        assert client.publish("s", b"after").offset == 2
+
+
+def test_a_listener_that_waits_in_the_clients_own_thread_is_told(broker: FakeBroker) -> None:
+    raised: list[Exception] = []
+    told = threading.Event()
+
+    def listen(event: Any) -> None:
+        try:
+            client.publish("s", b"x")
+        except RuntimeError as error:
+            raised.append(error)
+        told.set()
+
+    client = SyncClient(make_settings(broker.endpoint, FAST), on_link=listen)
+    with client:
+        assert told.wait(5)
+        assert isinstance(raised[0], RuntimeError)
+        assert client.publish("s", b"y").level == "synced"

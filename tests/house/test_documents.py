@@ -1,0 +1,111 @@
+"""What the documents say to type works, and the changelog and the unit name what exists.
+
+The rule: a command in README.md, the CI script or the systemd unit is one that the checkout has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from tests.house.checkout import ROOT, pyproject
+
+README = (ROOT / "README.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.findall(r"^([a-z][a-z-]*):(?!=)", MAKEFILE, re.MULTILINE))
+EXTRAS = set(pyproject()["project"]["optional-dependencies"])
+
+
+def code_of(markdown: str) -> list[str]:
+    """The lines of a document's code blocks, fenced or indented, and its inline code."""
+    fenced = re.findall(r"^```[a-z]*\n(.*?)^```", markdown, re.MULTILINE | re.DOTALL)
+    rest = re.sub(r"^```.*?^```", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in fenced for line in block.splitlines()]
+    lines += re.findall(r"^(?: {4}|\t)(.+)$", rest, re.MULTILINE)
+    lines += re.findall(r"`([^`\n]+)`", rest)
+    return [line.strip().removeprefix("$ ") for line in lines]
+
+
+COMMANDS = code_of(README)
+
+
+def test_every_make_target_in_the_readme_exists() -> None:
+    named = {line.split()[1] for line in COMMANDS if re.match(r"make [a-z]", line)}
+    assert named >= {"run", "test"}
+    assert named <= TARGETS
+
+
+def test_every_extra_in_the_readme_exists() -> None:
+    named = {
+        extra
+        for extras in re.findall(r"malamute-py\[([a-z,]+)\]", README)
+        for extra in extras.split(",")
+    }
+    assert named <= EXTRAS
+
+
+def test_every_make_target_is_explained_by_make_help() -> None:
+    shown = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, check=True, text=True
+    ).stdout
+    internal = {"test-needs"}
+    for target in TARGETS - internal:
+        assert re.search(rf"make {target}\b", shown), target
+
+
+def check_command_line(words: list[str]) -> None:
+    """Fail unless every subcommand and option of `malamute ...` is one that it has."""
+    from malamute_py.cli import app
+
+    command = get_command(app)
+    for word in words:
+        if word in ("|", ">", ">>", "&&", "&", "#", ";"):
+            break
+        if isinstance(command, TyperGroup) and not word.startswith("-"):
+            found = command.get_command(typer.Context(command), word)
+            assert found is not None, f"malamute has no {word!r}: {words}"
+            command = found
+        elif word.startswith("-") and word != "-":
+            options = {
+                name
+                for parameter in command.params
+                for name in [*parameter.opts, *parameter.secondary_opts]
+            }
+            assert word.partition("=")[0] in {*options, "--help"}, f"no option {word}: {words}"
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("malamute ")])
+def test_every_malamute_command_in_the_readme_exists(line: str) -> None:
+    check_command_line(re.sub(r"'[^']*'|\"[^\"]*\"", "QUOTED", line).split()[1:])
+
+
+def test_the_systemd_unit_starts_a_command_that_exists() -> None:
+    unit = (ROOT / "deploy" / "malamute.service").read_text()
+    (start,) = re.findall(r"^ExecStart=\S*/malamute (.*)$", unit, re.MULTILINE)
+    check_command_line(start.split())
+
+
+def test_ci_runs_the_tests_as_the_readme_tells_a_person_to() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    last = script.read_text().rstrip().splitlines()[-1]
+    assert last.startswith("make test")
+
+
+def test_the_changelog_starts_with_what_is_not_released_yet() -> None:
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+
+
+def test_the_console_script_answers() -> None:
+    script = os.path.join(os.path.dirname(sys.executable), "malamute")
+    result = subprocess.run([script, "--help"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "broker" in result.stdout

@@ -1,0 +1,150 @@
+"""What is shipped: three typed packages, each import declared, nothing else.
+
+The rule: whoever installs the distribution, with or without an extra, can import what that extra
+promises; an optional package is imported only where it is used.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from tests.house.checkout import PACKAGES, ROOT, pyproject
+
+PROJECT = pyproject()["project"]
+
+
+def distribution_name(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match is not None
+    return re.sub(r"[._-]+", "-", match.group()).lower()
+
+
+def declared(*extras: str) -> set[str]:
+    """The distributions that the core and these extras bring, extras of extras included."""
+    names = {distribution_name(requirement) for requirement in PROJECT["dependencies"]}
+    for extra in extras:
+        for requirement in PROJECT["optional-dependencies"][extra]:
+            if distribution_name(requirement) != "malamute-py":
+                names.add(distribution_name(requirement))
+                continue
+            nested = re.search(r"\[(.*)\]", requirement)
+            assert nested is not None
+            names |= declared(*nested.group(1).split(","))
+    return names
+
+
+RUN_TIME_EXTRAS = [extra for extra in PROJECT["optional-dependencies"] if extra != "dev"]
+
+
+def imported_at_import_time(tree: ast.Module) -> set[str]:
+    """Top-level names imported when the module is, `if TYPE_CHECKING:` blocks left out."""
+    names: set[str] = set()
+    pending: list[ast.stmt] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            pending.extend(node.orelse)
+        elif isinstance(node, ast.If):
+            pending.extend([*node.body, *node.orelse])
+        elif isinstance(node, ast.Try):
+            # An import that may fail is an optional one.
+            pending.extend([*node.orelse, *node.finalbody])
+    return names
+
+
+def imported_anywhere(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+@cache
+def _providers() -> Mapping[str, list[str]]:
+    """Top-level name -> distributions; reading all metadata takes half a second."""
+    return packages_distributions()
+
+
+def foreign(names: set[str]) -> set[str]:
+    """The distributions behind these top-level names that are neither ours nor Python's."""
+    providers = _providers()
+    return {
+        re.sub(r"[._-]+", "-", providers.get(name, [name])[0]).lower()
+        for name in names
+        if name not in sys.stdlib_module_names and name not in PACKAGES and name != "__future__"
+    }
+
+
+def extras_of_the_place(path: Path) -> list[str]:
+    """The extras without which this module is not meant to be imported."""
+    if path.is_relative_to(PACKAGES["pyspark_malamute"]):
+        return ["spark"]
+    if path.is_relative_to(PACKAGES["malamute_py"] / "demo"):
+        return ["demo", "spark"]
+    if path == PACKAGES["malamute_protocol"] / "arrow.py":
+        return ["arrow"]
+    return []
+
+
+SOURCES = [path for folder in PACKAGES.values() for path in sorted(folder.rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_import_is_of_a_declared_dependency(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert foreign(imported_at_import_time(tree)) <= declared(*extras_of_the_place(path))
+    assert foreign(imported_anywhere(tree)) <= declared(*RUN_TIME_EXTRAS)
+
+
+def test_every_core_dependency_is_imported_somewhere() -> None:
+    used: set[str] = set()
+    for path in SOURCES:
+        used |= foreign(imported_anywhere(ast.parse(path.read_text())))
+    assert declared() <= used
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_three_typed_packages_and_the_licence(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    for path in SOURCES:
+        (folder,) = (folder for folder in PACKAGES.values() if path.is_relative_to(folder))
+        assert str(path.relative_to(folder.parent)) in names
+
+
+def test_the_installed_version_is_that_of_pyproject() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-c", "import importlib.metadata as m; print(m.version('malamute-py'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    assert printed == PROJECT["version"], "run `make setup`"

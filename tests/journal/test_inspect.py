@@ -1,0 +1,121 @@
+"""The tools for a stopped broker: they tell everything and change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from malamute_py.journal import Journal, JournalCorrupt
+from malamute_py.journal.inspect import dump, stat, verify
+from malamute_py.journal.layout import index_name, segment_name
+from tests.journal.rings import SMALL, S, batch, put
+
+
+def make(directory: Path) -> None:
+    journal = Journal.open(directory)
+    ring, _ = journal.ring("main", SMALL)
+    for number in range(12):
+        put(ring, 1, b"%d" % number * 10_000)
+        ring.append([batch(ring, 2, [b"x"]), batch(ring, 3, [b"y"])])
+    ring.sync()
+    ring.remove_before(1, offset=2)
+    while ring.prepare_step():
+        pass
+    put(ring, 2, b"last")
+    journal.close()
+
+
+def image(directory: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def flip(directory: Path, lsn: int) -> None:
+    path = directory / "rings" / "main" / segment_name(lsn // S)
+    data = bytearray(path.read_bytes())
+    data[lsn % S] ^= 4
+    path.write_bytes(data)
+
+
+def findings(directory: Path) -> list[tuple[str, str]]:
+    return [(f.kind, f.message) for f in verify(directory) if f.kind != "progress"]
+
+
+def test_stat_tells_what_is_there(tmp_path: Path) -> None:
+    make(tmp_path)
+    before = image(tmp_path)
+    told = stat(tmp_path)
+    (ring,) = told.rings
+    assert (told.epoch, told.openings, told.in_use) == (1, 1, False)
+    assert (ring.name, ring.segment_bytes, ring.clean) == ("main", S, True)
+    assert ring.streams[1].first == 2
+    assert ring.streams[1].next == 12
+    assert ring.streams[2].next == 13
+    assert ring.bytes_on_disk == S * len(list((tmp_path / "rings/main").glob("*.seg")))
+    assert image(tmp_path) == before
+
+
+def test_verify_reads_everything_with_progress_and_finds_nothing_wrong(tmp_path: Path) -> None:
+    make(tmp_path)
+    before = image(tmp_path)
+    told = list(verify(tmp_path))
+    steps = [f.done for f in told if f.kind == "progress"]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= 2
+    assert [f.kind for f in told if f.kind != "progress"] == ["ok"]
+    assert image(tmp_path) == before
+
+
+def test_verify_finds_damage_even_in_a_segment_whose_index_is_whole(tmp_path: Path) -> None:
+    make(tmp_path)
+    assert (tmp_path / "rings" / "main" / index_name(0)).exists()
+    flip(tmp_path, 20_000)
+    ((kind, message),) = findings(tmp_path)[:1]
+    assert kind == "damaged"
+    assert "positions" in message
+
+
+def test_verify_finds_an_index_that_is_damaged_or_lies(tmp_path: Path) -> None:
+    make(tmp_path)
+    ring = tmp_path / "rings" / "main"
+    (ring / index_name(0)).write_bytes(b"nonsense")
+    assert any(kind == "index" for kind, _ in findings(tmp_path))
+
+
+def test_verify_names_unknown_files_and_a_broker_in_the_way(tmp_path: Path) -> None:
+    make(tmp_path)
+    (tmp_path / "rings" / "main" / "notes").write_text("hello")
+    journal = Journal.open(tmp_path)
+    kinds = [kind for kind, _ in findings(tmp_path)]
+    assert kinds[0] == "locked"
+    assert "unknown" in kinds
+    journal.close()
+
+
+def test_dump_gives_every_batch_in_a_range_and_names_what_is_damaged(tmp_path: Path) -> None:
+    make(tmp_path)
+    whole = list(dump(tmp_path, "main"))
+    kinds = [batch.kind for batch in whole]
+    assert kinds[:2] == ["snapshot", "epoch_start"]
+    assert kinds.count("data") == 37
+    assert "padding" in kinds
+    data = [b for b in whole if b.kind == "data"]
+    part = list(dump(tmp_path, "main", data[3].lsn, data[6].lsn))
+    assert [b.lsn for b in part] == [b.lsn for b in data[3:6]]
+    flip(tmp_path, data[4].lsn + 20)
+    hurt = list(dump(tmp_path, "main", data[3].lsn, data[6].lsn))
+    assert [b.kind for b in hurt] == ["data", "damaged", "data"]
+    assert hurt[1].stamp is None
+    assert hurt[1].size == data[4].size
+    assert hurt[1].fault
+
+
+def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        stat(tmp_path / "missing")
+    with pytest.raises(JournalCorrupt, match="not a data directory"):
+        stat(tmp_path)
+    assert findings(tmp_path)[0][0] == "damaged"
+    make(tmp_path / "data")
+    with pytest.raises(JournalCorrupt, match="no ring"):
+        list(dump(tmp_path / "data", "other"))

@@ -1,0 +1,103 @@
+"""Regular expressions: what they mean, what they may cost, what happens beyond that."""
+
+from __future__ import annotations
+
+import pytest
+
+from malamute_protocol.pattern import PatternError, any_of, regex
+from malamute_py.matcher import Index, compile_pattern, expressions, matches
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["(?=a)b", "(a)\\1", "a{1001}", "(.{500}){3}", "(", "[z-a]", "(?P<n>", "\\", "(?<!a)b"],
+)
+def test_what_re2_cannot_take_is_refused_by_name_and_with_a_reason(expression: str) -> None:
+    for refuse in (Index().add, compile_pattern):
+        with pytest.raises(PatternError) as refused:
+            refuse(["regex", expression])
+        assert refused.value.code == "bad_pattern"
+        assert "regular expression" in refused.value.reason
+
+
+def test_an_expression_with_a_huge_program_is_refused() -> None:
+    with pytest.raises(PatternError, match="instructions"):
+        Index().add(["regex", "(a{1,100}){10}b"])
+
+
+@pytest.mark.parametrize("expression", ["^(a+)+$", "(a|aa)+$", "(.*)*x", "^(([a-z])+.)+[A-Z]$"])
+def test_expressions_that_stall_backtracking_engines_are_answered(expression: str) -> None:
+    index = Index()
+    number = index.add(regex(expression))
+    key = "a" * 255 + "!"
+    assert (number in index.match((key,), ())) is matches(regex(expression), (key,), ())
+
+
+def test_an_expression_is_found_anywhere_and_characters_are_whole() -> None:
+    index = Index()
+    number = index.add(regex("b.d"))
+    assert number in index.match(("abéde",), ())
+    assert number not in index.match(("bd",), ())
+
+
+def test_expressions_are_found_in_the_overlay_and_in_sets_and_gone_when_discarded() -> None:
+    index = Index()
+    numbers = [index.add(regex(f"^s{at}\\.|x{at}$")) for at in range(300)]
+    assert list(index.match(("s7.x299",), ())) == sorted((numbers[7], numbers[299]))
+    # Far more than half of every set goes, so each is rebuilt on the way.
+    for at in range(10, 300):
+        index.discard(numbers[at])
+        if at % 29 == 0:
+            key = f"s7.x{min(at + 1, 299)}"
+            expected = {numbers[7]} | ({numbers[at + 1]} if at < 299 else set())
+            assert set(index.match((key,), ())) == expected
+    assert set(index.match(("s7.x9",), ())) == {numbers[7], numbers[9]}
+    assert not index.match(("s200.x200",), ())
+
+
+def test_expressions_that_are_too_large_to_compile_together_are_all_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(expressions, "OVERLAY_MAX", 0)
+    # Enough for one, far too little for all together.
+    monkeypatch.setattr(expressions, "SET_MEMORY_BYTES", 40_000)
+    index = Index()
+    wires = [regex(f"a.*b.{{{at}}}c|[a-m]{{{at}}}z") for at in range(1, 40)]
+    numbers = [index.add(wire) for wire in wires]
+    for key in ("abxxxxc", "a" * 30 + "z", "abcabcabcabcabcabc", "q"):
+        expected = {n for n, w in zip(numbers, wires, strict=True) if matches(w, (key,), ())}
+        assert set(index.match((key,), ())) == expected
+
+
+class Exhausted:
+    """An automaton that ran out of memory: as RE2 does, it answers that nothing matches."""
+
+    def Match(self, key: bytes) -> list[int]:  # noqa: N802 (RE2's name)
+        return []
+
+
+def test_an_automaton_that_runs_out_of_memory_does_not_hide_matches() -> None:
+    group = expressions._Set([(7, "^a", 3), (8, "b$", 3), (9, "c", 3)])
+    group.members[2] = None
+    group.automaton = Exhausted()
+    found: list[int] = []
+    group.lookup(b"abc", found)
+    group.lookup(b"cab", found)
+    assert found == [7, 8]
+
+
+def test_the_size_of_all_expressions_together_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(expressions, "PROGRAMS_MAX", 500)
+    # Settle at once, so that sets give back what their members took.
+    monkeypatch.setattr(expressions, "OVERLAY_MAX", 0)
+    index = Index()
+    numbers = [index.add(regex(f"a{{{at}}}")) for at in (150, 151, 152)]
+    for wire in (regex("b{100}"), any_of(regex("a"), regex("c{200}"))):
+        with pytest.raises(PatternError) as refused:
+            index.add(wire)
+        assert refused.value.code == "limit"
+    assert len(index) == 3
+    index.discard(numbers[0])
+    index.add(regex("b{100}"))

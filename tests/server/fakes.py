@@ -1,0 +1,218 @@
+"""A core and rings that do next to nothing, so that the loop is tested by itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from malamute_protocol.commands import Bye, Command, Ping, Pong, Publish
+from malamute_protocol.limits import Limits
+from malamute_py.broker.ready import AppendBundle, Appended, AppendRefused, Event, Ready, Send
+from malamute_py.config import Config
+from malamute_py.server.guard import Guard
+from malamute_py.server.keeper import Inbox
+from malamute_py.server.loop import Loop
+from malamute_py.server.sockets import Listener, parse_endpoint
+
+
+class Lines:
+    """A log that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, dict[str, Any]]] = []
+
+    def _write(self, level: str, event: str, facts: dict[str, Any]) -> None:
+        self.lines.append((level, event, facts))
+
+    def debug(self, event: str, **facts: Any) -> None:
+        self._write("debug", event, facts)
+
+    def info(self, event: str, **facts: Any) -> None:
+        self._write("info", event, facts)
+
+    def warning(self, event: str, **facts: Any) -> None:
+        self._write("warning", event, facts)
+
+    def error(self, event: str, **facts: Any) -> None:
+        self._write("error", event, facts)
+
+    def critical(self, event: str, **facts: Any) -> None:
+        self._write("critical", event, facts)
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [facts for _, name, facts in self.lines if name == event]
+
+
+def nothing() -> Ready:
+    return Ready([], [], [], [], [], [], [], [], None)
+
+
+class EchoCore:
+    """Answers PING by PONG and PUBLISH by the content it got; ends links as the real one does."""
+
+    def __init__(self) -> None:
+        self.ready = nothing()
+        self.calls: list[tuple[Any, ...]] = []
+        self.published: list[Any] = []
+
+    def receive(self, link: int, identity: str, commands: Any, frames: Any, now_ms: int) -> None:
+        for command in commands:
+            if isinstance(command, Ping):
+                self.send(link, Pong(command.token))
+            elif isinstance(command, Publish):
+                self.published.append((link, tuple(frames)))
+                self.send(link, command, *frames)
+            else:
+                self.calls.append((type(command).__name__, link, identity))
+
+    def send(self, link: int, command: Command, *frames: Any) -> None:
+        self.ready.sends.append(Send(link, [command], frames))
+
+    def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None:
+        self.calls.append(("malformed", link, code))
+        self.send(link, Bye(code, reason))
+        self.ready.closes.append(link)
+
+    def link_lost(self, link: int, now_ms: int) -> None:
+        self.calls.append(("lost", link))
+        self.ready.closes.append(link)
+
+    def blocked(self, link: int) -> None:
+        self.calls.append(("blocked", link))
+
+    def writable(self, link: int) -> None:
+        self.calls.append(("writable", link))
+
+    def tick(self, now_ms: int) -> None:
+        self.calls.append(("tick",))
+
+    def appended(self, answer: Appended) -> None:
+        self.calls.append(("appended", answer.token))
+
+    def append_refused(self, answer: AppendRefused) -> None:
+        self.calls.append(("refused", answer.token))
+
+    def synced(self, ring: str, lsn: int, now_ms: int) -> None:
+        self.calls.append(("synced", ring, lsn))
+
+    def ring_failed(self, ring: str, code: str, reason: str) -> None:
+        self.calls.append(("ring_failed", ring, code))
+
+    def history(self, answer: Any) -> None:
+        self.calls.append(("history", answer))
+
+    def answered(self, answer: Any) -> None:
+        self.calls.append(("answered", answer))
+
+    def trimmed(self, ring: str, firsts: Any) -> None:
+        self.calls.append(("trimmed", ring))
+
+    def event(self, name: str) -> None:
+        self.ready.events.append(Event(name, "info", {}))
+
+    def drain(self, now_ms: int) -> None:
+        self.calls.append(("drain",))
+
+    def take_ready(self) -> Ready:
+        ready, self.ready = self.ready, nothing()
+        return ready
+
+
+class NoRings:
+    """Rings that keep nothing and are asked nothing."""
+
+    refusal = ""
+    """The code that every append is answered by."""
+
+    def open(self, name: str, settings: dict[str, Any]) -> None: ...
+    def append(self, bundles: list[AppendBundle]) -> list[Appended | AppendRefused]:
+        if self.refusal:
+            return [AppendRefused(each.token, self.refusal, "no room") for each in bundles]
+        return [Appended(each.token, (), 0) for each in bundles]
+
+    def read(self, wanted: Any) -> None: ...
+    def ask(self, query: Any) -> None: ...
+    def trim(self, ring: str, stream: int, offset: int) -> None: ...
+    def sync(self) -> None: ...
+    def syncing(self) -> bool:
+        return False
+
+
+class RunningLoop:
+    """A loop over an EchoCore, in a thread of its own."""
+
+    def __init__(self, config: Config) -> None:
+        self.core = EchoCore()
+        self.rings = NoRings()
+        self.log = Lines()
+        self.counters: Counter[str] = Counter()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.inbox = Inbox()
+        self.guard = Guard(
+            partial_bytes_max=config.limits.partial_message_bytes_max,
+            amplified_bytes_max=config.limits.amplified_bytes_max,
+            hello_ms=config.links.hello_ms,
+            count=lambda name: self.counters.update((name,)),
+            report=lambda name, facts: self.log.warning(name, **facts),
+        )
+        self.listeners = [
+            Listener(self.context, parse_endpoint(endpoint), config, None)
+            for endpoint in config.listen
+        ]
+        self.loop = Loop(
+            config,
+            core=self.core,
+            rings=self.rings,
+            listeners=self.listeners,
+            guard=self.guard,
+            inbox=self.inbox,
+            limits=Limits(),
+            clock=lambda: time.time_ns() // 1_000_000,
+            log=self.log,
+            counters=self.counters,
+        )
+        self.failure: BaseException | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run)
+
+    @property
+    def endpoint(self) -> str:
+        return self.listeners[0].name
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self.loop.turn()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.failure = error
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stopping = True
+        self.inbox.wake()
+        self._thread.join()
+        for listener in self.listeners:
+            listener.close(0)
+        self.guard.close()
+        self.inbox.close()
+        self.context.term()
+
+    def until(self, condition: Any, wait_s: float = 10.0) -> None:
+        """Wait for something that the loop's thread brings about."""
+        deadline = time.monotonic() + wait_s
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come about"
+            time.sleep(0.005)

@@ -1,0 +1,261 @@
+"""Authentication at the socket: who is let in, as whom, and who is not."""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from malamute_py.config import Authentication, Config, ConfigError, Grant
+from malamute_py.server.auth import (
+    Authenticator,
+    PlainTable,
+    hash_password,
+    read_server_key,
+    read_users_file,
+)
+from malamute_py.server.errors import StartError
+from malamute_py.server.permissions import Permissions
+from malamute_py.server.sockets import Listener, parse_endpoint
+
+Denials = list[tuple[str, str]]
+REFUSED_MS = 400
+
+
+@contextlib.contextmanager
+def listening(
+    settings: Authentication, endpoint: str = "tcp://127.0.0.1:0"
+) -> Iterator[tuple[Listener, Authenticator, Denials]]:
+    denials: Denials = []
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    authenticator = Authenticator(
+        context,
+        settings,
+        lambda: time.monotonic_ns() // 1_000_000,
+        lambda mechanism, address: denials.append((mechanism, address)),
+    )
+    try:
+        config = Config(authentication=settings)
+        listener = Listener(context, parse_endpoint(endpoint), config, authenticator)
+        try:
+            yield listener, authenticator, denials
+        finally:
+            listener.close(0)
+    finally:
+        authenticator.close()
+        context.term()
+
+
+@contextlib.contextmanager
+def dealer(endpoint: str, **options: object) -> Iterator[zmq.Socket[bytes]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    try:
+        socket.setsockopt(zmq.LINGER, 0)
+        for name, value in options.items():
+            setattr(socket, name, value)
+        socket.connect(endpoint)
+        yield socket
+    finally:
+        socket.close(0)
+        context.term()
+
+
+def identity_seen(listener: Listener, client: zmq.Socket[bytes], wait_ms: int = 5000) -> str | None:
+    """The identity that arrives with a message of the client; None: none arrived."""
+    client.send(b"hello")
+    if not listener.socket.poll(wait_ms):
+        return None
+    head = listener.socket.recv(copy=False)
+    listener.socket.recv()
+    return str(head.get("User-Id"))
+
+
+def curve_client() -> tuple[bytes, bytes]:
+    return zmq.curve_keypair()
+
+
+def test_plain_lets_a_user_in_under_its_name() -> None:
+    settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
+    with (
+        listening(settings) as (listener, _, denials),
+        dealer(listener.name, plain_username=b"alice", plain_password=b"secret") as client,
+    ):
+        assert identity_seen(listener, client) == "alice"
+        assert denials == []
+
+
+@pytest.mark.parametrize(("user", "password"), [(b"alice", b"wrong"), (b"bob", b"secret")])
+def test_plain_with_a_wrong_password_or_name_is_refused(user: bytes, password: bytes) -> None:
+    settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
+    with (
+        listening(settings) as (listener, _, denials),
+        dealer(listener.name, plain_username=user, plain_password=password) as client,
+    ):
+        assert identity_seen(listener, client, REFUSED_MS) is None
+        assert denials[0] == ("PLAIN", "127.0.0.1")
+
+
+def test_an_anonymous_client_is_refused_where_a_password_is_asked() -> None:
+    settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
+    with listening(settings) as (listener, _, _), dealer(listener.name) as client:
+        assert identity_seen(listener, client, REFUSED_MS) is None
+
+
+def test_curve_lets_a_known_key_in_under_its_identity(tmp_path: Path) -> None:
+    public, secret = curve_client()
+    settings = Authentication(
+        mechanism="curve",
+        server_key_file=str(tmp_path / "server.key"),
+        clients={"sensor": public.decode()},
+    )
+    with (
+        listening(settings) as (listener, authenticator, denials),
+        dealer(
+            listener.name, curve_publickey=public, curve_secretkey=secret,
+            curve_serverkey=authenticator.public_key,
+        ) as client,
+    ):  # fmt: skip
+        assert identity_seen(listener, client) == "sensor"
+        assert denials == []
+
+
+def test_curve_with_an_unknown_client_key_is_refused(tmp_path: Path) -> None:
+    known, _ = curve_client()
+    public, secret = curve_client()
+    settings = Authentication(
+        mechanism="curve",
+        server_key_file=str(tmp_path / "server.key"),
+        clients={"sensor": known.decode()},
+    )
+    with (
+        listening(settings) as (listener, authenticator, denials),
+        dealer(
+            listener.name, curve_publickey=public, curve_secretkey=secret,
+            curve_serverkey=authenticator.public_key,
+        ) as client,
+    ):  # fmt: skip
+        assert identity_seen(listener, client, REFUSED_MS) is None
+        assert denials[0] == ("CURVE", "127.0.0.1")
+
+
+def test_an_anonymous_or_plain_client_is_refused_where_a_key_is_asked(tmp_path: Path) -> None:
+    settings = Authentication(
+        mechanism="curve",
+        server_key_file=str(tmp_path / "server.key"),
+        clients={"sensor": curve_client()[0].decode()},
+    )
+    with listening(settings) as (listener, _, _):
+        with dealer(listener.name) as client:
+            assert identity_seen(listener, client, REFUSED_MS) is None
+        with dealer(listener.name, plain_username=b"sensor", plain_password=b"x") as client:
+            assert identity_seen(listener, client, REFUSED_MS) is None
+
+
+def test_ipc_asks_for_a_credential_too(tmp_path: Path) -> None:
+    settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
+    with (
+        listening(settings, f"ipc://{tmp_path}/socket") as (listener, _, _),
+        dealer(listener.name) as client,
+    ):
+        assert identity_seen(listener, client, REFUSED_MS) is None
+
+
+def test_a_context_with_a_handler_of_its_own_is_refused() -> None:
+    settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
+    with zmq.Context() as context:
+        other = context.socket(zmq.REP)
+        other.bind("inproc://zeromq.zap.01")
+        with pytest.raises(StartError, match="context of its own"):
+            Authenticator(context, settings, lambda: 0, lambda _m, _a: None)
+        other.close(0)
+
+
+def test_a_right_password_is_hashed_once_and_guesses_are_soon_denied_unhashed() -> None:
+    table = PlainTable({"alice": hash_password("secret")})
+    assert table.identity(b"alice", b"secret", "10.0.0.1", 0) == "alice"
+    for _ in range(25):
+        assert table.identity(b"alice", b"guess", "10.0.0.2", 0) == ""
+    started = time.perf_counter()
+    for _ in range(100):
+        assert table.identity(b"alice", b"secret", "10.0.0.1", 0) == "alice"
+        assert table.identity(b"alice", b"other", "10.0.0.2", 0) == ""
+    assert time.perf_counter() - started < 1.0  # 100 hashes would take 5 s
+    # Who guesses locks out its own address only, and not for ever.
+    assert table.identity(b"alice", b"again", "10.0.0.2", 20_000) == ""
+    assert table.identity(b"alice", b"secret", "10.0.0.2", 20_000) == "alice"
+
+
+@pytest.mark.parametrize("text", ["secret", "scrypt:99:8:1:AAAA:AAAA", "scrypt:14:8:1:*:*", ""])
+def test_something_that_is_no_hash_is_refused_and_never_printed(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"authentication\.users\.alice") as caught:
+        PlainTable({"alice": text})
+    assert not text or text not in caught.value.why
+
+
+def test_a_users_file_is_read_by_lines(tmp_path: Path) -> None:
+    file = tmp_path / "users"
+    file.write_text(f"# people\n\nalice {hash_password('a')}\n")
+    assert PlainTable(read_users_file(str(file))).identity(b"alice", b"a", "", 0) == "alice"
+    file.write_text("alice\n")
+    with pytest.raises(ConfigError, match="line 1"):
+        read_users_file(str(file))
+
+
+def test_the_server_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "server.key"
+    first = read_server_key(str(path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_server_key(str(path)) == first
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_server_key(str(path))
+    path.chmod(0o600)
+    path.write_text("short")
+    with pytest.raises(ConfigError, match="40 characters"):
+        read_server_key(str(path))
+
+
+def test_two_identities_with_one_key_are_refused(tmp_path: Path) -> None:
+    public = curve_client()[0].decode()
+    settings = Authentication(
+        mechanism="curve",
+        server_key_file=str(tmp_path / "key"),
+        clients={"a": public, "b": public},
+    )
+    with zmq.Context() as context, pytest.raises(ConfigError, match="one key, one identity"):
+        Authenticator(context, settings, lambda: 0, lambda _m, _a: None)
+
+
+def test_permissions_allow_what_is_named_and_nothing_else() -> None:
+    permit = Permissions(
+        {
+            "sensor": Grant(write=["measurements.*"]),
+            "boss": Grant(read=["*"], write=["*"], admin=True),
+            "*": Grant(read=["public"]),
+        }
+    )
+    assert permit("sensor", "write", "measurements.north")
+    assert permit("sensor", "create", "measurements.north")
+    assert not permit("sensor", "write", "measurements")
+    assert not permit("sensor", "write", "measurementsx")
+    assert not permit("sensor", "read", "measurements.north")
+    assert not permit("sensor", "admin", "")
+    assert permit("boss", "read", "any")
+    assert permit("boss", "admin", "")
+    assert permit("guest", "read", "public")
+    assert not permit("guest", "write", "public")
+
+
+def test_nobody_takes_another_identity_than_its_credential_carries() -> None:
+    for permit in (Permissions({}), Permissions({"*": Grant(read=["*"])})):
+        assert permit("alice", "identity", "alice")
+        assert not permit("alice", "identity", "bob")
+    # Without authentication and lists a name is only a label; with lists it would be a key.
+    assert Permissions({})("", "identity", "bob")
+    assert not Permissions({"bob": Grant(admin=True)})("", "identity", "bob")

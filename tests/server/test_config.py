@@ -1,0 +1,113 @@
+"""Settings: the example file, overrides in their order, and errors that name the key."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from malamute_py.config import KEYS, Config, ConfigError, from_table, load
+
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "malamute.toml"
+
+
+def keys_of(table: dict[str, Any], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for name, value in table.items():
+        key = prefix + name
+        if isinstance(value, dict) and key not in KEYS:
+            found |= keys_of(value, key + ".")
+        else:
+            found.add(key)
+    return found
+
+
+def test_the_example_names_every_key_with_its_default() -> None:
+    assert load(EXAMPLE) == Config()
+    assert keys_of(tomllib.loads(EXAMPLE.read_text())) == set(KEYS)
+
+
+def test_variables_override_the_file_and_the_command_line_overrides_both(tmp_path: Path) -> None:
+    file = tmp_path / "malamute.toml"
+    file.write_text(
+        'data_directory = "a"\n[journal]\nring_bytes = 1_000_000_000\n[log]\nlevel = "error"'
+    )
+    config = load(
+        file,
+        environment={"MALAMUTE_JOURNAL_RING_BYTES": "2_000_000_000", "MALAMUTE_LOG_LEVEL": "debug"},
+        overrides={"log.level": "warning", "listen": "tcp://127.0.0.1:0, inproc://x"},
+    )
+    assert config.data_directory == "a"
+    assert config.journal.ring_bytes == 2_000_000_000
+    assert config.log.level == "warning"
+    assert config.listen == ["tcp://127.0.0.1:0", "inproc://x"]
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "hint"),
+    [
+        ({"journal": {"ringbytes": 1}}, "journal.ringbytes", "journal.ring_bytes"),
+        ({"ring_bytes": 1}, "ring_bytes", "journal.ring_bytes"),
+        ({"jornal": {}}, "jornal", "did you mean journal?"),
+        ({"broker": {"port": 1}}, "broker", "authentication, journal, limits, links, log, loop"),
+        ({"broker": {"port": 1}}, "broker", "outside them stand data_directory, listen"),
+        ({"log": {"zzz": 1}}, "log.zzz", "[log] has level, form"),
+        ({"permissions": {"a": {"reed": []}}}, "permissions", "did you mean read?"),
+        ({"journal": {"full": "maybe"}}, "journal.full", "overwrite, refuse"),
+        ({"journal": {"ring_bytes": "4 GiB"}}, "journal.ring_bytes", "`int`"),
+        ({"listen": "tcp://127.0.0.1:1"}, "listen", "`list`"),
+        ({"listen": []}, "listen", "at least one"),
+        ({"log": 3}, "log", "[log]"),
+        ({"limits": {"keys_max": 0}}, "limits.keys_max", ">= 1"),
+        ({"journal": {"segment_bytes": 65536}}, "journal.segment_bytes", "two batches"),
+        ({"journal": {"ring_bytes": 1 << 20}}, "journal.ring_bytes", "three segments"),
+        ({"links": {"heartbeat_ms": 1}}, "links.heartbeat_ms", "heartbeat_min_ms"),
+        ({"authentication": {"mechanism": "plain"}}, "authentication.users", "users_file"),
+        ({"authentication": {"mechanism": "curve"}}, "authentication.clients", "public key"),
+    ],
+)
+def test_a_bad_setting_is_named_with_what_to_write(
+    table: dict[str, Any], key: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_table(table)
+    assert caught.value.key == key
+    assert hint in caught.value.why
+
+
+def test_a_misspelt_variable_of_a_section_is_refused_and_others_pass() -> None:
+    load(environment={"MALAMUTE_CONTEXT": "office", "HOME": "anything"})
+    with pytest.raises(ConfigError, match="MALAMUTE_JOURNAL_RING_BYTES"):
+        load(environment={"MALAMUTE_JOURNAL_RING_BYTE": "1"})
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("listen = [")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(broken)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[broker]\nport = 1", "[log]\nlevle = 1", "[log]\nlevel = 1", "[permissions.a]\nreed = []"],
+)
+def test_what_a_file_has_wrong_is_laid_to_the_file(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "office.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"office\.toml"):
+        load(file, overrides={"log.form": "json"})
+    with pytest.raises(ConfigError) as caught:
+        load(overrides={"broker.port": "1"})
+    assert "office" not in str(caught.value)
+
+
+def test_an_override_of_a_wrong_type_or_name_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"links\.ipv6"):
+        load(overrides={"links.ipv6": "yes"})
+    with pytest.raises(ConfigError, match=r"did you mean links\.links_max"):
+        load(overrides={"links.link_max": "5"})

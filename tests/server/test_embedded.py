@@ -1,0 +1,68 @@
+"""The embedded broker: the same broker, in a with statement."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from malamute_py import connect_sync
+from malamute_py.config import ConfigError
+from malamute_py.embedded import EmbeddedBroker
+
+
+async def test_an_async_program_publishes_and_reads_in_memory() -> None:
+    async with EmbeddedBroker() as broker, broker.connect() as client:
+        for number in range(10):
+            await client.publish("s", b"%d" % number, subject="a.b")
+        got = [r.body async for r in client.subscribe("s", start="earliest", until="tail")]
+        assert got == [b"%d" % number for number in range(10)]
+
+
+def test_a_plain_program_does_the_same() -> None:
+    with EmbeddedBroker() as broker, broker.connect_sync() as client:
+        client.publish("s", b"x")
+        assert [r.body for r in client.subscribe("s", start="earliest", until="tail")] == [b"x"]
+
+
+def test_what_is_on_disk_is_there_again(tmp_path: Path) -> None:
+    for number in range(3):
+        with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:
+            client.publish("s", b"%d" % number)
+            found = client.subscribe("s", start="earliest", until="tail")
+            assert [r.body for r in found] == [b"%d" % n for n in range(number + 1)]
+
+
+def test_what_is_in_memory_is_gone_and_two_brokers_know_nothing_of_each_other() -> None:
+    with EmbeddedBroker() as one, EmbeddedBroker() as other:
+        with one.connect_sync() as client:
+            client.publish("s", b"x")
+        with other.connect_sync() as client:
+            assert client.list_streams() == []
+    with EmbeddedBroker() as again, again.connect_sync() as client:
+        assert client.list_streams() == []
+
+
+def test_other_processes_connect_by_tcp_when_asked() -> None:
+    with EmbeddedBroker(tcp=True) as broker, connect_sync(broker.tcp_endpoint) as client:
+        client.publish("s", b"x")
+    with EmbeddedBroker() as broker, pytest.raises(ValueError, match="tcp=True"):
+        _ = broker.tcp_endpoint
+
+
+def test_settings_are_those_of_the_configuration_and_a_wrong_one_is_named() -> None:
+    broker = EmbeddedBroker(links__heartbeat_ms=1000, streams__auto_create=False)
+    assert broker.config.links.heartbeat_ms == 1000
+    assert broker.config.streams.auto_create is False
+    with pytest.raises(ConfigError, match="did you mean"):
+        EmbeddedBroker(links__heartbeat=1000)
+
+
+async def test_a_client_that_nobody_closed_does_not_keep_the_broker_from_stopping() -> None:
+    broker = EmbeddedBroker()
+    async with asyncio.timeout(20):
+        async with broker:
+            client = await broker.connect()
+            await client.publish("s", b"x")
+        client.abort()

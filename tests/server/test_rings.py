@@ -1,0 +1,208 @@
+"""The rings by themselves: what is answered when, and rings that are not ready."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from malamute_protocol.content import Content
+from malamute_protocol.encode import encode
+from malamute_py.broker.ready import (
+    MAIN,
+    Append,
+    AppendBundle,
+    Appended,
+    AppendRefused,
+    IndexAnswer,
+    IndexQuery,
+    ReadRange,
+)
+from malamute_py.config import JournalSection
+from malamute_py.journal import DiskFull, Ring
+from malamute_py.journal.directory import RINGS, Journal
+from malamute_py.server.keeper import Inbox, RingEvent
+from malamute_py.server.rings import Rings
+from tests.server.storages import TroubledStorage, Troubles
+
+SMALL = JournalSection(segment_bytes=2 << 20, ring_bytes=32 << 20)
+OWN: dict[str, Any] = {"memory": False, "ring_bytes": 16 << 20, "full": "overwrite"}
+
+
+class Bench:
+    """Rings over a directory that fails on demand, and what they tell the loop."""
+
+    def __init__(self, directory: Path) -> None:
+        self.troubles = Troubles()
+        self.storage = TroubledStorage(directory, self.troubles)
+        self.journal = Journal.open(self.storage)
+        self.inbox = Inbox()
+        self.rings = Rings(self.journal, SMALL, self.inbox)
+        self.rings.recover(MAIN, {})
+        self.rings.prepare(MAIN)
+        self.rings.start()
+        self.offsets: dict[str, int] = {}
+
+    def bundle(self, ring: str, token: int, body: bytes = b"x") -> AppendBundle:
+        content = Content(encode([body]))
+        offset = self.offsets.get(ring, 0)
+        append = Append(
+            1, offset, 1, 1, content.buffer, content.head.content_crc, content.table
+        )  # fmt: skip
+        return AppendBundle(ring, token, (append,))
+
+    def append(self, ring: str) -> Appended | AppendRefused:
+        (answer,) = self.rings.append([self.bundle(ring, 1)])
+        if isinstance(answer, Appended):
+            self.offsets[ring] = self.offsets.get(ring, 0) + 1
+        return answer
+
+    def appended(self, ring: str, wait_s: float = 20.0) -> list[AppendRefused]:
+        """Append until it is taken; returns the refusals before."""
+        refusals = []
+        deadline = time.monotonic() + wait_s
+        while isinstance(answer := self.append(ring), AppendRefused):
+            refusals.append(answer)
+            assert time.monotonic() < deadline, answer
+            time.sleep(0.01)
+        return refusals
+
+    def close(self) -> None:
+        self.rings.stop_threads()
+        self.rings.close()
+        self.inbox.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "data")
+    yield bench
+    bench.close()
+
+
+def test_the_core_has_the_answers_of_one_write_before_the_next_is_made(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    append = Ring.append
+
+    def noted(ring: Ring, batches: Any) -> Any:
+        done.append(f"write of {len(batches)}")
+        return append(ring, batches)
+
+    monkeypatch.setattr(Ring, "append", noted)
+    first = bench.bundle(MAIN, 1)
+    bench.offsets[MAIN] = 1
+    second = bench.bundle(MAIN, 2)
+    for answer in bench.rings.append([first, bench.bundle("none", 9), second]):
+        kind = type(answer).__name__
+        done.append(f"{kind} {answer.token}")
+    assert done == ["write of 1", "Appended 1", "AppendRefused 9", "write of 1", "Appended 2"]
+
+
+def test_a_new_ring_is_opened_beside_the_loop_and_its_appends_wait(bench: Bench) -> None:
+    with bench.rings._rings[MAIN]._space.preparing:  # nothing may depend on another ring's turn
+        bench.rings.open("own", OWN)
+        refusals = bench.appended("own")
+    assert refusals, "opening takes longer than asking"
+    assert {(refusal.code, refusal.retry_ms) for refusal in refusals} == {("wait", 100)}
+    assert bench.rings.facts()["own"]["prepared_in_append_total"] == 0
+
+
+def test_a_ring_that_could_not_be_opened_is_tried_again(bench: Bench) -> None:
+    bench.troubles.full = True
+    bench.rings.open("own", OWN)
+    deadline = time.monotonic() + 20
+    while not isinstance(answer := bench.append("own"), Appended) and answer.code == "wait":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert isinstance(answer, AppendRefused)
+    assert answer.code == "disk_full"
+    assert "free space" in answer.reason
+    assert answer.retry_ms > 0
+    events = [event for event in bench.inbox.take() if isinstance(event, RingEvent)]
+    assert ("own", "ring_not_opened") in {(event.ring, event.name) for event in events}
+    bench.troubles.full = False
+    bench.appended("own")
+
+
+def test_a_full_disk_is_said_once_by_housekeeping_however_much_is_free(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def full(ring: Ring, budget_bytes: int, now_ms: int) -> bool:
+        tries.append(now_ms)
+        raise DiskFull(f"{len(tries)} bytes are free")
+
+    monkeypatch.setattr(Ring, "prepare_step", full)
+    deadline = time.monotonic() + 20
+    while len(tries) < 4:
+        assert time.monotonic() < deadline
+        bench.rings._housekeeper.nudge()
+        time.sleep(0.01)
+    events = [event for event in bench.inbox.take() if isinstance(event, RingEvent)]
+    assert [event.name for event in events].count("segment_not_prepared") == 1
+
+
+def test_a_ring_that_is_removed_while_it_is_opened_leaves_nothing_behind(bench: Bench) -> None:
+    bench.rings.open("own", OWN)
+    bench.rings.open("own", {"remove": True})
+    place = bench.storage.child(RINGS)
+    deadline = time.monotonic() + 20
+    while (
+        "own" in bench.rings.facts()
+        or "own" not in place.children()
+        or (place.child("own").names())
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert isinstance(bench.append("own"), AppendRefused)
+
+
+def test_a_question_that_nobody_waits_for_is_not_asked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "malamute_py.server.rings.answer_query", lambda ring, query: asked.append(query.token)
+    )
+    for token, wanted in ((1, True), (2, False)):
+        bench.rings.ask(IndexQuery(MAIN, 1, token, "find_time", {}, partial(bool, wanted)))
+    answers: list[Any] = []
+    deadline = time.monotonic() + 20
+    while len(answers) < 2:
+        assert time.monotonic() < deadline
+        answers += [one for one in bench.inbox.take() if isinstance(one, IndexAnswer)]
+        time.sleep(0.01)
+    assert asked == [1]
+    assert answers[1].value.code == "cancelled"
+
+
+def test_reads_of_history_do_not_wait_for_all_questions_before_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(ring: Ring, query: IndexQuery) -> None:
+        begun.set()
+        go.wait(20)
+
+    monkeypatch.setattr("malamute_py.server.rings.answer_query", slow)
+    for token in range(5):
+        bench.rings.ask(IndexQuery(MAIN, 1, token, "find_time", {}))
+    assert begun.wait(20)
+    bench.rings.read(ReadRange(MAIN, 1, 77, 0, 1, 1000))
+    go.set()
+    answers: list[Any] = []
+    deadline = time.monotonic() + 20
+    while len(answers) < 6:
+        assert time.monotonic() < deadline
+        answers += bench.inbox.take()
+        time.sleep(0.01)
+    assert [answer.token for answer in answers].index(77) <= 2

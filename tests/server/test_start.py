@@ -1,0 +1,215 @@
+"""Starting: everything that can be wrong is one message that says what to do."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from malamute_py.config import PUBLIC_WORDS, Authentication, Config, ConfigError
+from malamute_py.journal import MemoryStorage
+from malamute_py.server import Server, StartError
+from malamute_py.server.auth import hash_password
+from malamute_py.server.sockets import check_public, parse_endpoint
+from tests.server.fakes import Lines
+from tests.server.peer import RawPeer
+from tests.server.storages import TroubledStorage, Troubles
+
+
+def config(data: object = "", *listen: str) -> Config:
+    return Config(data_directory=str(data), listen=list(listen) or ["tcp://127.0.0.1:0"])
+
+
+def refusal(wanted: Config) -> str:
+    """The message of a start that is refused."""
+    server = Server(wanted, log=Lines())
+    with pytest.raises((StartError, ConfigError)) as caught:
+        server.start()
+    return str(caught.value)
+
+
+def test_port_zero_takes_a_free_one_and_says_which() -> None:
+    with Server(config(), log=Lines()) as server:
+        (endpoint,) = server.endpoints
+        assert endpoint.startswith("tcp://127.0.0.1:")
+        assert not endpoint.endswith((":0", "*"))
+        RawPeer(endpoint).close()
+
+
+def test_an_address_in_use_is_named_with_what_to_do() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        text = refusal(config("", endpoint))
+    assert endpoint in text
+    assert "in use" in text
+    assert "--listen" in text
+
+
+def test_an_ipc_path_in_use_is_not_taken_from_its_owner(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/socket"
+    with Server(config("", endpoint), log=Lines()):
+        assert "another process listens" in refusal(config("", endpoint))
+        RawPeer(endpoint).close()
+    with Server(config("", endpoint), log=Lines()):  # free again
+        RawPeer(endpoint).close()
+
+
+def test_the_socket_file_of_a_dead_broker_is_taken_over_and_any_other_file_is_not(
+    tmp_path: Path,
+) -> None:
+    stale = tmp_path / "stale"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(stale))
+    with Server(config("", f"ipc://{stale}"), log=Lines()):
+        RawPeer(f"ipc://{stale}").close()
+    precious = tmp_path / "precious"
+    precious.write_text("data")
+    assert "not a socket" in refusal(config("", f"ipc://{precious}"))
+    assert precious.read_text() == "data"
+
+
+def test_a_second_broker_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+    with Server(config(tmp_path), log=Lines()):
+        text = refusal(config(tmp_path))
+    assert str(tmp_path) in text
+    assert "in use by process" in text
+    with Server(config(tmp_path), log=Lines()):  # and free again when the first has stopped
+        pass
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://*:9797", "tcp://0.0.0.0:9797", "tcp://[::]:9797", "tcp://eth0:9797",
+                 "tcp://10.1.2.3:9797", "tcp://example.org:9797"],
+)  # fmt: skip
+def test_a_public_address_without_authentication_is_refused_unless_in_words(endpoint: str) -> None:
+    text = refusal(config("", endpoint))
+    assert endpoint in text
+    assert PUBLIC_WORDS in text
+    said = Config(listen=[endpoint], listen_public_without_authentication=PUBLIC_WORDS)
+    check_public([parse_endpoint(endpoint)], said)
+    half_said = Config(listen=[endpoint], listen_public_without_authentication="yes")
+    with pytest.raises(ConfigError):
+        check_public([parse_endpoint(endpoint)], half_said)
+    secured = Config(
+        listen=[endpoint],
+        authentication=Authentication(mechanism="plain", users={"a": hash_password("b")}),
+    )
+    check_public([parse_endpoint(endpoint)], secured)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1",
+                                      "ipc:///run/x", "inproc://x", "tcp://lo:1"])  # fmt: skip
+def test_an_address_of_this_machine_only_is_not_public(endpoint: str) -> None:
+    assert not parse_endpoint(endpoint).is_public
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "hint"),
+    [("127.0.0.1:9797", "tcp://"), ("udp://x:1", "tcp://"), ("tcp://127.0.0.1", "no port"),
+     ("tcp://127.0.0.1:http", "number"), ("tcp://127.0.0.1:99999", "below 65536")],
+)  # fmt: skip
+def test_a_bad_endpoint_is_named_with_what_to_write(endpoint: str, hint: str) -> None:
+    text = refusal(config("", endpoint))
+    assert text.startswith("listen:")
+    assert hint in text
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    text = refusal(config(file / "data"))
+    assert str(file / "data") in text
+
+
+def test_a_directory_without_permission_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr("malamute_py.journal.storage.FileStorage.lock", denied)
+    text = refusal(config(tmp_path))
+    assert "no permission" in text
+    assert "owner of the directory" in text
+
+
+def test_a_full_disk_refuses_the_start_and_leaves_nothing_half(tmp_path: Path) -> None:
+    troubles = Troubles()
+    storage = TroubledStorage(tmp_path, troubles)
+    Server(config(tmp_path), log=Lines(), storage=storage).start().stop()
+    troubles.full = True
+    with pytest.raises(StartError, match="full"):
+        Server(config(tmp_path), log=Lines(), storage=storage).start()
+    troubles.full = False
+    Server(config(tmp_path), log=Lines(), storage=storage).start().stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(mount)],
+        check=False,
+        capture_output=True,
+    )
+    if made.returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield mount
+    # Lazily: the refused server may still be in a traceback, its files open.
+    subprocess.run(["umount", "--lazy", str(mount)], check=True)
+
+
+@pytest.mark.system
+def test_a_disk_too_small_for_the_first_segment_refuses_the_start(small_disk: Path) -> None:
+    text = refusal(config(small_disk / "data"))
+    assert "free" in text
+    assert str(small_disk) in text
+    assert not any((small_disk / "data").rglob("*.segment"))
+
+
+def test_a_damaged_identity_refuses_the_start_and_is_left_alone(tmp_path: Path) -> None:
+    Server(config(tmp_path), log=Lines()).start().stop()
+    (tmp_path / "epoch").write_bytes(b"damaged")
+    text = refusal(config(tmp_path))
+    assert "epoch" in text
+    assert (tmp_path / "epoch").read_bytes() == b"damaged"
+
+
+def test_a_file_that_is_not_ours_is_left_alone_and_named(tmp_path: Path) -> None:
+    Server(config(tmp_path), log=Lines()).start().stop()
+    (tmp_path / "notes.txt").write_text("mine")
+    log = Lines()
+    with Server(config(tmp_path), log=log):
+        assert log.of("file_left_alone")[0]["file"] == "notes.txt"
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_the_epoch_rises_with_each_start_and_the_uuid_stays(tmp_path: Path) -> None:
+    seen = []
+    for _ in range(2):
+        with Server(config(tmp_path), log=Lines()) as server, RawPeer(server.endpoints[0]) as peer:
+            assert peer.welcome is not None
+            seen.append((peer.welcome.broker, peer.welcome.epoch))
+    assert seen[0][0] == seen[1][0]
+    assert seen[1][1] == seen[0][1] + 1
+
+
+def test_a_start_that_failed_leaves_the_directory_free(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        refusal(config(tmp_path, f"tcp://127.0.0.1:{taken.getsockname()[1]}"))
+    with Server(config(tmp_path), log=Lines()):
+        pass
+
+
+def test_a_storage_of_ones_own_takes_the_place_of_the_directory() -> None:
+    with Server(config("nowhere"), log=Lines(), storage=MemoryStorage()) as server:
+        RawPeer(server.endpoints[0]).close()
+    assert not Path("nowhere").exists()

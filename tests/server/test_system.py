@@ -1,0 +1,173 @@
+"""The daemon as a process: signals, sudden death, exit codes, a small disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from malamute_protocol.commands import Confirm, Publish, Refused
+from malamute_protocol.encode import encode
+from malamute_py.client.sync import connect_sync
+from malamute_py.server.server import EXIT_BUG
+from tests.server.daemon import PROGRAM, Daemon
+from tests.server.peer import RawPeer
+from tests.server.zmtp import MORE, Zmtp, frame
+
+pytestmark = pytest.mark.system
+
+SMALL = {
+    "limits__batch_bytes_max": 1 << 20,
+    "limits__record_bytes_max": 1 << 19,
+    "journal__segment_bytes": 4 << 20,
+    "journal__ring_bytes": 256 << 20,
+}
+
+
+def bodies(endpoint: str, stream: str = "s") -> list[bytes]:
+    with connect_sync(endpoint) as client:
+        return [r.body for r in client.subscribe(stream, start="earliest", until="tail")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_daemon_in_order(number: int, tmp_path: Path) -> None:
+    with Daemon(tmp_path, **SMALL) as daemon:
+        with connect_sync(daemon.endpoint) as client:
+            for n in range(10):
+                client.publish("s", b"%d" % n)
+            daemon.process.send_signal(number)
+            assert daemon.process.wait(timeout=20) == 0
+        daemon.wait_for("stopped")
+    with Daemon(tmp_path, **SMALL) as daemon:
+        assert daemon.wait_for("recovered")["clean"] is True
+        assert bodies(daemon.endpoint) == [b"%d" % n for n in range(10)]
+
+
+def test_everything_confirmed_survives_sigkill_amid_publishing(tmp_path: Path) -> None:
+    confirmed: list[bytes] = []
+    with Daemon(tmp_path, **SMALL) as daemon, connect_sync(daemon.endpoint) as client:
+        killer = threading.Timer(0.7, daemon.kill)
+        killer.start()
+        with contextlib.suppress(Exception):
+            for n in range(1_000_000):
+                body = b"%d" % n
+                client.publish("s", body, timeout_ms=2000)
+                confirmed.append(body)
+        killer.join()
+        client.abort()
+    assert len(confirmed) > 20
+    with Daemon(tmp_path, **SMALL) as daemon:
+        assert daemon.wait_for("recovered")["clean"] is False
+        found = bodies(daemon.endpoint)
+        assert found[: len(confirmed)] == confirmed
+        assert len(found) <= len(confirmed) + 1, "at most the one that was under way"
+
+
+def test_a_refused_start_has_an_exit_code_and_one_line(tmp_path: Path) -> None:
+    with Daemon(tmp_path, **SMALL):
+        second = subprocess.run(
+            [sys.executable, "-c", PROGRAM, f"data_directory={tmp_path}", "listen=tcp://127.0.0.1:0"],
+            check=False, capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+    assert second.returncode == 2
+    assert second.stderr.startswith("refused: ")
+    assert "Traceback" not in second.stderr
+    assert "in use by process" in second.stderr
+
+
+def test_a_bug_ends_the_daemon_with_a_code_that_has_it_restarted(tmp_path: Path) -> None:
+    program = """
+import sys, threading, time
+from malamute_py.config import load
+from malamute_py.server import Server
+server = Server(load(overrides={"data_directory": sys.argv[1], "listen": "tcp://127.0.0.1:0"}))
+def break_it():
+    while not server.endpoints:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    server._core.take_ready = None
+threading.Thread(target=break_it, daemon=True).start()
+sys.exit(server.run())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        check=False, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == EXIT_BUG
+    assert '"event": "failed"' in done.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)],
+        check=False, capture_output=True,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield mount
+    subprocess.run(["umount", "--lazy", str(mount)], check=True)
+
+
+def test_a_disk_that_fills_up_refuses_by_name_and_goes_on_when_there_is_space(
+    small_disk: Path,
+) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(6 << 20))
+    with Daemon(small_disk / "data", **SMALL) as daemon, RawPeer(daemon.endpoint) as peer:
+        content = encode([os.urandom(400_000)])
+        stored = 0
+        for tracker in range(1, 200):
+            peer.send(Publish("s", tracker), frames=(content,))
+            answer = peer.next()[0]
+            if isinstance(answer, Refused):
+                break
+            assert isinstance(answer, Confirm)
+            stored += 1
+        assert isinstance(answer, Refused)
+        assert answer.code == "disk_full"
+        assert "free space" in daemon.wait_for("append_refused")["reason"]
+        assert 10 < stored < 50
+        ballast.unlink()
+        deadline = time.monotonic() + 20
+        while isinstance(answer, Refused):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+            peer.send(Publish("s", 1000), frames=(content,))
+            answer = peer.next()[0]
+        assert isinstance(answer, Confirm)
+        assert answer.offset == stored
+        assert len(bodies(daemon.endpoint)) == stored + 1
+
+
+@pytest.mark.alone
+def test_endless_frames_move_the_daemons_memory_little_and_others_not_at_all(
+    tmp_path: Path,
+) -> None:
+    with Daemon(tmp_path, **SMALL) as daemon, connect_sync(daemon.endpoint) as client:
+        client.publish("s", b"before")
+        before = daemon.resident_bytes()
+        peak = before
+        for size in (0, 1000):
+            burst = frame(bytes(size), MORE) * (1 + (1 << 17) // (size + 2))
+            with Zmtp(daemon.endpoint) as attacker:
+                deadline = time.monotonic() + 30
+                with contextlib.suppress(OSError):
+                    while time.monotonic() < deadline:
+                        attacker.socket.sendall(burst)
+                        peak = max(peak, daemon.resident_bytes())
+                assert time.monotonic() < deadline, "it was not cut"
+            client.publish("s", b"meanwhile")
+        print(f"RSS {before >> 20} MiB, at most {peak >> 20} MiB")
+        assert peak - before < 160 << 20
+        assert bodies(daemon.endpoint) == [b"before", b"meanwhile", b"meanwhile"]

@@ -1,0 +1,87 @@
+"""`python -m tests.simulation`: replay a seed, or search a range of them.
+
+--seed N              one seed
+--seeds A..B          a range, B left out; stops at the first failure unless --keep-going
+--scenario NAME       journal, broker, session, or all (the default)
+--steps N             another length than the seed chooses
+--plant NAME          run with a planted bug (`--plant list` names them)
+--trace               print every event
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from tests.simulation.run import SCENARIOS, run_seed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code: 0 all passed, 1 something was violated, 2 wrong usage."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", default="")
+    parser.add_argument("--scenario", default="all", choices=(*SCENARIOS, "all"))
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--plant", default="")
+    parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--keep-going", action="store_true")
+    given = parser.parse_args(arguments)
+    if given.plant:
+        from tests.simulation.plants import PLANTS
+
+        if given.plant not in PLANTS:
+            for name, plant in PLANTS.items():
+                print(f"{name:24} {plant.scenario:8} {plant.what}")
+            return 0 if given.plant == "list" else 2
+        if given.scenario == "all":
+            given.scenario = PLANTS[given.plant].scenario
+    if given.seed is not None:
+        seeds = range(given.seed, given.seed + 1)
+    else:
+        low, _, high = (given.seeds or "0..100").partition("..")
+        seeds = range(int(low), int(high))
+    names = SCENARIOS if given.scenario == "all" else (given.scenario,)
+    return search(names, seeds, given)
+
+
+def search(names: tuple[str, ...], seeds: range, given: argparse.Namespace) -> int:
+    """Run all seeds of all scenarios and say what came out."""
+    failures = 0
+    for name in names:
+        kinds: Counter[str] = Counter()
+        codes: Counter[str] = Counter()
+        began = time.perf_counter()
+        ran = 0
+        for seed in seeds:
+            outcome = run_seed(name, seed, steps=given.steps, plant=given.plant, echo=given.trace)
+            ran += 1
+            kinds.update(outcome.trace.kinds)
+            if outcome.code:
+                failures += 1
+                codes[outcome.code] += 1
+                if not given.keep_going or failures <= 3:
+                    print(outcome.tell())
+                else:
+                    print(f"seed {seed}: {outcome.code}: {outcome.words[:150]}")
+                if not given.keep_going:
+                    break
+            elif len(seeds) == 1:
+                print(f"{name} seed {seed}: passed, trace {outcome.trace.digest()}")
+        took = time.perf_counter() - began
+        if len(seeds) > 1:
+            print(f"{name}: {ran} seeds in {took:.1f} s, {ran / took:.1f} a second")
+            print("  " + ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
+            if codes:
+                print("  failures:", dict(codes))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

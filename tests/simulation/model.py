@@ -1,0 +1,538 @@
+"""The model: what the log must hold, and what may be seen of it.
+
+Owns a second copy of every ring, kept as plain dictionaries from what the journal said it
+appended, and the promises that were made about it. The rule: the model never asks the code
+under test what is right; it compares. Each violation has one code and one sentence, in
+VIOLATIONS. Source: DESIGN.md, sections 6 to 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tests.simulation.records import Batch, Sent
+
+VIOLATIONS = {
+    "lost": "a confirmed record is gone though its level promised that it survives",
+    "lost_seen": "a record that a durable reader had seen is gone",
+    "ghost": "a record appeared in the log that nobody sent, or that an earlier recovery dropped",
+    "reused": "one (stream, epoch, offset) carried two different records",
+    "half_bundle": "a part of an atomic bundle survived without the rest",
+    "hole": "the log lost a record from its middle, or skipped an offset",
+    "order": "records of one producer are not in the order in which it sent them",
+    "twice": "an idempotent producer's record is in the log twice",
+    "time": "append time went back",
+    "wrong_confirm": "a confirm names a position that holds another record, or the wrong level",
+    "wrong_duplicate": "a confirm of a duplicate does not point to the original",
+    "cover": "a delivery does not begin where the one before it ended",
+    "gap_called_hole": "a record that was to be delivered is missing inside a cover",
+    "hole_called_gap": "a gap was announced though the records are there",
+    "not_selected": "a record was delivered that the subscription does not select",
+    "wrong_record": "a delivery shows another record at an offset than the log holds",
+    "credit": "more was delivered than the credit allows",
+    "early": "a durable reader was shown what is not durable",
+    "rewound": "rewound was announced, or left out, against the log's epochs",
+    "start": "a subscription begins at another offset than it asked for",
+    "unreadable": "bytes were delivered or kept that are not whole, valid batches",
+    "retention": "the ring dropped history that its size has room for",
+    "stuck": "after all faults ended something that was owed never came",
+    "refusal": "a command was refused that had to be accepted",
+    "broken": "the code under test raised an error that nothing of the fault model explains",
+}
+"""Code -> what was violated, in words."""
+
+
+class Violation(Exception):
+    """The code under test did what it must never do."""
+
+    def __init__(self, code: str, facts: str) -> None:
+        super().__init__(f"{VIOLATIONS[code]}: {facts}")
+        self.code = code
+        self.facts = facts
+
+
+@dataclass(slots=True)
+class Entry:
+    """One record at its place in a log."""
+
+    serial: int
+    epoch: int
+    append_time_ms: int
+    bundle: Bundle
+
+
+@dataclass(slots=True)
+class Bundle:
+    """What was appended in one step; parts are (stream number, base offset, count)."""
+
+    ring: str
+    lsn: int
+    end_lsn: int
+    epoch: int
+    parts: tuple[tuple[int, int, int], ...]
+    batch_lsns: tuple[int, ...] = ()
+    synced_hint: int = 0
+    """The synced LSN that its stamps state."""
+    promised: str = ""
+    """Why it must survive a power loss; empty: it need not."""
+    damaged: bool = False
+    """Bit rot or a bad sector hit it: it may be missing, by name."""
+
+
+@dataclass(slots=True)
+class Log:
+    """One stream as it must be."""
+
+    number: int
+    ring: str
+    name: str = ""
+    entries: dict[int, Entry] = field(default_factory=dict)
+    """By offset; those that retention dropped stay here, to tell a gap from a hole."""
+    tail: int = 0
+    first: int = 0
+    """As the journal said last; it never goes back."""
+    serials: dict[int, int] = field(default_factory=dict)
+    """Serial -> offset of the first time."""
+    last_time_ms: int = 0
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    """(epoch, first offset), ascending, of the epochs that wrote something that is kept."""
+    last_of_producer: dict[int, int] = field(default_factory=dict)
+    seen: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(epoch, offset) -> serial that was shown or confirmed to somebody, for ever."""
+    promised_tail: int = 0
+    """A durable reader was told that the log reaches this far."""
+    synced_tail: int = 0
+    """As far as the journal has said that the disk holds it."""
+    visible_tail: int = 0
+    """As far as the core knows that."""
+    memory: bool = False
+    """Nothing of it outlives the process."""
+
+
+@dataclass(slots=True)
+class RingTruth:
+    """The bundles of one ring, in order of LSN; those gone by retention stay."""
+
+    name: str
+    bundles: list[Bundle] = field(default_factory=list)
+    uncertain: list[list[tuple[int, int, list[int]]]] = field(default_factory=list)
+    """Bundles of which a crash hides whether they were written: (stream, offset, serials)."""
+    failed: bool = False
+    """A sync failed in this opening: what was not promised may be dropped by name."""
+    synced: int = 0
+    """So many of the bundles are synced."""
+    told: int = 0
+    """Of so many of them the core knows it."""
+
+
+class Model:
+    """All rings, logs, sends and promises of one run."""
+
+    def __init__(self) -> None:
+        self.sent: dict[int, Sent] = {}
+        self.idempotent: set[int] = set()
+        """Producers whose records may be in the log only once and in order."""
+        self.ordered: set[int] = set()
+        """Producers that never repeat: the order holds for them too."""
+        self.rings: dict[str, RingTruth] = {}
+        self.logs: dict[tuple[str, int], Log] = {}
+        self.by_name: dict[str, Log] = {}
+        self.confirmed = 0
+        self.delivered = 0
+        self.recoveries = 0
+
+    # --- sends ---------------------------------------------------------------------
+
+    def send(self, record: Sent) -> None:
+        """A client is about to send this record."""
+        self.sent[record.serial] = record
+
+    def ring(self, name: str) -> RingTruth:
+        """Find or make the truth of a ring."""
+        found = self.rings.get(name)
+        if found is None:
+            found = self.rings[name] = RingTruth(name)
+        return found
+
+    def log(self, ring: str, number: int) -> Log:
+        """Find or make the truth of a stream."""
+        found = self.logs.get((ring, number))
+        if found is None:
+            found = self.logs[ring, number] = Log(number, ring)
+        return found
+
+    # --- what the journal says that it did ---------------------------------------------
+
+    def appended(self, ring: str, batches: list[Batch], end_lsn: int) -> None:
+        """The journal took a bundle: enter it, and check it against everything before."""
+        truth = self.ring(ring)
+        head = batches[0]
+        bundle = Bundle(
+            ring,
+            head.lsn,
+            end_lsn,
+            head.epoch,
+            tuple((batch.stream, batch.base_offset, batch.count) for batch in batches),
+            tuple(batch.lsn for batch in batches),
+            max(batch.synced_lsn for batch in batches),
+        )
+        if truth.bundles and head.lsn < truth.bundles[-1].end_lsn:
+            raise Violation(
+                "reused", f"ring {ring} appended at LSN {head.lsn} inside an earlier bundle"
+            )
+        truth.bundles.append(bundle)
+        for batch in batches:
+            if batch.control_kind == 0:
+                self._enter(ring, batch, bundle)
+
+    def _enter(self, ring: str, batch: Batch, bundle: Bundle) -> None:
+        log = self.log(ring, batch.stream)
+        if log.tail < 0 or (not log.entries and ring.startswith("memory")):
+            log.tail = log.first = batch.base_offset
+        if batch.base_offset != log.tail:
+            raise Violation(
+                "hole" if batch.base_offset > log.tail else "reused",
+                f"stream {log.name or log.number}: a batch was appended at offset "
+                f"{batch.base_offset}, the tail is {log.tail}",
+            )
+        if batch.append_time_ms < log.last_time_ms:
+            raise Violation(
+                "time",
+                f"stream {log.name or log.number}: {batch.append_time_ms} at offset "
+                f"{batch.base_offset} after {log.last_time_ms}",
+            )
+        log.last_time_ms = batch.append_time_ms
+        if not log.epochs or log.epochs[-1][0] != batch.epoch:
+            if log.epochs and log.epochs[-1][0] > batch.epoch:
+                raise Violation(
+                    "reused", f"stream {log.name}: epoch {batch.epoch} after {log.epochs[-1]}"
+                )
+            log.epochs.append((batch.epoch, batch.base_offset))
+        for row in batch.rows:
+            sent = self.sent.get(row.serial)
+            if sent is None or sent.subject != row.subject or sent.length != row.length:
+                raise Violation("ghost", f"offset {row.offset} of stream {log.name}: {row}")
+            if not log.name:
+                log.name = sent.stream
+                log.memory = log.ring.startswith("memory")
+                self.by_name[sent.stream] = log
+            elif log.name != sent.stream:
+                raise Violation(
+                    "ghost", f"a record sent to {sent.stream} is in {log.name} at {row.offset}"
+                )
+            self._order(log, sent, row.offset)
+            log.entries[row.offset] = Entry(row.serial, batch.epoch, batch.append_time_ms, bundle)
+            self.show(log, batch.epoch, row.offset, row.serial)
+        log.tail = batch.base_offset + batch.count
+
+    def _order(self, log: Log, sent: Sent, offset: int) -> None:
+        known = log.serials.get(sent.serial)
+        if known is not None and sent.producer in self.idempotent:
+            raise Violation(
+                "twice", f"record {sent.serial} is at {known} and at {offset} of {log.name}"
+            )
+        if sent.producer in self.ordered:
+            last = log.last_of_producer.get(sent.producer, -1)
+            if sent.serial <= last:
+                raise Violation(
+                    "order",
+                    f"stream {log.name}, producer {sent.producer}: record {sent.serial} at "
+                    f"{offset} after {last}",
+                )
+            log.last_of_producer[sent.producer] = sent.serial
+        log.serials.setdefault(sent.serial, offset)
+
+    def uncertain(self, ring: str, parts: list[tuple[int, int, list[int]]]) -> None:
+        """A crash hit the append of this bundle: it may be there, whole, or not."""
+        self.ring(ring).uncertain.append(parts)
+
+    def show(self, log: Log, epoch: int, offset: int, serial: int) -> None:
+        """A position is known to somebody: it may never mean another record."""
+        known = log.seen.setdefault((epoch, offset), serial)
+        if known != serial:
+            raise Violation(
+                "reused",
+                f"stream {log.name}, epoch {epoch}, offset {offset}: record {known}, "
+                f"now record {serial}",
+            )
+
+    def synced(self, ring: str, lsn: int) -> None:
+        """The journal says that the ring is on disk up to here."""
+        truth = self.ring(ring)
+        truth.synced = self._advance(truth, truth.synced, lsn, "synced_tail")
+
+    def told(self, ring: str, lsn: int) -> None:
+        """The core was told so: later than the disk knew it, when an append had to sync."""
+        truth = self.ring(ring)
+        truth.told = self._advance(truth, truth.told, lsn, "visible_tail")
+
+    def _advance(self, truth: RingTruth, place: int, lsn: int, tail: str) -> int:
+        while place < len(truth.bundles) and truth.bundles[place].end_lsn <= lsn:
+            for number, offset, count in truth.bundles[place].parts:
+                log = self.log(truth.name, number)
+                setattr(log, tail, max(getattr(log, tail), offset + count))
+            place += 1
+        return place
+
+    def restarted(self, log: Log) -> None:
+        """A stream in memory has lost everything."""
+        self.rings.pop(log.ring, None)
+        log.entries.clear()
+        log.serials.clear()
+        log.last_of_producer.clear()
+        log.epochs.clear()
+        log.tail = -1
+        log.first = log.last_time_ms = 0
+
+    # --- promises --------------------------------------------------------------------
+
+    def promise(self, log: Log, offset: int, why: str) -> None:
+        """The bundle that holds this offset must survive a power loss from now on."""
+        entry = log.entries.get(offset)
+        if entry is None:
+            raise Violation("wrong_confirm", f"offset {offset} of {log.name} was never appended")
+        if not entry.bundle.promised:
+            entry.bundle.promised = why
+
+    def gone(self, log: Log, offset: int) -> bool:
+        """Whether a gap over this offset tells the truth."""
+        if offset < log.first:
+            return True
+        entry = log.entries.get(offset)
+        return entry is None or entry.bundle.damaged
+
+    def trimmed(self, log: Log, first: int) -> None:
+        """The journal says that its oldest record of the stream is this one."""
+        if first < log.first:
+            raise Violation(
+                "ghost", f"the first offset of {log.name} went back from {log.first} to {first}"
+            )
+        log.first = first
+
+    # --- recovery ----------------------------------------------------------------------
+
+    def recovered(
+        self,
+        ring: str,
+        kept: dict[int, tuple[int, int, list[Batch]]],
+        *,
+        power: bool,
+        end_lsn: int,
+        missing: Iterable[tuple[int, int, int]] = (),
+    ) -> None:
+        """Compare a ring that was opened after a crash with what it must hold.
+
+        kept: stream number -> (first offset, next offset, its batches). power: the page
+        cache was lost. end_lsn: where the ring says that it ends. missing: (stream number,
+        from, to) that the journal names as damaged.
+        """
+        self.recoveries += 1
+        truth = self.ring(ring)
+        named = {(number, offset) for number, low, high in missing for offset in range(low, high)}
+        present: dict[int, dict[int, Batch]] = {
+            number: {batch.base_offset: batch for batch in batches}
+            for number, (_, _, batches) in kept.items()
+        }
+        for log in self.logs.values():
+            if log.ring == ring and log.number not in kept:
+                log.first = 0
+        self._adopt_uncertain(truth, kept)
+        # Of the change log only the place is compared: what it does is seen by the clients.
+        truth.bundles = [
+            bundle
+            for bundle in truth.bundles
+            if bundle.lsn < end_lsn or any(number for number, _, _ in bundle.parts)
+        ]
+        self._check_bundles(truth, kept, present, named, power)
+        for number, (first, following, batches) in kept.items():
+            log = self.log(ring, number)
+            # It may go back: a removal that was not written down yet is undone by a crash,
+            # and so is the renaming of a segment for its next life.
+            log.first = first
+            self._check_log(log, first, following, batches, named)
+            log.synced_tail = log.visible_tail = log.tail
+        for bundle in truth.bundles:
+            bundle.promised = bundle.promised or "kept by a recovery"
+        truth.synced = truth.told = len(truth.bundles)
+        truth.uncertain.clear()
+        truth.failed = False
+
+    def _adopt_uncertain(
+        self, truth: RingTruth, kept: dict[int, tuple[int, int, list[Batch]]]
+    ) -> None:
+        for parts in truth.uncertain:
+            found: list[Batch] = []
+            absent = 0
+            tails: dict[int, int] = {}
+            for number, offset, serials in parts:
+                batches = kept.get(number, (0, 0, []))[2]
+                log = self.log(truth.name, number)
+                match = [
+                    batch
+                    for batch in batches
+                    if batch.base_offset == offset == tails.get(number, log.tail)
+                    and [row.serial for row in batch.rows] == serials
+                ]
+                if match:
+                    found.append(match[0])
+                    tails[number] = offset + len(serials)
+                else:
+                    absent += 1
+            if not found:
+                continue
+            if absent:
+                raise Violation(
+                    "half_bundle",
+                    f"ring {truth.name}: {len(found)} of {len(parts)} batches of a bundle that a "
+                    f"crash interrupted: {parts}",
+                )
+            found.sort(key=lambda batch: batch.lsn)
+            last = found[-1]
+            self.appended(truth.name, found, last.lsn + last.size)
+
+    def _check_bundles(
+        self,
+        truth: RingTruth,
+        kept: dict[int, tuple[int, int, list[Batch]]],
+        present: dict[int, dict[int, Batch]],
+        named: set[tuple[int, int]],
+        power: bool,
+    ) -> None:
+        survivors: list[Bundle] = []
+        dropped: list[Bundle] = []
+        for bundle in truth.bundles:
+            there = 0
+            excused = 0
+            for number, offset, count in bundle.parts:
+                state = kept.get(number)
+                if number == 0:
+                    excused += 1
+                elif offset in present.get(number, {}):
+                    there += 1
+                elif state is not None and offset < state[0]:
+                    excused += 1
+                elif state is not None and offset + count <= min(
+                    self.log(truth.name, number).first, state[1]
+                ):
+                    # It was retired or removed before; a crash may have undone a part of that.
+                    excused += 1
+                elif bundle.damaged or (number, offset) in named:
+                    excused += 1
+                    if not bundle.damaged:
+                        raise Violation("hole", f"{number} at {offset} is named damaged, it is not")
+            wanted = len(bundle.parts) - excused
+            if wanted and 0 < there < wanted:
+                raise Violation(
+                    "half_bundle",
+                    f"ring {truth.name}: {there} of {wanted} batches of the bundle at LSN "
+                    f"{bundle.lsn} are there: {bundle.parts}",
+                )
+            if wanted and not there:
+                dropped.append(bundle)
+            else:
+                if dropped and there:
+                    raise Violation(
+                        "hole",
+                        f"ring {truth.name}: the bundle at LSN {dropped[0].lsn} is gone, the one "
+                        f"at {bundle.lsn} is there",
+                    )
+                if not dropped or excused:
+                    survivors.append(bundle)
+        for bundle in dropped:
+            if bundle.promised:
+                code = "lost_seen" if bundle.promised.startswith("seen") else "lost"
+                raise Violation(code, self._tell(bundle) + f" ({bundle.promised})")
+            if not power and not truth.failed:
+                raise Violation("lost", self._tell(bundle) + " (stored, and only the process died)")
+        gone = {id(bundle) for bundle in dropped}
+        truth.bundles = [bundle for bundle in truth.bundles if id(bundle) not in gone]
+        if dropped:
+            self._forget(truth.name, gone)
+
+    def _tell(self, bundle: Bundle) -> str:
+        number, offset, count = bundle.parts[0]
+        name = self.log(bundle.ring, number).name
+        return (
+            f"ring {bundle.ring}, epoch {bundle.epoch}, LSN {bundle.lsn}: stream {name} "
+            f"[{offset}, {offset + count})"
+        )
+
+    def _forget(self, ring: str, gone: set[int]) -> None:
+        for log in self.logs.values():
+            if log.ring != ring:
+                continue
+            lost = [offset for offset, entry in log.entries.items() if id(entry.bundle) in gone]
+            if not lost:
+                continue
+            for offset in lost:
+                entry = log.entries.pop(offset)
+                if log.serials.get(entry.serial) == offset:
+                    del log.serials[entry.serial]
+            self.cut(log, min(lost))
+
+    def cut(self, log: Log, tail: int) -> None:
+        """The log ends here now; what was beyond may never be seen again."""
+        if tail < log.promised_tail:
+            raise Violation(
+                "lost_seen",
+                f"stream {log.name} ends at {tail}, a durable reader was told {log.promised_tail}",
+            )
+        for offset in range(tail, log.tail):
+            entry = log.entries.pop(offset, None)
+            if entry is not None and log.serials.get(entry.serial) == offset:
+                del log.serials[entry.serial]
+        log.tail = tail
+        log.epochs = [pair for pair in log.epochs if pair[1] < tail]
+        last = log.entries.get(tail - 1)
+        log.last_time_ms = last.append_time_ms if last is not None else 0
+        log.last_of_producer = {}
+        for entry in log.entries.values():
+            producer = self.sent[entry.serial].producer
+            log.last_of_producer[producer] = max(
+                entry.serial, log.last_of_producer.get(producer, -1)
+            )
+
+    def _check_log(
+        self,
+        log: Log,
+        first: int,
+        following: int,
+        batches: list[Batch],
+        named: set[tuple[int, int]],
+    ) -> None:
+        if following < log.tail and following < log.first:
+            raise Violation("lost", f"stream {log.name} ends at {following}, before its first")
+        expected: int | None = None
+        for batch in batches:
+            if (
+                expected is not None
+                and batch.base_offset != expected
+                and not all(
+                    (log.number, offset) in named for offset in range(expected, batch.base_offset)
+                )
+            ):
+                raise Violation(
+                    "hole", f"stream {log.name}: {batch.base_offset} follows {expected}"
+                )
+            expected = batch.base_offset + batch.count
+            for row in batch.rows:
+                entry = log.entries.get(row.offset)
+                if entry is None or entry.serial != row.serial or entry.epoch != batch.epoch:
+                    raise Violation(
+                        "ghost",
+                        f"stream {log.name}, offset {row.offset}: record {row.serial} of epoch "
+                        f"{batch.epoch}; the log holds {entry}",
+                    )
+        rest = [
+            log.entries[offset] for offset in range(following, log.tail) if offset in log.entries
+        ]
+        if rest and all(entry.bundle.damaged for entry in rest):
+            # The newest records of the stream had their stamps damaged: nothing tells any
+            # more which offsets they had; the ring names the damage, the epoch tells positions.
+            self.cut(log, following)
+        if following != log.tail:
+            raise Violation(
+                "ghost" if following > log.tail else "lost",
+                f"stream {log.name} says that its next offset is {following}, it is {log.tail}",
+            )

@@ -1,0 +1,420 @@
+"""Planted bugs: mutations that the simulator must catch, or it is worth nothing.
+
+Owns the one table of them. The rule: a plant changes the code under test only while it is
+planted, in the way in which somebody could get it wrong, and names the violations that
+count as catching it. Source: notes/broker-hardening.md ("each harness must first catch a
+planted bug").
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+Plant = Callable[[contextlib.ExitStack], None]
+
+
+class Planted(NamedTuple):
+    """One planted bug."""
+
+    scenario: str
+    what: str
+    plant: Plant
+    caught_as: frozenset[str]
+    seeds: int
+    """It must be caught within so many seeds."""
+    first: int = 0
+    """Where the search begins: a rare one is not sought from the start in every test."""
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plant a bug for a while."""
+    with contextlib.ExitStack() as stack:
+        PLANTS[name].plant(stack)
+        yield
+
+
+def _put(stack: contextlib.ExitStack, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put make(original) in the place of an attribute."""
+    stack.enter_context(patch.object(owner, name, make(getattr(owner, name))))
+
+
+# --- the journal ---------------------------------------------------------------------------
+
+
+def _ghost(stack: contextlib.ExitStack) -> None:
+    from malamute_py.journal.recovery import Scan
+    from tests.simulation.ring_run import RingRun
+
+    stack.enter_context(patch.object(RingRun, "tight_share", 1.0))
+
+    def make(original: Any) -> Any:
+        def fault(self: Any, found: Any) -> Any:
+            epoch, self.epoch = self.epoch, 0
+            try:
+                return original(self, found)
+            finally:
+                self.epoch = epoch
+
+        return fault
+
+    _put(stack, Scan, "_fault", make)
+
+
+def _half_bundle(stack: contextlib.ExitStack) -> None:
+    from malamute_py.journal import recovery
+
+    def make(original: Any) -> Any:
+        def take(self: Any, segment: Any, found: Any, data: Any) -> None:
+            original(self, segment, found, data)
+            self._flush()
+            self._bundle = recovery._ANY_BUNDLE
+            self._complete = self._boundary(found.end)
+
+        return take
+
+    _put(stack, recovery.Scan, "_take", make)
+
+
+def _too_short(stack: contextlib.ExitStack) -> None:
+    from malamute_py.journal.recovery import Scan
+
+    def make(original: Any) -> Any:
+        def fault(self: Any, found: Any) -> Any:
+            if not isinstance(found, str) and found.stamp.lsn - found.stamp.bundle_lsn > 12_000:
+                return "so long a bundle must be torn"
+            return original(self, found)
+
+        return fault
+
+    _put(stack, Scan, "_fault", make)
+
+
+def _damage_ends_the_log(stack: contextlib.ExitStack) -> None:
+    from malamute_py.journal.recovery import Scan
+
+    _put(stack, Scan, "_proven", lambda _: lambda _self, _lsn, _at: False)
+
+
+def _epoch_from_the_log(stack: contextlib.ExitStack) -> None:
+    from malamute_py.journal.ring import Ring
+
+    opened = Ring.open
+
+    def open_(storage: Any, *, epoch: int, **more: Any) -> Any:
+        for lower in range(max(1, epoch - 3), epoch):
+            with contextlib.suppress(ValueError):
+                return opened(storage, epoch=lower, **more)
+        return opened(storage, epoch=epoch, **more)
+
+    stack.enter_context(patch.object(Ring, "open", staticmethod(open_)))
+
+
+def _sync_claims_more(stack: contextlib.ExitStack) -> None:
+    from malamute_py.journal.ring import Ring
+
+    def make(original: Any) -> Any:
+        def sync(self: Any) -> int:
+            original(self)
+            self._synced = self.end_lsn
+            return int(self._synced)
+
+        return sync
+
+    _put(stack, Ring, "sync", make)
+
+
+def _sync_tried_again(stack: contextlib.ExitStack) -> None:
+    from malamute_py.journal.errors import JournalFailed
+    from malamute_py.journal.layout import FAILED_FILE
+    from malamute_py.journal.ring import Ring
+
+    def make(original: Any) -> Any:
+        def sync(self: Any) -> int:
+            try:
+                return int(original(self))
+            except JournalFailed:
+                self._failure = None
+                if hasattr(self, "_appender"):
+                    self._appender.failure = None
+                self._storage.remove(FAILED_FILE)
+                return int(original(self))
+
+        return sync
+
+    _put(stack, Ring, "sync", make)
+
+
+def _names_not_synced(stack: contextlib.ExitStack) -> None:
+    from tests.simulation.storage import SimulatedStorage
+
+    _put(stack, SimulatedStorage, "sync_directory", lambda _: lambda _self: None)
+
+
+# --- the core ------------------------------------------------------------------------------
+
+
+def _confirm_before_sync(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.broker import Broker
+    from malamute_py.broker.confirms import SYNCED
+
+    def make(original: Any) -> Any:
+        def appended(self: Any, answer: Any) -> None:
+            original(self, answer)
+            for ring in self._catalogue.rings.values():
+                for settled in ring.unsettled:
+                    for waiter in settled.waiters or ():
+                        self._confirms.confirm(waiter, SYNCED)
+                    settled.waiters = ()
+
+        return appended
+
+    _put(stack, Broker, "appended", make)
+
+
+def _gap_instead_of_reading(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.serving import Serving
+
+    def read(self: Any, sub: Any) -> None:
+        self._gap(sub, min(sub.tail, sub.stop, sub.stream.hot_first), "retention", "")
+        self.consider(sub)
+
+    _put(stack, Serving, "_read", lambda _: read)
+
+
+def _cover_instead_of_gap(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.serving import Serving
+
+    def gap(self: Any, sub: Any, to: int, _code: str, _reason: str) -> None:
+        sub.position = to
+        self._delivery.cover(sub)
+
+    _put(stack, Serving, "_gap", lambda _: gap)
+
+
+def _slow_reader_skips(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.delivery import Delivery
+
+    def make(original: Any) -> Any:
+        def fall_behind(self: Any, sub: Any, _position: int) -> None:
+            original(self, sub, sub.tail)
+
+        return fall_behind
+
+    _put(stack, Delivery, "fall_behind", make)
+
+
+def _duplicate_accepted(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.publishing import Publishing
+
+    def make(original: Any) -> Any:
+        def in_sequence(self: Any, *arguments: Any) -> bool:
+            counters = self._shard.counters
+            before = counters["publishes_duplicate"]
+            return bool(original(self, *arguments)) or counters["publishes_duplicate"] > before
+
+        return in_sequence
+
+    _put(stack, Publishing, "_in_sequence", make)
+
+
+def _duplicate_points_elsewhere(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.producers import ProducerStream
+
+    def make(original: Any) -> Any:
+        def found(self: Any, sequence: int) -> Any:
+            place = original(self, sequence)
+            return place._replace(offset=place.offset + 1) if place.offset >= 0 else place
+
+        return found
+
+    _put(stack, ProducerStream, "original", make)
+
+
+def _durable_sees_all(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.subscriptions import Subscription
+
+    stack.enter_context(patch.object(Subscription, "tail", property(lambda sub: sub.stream.next)))
+
+
+def _rewind_forgotten(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.streams import Stream
+
+    _put(stack, Stream, "epoch_end", lambda _: lambda _self, _epoch, tail: tail)
+
+
+def _credit_ignored(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.serving import Parcel
+
+    stack.enter_context(patch.object(Parcel, "open", True))
+
+
+def _expired_is_everything(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker import selection
+
+    def make(original: Any) -> Any:
+        def unexpired(content: Any, now_ms: int) -> Any:
+            mask = original(content, now_ms)
+            return None if mask is None else mask & False
+
+        return unexpired
+
+    _put(stack, selection, "unexpired", make)
+
+
+# --- the client library ----------------------------------------------------------------------
+
+
+def _resumes_too_far(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.reading import Reading
+
+    original: Any = vars(Reading)["_received_to"]
+
+    def received_to(self: Any) -> Any:
+        return original.fget(self)._replace(next=self.next + 1)
+
+    stack.enter_context(patch.object(Reading, "_received_to", property(received_to)))
+
+
+def _retry_with_a_new_sequence(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.publishing import Publisher
+
+    def make(original: Any) -> Any:
+        def settle(self: Any, sender: Any, following: int, _renamed: bool) -> None:
+            # As if the broker had not said which of them it has.
+            original(self, sender, following, True)
+
+        return settle
+
+    _put(stack, Publisher, "_settle", make)
+
+
+def _position_of_the_newest_epoch(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.position import Position
+    from malamute_py.client.reading import Reading
+
+    def position(self: Any) -> Any:
+        known = self.consumed_next >= 0
+        return Position(self.stream_uuid, self.epoch, self.consumed_next) if known else None
+
+    stack.enter_context(patch.object(Reading, "position", property(position)))
+
+
+def _resend_in_reverse(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.publishing import Publisher
+
+    def make(original: Any) -> Any:
+        def link_down(self: Any) -> None:
+            under_way = {
+                sender: len(sender.inflight) + len(sender.returned)
+                for sender in self._senders.values()
+            }
+            original(self)
+            for sender, count in under_way.items():
+                again = [sender.queue.popleft() for _ in range(count)]
+                sender.queue.extendleft(again)
+
+        return link_down
+
+    _put(stack, Publisher, "link_down", make)
+
+
+def _codes(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+PLANTS: dict[str, Planted] = {
+    "ghost-batch": Planted(
+        "journal", "recovery takes a batch of an older epoch in a rewritten tail",
+        _ghost, _codes("ghost"), 300,
+    ),
+    "half-bundle": Planted(
+        "journal", "recovery keeps the part of a bundle that it finds",
+        _half_bundle, _codes("half_bundle", "ghost"), 40,
+    ),
+    "truncates-too-much": Planted(
+        "journal", "recovery takes long bundles for torn ones",
+        _too_short, _codes("lost"), 40,
+    ),
+    "damage-ends-the-log": Planted(
+        "journal", "damage before the tail is taken for a torn tail",
+        _damage_ends_the_log, _codes("lost"), 120,
+    ),
+    "offset-reused": Planted(
+        "journal", "the epoch is counted from the log, which a power loss shortens",
+        _epoch_from_the_log, _codes("reused"), 60,
+    ),
+    "sync-claims-more": Planted(
+        "journal", "a sync claims what was appended while it ran",
+        _sync_claims_more, _codes("lost"), 120,
+    ),
+    "sync-tried-again": Planted(
+        "journal", "a failed sync is tried again, and succeeds",
+        _sync_tried_again, _codes("lost"), 200,
+    ),
+    "names-not-synced": Planted(
+        "journal", "directory entries are never synced",
+        _names_not_synced, _codes("lost", "broken", "ghost"), 40,
+    ),
+    "confirm-before-sync": Planted(
+        "broker", "a batch is confirmed as synced when it is appended",
+        _confirm_before_sync, _codes("lost"), 60,
+    ),
+    "hole-called-gap": Planted(
+        "broker", "history that is there is announced as a gap",
+        _gap_instead_of_reading, _codes("hole_called_gap"), 40,
+    ),
+    "gap-called-hole": Planted(
+        "broker", "what retention took is covered without a word",
+        _cover_instead_of_gap, _codes("gap_called_hole"), 120,
+    ),
+    "slow-reader-skips": Planted(
+        "broker", "a live reader without credit loses the batch at which it falls behind",
+        _slow_reader_skips, _codes("gap_called_hole"), 40,
+    ),
+    "duplicate-accepted": Planted(
+        "broker", "a batch that comes again is appended again",
+        _duplicate_accepted, _codes("twice", "order"), 60,
+    ),
+    "duplicate-points-elsewhere": Planted(
+        "broker", "the confirm of a duplicate names another offset than the original's",
+        _duplicate_points_elsewhere, _codes("wrong_duplicate"), 60,
+    ),
+    "durable-ignores-the-sync": Planted(
+        "broker", "durable readers see what is only appended",
+        _durable_sees_all, _codes("early", "lost_seen", "start"), 40,
+    ),
+    "rewind-forgotten": Planted(
+        "broker", "a resume beyond its epoch's end is taken as it is",
+        _rewind_forgotten, _codes("rewound", "start"), 400,
+    ),
+    "credit-ignored": Planted(
+        "broker", "readers on demand are given more than their credit",
+        _credit_ignored, _codes("credit"), 40,
+    ),
+    "expiry-takes-neighbours": Planted(
+        "broker", "one expired record hides the others of its batch",
+        _expired_is_everything, _codes("gap_called_hole"), 120,
+    ),
+    "resume-too-far": Planted(
+        "session", "a session resumes one record behind what it has received",
+        _resumes_too_far, _codes("start", "rewound", "gap_called_hole", "hole_called_gap"), 40,
+    ),
+    "retry-with-a-new-sequence": Planted(
+        "session", "after a reconnect a session numbers anew what the broker may have",
+        _retry_with_a_new_sequence, _codes("twice", "order"), 60,
+    ),
+    "resend-in-reverse": Planted(
+        "session", "after a reconnect a session sends what was under way in reverse",
+        _resend_in_reverse, _codes("order", "twice"), 60,
+    ),
+    "position-of-the-newest-epoch": Planted(
+        "session", "a position behind an unconsumed rewind names the epoch after it",
+        _position_of_the_newest_epoch,
+        _codes("rewound", "gap_called_hole"), 400, 110,
+    ),
+}  # fmt: skip
+"""Name -> planted bug. `python -m tests.simulation --plant list` prints it."""

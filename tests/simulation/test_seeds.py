@@ -1,0 +1,67 @@
+"""Seeds: some hundreds in every run of the tests, and what once failed for ever.
+
+`make simulate` searches further. The rule: a failing seed says how to replay it, is
+mended, and then frozen under frozen/ with the reason why it is there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulation.run import SCENARIOS, run_seed
+
+FROZEN = sorted((Path(__file__).parent / "frozen").glob("*.json"))
+CHUNK = 20
+
+
+def check(scenario: str, seeds: range) -> None:
+    for seed in seeds:
+        outcome = run_seed(scenario, seed)
+        assert not outcome.code, outcome.tell()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 160, CHUNK))
+def test_the_ring_keeps_its_promises_under_every_fault(first: int) -> None:
+    check("journal", range(first, first + CHUNK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 240, CHUNK))
+def test_the_broker_keeps_its_promises_under_every_fault(first: int) -> None:
+    check("broker", range(first, first + CHUNK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 60, CHUNK))
+def test_the_client_library_keeps_its_promises_under_every_fault(first: int) -> None:
+    check("session", range(first, first + CHUNK))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_few_seeds_pass(scenario: str) -> None:
+    check(scenario, range(1000, 1005))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_same_seed_does_the_same(scenario: str) -> None:
+    for seed in range(3):
+        first, second = run_seed(scenario, seed), run_seed(scenario, seed)
+        assert first.trace.digest() == second.trace.digest()
+        assert first.trace.count == second.trace.count > 0
+
+
+def test_different_seeds_do_different_things() -> None:
+    digests = {run_seed("journal", seed).trace.digest() for seed in range(5)}
+    assert len(digests) == 5
+
+
+@pytest.mark.parametrize("script", FROZEN, ids=lambda path: path.stem)
+def test_what_failed_once_is_as_it_was_frozen(script: Path) -> None:
+    frozen: dict[str, Any] = json.loads(script.read_text(encoding="utf-8"))
+    outcome = run_seed(frozen["scenario"], frozen["seed"], steps=frozen.get("steps", 0))
+    assert outcome.code == frozen["expect"], f"{frozen['why']}\n{outcome.tell()}"

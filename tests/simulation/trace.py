@@ -1,0 +1,40 @@
+"""What happened in a run: a hash over all of it, and the last events in words.
+
+Owns the trace. The rule: everything that a run decides or sees goes through `note`, so
+that two runs of a seed with the same hash did the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+
+
+class Trace:
+    """The events of one run."""
+
+    def __init__(self, *, keep: int = 40, echo: bool = False) -> None:
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._last: deque[tuple[object, ...]] = deque(maxlen=keep)
+        self._echo = echo
+        self.count = 0
+        self.kinds: dict[str, int] = {}
+        """How often each kind of event happened: what a range of seeds has exercised."""
+
+    def note(self, kind: str, *facts: object) -> None:
+        """Enter one event; the facts must have a stable repr."""
+        self.count += 1
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        event = (kind, *facts)
+        self._hash.update(repr(event).encode())
+        self._last.append(event)
+        if self._echo:
+            print(" ", self.count, *event)
+
+    def digest(self) -> str:
+        """Hash over all events so far."""
+        return self._hash.hexdigest()
+
+    def last(self) -> list[str]:
+        """The last events, oldest first."""
+        return [" ".join(map(str, event)) for event in self._last]

@@ -1,0 +1,100 @@
+"""A client whose broker is a list: plans as a broker would, without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from malamute_protocol.errors import ConnectionLost
+from malamute_py.client.facts import ReadPlan, Split
+from malamute_py.client.position import AtTime, Position
+
+RECORD_BYTES = 100
+APPENDED_MS = 1_000
+"""Append time of offset 0; each further record is a millisecond younger."""
+
+
+class ScriptedClient:
+    """One stream: which of its records match, and what of it is still there."""
+
+    def __init__(self, matches: list[bool]) -> None:
+        self.matches = matches
+        self.first = 0
+        self.uuid = b"\x11" * 16
+        self.epoch = 1
+        self.plans: list[tuple[int, int | None, int, int]] = []
+        """(start, end, records_max, bytes_max) of each plan that was asked for."""
+        self.aborted = False
+
+    @property
+    def tail(self) -> int:
+        return len(self.matches)
+
+    def append(self, *matches: bool) -> None:
+        self.matches.extend(matches)
+
+    def plan_read(
+        self,
+        stream: str,
+        pattern: Any = "#",
+        *,
+        start: Any = "earliest",
+        end: int | None = None,
+        records_max: int = 0,
+        bytes_max: int = 0,
+        split_bytes: int = 0,
+        visibility: str = "durable",
+        client_time: Any = None,
+    ) -> ReadPlan:
+        if self.aborted:
+            raise ConnectionLost("the client is closed")
+        assert visibility == "durable"
+        wanted = self._offset(start)
+        rewound = wanted > self.tail
+        begin = self.tail if rewound else wanted
+        stop = self.tail if end is None else min(end, self.tail)
+        self.plans.append((wanted, end, records_max, bytes_max))
+        splits: list[Split] = []
+        position = cut = max(begin, self.first)
+        size = total = 0
+        everything = pattern == ["all"]
+        while position < stop:
+            if records_max and position - max(begin, self.first) >= records_max:
+                break
+            size += RECORD_BYTES * (everything or self.matches[position])
+            position += 1
+            if split_bytes and size >= split_bytes:
+                splits.append(Split(cut, position, size))
+                total, cut, size = total + size, position, 0
+            if bytes_max and total + size >= bytes_max:
+                break
+        if position > cut:
+            splits.append(Split(cut, position, size))
+        return ReadPlan(
+            stream=self.uuid,
+            epoch=self.epoch,
+            first=self.first,
+            tail=self.tail,
+            from_offset=begin,
+            to_offset=max(position, begin),
+            splits=splits,
+            records=position - cut,
+            bytes=total + size,
+            rewound=rewound,
+        )
+
+    def _offset(self, start: Any) -> int:
+        if start == "earliest":
+            return self.first
+        if start == "latest":
+            return self.tail
+        if isinstance(start, AtTime):
+            assert isinstance(start.time, int)
+            return max(self.first, min(start.time - APPENDED_MS, self.tail))
+        assert isinstance(start, Position)
+        return start.next
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        self.aborted = True

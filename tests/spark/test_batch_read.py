@@ -1,0 +1,190 @@
+"""spark.read: what is read is what was published, selected by the broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from malamute_py.client.sync import SyncClient
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+CARRIERS = ("AA", "B6", "DL", "UA")
+ORIGINS = ("JFK", "LGA", "EWR")
+BEGIN_MS = 1_357_016_400_000
+
+
+class Departures:
+    """A small table of departures, as it is published and as it should be read."""
+
+    def __init__(self, count: int) -> None:
+        rows = range(count)
+        self.carriers = [CARRIERS[row % 4] for row in rows]
+        self.origins = [ORIGINS[row % 3] for row in rows]
+        self.delays = [(row * 37) % 101 - 20 for row in rows]
+        self.times_ms = [BEGIN_MS + row * 60_000 for row in rows]
+        self.subjects = [
+            f"flights.{origin}.{carrier}"
+            for origin, carrier in zip(self.origins, self.carriers, strict=True)
+        ]
+        self.fields = [
+            {"carrier": carrier, **({"late": ""} if delay >= 15 else {})}
+            for carrier, delay in zip(self.carriers, self.delays, strict=True)
+        ]
+        self.bodies = [json.dumps({"row": r, "delay": self.delays[r]}).encode() for r in rows]
+
+    def publish(self, client: SyncClient, stream: str) -> None:
+        client.publish_many(
+            stream, self.bodies, subjects=self.subjects, fields=self.fields,
+            client_time_ms=self.times_ms,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def departures(client: SyncClient, stream: str) -> Departures:
+    table = Departures(3000)
+    table.publish(client, stream)
+    return table
+
+
+def offsets(frame: DataFrame) -> list[int]:
+    return sorted(row.offset for row in frame.select("offset").collect())
+
+
+def test_every_column_says_what_was_published(
+    read: Callable[..., DataFrame], departures: Departures
+) -> None:
+    rows = read(includeKeys="true").orderBy("offset").collect()
+    assert [row.offset for row in rows] == list(range(3000))
+    assert [row.subject for row in rows] == departures.subjects
+    assert [row["keys"] for row in rows] == [[subject] for subject in departures.subjects]
+    assert [row.fields for row in rows] == departures.fields
+    assert [bytes(row.body) for row in rows] == departures.bodies
+    assert [
+        round(row.client_time.replace(tzinfo=UTC).timestamp() * 1000) for row in rows
+    ] == departures.times_ms
+    ages = [datetime.now(UTC) - row.append_time.replace(tzinfo=UTC) for row in rows]
+    assert all(0 <= age.total_seconds() < 600 for age in ages)
+
+
+def test_the_broker_selects_by_every_kind_of_pattern(
+    read: Callable[..., DataFrame], departures: Departures
+) -> None:
+    expected: dict[str, Callable[[int], bool]] = {
+        "flights.JFK.*": lambda row: departures.origins[row] == "JFK",
+        "prefix:flights.L": lambda row: departures.origins[row] == "LGA",
+        "regex:(AA|DL)$": lambda row: departures.carriers[row] in ("AA", "DL"),
+        "fields:late,carrier=UA": lambda row: (
+            departures.delays[row] >= 15 and departures.carriers[row] == "UA"
+        ),
+        '["or", ["topic", "flights.EWR.B6"], ["fields", "all", [["late"]]]]': lambda row: (
+            departures.subjects[row] == "flights.EWR.B6" or departures.delays[row] >= 15
+        ),
+        "nothing.#": lambda row: False,
+    }
+    for pattern, selected in expected.items():
+        assert offsets(read(pattern=pattern)) == [row for row in range(3000) if selected(row)]
+
+
+def test_offsets_and_times_bound_a_read(
+    read: Callable[..., DataFrame], client: SyncClient, stream: str, departures: Departures
+) -> None:
+    assert offsets(read(startingOffsets="1000", endingOffsets="1010")) == list(range(1000, 1010))
+    window = {
+        "clientTimeFrom": str(BEGIN_MS + 5 * 60_000),
+        "clientTimeTo": "2013-01-01T05:09:00Z",
+    }
+    assert offsets(read(**window)) == [5, 6, 7, 8]
+    young = client.publish(stream, b"young")
+    asked = str(young.append_time_ms)
+    assert 3000 in offsets(read(startingTimestamp=asked))
+    assert 3000 not in offsets(read(endingTimestamp=asked))
+    assert offsets(read(endingTimestamp=str(young.append_time_ms + 1)))[-1] == 3000
+    assert offsets(read(startingOffsets="latest")) == []
+
+
+def test_an_average_equals_the_one_computed_without_spark(
+    read: Callable[..., DataFrame], departures: Departures
+) -> None:
+    from pyspark.sql import functions as f
+
+    averages = (
+        read()
+        .select(
+            f.col("fields")["carrier"].alias("carrier"),
+            f.get_json_object(f.col("body").cast("string"), "$.delay").cast("int").alias("delay"),
+        )
+        .groupBy("carrier")
+        .agg(f.avg("delay").alias("average"))
+        .collect()
+    )
+    expected = {
+        carrier: fmean(
+            delay
+            for delay, its in zip(departures.delays, departures.carriers, strict=True)
+            if its == carrier
+        )
+        for carrier in CARRIERS
+    }
+    assert {row.carrier: row.average for row in averages} == pytest.approx(expected)
+
+
+def test_a_large_read_is_cut_into_tasks_that_overlap_nowhere(
+    read: Callable[..., DataFrame], client: SyncClient, stream: str
+) -> None:
+    body = b"x" * 1000
+    for _ in range(4):
+        client.publish_many(stream, [body] * 2000, subject="bulk")
+    frame = read(minPartitions="4")
+    assert frame.rdd.getNumPartitions() >= 3
+    assert offsets(frame) == list(range(8000))
+    assert read(splitBytes="1m").rdd.getNumPartitions() >= 6
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"patern": "a"}, "did you mean 'pattern'?"),
+        ({"pattern": '["glob", "a*"]'}, "no pattern kind 'glob'"),
+        ({"pattern": "regex:("}, "Correct option 'pattern'"),
+        ({"stream": "no-such-stream"}, "there is no stream 'no-such-stream'"),
+        ({"startingOffsets": "999999"}, "is beyond the stream's end"),
+        ({"maxRecordsPerTrigger": "5"}, "for spark.readStream only"),
+        (
+            {"endpoint": "tcp://127.0.0.1:9", "connectTimeoutMs": "300"},
+            "correct option 'endpoint'",
+        ),
+    ],
+)
+def test_what_cannot_work_is_told_in_our_words(
+    read: Callable[..., DataFrame],
+    client: SyncClient,
+    stream: str,
+    more: dict[str, Any],
+    words: str,
+) -> None:
+    from pyspark.errors import PySparkException
+
+    client.publish(stream, b"x", subject="a")
+    with pytest.raises(PySparkException) as caught:
+        read(**more).collect()
+    assert words in str(caught.value)
+
+
+def test_a_schema_of_the_users_own_is_refused(
+    spark: SparkSession, endpoint: str, client: SyncClient, stream: str
+) -> None:
+    from pyspark.errors import PySparkException
+
+    client.publish(stream, b"x", subject="a")
+    frame = spark.read.format("malamute").schema("body string")
+    with pytest.raises(PySparkException, match="the schema is fixed"):
+        frame.options(endpoint=endpoint, stream=stream).load().collect()

@@ -1,0 +1,187 @@
+"""Batches as Arrow columns: Spark's schema to the letter, and what the records say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from malamute_protocol.batch import Batch, Content, Stamp, encode, encode_arrow, encode_lists
+from pyspark_malamute.columns import RECORD_BATCH_BYTES_MAX, Gather
+from pyspark_malamute.errors import MalamuteSourceError
+from pyspark_malamute.options import SourceOptions, parse_options
+from pyspark_malamute.schema import check_schema, spark_schema
+
+ALL = {"includeKeys": "true", "includeProperties": "true"}
+
+
+def options(**more: str) -> SourceOptions:
+    return parse_options({"endpoint": "tcp://127.0.0.1:9797", "stream": "flights", **more})
+
+
+def stamped(content: bytes, base: int, rows: Sequence[bool] | None = None) -> Batch:
+    view = Content(content)
+    stamp = Stamp(
+        1, 0, 0, 0, 1, base, 1_700_000_000_123, 1, 0, 96 + len(content), len(view), 0,
+        view.head.content_crc,
+    )  # fmt: skip
+    return Batch(stamp, view, None if rows is None else np.array(rows))
+
+
+def gathered(chosen: SourceOptions, *batches: Batch) -> list[dict[str, Any]]:
+    gather = Gather(chosen)
+    for batch in batches:
+        gather.add(batch)
+    found: list[dict[str, Any]] = []
+    expected = to_arrow_schema(spark_schema(chosen), timezone="UTC")
+    for piece in gather.take():
+        piece.validate(full=True)
+        assert piece.schema.equals(expected)
+        found += piece.to_pylist()
+    return found
+
+
+def as_told_by_records(*batches: Batch) -> list[dict[str, Any]]:
+    """The same rows by the other route: record by record, in Python."""
+    return [
+        {
+            "offset": record.offset,
+            "append_time_ms": record.append_time_ms,
+            "client_time_ms": record.client_time_ms,
+            "subject": record.subject,
+            "keys": list(record.keys),
+            "fields": dict(record.fields),
+            "body": record.body,
+        }
+        for batch in batches
+        for record in batch.records()
+    ]
+
+
+def as_told_by_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "offset": row["offset"],
+            "append_time_ms": round(row["append_time"].timestamp() * 1000),
+            "client_time_ms": row["client_time"] and round(row["client_time"].timestamp() * 1000),
+            "subject": row["subject"],
+            "keys": row["keys"],
+            "fields": dict(row["fields"]),
+            "body": row["body"],
+        }
+        for row in rows
+    ]
+
+
+def mixed() -> list[Batch]:
+    """Batches with and without each column, whole and in part, of several header tables."""
+    plain = encode([b"x", b"", b"zz"], subject="a.b")
+    rich = encode(
+        [b"1", b"22", b"333", b"4444"],
+        subject=["a", ("b", "c", "d"), "a", "é"],
+        fields=[{"x": "1", "y": ""}, None, {}, {"x": "1", "y": ""}],
+        client_time_ms=[5, 6, None, -8],
+    )
+    constant = encode([b"p", b"q"], subject="a.b", fields={"carrier": "UA"}, client_time_ms=9)
+    packed = encode([b"r" * 100] * 5, subject=["s", "t", "s", "t", "u"], codec="zstd")
+    return [
+        stamped(plain, 0),
+        stamped(rich, 3),
+        stamped(rich, 10, [True, False, True, True]),
+        stamped(constant, 20),
+        stamped(packed, 30, [False, True, True, False, True]),
+        stamped(plain, 40, [False, False, True]),
+    ]
+
+
+def test_columns_say_what_the_records_say() -> None:
+    batches = mixed()
+    assert as_told_by_columns(gathered(options(**ALL), *batches)) == as_told_by_records(*batches)
+
+
+def test_each_batch_alone_gives_the_same_as_all_together() -> None:
+    batches = mixed()
+    alone = [row for batch in batches for row in gathered(options(**ALL), batch)]
+    assert alone == gathered(options(**ALL), *batches)
+
+
+def test_a_gather_begins_anew_after_it_was_taken_from() -> None:
+    gather = Gather(options())
+    for batch in mixed():
+        gather.add(batch)
+        rows = [row for piece in gather.take() for row in piece.to_pylist()]
+        assert [row["offset"] for row in rows] == batch.offsets.tolist()
+    assert list(gather.take()) == []
+
+
+def test_a_batch_of_which_nothing_was_delivered_adds_nothing() -> None:
+    batch = stamped(encode([b"a", b"b"], subject="s"), 0, [False, False])
+    assert gathered(options(), batch) == []
+
+
+def test_columns_that_were_not_asked_for_are_not_there() -> None:
+    rows = gathered(options(includeFields="false"), *mixed())
+    assert list(rows[0]) == ["offset", "append_time", "client_time", "subject", "body"]
+
+
+def test_properties_are_text_and_what_is_not_text_is_json() -> None:
+    content = encode(
+        [b"a", b"b"],
+        subject="s",
+        properties=[{"trace": "abc", "n": 3, "ok": True, "raw": b"zz"}, None],
+    )
+    rows = gathered(options(**ALL), stamped(content, 0), stamped(encode([b"c"], subject="s"), 2))
+    assert [dict(row["properties"]) for row in rows] == [
+        {"trace": "abc", "n": "3", "ok": "true", "raw": "eno="},
+        {},
+        {},
+    ]
+
+
+def test_bodies_of_several_blobs_need_the_option_that_says_so() -> None:
+    content = encode_lists([[b"a", b"bb"], [], [b"c"]], subject="s")
+    with pytest.raises(MalamuteSourceError, match=r'add \.option\("bodyType", "list"\)'):
+        gathered(options(), stamped(content, 0))
+    rows = gathered(
+        options(bodyType="list"), stamped(content, 0), stamped(encode([b"x"], subject="s"), 3)
+    )
+    assert [row["body"] for row in rows] == [[b"a", b"bb"], [], [b"c"], [b"x"]]
+
+
+def test_arrow_bodies_are_refused_by_name() -> None:
+    content = encode_arrow(b"\0" * 64, 2, schema_id=1, subject="s")
+    with pytest.raises(MalamuteSourceError, match="kind 'arrow'"):
+        gathered(options(), stamped(content, 0))
+
+
+def test_small_batches_come_together_and_large_ones_are_cut() -> None:
+    gather = Gather(options())
+    small = stamped(encode([b"x" * 100] * 10, subject="s"), 0)
+    gather.add(small)
+    full_before = gather.full
+    large = stamped(encode([b"x" * 1000] * 8000, subject="s"), 10)
+    gather.add(large)
+    assert (full_before, gather.full) == (False, True)
+    pieces = list(gather.take())
+    assert len(pieces) >= 4
+    assert all(piece.nbytes <= RECORD_BATCH_BYTES_MAX * 1.1 for piece in pieces)
+    offsets = [offset for piece in pieces for offset in piece.column("offset").to_pylist()]
+    assert offsets == list(range(10)) + list(range(10, 8010))
+
+
+def test_a_frame_that_lies_askew_is_read_all_the_same() -> None:
+    content = encode([b"abc"] * 9, subject=["s", "t", "u"] * 3, client_time_ms=list(range(9)))
+    askew = memoryview(b"\0" * 3 + content)[3:]
+    straight = stamped(content, 0)
+    rows = gathered(options(), Batch(straight.stamp, Content(askew), None))
+    assert rows == gathered(options(), straight)
+
+
+def test_a_schema_of_the_users_own_is_refused_with_what_to_do() -> None:
+    ours = spark_schema(options())
+    check_schema(ours, options())
+    with pytest.raises(MalamuteSourceError, match=r"remove \.schema\(\.\.\.\)"):
+        check_schema(spark_schema(options(includeKeys="true")), options())

@@ -1,0 +1,163 @@
+"""Options of the Spark source: what is understood, and what is refused in which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_malamute.errors import OptionError
+from pyspark_malamute.options import EVER, OPTIONS, Place, parse_options, refuse_options_of
+
+LEAST = {"endpoint": "tcp://127.0.0.1:9797", "stream": "flights"}
+KEY = "x" * 40
+
+
+def refusal(**more: str) -> str:
+    with pytest.raises(OptionError) as caught:
+        parse_options({**LEAST, **more})
+    return str(caught.value)
+
+
+def test_endpoint_and_stream_suffice_and_everything_else_has_a_default() -> None:
+    options = parse_options(LEAST)
+    assert options.endpoints == ("tcp://127.0.0.1:9797",)
+    assert options.pattern == ["all"]
+    assert options.fail_on_data_loss
+    assert options.split_bytes == 32 << 20
+    assert options.bytes_per_trigger == 1 << 30
+    assert options.starting is None
+
+
+def test_every_default_in_the_table_is_one_that_a_user_could_write() -> None:
+    for option in OPTIONS:
+        if option.default:
+            option.parse(option.default)
+
+
+def test_keys_are_understood_in_any_case_as_spark_hands_them_over() -> None:
+    options = parse_options({**LEAST, "startingoffsets": "Earliest", "SPLITBYTES": "64M"})
+    assert options.starting == Place("earliest")
+    assert options.split_bytes == 64 << 20
+
+
+def test_several_endpoints_are_tried_in_turn() -> None:
+    options = parse_options({"endpoints": "tcp://a:1, tcp://b:2", "stream": "s"})
+    assert options.endpoints == ("tcp://a:1", "tcp://b:2")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("startingOffset", "startingOffsets"),
+        ("patern", "pattern"),
+        ("kafka.bootstrap.servers", "endpoint"),
+        ("subscribe", "stream"),
+        ("subscribePattern", "pattern"),
+        ("topic", "stream"),
+        ("path", "stream"),
+        ("maxrowspertrigger", "maxRecordsPerTrigger"),
+        ("failOnDataLos", "failOnDataLoss"),
+    ],
+)
+def test_an_unknown_option_is_named_with_what_was_probably_meant(typed: str, meant: str) -> None:
+    text = refusal(**{typed: "1"})
+    assert f"'{typed}'" in text
+    assert f"did you mean '{meant}'?" in text
+
+
+def test_an_option_like_no_other_is_answered_with_the_list_of_all() -> None:
+    text = refusal(zzzzzz="1")
+    assert "there is no such option" in text
+    assert "startingTimestamp" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"endpoint": "kafka:9092"}, "does not begin with tcp:// or ipc://"),
+        ({"endpoint": "inproc://x"}, "its tasks are other processes"),
+        ({"endpoint": " "}, "give the broker's address"),
+        ({"endpoints": "tcp://b:1"}, "give only one of them"),
+        ({"stream": " "}, "add .option"),
+        ({"startingOffsets": "newest"}, "none of earliest, latest or an offset"),
+        ({"startingOffsets": "-2"}, "none of earliest, latest or an offset"),
+        ({"startingOffsets": "5", "startingTimestamp": "5"}, "give only one of them"),
+        ({"startingTimestamp": "yesterday"}, "milliseconds since 1970"),
+        ({"startingTimestamp": "2013-01-01T05:00:00"}, "no time zone"),
+        ({"endingOffsets": "earliest"}, "would read nothing"),
+        ({"clientTimeFrom": "10", "clientTimeTo": "10"}, "is not after clientTimeFrom"),
+        ({"failOnDataLoss": "maybe"}, "neither true nor false"),
+        ({"maxRecordsPerTrigger": "0"}, "give 1 or more"),
+        ({"maxOffsetsPerTrigger": "9", "maxRecordsPerTrigger": "8"}, "give only one of them"),
+        ({"maxBytesPerTrigger": "much"}, "32m"),
+        ({"splitBytes": "1000"}, "less than 1m"),
+        ({"minPartitions": "-1"}, "negative"),
+        ({"pattern": "a.b*"}, "mixes a wildcard with text"),
+        ({"pattern": '["glob", "x"]'}, "no pattern kind 'glob'"),
+        ({"bodyType": "json"}, "none of binary, list"),
+        ({"password": "x"}, "is missing beside password"),
+        ({"curveServerKey": "x"}, "a CURVE key has 40 characters"),
+        ({"curveServerKey": KEY}, "CURVE needs all of"),
+        (
+            {"curveServerKey": KEY, "curvePublicKey": KEY, "curveSecretKey": KEY, "user": "u"},
+            "exclude each other",
+        ),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_with_what_would(
+    more: dict[str, str], words: str
+) -> None:
+    text = refusal(**more)
+    assert words in text
+    assert next(iter(more)) in text or "option" in text
+
+
+def test_what_is_missing_is_named_with_the_call_to_add() -> None:
+    with pytest.raises(OptionError, match=r"'endpoint': is missing; add .option"):
+        parse_options({"stream": "s"})
+    with pytest.raises(OptionError, match=r"'stream': is missing; add .option"):
+        parse_options({"endpoint": "tcp://a:1"})
+
+
+def test_times_are_numbers_or_iso_8601() -> None:
+    options = parse_options({**LEAST, "startingTimestamp": "2013-01-01T05:00:00Z"})
+    assert options.starting == Place("time", 1_357_016_400_000)
+    options = parse_options({**LEAST, "startingTimestamp": "2013-01-01T06:00:00.250+01:00"})
+    assert options.starting == Place("time", 1_357_016_400_250)
+    options = parse_options({**LEAST, "startingTimestamp": "1357016400000"})
+    assert options.starting == Place("time", 1_357_016_400_000)
+
+
+def test_a_client_time_window_may_be_open_on_either_side() -> None:
+    assert parse_options({**LEAST, "clientTimeFrom": "5"}).client_time == (5, EVER)
+    assert parse_options({**LEAST, "clientTimeTo": "5"}).client_time == (-EVER, 5)
+    assert parse_options(LEAST).client_time is None
+
+
+def test_patterns_have_the_text_form_of_the_command_line() -> None:
+    assert parse_options({**LEAST, "pattern": "flights.JFK.#"}).pattern == [
+        "topic",
+        "flights.JFK.#",
+    ]
+    assert parse_options({**LEAST, "pattern": "fields:delayed,carrier=UA"}).pattern == [
+        "fields",
+        "all",
+        [["delayed"], ["carrier", "UA"]],
+    ]
+    assert parse_options({**LEAST, "pattern": "#"}).pattern == ["all"]
+
+
+def test_options_of_a_stream_are_refused_to_a_batch_read_and_the_reverse() -> None:
+    with pytest.raises(OptionError, match=r"'endingOffsets': is for spark\.read only"):
+        refuse_options_of("read", {"ENDINGOFFSETS": "latest"})
+    with pytest.raises(OptionError, match=r"'maxBytesPerTrigger': is for spark\.readStream only"):
+        refuse_options_of("readStream", {"maxBytesPerTrigger": "1g"})
+    refuse_options_of("readStream", {"endingOffsets": "latest", "stream": "s"})
+
+
+def test_no_credential_shows_when_options_are_printed() -> None:
+    options = parse_options({**LEAST, "user": "ann", "password": "hunter2"})
+    assert "hunter2" not in repr(options)
+    options = parse_options(
+        {**LEAST, "curveServerKey": KEY, "curvePublicKey": KEY, "curveSecretKey": KEY}
+    )
+    assert KEY not in repr(options)

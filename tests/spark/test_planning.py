@@ -1,0 +1,350 @@
+"""Offsets and tasks of a query, against a broker that is a list."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from typing import Any, cast
+
+import pytest
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
+
+from malamute_py.client.sync import SyncClient
+from pyspark_malamute.errors import CheckpointMismatch, DataLoss, OptionError
+from pyspark_malamute.options import parse_options
+from pyspark_malamute.planning import Range
+from pyspark_malamute.stream_reader import FAR, MalamuteStreamReader
+from tests.spark.scripted import APPENDED_MS, RECORD_BYTES, ScriptedClient
+
+LEAST = {
+    "endpoint": "tcp://127.0.0.1:9797", "stream": "s", "pattern": "a.#",
+    "startingOffsets": "earliest", "idleWaitMs": "0",
+}  # fmt: skip
+ALL = ReadAllAvailable()
+
+
+def reader_of(client: ScriptedClient, **more: str) -> MalamuteStreamReader:
+    given = {**LEAST, **more}
+    if "startingTimestamp" in more:
+        del given["startingOffsets"]
+    reader = MalamuteStreamReader(parse_options(given))
+    reader._client = cast("SyncClient", client)
+    return reader
+
+
+def through_json(offset: dict[str, Any]) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(json.dumps(offset))
+    return loaded
+
+
+def step(
+    reader: MalamuteStreamReader, start: dict[str, Any], limit: ReadLimit = ALL
+) -> dict[str, Any]:
+    """One latestOffset, as Spark calls it: all offsets go through JSON."""
+    return through_json(reader.latestOffset(through_json(start), limit))
+
+
+def tasks(
+    reader: MalamuteStreamReader, start: dict[str, Any], end: dict[str, Any]
+) -> list[tuple[int, int]]:
+    found = reader.partitions(through_json(start), through_json(end))
+    assert all(isinstance(task, Range) for task in found)
+    return [(task.start, task.end) for task in found if isinstance(task, Range)]
+
+
+# --- where a query begins ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "offset"),
+    [
+        ({"startingOffsets": "earliest"}, 3),
+        ({"startingOffsets": "latest"}, 20),
+        ({"startingOffsets": "7"}, 7),
+        ({"startingTimestamp": str(APPENDED_MS + 9)}, 9),
+        (
+            {
+                "startingTimestamp": str(APPENDED_MS + 500),
+                "startingOffsetsByTimestampStrategy": "latest",
+            },
+            20,
+        ),
+    ],
+)
+def test_a_query_begins_where_its_option_says(more: dict[str, str], offset: int) -> None:
+    client = ScriptedClient([True] * 20)
+    client.first = 3
+    begin = reader_of(client, **more).initialOffset()
+    assert begin["offset"] == offset
+    assert begin["stream"] == client.uuid.hex()
+
+
+def test_a_query_that_does_not_say_where_begins_at_the_latest_record_as_kafkas_do() -> None:
+    given = {name: value for name, value in LEAST.items() if name != "startingOffsets"}
+    reader = MalamuteStreamReader(parse_options(given))
+    reader._client = cast("SyncClient", ScriptedClient([True] * 5))
+    assert reader.initialOffset()["offset"] == 5
+
+
+def test_a_start_that_is_not_there_is_refused_by_the_options_name() -> None:
+    client = ScriptedClient([True] * 20)
+    with pytest.raises(OptionError, match=r"'startingOffsets': 21 is beyond .* end, 20"):
+        reader_of(client, startingOffsets="21").initialOffset()
+    with pytest.raises(OptionError, match=r"'startingTimestamp': no record"):
+        reader_of(client, startingTimestamp="99999").initialOffset()
+    client.first = 5
+    with pytest.raises(DataLoss, match="offsets 2 to 4"):
+        reader_of(client, startingOffsets="2").initialOffset()
+    assert reader_of(client, startingOffsets="2", failOnDataLoss="false").initialOffset()[
+        "offset"
+    ] == 5  # fmt: skip
+
+
+# --- how far a batch reaches ----------------------------------------------------------------
+
+
+def test_a_batch_reaches_to_the_tail_and_then_nothing_is_new() -> None:
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    end = step(reader, begin)
+    assert end["offset"] == 20
+    assert json.dumps(step(reader, end)) == json.dumps(end)
+
+
+def test_an_idle_query_keeps_its_offset_over_a_restart_of_the_broker() -> None:
+    """Spark compares offsets as text: a new epoch alone must not make a batch."""
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client)
+    end = step(reader, reader.initialOffset())
+    client.epoch = 2
+    assert step(reader, end) == end
+    client.append(True)
+    assert step(reader, end)["epoch"] == 2
+
+
+def test_records_that_do_not_match_do_not_make_a_batch() -> None:
+    client = ScriptedClient([False] * 50)
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    assert step(reader, begin) == begin
+    client.append(*[False] * 5, True)
+    end = step(reader, begin)
+    assert end["offset"] == 56
+    assert tasks(reader, begin, end) == [(50, 56)]
+
+
+def test_what_was_seen_not_to_match_is_not_planned_again() -> None:
+    client = ScriptedClient([False] * 50)
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    step(reader, begin)
+    step(reader, begin)
+    assert [plan[0] for plan in client.plans[1:]] == [0, 50]
+
+
+def test_a_position_advances_past_very_many_records_that_do_not_match() -> None:
+    client = ScriptedClient([False] * (FAR + 10))
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    end = step(reader, begin)
+    assert end["offset"] == FAR + 10
+    assert tasks(reader, begin, end) == []
+
+
+def test_a_position_advances_when_retention_comes_near_it() -> None:
+    client = ScriptedClient([False] * 1000)
+    client.first = 10
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    assert step(reader, begin)["offset"] == 1000
+
+
+def test_records_trimmed_after_they_were_seen_not_to_match_are_no_loss() -> None:
+    client = ScriptedClient([False] * 100)
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    assert step(reader, begin) == begin
+    client.first = 90
+    client.append(True)
+    end = step(reader, begin)
+    assert end["offset"] == 101
+    assert tasks(reader, begin, end) == [(100, 101)]
+
+
+def test_the_caps_of_the_options_bound_a_batch_and_all_available_lifts_them() -> None:
+    client = ScriptedClient([True] * 100)
+    reader = reader_of(client, maxRecordsPerTrigger="30")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(30)
+    begin = reader.initialOffset()
+    assert step(reader, begin, limit)["offset"] == 30
+    assert step(reader, begin, ReadMaxBytes(20 * RECORD_BYTES))["offset"] == 20
+    assert step(reader, begin, ALL)["offset"] == 100
+    assert reader_of(client).getDefaultReadLimit() == ReadMaxBytes(1 << 30)
+    assert reader_of(client, maxBytesPerTrigger="0").getDefaultReadLimit() == ALL
+
+
+def test_both_caps_hold_when_both_are_given() -> None:
+    client = ScriptedClient([True] * 100)
+    reader = reader_of(client, maxRecordsPerTrigger="30", maxBytesPerTrigger="1k")
+    assert step(reader, reader.initialOffset(), reader.getDefaultReadLimit())["offset"] == 11
+
+
+def test_a_cap_does_not_hide_a_match_that_lies_beyond_it() -> None:
+    client = ScriptedClient([False] * 500 + [True] + [False] * 500)
+    reader = reader_of(client, maxRecordsPerTrigger="10")
+    begin = reader.initialOffset()
+    end = step(reader, begin, ReadMaxRows(10))
+    assert end["offset"] == 501
+    assert len(client.plans) == 3
+    assert tasks(reader, begin, end) == [(10, 501)]
+
+
+def test_available_now_ends_at_what_was_there_when_it_began() -> None:
+    client = ScriptedClient([True] * 50)
+    reader = reader_of(client)
+    reader.prepareForTriggerAvailableNow()
+    begin = reader.initialOffset()
+    client.append(*[True] * 50)
+    middle = step(reader, begin, ReadMaxRows(30))
+    assert middle["offset"] == 30
+    end = step(reader, middle, ReadMaxRows(30))
+    assert end["offset"] == 50
+    assert step(reader, end, ReadMaxRows(30)) == end
+
+
+# --- what no longer fits ----------------------------------------------------------------------
+
+
+def test_a_recreated_stream_is_refused_by_name_whatever_fail_on_data_loss_says() -> None:
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client, failOnDataLoss="false")
+    begin = reader.initialOffset()
+    end = step(reader, begin)
+    client.uuid = b"\x22" * 16
+    with pytest.raises(CheckpointMismatch, match="was recreated"):
+        step(reader, end)
+    with pytest.raises(CheckpointMismatch, match="was recreated"):
+        reader_of(client).partitions(begin, end)
+
+
+def test_a_changed_pattern_is_refused_before_the_broker_is_asked() -> None:
+    client = ScriptedClient([True] * 20)
+    begin = reader_of(client).initialOffset()
+    asked = len(client.plans)
+    with pytest.raises(CheckpointMismatch, match="pattern has changed"):
+        step(reader_of(client, pattern="b.#"), begin)
+    assert len(client.plans) == asked
+
+
+def test_a_rewound_stream_is_refused_or_followed_as_fail_on_data_loss_says(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = ScriptedClient([True] * 20)
+    reader = reader_of(client)
+    end = step(reader, reader.initialOffset())
+    del client.matches[15:]
+    client.epoch = 2
+    with pytest.raises(DataLoss, match="now ends at offset 15, before 20") as caught:
+        step(reader, end)
+    assert "failOnDataLoss to false" in str(caught.value)
+    follower = reader_of(client, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING):
+        followed = step(follower, end)
+    assert (followed["offset"], followed["epoch"]) == (15, 2)
+    assert "now ends at offset 15" in caplog.text
+    assert tasks(follower, end, followed) == []
+    client.append(True)
+    assert step(follower, followed)["offset"] == 16
+
+
+def test_records_gone_by_retention_fail_the_query_or_are_logged_and_skipped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = ScriptedClient([True] * 20)
+    begin = reader_of(client).initialOffset()
+    client.first = 8
+    with pytest.raises(DataLoss, match=r"offsets 0 to 7 .* retention") as caught:
+        step(reader_of(client), begin)
+    assert "ring_bytes" in str(caught.value)
+    follower = reader_of(client, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING):
+        end = step(follower, begin)
+    assert "offsets 0 to 7" in caplog.text
+    assert tasks(follower, begin, end) == [(8, 20)]
+
+
+# --- tasks -----------------------------------------------------------------------------------
+
+
+def test_a_batch_that_the_checkpoint_knows_of_is_planned_again_after_a_restart() -> None:
+    client = ScriptedClient([True] * 40)
+    reader = reader_of(client, maxRecordsPerTrigger="20")
+    begin = reader.initialOffset()
+    end = step(reader, begin, ReadMaxRows(20))
+    client.append(*[True] * 10)
+    client.epoch = 2
+    assert tasks(reader_of(client), begin, end) == tasks(reader, begin, end) == [(0, 20)]
+
+
+def test_a_batch_is_planned_once_and_not_again_for_its_tasks() -> None:
+    client = ScriptedClient([True] * 40)
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    end = step(reader, begin)
+    asked = len(client.plans)
+    assert tasks(reader, begin, end) == [(0, 40)]
+    assert len(client.plans) == asked
+
+
+def test_more_tasks_are_made_where_min_partitions_asks_for_them() -> None:
+    client = ScriptedClient([True] * 40)
+    reader = reader_of(client, minPartitions="4")
+    begin = reader.initialOffset()
+    cut = tasks(reader, begin, step(reader, begin))
+    assert cut == [(0, 10), (10, 20), (20, 30), (30, 40)]
+
+
+def test_an_empty_range_has_no_tasks() -> None:
+    client = ScriptedClient([True] * 40)
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    assert tasks(reader, begin, begin) == []
+
+
+# --- what is told, and what travels -------------------------------------------------------------
+
+
+def test_progress_shows_lag_and_what_retention_leaves() -> None:
+    client = ScriptedClient([True] * 100)
+    client.first = 10
+    reader = reader_of(client)
+    assert reader.reportLatestOffset() is None
+    step(reader, reader.initialOffset(), ReadMaxRows(30))
+    told = reader.reportLatestOffset()
+    assert told is not None
+    assert told["offset"] == 100
+    assert told["recordsBehindLatest"] == 60
+    assert told["recordsUntilTrimmed"] == 30
+    assert list(told) == sorted(told)
+
+
+def test_no_link_travels_to_the_executors() -> None:
+    reader = reader_of(ScriptedClient([True]))
+    copy = pickle.loads(pickle.dumps(reader))
+    assert copy._client is None
+    assert copy._options == reader._options
+
+
+def test_stopping_lets_go_of_the_link_and_may_be_repeated() -> None:
+    reader = reader_of(ScriptedClient([True]))
+    reader.stop()
+    reader.stop()
+    assert reader._client is None
