@@ -27,7 +27,6 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.catalogue import Catalogue
-from malamute_py.broker.changes import ProducerOpened, ProducersForgotten
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.producers import Producers
 from malamute_py.broker.publishing import Publishing
@@ -35,6 +34,7 @@ from malamute_py.broker.ready import MAIN, IndexFailure
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import Begin, Starts, may_match
 from malamute_py.broker.streams import Stream
+from malamute_py.changelog.records import ProducerOpened, ProducersForgotten
 from malamute_py.matcher import compile_pattern
 
 COMMANDS: Final[dict[type, int]] = {

@@ -17,15 +17,6 @@ from malamute_protocol.link import State
 from malamute_py.broker.admin import COMMANDS as RESULT_COMMANDS
 from malamute_py.broker.admin import Admin
 from malamute_py.broker.catalogue import Catalogue
-from malamute_py.broker.changes import (
-    Change,
-    ProducerOpened,
-    ProducersForgotten,
-    Snapshot,
-    StreamRemoved,
-    Tables,
-    encode_snapshot,
-)
 from malamute_py.broker.confirms import Confirms
 from malamute_py.broker.delivery import Delivery
 from malamute_py.broker.limits import BrokerSettings
@@ -50,6 +41,9 @@ from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import Starts
 from malamute_py.broker.streams import Stream
 from malamute_py.broker.subscriptions import Subscriptions
+from malamute_py.changelog.records import Change, ProducerOpened, ProducersForgotten, StreamRemoved
+from malamute_py.changelog.snapshots import Snapshot, encode_snapshot
+from malamute_py.changelog.tables import Tables
 
 NUMBERS: Final[dict[type[Command], int]] = {
     command: command.__struct_config__.tag for command in get_args(wire.AnyCommand)

@@ -13,23 +13,18 @@ from typing import Any, TypeAlias
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import RequestRejected
-from malamute_py.broker.changes import (
-    FIXED_SETTINGS,
-    Change,
-    StreamCreated,
-    StreamEdited,
-    StreamRemoved,
-    StreamRow,
-    StreamSettings,
-    Tables,
-    apply,
-    encode_settings,
-    settings_of,
-)
 from malamute_py.broker.publishing import Publishing, Refusal
 from malamute_py.broker.ready import MAIN, RingFacts
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.streams import EPOCH_SHIFT, RingState, Stream, ring_name
+from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
+from malamute_py.changelog.settings import (
+    FIXED_SETTINGS,
+    StreamSettings,
+    encode_settings,
+    settings_of,
+)
+from malamute_py.changelog.tables import StreamRow, Tables, apply
 
 Use: TypeAlias = Callable[[Stream], None]
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Set
 from typing import TYPE_CHECKING, NamedTuple
 
-from malamute_py.broker.changes import ProducerFact, Sequence64
+from malamute_py.changelog.snapshots import ProducerFact, Sequence64
 
 if TYPE_CHECKING:
     from malamute_py.broker.publishing import Pending

@@ -21,7 +21,6 @@ from malamute_protocol.content import BODY_KINDS, Content
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import CHANGE
-from malamute_py.broker.changes import Change, StreamEdited, encode_change
 from malamute_py.broker.confirms import (
     DEFAULT,
     LEVEL_NAMES,
@@ -43,6 +42,7 @@ from malamute_py.broker.ready import (
 )
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.streams import Batch, RingState, Settled, Settlement, Stream
+from malamute_py.changelog.records import Change, StreamEdited, encode_change
 
 PUBLISH = 10
 STAMP_BYTES = 96

@@ -12,13 +12,14 @@ until it is told `synced`. Source: DESIGN.md, section 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
 from malamute_protocol.commands import Command
-from malamute_py.broker.changes import ProducerFact
+from malamute_py.changelog.snapshots import ProducerFact
+from malamute_py.changelog.tables import Queues
 
 Buffer: TypeAlias = Any
 """Bytes, memoryview, or a transport's frame with the buffer protocol (zmq.Frame)."""
@@ -29,6 +30,9 @@ MEMORY = "memory"
 """The ring of the streams in memory that have none of their own."""
 CHANGE_STREAM = 0
 """The stream number of the change log."""
+MAIL_STREAM = 0xFFFF_FFFE
+"""The stream number of the bodies of mail, requests and replies, in ring main: hidden, and
+numbered over all mailboxes and services, so that a number names one message in the broker."""
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
@@ -163,6 +167,23 @@ class IndexAnswer(msgspec.Struct, frozen=True, gc=False):
     value: Any
 
 
+class BodiesRead(msgspec.Struct, frozen=True, gc=False):
+    """Batches of the mail stream wanted from the journal, or from the checkpoint behind it."""
+
+    token: int
+    numbers: tuple[int, ...]
+    """Of the first message of each batch, ascending."""
+
+
+class BodiesFound(msgspec.Struct, frozen=True, gc=False):
+    """Answer to BodiesRead: number -> the whole batch, stamp and content; what is not there is
+    in neither the journal nor the checkpoint (`failed` says why, when reading failed)."""
+
+    token: int
+    batches: dict[int, Buffer]
+    failed: str = ""
+
+
 class Send(msgspec.Struct, frozen=True, gc=False):
     """One ZeroMQ message to one link: commands bundled, with their frames."""
 
@@ -193,6 +214,7 @@ class Ready(msgspec.Struct, gc=False):
     sends: list[Send]
     reads: list[ReadRange]
     queries: list[IndexQuery]
+    bodies: list[BodiesRead]
     closes: list[int]
     """Links to forget after the sends."""
     trims: list[tuple[str, int, int]]
@@ -204,8 +226,8 @@ class Ready(msgspec.Struct, gc=False):
     def __bool__(self) -> bool:
         """Whether there is anything to do besides waking."""
         return bool(
-            self.appends or self.sends or self.reads or self.queries or self.closes
-            or self.trims or self.rings or self.events
+            self.appends or self.sends or self.reads or self.queries or self.bodies
+            or self.closes or self.trims or self.rings or self.events
         )  # fmt: skip
 
 
@@ -239,3 +261,7 @@ class RecoveredState(msgspec.Struct, frozen=True):
     """All that is left of the broker's past; empty for a new data directory."""
 
     rings: dict[str, RingFacts] = {}
+    queues: Queues = msgspec.field(default_factory=Queues)
+    """As the checkpoint has them; the core takes them over."""
+    queue_changes: Iterable[tuple[int, bytes]] = ()
+    """(offset, record) of the change log since that checkpoint; read once."""

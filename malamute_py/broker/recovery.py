@@ -7,9 +7,11 @@ ring knows of; a stream in memory has none. Source: DESIGN.md, sections 6 and 9.
 
 from __future__ import annotations
 
-from malamute_py.broker.changes import Tables, apply, decode_change, decode_snapshot
 from malamute_py.broker.producers import Producers
 from malamute_py.broker.ready import MAIN, RecoveredState
+from malamute_py.changelog.records import decode_change
+from malamute_py.changelog.snapshots import decode_snapshot
+from malamute_py.changelog.tables import Tables, apply
 
 
 def recover(state: RecoveredState, producers: Producers, runs_max: int) -> Tables:

@@ -18,9 +18,10 @@ import msgspec
 from malamute_protocol.commands import Level
 from malamute_protocol.content import Content
 from malamute_protocol.header import HeaderTable
-from malamute_py.broker.changes import StreamRow, StreamSettings
 from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.retention import Ledger
+from malamute_py.changelog.settings import StreamSettings
+from malamute_py.changelog.tables import StreamRow
 from malamute_py.matcher import Index
 
 if TYPE_CHECKING:

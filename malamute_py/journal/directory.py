@@ -117,8 +117,13 @@ class Journal:
         name: str,
         settings: RingSettings | None = None,
         snapshot: SnapshotSource | None = None,
+        *,
+        held: bool = False,
     ) -> tuple[Ring, Recovery]:
-        """Open a ring, made when it is new. Raises what Ring.open() raises."""
+        """Open a ring, made when it is new. Raises what Ring.open() raises.
+
+        held: see Ring.open.
+        """
         assert name not in self.rings, f"the ring {name} is open already"
         ring, recovery = Ring.open(
             self.storage.child(RINGS).child(directory_name(name)),
@@ -128,6 +133,7 @@ class Journal:
             marks=self.storage.child(FAILED),
             failed_name=directory_name(name),
             entropy=self._entropy,
+            held=held,
         )
         self.rings[name] = ring
         return ring, recovery

@@ -70,3 +70,20 @@ class BatchTooLarge(JournalError):
     """The batch or bundle cannot fit the ring's segments; nothing was written."""
 
     code = "too_large"
+
+
+class FollowLost(JournalError):
+    """A follower cannot read on: positions [from_lsn, to_lsn) are not there, or not any more.
+
+    `code` says why: `retention` (retired before they were read) or `damaged`. From to_lsn
+    on there may be more; whoever can do without the part in between goes on from there.
+    """
+
+    code = "damaged"
+
+    def __init__(self, from_lsn: int, to_lsn: int, code: str, reason: str) -> None:
+        """code: `retention` or `damaged`."""
+        super().__init__(f"positions {from_lsn} to {to_lsn} cannot be followed: {reason}")
+        self.from_lsn = from_lsn
+        self.to_lsn = to_lsn
+        self.code = code

@@ -8,7 +8,6 @@ reads, each off the interpreter lock. Source: FORMAT.md, section 8.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import threading
 from collections import OrderedDict
@@ -31,7 +30,7 @@ from malamute_py.journal.index import (
 )
 from malamute_py.journal.layout import index_name, segment_name
 from malamute_py.journal.segment import Segment
-from malamute_py.journal.storage import File, Storage, read_file
+from malamute_py.journal.storage import File, Storage, read_around, read_file
 from malamute_py.journal.streams import StreamTable
 from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
@@ -43,9 +42,6 @@ from malamute_py.journal.types import (
     Run,
     Split,
 )
-
-_PAGE_BYTES = 4096
-"""What a failed read is read again by."""
 
 
 class Reader:
@@ -288,18 +284,7 @@ class Reader:
             if segment.retired or isinstance(error, FileNotFoundError):
                 return bytes(size)
             raise
-        with contextlib.suppress(OSError):
-            return self._storage.read(file, position, size)
-        # One unreadable page must not take its neighbours' batches with it.
-        data = bytearray(size)
-        at = position
-        while at < position + size:
-            stop = min((at // _PAGE_BYTES + 1) * _PAGE_BYTES, position + size)
-            with contextlib.suppress(OSError):
-                piece = self._storage.read(file, at, stop - at)
-                data[at - position : at - position + len(piece)] = piece
-            at = stop
-        return bytes(data)
+        return read_around(self._storage, file, position, size)
 
     # --- by time ----------------------------------------------------------------------
 

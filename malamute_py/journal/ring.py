@@ -4,8 +4,8 @@ Owns appending, syncing and the order of everything else. The rule: a bundle is 
 whole or not at all, an offset is never given twice, and after a failed sync nothing more
 is taken. The threads: `append`, `append_raw`, `snapshot` and the trims belong to the loop
 thread, `sync` to the sync thread, the reads to the reader thread, `prepare_step` and
-`limit` to the housekeeping thread; facts (`end_lsn`, `synced_lsn`, `streams`, `events`)
-may be asked from any. Source: FORMAT.md; DESIGN.md, section 6.
+`limit` to the housekeeping thread, `hold` to any one of them; facts (`end_lsn`,
+`synced_lsn`, `streams`, `events`) may be asked from any. Source: FORMAT.md; DESIGN.md, section 6.
 """
 
 from __future__ import annotations
@@ -126,12 +126,14 @@ class Ring:
         marks: Storage | None = None,
         failed_name: str = FAILED_FILE,
         entropy: Callable[[int], bytes] = os.urandom,
+        held: bool = False,
     ) -> tuple[Ring, Recovery]:
         """Open a ring, or begin one; recover it after any kind of end.
 
         settings: `segment_bytes` counts for a new ring only. epoch: above every epoch
         that the ring has seen. marks: where a failed sync is written down; on another
         place than the ring's own when there is one. entropy: makes a new ring's uuid.
+        held: nothing at all is retired until hold() says from where on, or that nothing is.
         Raises JournalCorrupt, DiskFull, OSError, ValueError.
         """
         meta = read_meta(storage)
@@ -149,6 +151,8 @@ class Ring:
         ring._marks, ring._failed_name = marks, failed_name
         if snapshot is not None:
             ring.snapshot = snapshot
+        if held:
+            ring._space.held_lsn = ring.start_lsn
         ring._mark(clean=False)
         return ring, _recovery(scan, rewritten)
 
@@ -237,10 +241,14 @@ class Ring:
             )
         mark = Truncating(self.uuid, lsn)
         replace_file(self._storage, TRUNCATING_FILE, pack_file(mark))
+        held = self._space.held_lsn
         scan, rewritten = _load(
             self._storage, self._meta, self.settings, self.epoch, self._marks, self._failed_name
         )
         self._set_up(scan)
+        if held is not None:
+            # What is appended in place of what was cut off is held, too.
+            self._space.held_lsn = min(held, self.end_lsn)
         self._mark(clean=False)
         return _recovery(scan, rewritten)
 
@@ -323,6 +331,25 @@ class Ring:
     def prepared_in_append(self) -> int:
         """How often append() found no segment prepared and did it itself."""
         return self._space.prepared_in_append
+
+    @property
+    def held_lsn(self) -> int | None:
+        """Where hold() holds the ring; None: nowhere."""
+        return self._space.held_lsn
+
+    @property
+    def held_bytes(self) -> int:
+        """How far the end is beyond the hold; 0 without one."""
+        held = self._space.held_lsn
+        return 0 if held is None else max(self._appender.end - held, 0)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """No append is refused for the hold while it leaves held_bytes at this or below.
+
+        All segments but one, as the hold may lie anywhere in its own.
+        """
+        return (self._space.capacity - 1) * self._segment_bytes
 
     def next_offset(self, stream: int) -> int:
         """Offset of the stream's next record."""
@@ -481,6 +508,16 @@ class Ring:
             # The ring is at rest: no later stamp will tell how far it was synced.
             self._mark(clean=False)
         return more
+
+    def hold(self, lsn: int | None) -> None:
+        """Keep everything at or beyond a position, whatever it costs: a checkpoint needs it.
+
+        Unlike a pin it never breaks and gets no extra space: when nothing else is left to
+        use again, append() raises JournalFull until the hold is raised. None: nothing is
+        held any more. Setting one where there was none may wait for a step of housekeeping.
+        Raises ValueError: it would be lower than before, or the ring does not have it.
+        """
+        self._space.hold(lsn)
 
     def pin(self, name: str, stream: int, offset: int) -> None:
         """Hold the ring back from recycling the stream's records from an offset on.

@@ -2,8 +2,8 @@
 
 Owns allocating, zeroing, recycling and removing segment files, pins, and the writing of
 index files. The rule: a segment is retired (its streams' first offsets moved, its object
-marked) before its file is touched, and nothing that the newest snapshot still needs is
-ever retired. Steps are small and run in the housekeeping thread; append() comes here
+marked) before its file is touched, and nothing that the newest snapshot still needs, or
+that lies at or beyond the hold, is ever retired. Steps are small and run in the housekeeping thread; append() comes here
 itself only when nothing was prepared. Source: FORMAT.md, sections 2 and 9.
 """
 
@@ -79,6 +79,8 @@ class Space:
         """Number of the first segment that append() has not begun."""
         self.state_lsn = 0
         """The newest durable snapshot needs everything from here on."""
+        self.held_lsn: int | None = None
+        """Nothing at or beyond this position is retired; swapped whole."""
         self.events: deque[RingEvent] = deque(maxlen=1000)
         self.prepared_in_append = 0
         """How often append() had to prepare a segment itself."""
@@ -133,7 +135,7 @@ class Space:
                     pass
                 if len(self.spares) > held:
                     self.prepared_in_append += 1
-                elif not self._make_state_durable():
+                elif self._is_held_back() or not self._make_state_durable():
                     raise JournalFull(self._why_full())
 
     def _make_state_durable(self) -> bool:
@@ -148,11 +150,55 @@ class Space:
         return True
 
     def _why_full(self) -> str:
+        place = f"the ring in {self.storage.describe()}"
+        if self._is_held_back():
+            return (
+                f"{place} is held by a checkpoint at position {self.held_lsn}, which is"
+                f" {self._end() - (self.held_lsn or 0)} bytes behind its end, and the"
+                f" {self.settings.ring_bytes} bytes of ring_bytes are in use: wait for the"
+                " checkpoint, look why it does not go on, or raise ring_bytes"
+            )
         return (
-            f"the ring in {self.storage.describe()} holds its {self.settings.ring_bytes} bytes"
+            f"{place} holds its {self.settings.ring_bytes} bytes"
             " and may not overwrite what is kept: remove old records, raise ring_bytes, or"
             " set full to overwrite"
         )
+
+    # --- the hold -----------------------------------------------------------------------
+
+    def hold(self, lsn: int | None) -> None:
+        """See Ring.hold."""
+        held = self.held_lsn
+        if lsn is None:
+            self.held_lsn = None
+        elif held is None:
+            # Housekeeping may be about to retire what is to be held from now on.
+            with self.preparing:
+                self._check_held(lsn)
+                self.held_lsn = lsn
+        else:
+            if lsn < held:
+                raise ValueError(f"a hold at position {held} cannot be lowered to {lsn}")
+            self._check_held(lsn)
+            self.held_lsn = lsn
+
+    def _check_held(self, lsn: int) -> None:
+        end = self._end()
+        start = self.segments[0].base_lsn if self.segments else end
+        if not start <= lsn <= end:
+            raise ValueError(
+                f"position {lsn} cannot be held: the ring in {self.storage.describe()} has"
+                f" {start} to {end}"
+            )
+
+    def _held(self, segment: Segment) -> bool:
+        held = self.held_lsn
+        return held is not None and segment.base_lsn + self.settings.segment_bytes > held
+
+    def _is_held_back(self) -> bool:
+        """True when it is the hold that keeps the oldest segment from being used again."""
+        segments = self.segments
+        return len(segments) > 1 and self._leaving is None and self._held(segments[0])
 
     def begin(self, count: int) -> list[Segment]:
         """Turn the first `count` spares into segments being written (loop thread)."""
@@ -186,7 +232,7 @@ class Space:
             if self._prepare(budget_bytes) or len(self.spares) > held:
                 # With a new spare there may be a surplus to give back.
                 return True
-            return held == 0 and self._make_state_durable()
+            return held == 0 and not self._is_held_back() and self._make_state_durable()
 
     def _wants_spare(self) -> bool:
         """True when a spare is to be prepared: the first always, a second for large rings.
@@ -237,7 +283,7 @@ class Space:
         if len(segments) < 2 or not self.spares or self._leaving is not None:
             return False
         oldest = segments[0]
-        if self._pins_on(oldest):
+        if self._held(oldest) or self._pins_on(oldest):
             return False
         over = len(segments) + len(self.spares) > self.capacity
         if not self._free_of_state(oldest):
@@ -289,7 +335,9 @@ class Space:
             return self._reuse(oldest, number)
         if count < self.capacity:
             return self._fresh(number, budget_bytes)
-        if oldest is None or not self._free_of_state(oldest):
+        if oldest is None or self._held(oldest) or not self._free_of_state(oldest):
+            # A pin on a held segment is not broken: that would gain nothing. Nor does it give
+            # the hold its extra space, or a checkpoint that is stuck would fill the disk.
             return False
         if self.settings.full == "refuse" and not self._empty(oldest, None):
             return False
@@ -308,9 +356,9 @@ class Space:
 
     def _unwanted(self, oldest: Segment) -> bool:
         """True when a segment can be used again although the ring has room."""
-        if not oldest.spans or not self._free_of_state(oldest) or self._pins_on(oldest):
+        if not oldest.spans or self._held(oldest) or self._pins_on(oldest):
             return False
-        return self._empty(oldest, None)
+        return self._free_of_state(oldest) and self._empty(oldest, None)
 
     def note_snapshot(self, end_lsn: int, as_of_lsn: int) -> None:
         """A snapshot was written, in a bundle that ends here (loop thread)."""

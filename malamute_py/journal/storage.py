@@ -22,6 +22,8 @@ from malamute_py.journal.types import Buffer
 
 _IOV_MAX = 1024
 _LAZY_BYTES = 1 << 20
+_PAGE_BYTES = 4096
+"""What a failed read is read again by."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     [
         *("9p", "afs", "autofs", "beegfs", "ceph", "cifs", "coda", "fuse.davfs2", "fuse.gcsfuse"),
@@ -111,6 +113,25 @@ def replace_file(storage: Storage, name: str, data: bytes) -> None:
     storage.sync(file)
     storage.rename(temporary, name)
     storage.sync_directory()
+
+
+def read_around(storage: Storage, file: File, position: int, size: int) -> bytes:
+    """What can be read of a part of a file; pages that cannot be are zeros.
+
+    One unreadable page must not take its neighbours' batches with it; zeros fail the
+    check of the batch that lay there.
+    """
+    with contextlib.suppress(OSError):
+        return storage.read(file, position, size)
+    data = bytearray(size)
+    at = position
+    while at < position + size:
+        stop = min((at // _PAGE_BYTES + 1) * _PAGE_BYTES, position + size)
+        with contextlib.suppress(OSError):
+            piece = storage.read(file, at, stop - at)
+            data[at - position : at - position + len(piece)] = piece
+        at = stop
+    return bytes(data)
 
 
 def read_file(storage: Storage, name: str) -> bytes | None:

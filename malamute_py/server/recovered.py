@@ -11,14 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from malamute_protocol.stamp import CHANGE
-from malamute_py.broker.changes import (
-    ProducerFact,
-    Tables,
-    apply,
-    decode_change,
-    decode_snapshot,
-)
 from malamute_py.broker.ready import CHANGE_STREAM, MAIN, RingFacts, StreamFacts
+from malamute_py.changelog.records import decode_change
+from malamute_py.changelog.snapshots import ProducerFact, decode_snapshot
+from malamute_py.changelog.tables import Tables, apply
 from malamute_py.journal import Recovery, Ring
 from malamute_py.journal.layout import control_bodies
 

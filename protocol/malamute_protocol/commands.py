@@ -58,6 +58,8 @@ class StartKind(enum.IntEnum):
     """[5, message id of 16 bytes]: the record after it."""
     LAST_PER_SUBJECT = 6
     """[6]: the latest record of each subject, then live."""
+    CURSOR = 7
+    """[7, cursor name, start?]: where the cursor is, or the other start when there is none."""
 
 
 class Command(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -402,16 +404,22 @@ class Kick(Command, tag=39, frozen=True):
 
 # --- 40 to 49: mailboxes (feature MAIL) --------------------------------------------
 
+Ranges: TypeAlias = list[tuple[int, int]]
+"""Numbers or offsets as half-open intervals [from, to), ascending."""
+
 
 class Send(Command, tag=40, frozen=True):
     """Put a batch of messages into a mailbox; owns one content frame.
 
-    Answered by CONFIRM (tracker), or REFUSED `wait` with a retry time when full.
+    Answered by CONFIRM (tracker): its offset is the number of the first message, the others
+    follow on. REFUSED `wait` with a retry time when the mailbox is full.
     """
 
     mailbox: str
     tracker: int
     level: int = 0
+    key: bytes = b""
+    """Names this batch: sent again with the same key it is accepted once. Empty: no such name."""
     deliver_at_ms: int = 0
     priority: int = 0
 
@@ -429,20 +437,28 @@ class OpenInbox(Command, tag=41, frozen=True):
     credit_records: int = 0
     credit_bytes: int = 0
     settings: dict[str, Any] = {}
+    """For a mailbox that does not exist yet."""
 
 
 class Mail(Command, tag=42, frozen=True):
-    """Messages of a mailbox; owns `frames` content frames; acknowledged by their numbers."""
+    """Messages of a mailbox; owns `frames` content frames: one batch, stamp and content.
+
+    The number of the message in row i is base_offset + i (or + its offset delta).
+    """
 
     subscription: int
-    numbers: list[int]
     sender: str
     attempts: int
     frames: int
-    key: bytes = b""
-    """Key of the request that these messages reply to; empty for other mail."""
+    rows: bytes | None = None
+    """Which rows of the batch are delivered (LSB first); None: all."""
+    about: list[tuple[bytes, int, int]] = []
+    """Replies: the requests that the delivered rows answer, in order, as runs of (key of the
+    request's batch, row of the first, how many); empty for other mail."""
     last: bool = False
-    """The last reply to that request."""
+    """Each of these replies is the last to its request."""
+    why: str = ""
+    """Dead letters: why the request came here; notices: why there will be no answer."""
 
     @property
     def content_frames(self) -> int:
@@ -454,10 +470,11 @@ class AckMail(Command, tag=43, frozen=True):
     """Messages were received for good (or, with a delay, are wanted again later)."""
 
     subscription: int
-    numbers: list[int]
+    ranges: Ranges
     tracker: int = 0
+    level: int = 0
     again_ms: int = -1
-    """-1: done; otherwise redeliver after this time."""
+    """-1: done; otherwise deliver again after this time."""
 
 
 class PeekMail(Command, tag=44, frozen=True):
@@ -465,8 +482,10 @@ class PeekMail(Command, tag=44, frozen=True):
 
     request: int
     mailbox: str
-    after: int = 0
+    after: int = -1
     limit: int = 100
+    body_bytes: int = 0
+    """At most so many bytes of each body are shown; 0: none."""
 
 
 class PurgeMail(Command, tag=45, frozen=True):
@@ -478,10 +497,12 @@ class PurgeMail(Command, tag=45, frozen=True):
 
 
 class MailboxInfo(Command, tag=46, frozen=True):
-    """Facts about one mailbox, or a list of them when the name ends in `*`."""
+    """Facts about one mailbox, or a page of them when the name ends in `*`."""
 
     request: int
     mailbox: str
+    after: str = ""
+    limit: int = 1000
 
 
 class EditMailbox(Command, tag=47, frozen=True):
@@ -492,21 +513,33 @@ class EditMailbox(Command, tag=47, frozen=True):
     settings: dict[str, Any]
 
 
+class RemoveMailbox(Command, tag=48, frozen=True):
+    """Remove a mailbox and what lies in it; `confirm` repeats its name."""
+
+    request: int
+    mailbox: str
+    confirm: str
+
+
 # --- 50 to 59: services (feature SERVICES) ------------------------------------------
 
 
 class Request(Command, tag=50, frozen=True):
-    """Queue one request to a service; owns one content frame of one record."""
+    """Queue a batch of requests to a service; owns one content frame.
+
+    Each record is one request, its subject the record's. Answered by CONFIRM like SEND.
+    """
 
     service: str
     tracker: int
-    subject: str = ""
     reply_to: str = ""
-    """Mailbox for replies; empty: the identity's mailbox, or a temporary one."""
+    """Mailbox for replies; empty: the identity's mailbox, or the session's temporary one."""
     timeout_ms: int = 0
+    """Given up after this time; 0: never."""
     level: int = 0
     key: bytes = b""
-    """Retries with the same key are accepted once."""
+    """Names this batch, and with the row each request of it: sent again with the same key it is
+    accepted once, and replies name it. Empty: replies name no request."""
 
     @property
     def content_frames(self) -> int:
@@ -523,21 +556,31 @@ class Offer(Command, tag=51, frozen=True):
     credit_records: int = 0
     credit_bytes: int = 0
     lease_ms: int = 0
+    settings: dict[str, Any] = {}
+    """For a service that does not exist yet."""
 
 
 class Work(Command, tag=52, frozen=True):
-    """A request handed to a worker; owns one batch (`frames` content frames)."""
+    """Requests handed to a worker; owns `frames` content frames: one batch, stamp and content.
+
+    The number of the request in row i is base_offset + i (or + its offset delta).
+    """
 
     subscription: int
-    request: int
     sender: str
-    subject: str
     reply_to: str
     deadline_ms: int
+    """The broker's clock when they are given up; 0: never."""
     attempts: int
+    """How often these requests were handed out, this time included."""
+    lease_ms: int
+    """Silence about them after which they go to another worker."""
     frames: int
+    rows: bytes | None = None
+    """Which rows of the batch are handed out (LSB first); None: all."""
     key: bytes = b""
-    """The requester's key, so that a worker can recognise a request that it has done."""
+    """The requester's: with the row it names a request, so that a worker can tell that it has
+    done it already."""
 
     @property
     def content_frames(self) -> int:
@@ -545,25 +588,43 @@ class Work(Command, tag=52, frozen=True):
         return self.frames
 
 
+class WorkState(enum.IntEnum):
+    """What a worker says of requests in hand; see ACK_WORK."""
+
+    RECEIVED = 1
+    RENEWED = 2
+    """Still at it: the lease begins anew."""
+    COMPLETED = 3
+    FAILED = 4
+    """To the dead-letter mailbox, with the reason."""
+    RETURNED = 5
+    """Back into the queue, for any worker."""
+
+
 class AckWork(Command, tag=53, frozen=True):
-    """Worker: received, renewed, completed, failed or returned a request.
+    """Worker: received, renewed, completed, failed or returned requests.
 
     state: 1 received, 2 renewed (lease), 3 completed, 4 failed (dead letter), 5 returned.
     """
 
     subscription: int
-    request: int
+    ranges: Ranges
     state: int
     tracker: int = 0
+    level: int = 0
     again_ms: int = 0
     reason: str = ""
 
 
 class Reply(Command, tag=54, frozen=True):
-    """Worker sends one reply to a request in hand; owns one content frame."""
+    """Worker answers requests in hand, one record each; owns one content frame.
+
+    All of them have the same reply_to. `last` completes them in the same step.
+    """
 
     subscription: int
-    request: int
+    requests: list[int]
+    """Number of the request that the record in each row answers."""
     tracker: int
     last: bool = False
     level: int = 0
@@ -575,18 +636,22 @@ class Reply(Command, tag=54, frozen=True):
 
 
 class CancelRequest(Command, tag=55, frozen=True):
-    """Requester gives a request up by the tracker or key that it used."""
+    """Requester gives requests up by the key that it used."""
 
     request: int
     service: str
     key: bytes
+    row: int = -1
+    """Which of the batch; -1: all that are not completed."""
 
 
 class ServiceInfo(Command, tag=56, frozen=True):
-    """Facts about one service, or a list of them when the name ends in `*`."""
+    """Facts about one service, or a page of them when the name ends in `*`."""
 
     request: int
     service: str
+    after: str = ""
+    limit: int = 1000
 
 
 class EditService(Command, tag=57, frozen=True):
@@ -598,11 +663,19 @@ class EditService(Command, tag=57, frozen=True):
 
 
 class Requeue(Command, tag=58, frozen=True):
-    """Operator: put dead letters or held requests back into the queue."""
+    """Operator: put dead letters, or requests that a worker holds, back into the queue."""
 
     request: int
     service: str
     numbers: list[int] = []
+
+
+class RemoveService(Command, tag=59, frozen=True):
+    """Remove a service queue and what lies in it; `confirm` repeats its name."""
+
+    request: int
+    service: str
+    confirm: str
 
 
 # --- 60 to 69: cursors, groups, the atomic step (features CURSORS, ATOMIC) ------------
@@ -618,14 +691,23 @@ class MoveCursor(Command, tag=60, frozen=True):
     level: int = 0
     force: bool = False
     """Allow it to move back: an operator's reset."""
+    uuid: bytes = b""
+    """UUID of the stream that `next` is a position of; empty: not checked."""
+    epoch: int = 0
+    """Epoch in which `next` was the position; 0: not checked."""
 
 
 class CursorInfo(Command, tag=61, frozen=True):
-    """Facts about one cursor, or all of a stream when the name is empty."""
+    """Facts about one cursor, or a page of a stream's when the name is empty or ends in `*`.
+
+    An empty stream asks for the cursors of all streams.
+    """
 
     request: int
     stream: str
     cursor: str = ""
+    after: str = ""
+    limit: int = 1000
 
 
 class RemoveCursor(Command, tag=62, frozen=True):
@@ -637,9 +719,9 @@ class RemoveCursor(Command, tag=62, frozen=True):
 
 
 class JoinGroup(Command, tag=63, frozen=True):
-    """Subscribe as a member of a group over a cursor.
+    """Subscribe as a member of a group over a cursor; answered by SUBSCRIBED.
 
-    kind: "shared", "exclusive" or "keyed". Deliveries are DELIVER commands.
+    Deliveries are DELIVER commands, whose covers are the group's, not the member's.
     """
 
     subscription: int
@@ -647,29 +729,34 @@ class JoinGroup(Command, tag=63, frozen=True):
     group: str
     pattern: Pattern
     kind: str = "shared"
+    """`shared`, `exclusive` or `keyed`: for a new group; else it must be the group's."""
     start: Start = []
+    """For a new group; empty: latest."""
     credit_records: int = 0
     credit_bytes: int = 0
     hold_ms: int = 0
+    """Exclusive: how long a lost holder may take to return; 0: the broker's default."""
 
 
 class AckRecords(Command, tag=64, frozen=True):
-    """Group member: rows of [from, next) are done (rows None: all), or wanted again."""
+    """Group member: of what it holds, the records in these ranges are done, or wanted again."""
 
     subscription: int
-    from_: int
-    next: int
-    rows: bytes | None = None
+    ranges: Ranges
     tracker: int = 0
+    level: int = 0
     again_ms: int = -1
+    """-1: done; otherwise deliver again, to any member, after this time."""
 
 
 class GroupInfo(Command, tag=65, frozen=True):
-    """Lag, members and what each holds."""
+    """Lag, members and what each holds: of one group, or a page when the name is empty or `*`."""
 
     request: int
     stream: str
     group: str = ""
+    after: str = ""
+    limit: int = 1000
 
 
 class Atomic(Command, tag=66, frozen=True):
@@ -681,6 +768,27 @@ class Atomic(Command, tag=66, frozen=True):
     tracker: int
     count: int
     level: int = 0
+    key: bytes = b""
+    """Names the step: sent again with the same key it is taken once."""
+
+
+class EditCursor(Command, tag=67, frozen=True):
+    """Create a cursor, or change its settings: whether it pins history, and how much at most."""
+
+    request: int
+    stream: str
+    cursor: str
+    settings: dict[str, Any] = {}
+    start: Start = []
+    """For a new cursor; empty: earliest."""
+
+
+class RemoveGroup(Command, tag=68, frozen=True):
+    """Forget a group that has no members."""
+
+    request: int
+    stream: str
+    group: str
 
 
 AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run time
@@ -690,6 +798,9 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     CreateStream, EditStream, RemoveStream, StreamInfo, ListStreams, FindOffset, PlanRead,
     BrokerInfo, ListLinks, Kick,
     Send, OpenInbox, Mail, AckMail, PeekMail, PurgeMail, MailboxInfo, EditMailbox,
+    RemoveMailbox,
     Request, Offer, Work, AckWork, Reply, CancelRequest, ServiceInfo, EditService, Requeue,
+    RemoveService,
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
+    EditCursor, RemoveGroup,
 ]  # fmt: skip

@@ -37,6 +37,13 @@ CODES: Final[dict[str, str]] = {
     "unknown_producer": "the broker does not know this producer id",
     "out_of_sequence": "a sequence before this one is missing",
     "unknown_link": "there is no such link",
+    "unknown_mailbox": "there is no such mailbox",
+    "unknown_service": "there is no such service queue",
+    "unknown_cursor": "there is no such cursor",
+    "unknown_group": "there is no such group",
+    "unknown_request": "there is no such request, or not any more",
+    "not_held": "this link does not hold the message, request or record (any more)",
+    "in_use": "it has members or readers, or another link holds it",
     # limits and load
     "wait": "full for the moment; try again after retry_ms",
     "window": "more unconfirmed bytes than the window allows",

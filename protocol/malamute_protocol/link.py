@@ -41,9 +41,11 @@ CLIENT_COMMANDS: Final[tuple[type[Command], ...]] = (
     c.CreateStream, c.EditStream, c.RemoveStream, c.StreamInfo, c.ListStreams, c.FindOffset,
     c.PlanRead, c.BrokerInfo, c.ListLinks, c.Kick,
     c.Send, c.OpenInbox, c.AckMail, c.PeekMail, c.PurgeMail, c.MailboxInfo, c.EditMailbox,
+    c.RemoveMailbox,
     c.Request, c.Offer, c.AckWork, c.Reply, c.CancelRequest, c.ServiceInfo, c.EditService,
-    c.Requeue,
+    c.Requeue, c.RemoveService,
     c.MoveCursor, c.CursorInfo, c.RemoveCursor, c.JoinGroup, c.AckRecords, c.GroupInfo, c.Atomic,
+    c.EditCursor, c.RemoveGroup,
 )  # fmt: skip
 """Commands that a client may send at all."""
 

@@ -37,7 +37,7 @@ from malamute_py.broker import (
     RingFacts,
     StreamFacts,
 )
-from malamute_py.broker.changes import ProducerFact
+from malamute_py.changelog.snapshots import ProducerFact
 from malamute_py.matcher import matches
 
 

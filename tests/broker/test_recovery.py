@@ -6,21 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute_protocol import commands as wire
-from malamute_py.broker.changes import (
+from malamute_py.changelog.records import (
     Change,
     ProducerOpened,
     ProducersForgotten,
     StreamCreated,
     StreamEdited,
     StreamRemoved,
-    StreamSettings,
-    Tables,
-    apply,
     decode_change,
-    decode_snapshot,
     encode_change,
-    encode_snapshot,
 )
+from malamute_py.changelog.settings import StreamSettings
+from malamute_py.changelog.snapshots import decode_snapshot, encode_snapshot
+from malamute_py.changelog.tables import Tables, apply
 from tests.broker.shell import Shell, bodies
 
 settings = st.builds(StreamSettings, max_bytes=st.integers(0, 5), description=st.text(max_size=3))

@@ -28,7 +28,7 @@ from malamute_protocol.link import (
 )
 from malamute_protocol.pattern import CRITERIA_MAX, DEPTH_MAX, NODES_MAX, REGEX_BYTES_MAX
 from malamute_protocol.version import Feature
-from malamute_py.broker.changes import StreamSettings
+from malamute_py.changelog.settings import StreamSettings
 
 SPEC = (Path(__file__).parents[2] / "protocol" / "SPEC.md").read_text()
 

@@ -1,0 +1,320 @@
+"""The records of the change log: every durable change, as plain data.
+
+Owns their types and their MessagePack form: arrays that begin with the record's name. The
+rules: a record says all that its effect depends on, decisions of timers included, so that
+`tables.apply` needs no clock, no randomness and no link; holders are named by identity;
+numbers are given by record and never used again; a field, once released, keeps its meaning,
+and new ones are appended with a default. Source: DESIGN.md, sections 6 and 9.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from malamute_py.changelog.settings import (
+    CursorSettings,
+    MailboxSettings,
+    ServiceSettings,
+    StreamSettings,
+)
+
+Rows: TypeAlias = tuple[int, bytes]
+"""Messages or requests of one put: the number of its first, and which rows of it as a bitmap
+(LSB first, little-endian); empty: all that are left."""
+
+Run: TypeAlias = tuple[bytes, int, int]
+"""Requests that replies answer: key of the request's batch, row of the first, how many."""
+
+Range: TypeAlias = tuple[int, int]
+"""Offsets [from, to)."""
+
+
+# --- streams and producers ------------------------------------------------------------
+
+
+class StreamCreated(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stream_created"):
+    """A stream exists from here on, in `ring`."""
+
+    number: int
+    name: str
+    uuid: bytes
+    ring: str
+    settings: StreamSettings
+    by: str
+    at_ms: int
+
+
+class StreamEdited(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stream_edited"):
+    """A stream has these settings from here on."""
+
+    number: int
+    settings: StreamSettings
+    at_ms: int
+
+
+class StreamRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stream_removed"):
+    """A stream and its records are gone; its number stays used."""
+
+    number: int
+    at_ms: int
+
+
+class ProducerOpened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="producer_opened"):
+    """A producer id belongs to an identity, and older epochs of it are fenced."""
+
+    id: int
+    identity: str
+    epoch: int
+
+
+class ProducersForgotten(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, tag="producers_forgotten"
+):
+    """The table was full: these were the longest unused."""
+
+    ids: list[int]
+
+
+# --- mailboxes ------------------------------------------------------------------------
+
+
+class MailboxSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mailbox_set"):
+    """A mailbox exists with these settings from here on."""
+
+    number: int
+    name: str
+    settings: MailboxSettings
+    by: str
+    at_ms: int
+
+
+class MailboxRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mailbox_removed"):
+    """A mailbox and what lies in it are gone; its number stays used."""
+
+    number: int
+    at_ms: int
+
+
+class MailPut(msgspec.Struct, array_like=True, gc=False, tag="mail_put"):
+    """Messages [base, base + count) lie in a mailbox; their bodies in the mail stream there.
+
+    Not frozen: `base` is known when the bundle is handed to the journal.
+    """
+
+    mailbox: int
+    base: int
+    count: int
+    bytes: int
+    """Of the batch, stamp included."""
+    sender: str
+    at_ms: int
+    key: bytes = b""
+    priority: int = 0
+    deliver_at_ms: int = 0
+    expires_ms: int = 0
+    """The earliest expiry of a row; 0: none expires."""
+    expiries: list[int] = []
+    """One for each row, when they differ; 0: never."""
+    about: list[Run] = []
+    """Replies: what each row answers, in order."""
+    last: bool = False
+    why: str = ""
+    """A notice instead of an answer: why there will be none."""
+
+
+class MailDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mail_done"):
+    """Messages have left a mailbox. why: acknowledged, expired, purged or requeued."""
+
+    mailbox: int
+    rows: list[Rows]
+    why: str = "acknowledged"
+
+
+class MailAgain(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mail_again"):
+    """A recipient wants messages again, not before a time; an attempt counts for each."""
+
+    mailbox: int
+    rows: list[Rows]
+    not_before_ms: int = 0
+
+
+# --- services ----------------------------------------------------------------------------
+
+
+class ServiceSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="service_set"):
+    """A service queue exists with these settings from here on."""
+
+    number: int
+    name: str
+    settings: ServiceSettings
+    by: str
+    at_ms: int
+
+
+class ServiceRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="service_removed"):
+    """A service queue and what lies in it are gone; its number stays used."""
+
+    number: int
+    at_ms: int
+
+
+class RequestPut(msgspec.Struct, array_like=True, gc=False, tag="request_put"):
+    """Requests [base, base + count) wait in a service queue; their bodies in the mail stream.
+
+    Not frozen: `base` is known when the bundle is handed to the journal.
+    """
+
+    service: int
+    base: int
+    count: int
+    bytes: int
+    sender: str
+    reply_to: str
+    """Name of a mailbox; temporary ones begin with `~`."""
+    at_ms: int
+    deadline_ms: int = 0
+    key: bytes = b""
+    subjects: list[str] = []
+    """One for all rows, or one for each."""
+
+
+class WorkTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_taken"):
+    """Requests were handed to a worker; an attempt counts for each."""
+
+    service: int
+    rows: list[Rows]
+    holder: str
+    """Identity of the worker, or `~` and its session in hex when it has none."""
+    at_ms: int
+    lease_ms: int
+
+
+class WorkReceived(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_received"):
+    """The worker said that it has them."""
+
+    service: int
+    rows: list[Rows]
+
+
+class WorkReturned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_returned"):
+    """Requests in hand wait again. why: died, lease, returned, fenced, requeued or restart."""
+
+    service: int
+    rows: list[Rows]
+    why: str
+    not_before_ms: int = 0
+
+
+class RequestDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="request_done"):
+    """Requests have left a service queue. why: completed, cancelled, expired or removed."""
+
+    service: int
+    rows: list[Rows]
+    why: str = "completed"
+
+
+class RequestDead(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="request_dead"):
+    """Requests became messages of a dead-letter mailbox, under the same numbers."""
+
+    service: int
+    rows: list[Rows]
+    mailbox: int
+    why: str
+    at_ms: int
+
+
+class RequestRevived(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="request_revived"):
+    """Dead letters wait in their service queue again, their attempts counted from none."""
+
+    mailbox: int
+    service: int
+    rows: list[Rows]
+    at_ms: int
+
+
+# --- cursors and groups ---------------------------------------------------------------------
+
+
+class CursorSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cursor_set"):
+    """A cursor stands at `next` from here on. why: created, moved, reset or clamped."""
+
+    stream: int
+    name: str
+    next: int
+    at_ms: int
+    settings: CursorSettings | None = None
+    """None: as they were."""
+    why: str = "moved"
+    by: str = ""
+
+
+class CursorRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cursor_removed"):
+    """A cursor is gone."""
+
+    stream: int
+    name: str
+
+
+class GroupSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_set"):
+    """A group stands at `next`, with nothing done ahead. why: created, reset or clamped."""
+
+    stream: int
+    name: str
+    kind: str
+    """`shared`, `exclusive` or `keyed`."""
+    pattern: bytes
+    """MessagePack of the pattern in wire form."""
+    next: int
+    at_ms: int
+    why: str = "created"
+    by: str = ""
+
+
+class GroupDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_done"):
+    """Offsets that the group needs no more: acknowledged, not selected, expired or gone."""
+
+    stream: int
+    name: str
+    ranges: list[Range]
+
+
+class GroupRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_removed"):
+    """A group is gone."""
+
+    stream: int
+    name: str
+
+
+# --- steps ---------------------------------------------------------------------------------
+
+
+class StepTaken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="step_taken"):
+    """An atomic step of this key was taken, in the bundle that this record lies in."""
+
+    sender: str
+    key: bytes
+    at_ms: int
+
+
+Change: TypeAlias = (
+    StreamCreated | StreamEdited | StreamRemoved | ProducerOpened | ProducersForgotten
+    | MailboxSet | MailboxRemoved | MailPut | MailDone | MailAgain
+    | ServiceSet | ServiceRemoved | RequestPut | WorkTaken | WorkReceived | WorkReturned
+    | RequestDone | RequestDead | RequestRevived
+    | CursorSet | CursorRemoved | GroupSet | GroupDone | GroupRemoved | StepTaken
+)  # fmt: skip
+
+_CHANGE: msgspec.msgpack.Decoder[Change] = msgspec.msgpack.Decoder(Change)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode_change(change: Change) -> bytes:
+    """One record of the log: a MessagePack array that begins with its name."""
+    return _ENCODER.encode(change)
+
+
+def decode_change(body: bytes) -> Change:
+    """A record of the log; raises msgspec.MsgspecError when it is not one."""
+    return _CHANGE.decode(body)
