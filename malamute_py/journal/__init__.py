@@ -8,6 +8,7 @@ from malamute_py.journal.directory import Journal
 from malamute_py.journal.errors import (
     BatchTooLarge,
     DiskFull,
+    FollowLost,
     JournalCorrupt,
     JournalError,
     JournalFailed,
@@ -15,10 +16,13 @@ from malamute_py.journal.errors import (
     JournalLocked,
     StorageRefused,
 )
+from malamute_py.journal.follow import Follower, Wanted
 from malamute_py.journal.log import Log
 from malamute_py.journal.ring import Ring
 from malamute_py.journal.storage import FileStorage, MemoryStorage, Storage
 from malamute_py.journal.types import (
+    NO_KEYS,
+    UNINDEXED_FROM,
     Append,
     Appended,
     Candidates,
@@ -38,6 +42,8 @@ from malamute_py.journal.types import (
 )
 
 __all__ = [
+    "NO_KEYS",
+    "UNINDEXED_FROM",
     "Append",
     "Appended",
     "BatchTooLarge",
@@ -46,6 +52,8 @@ __all__ = [
     "DiskFull",
     "EpochStart",
     "FileStorage",
+    "FollowLost",
+    "Follower",
     "Gap",
     "HeaderIndex",
     "History",
@@ -68,4 +76,5 @@ __all__ = [
     "Storage",
     "StorageRefused",
     "StreamFacts",
+    "Wanted",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 from malamute_protocol.stamp import (
@@ -19,10 +20,11 @@ from malamute_protocol.stamp import (
     PADDING,
     SNAPSHOT,
     STAMP_BYTES,
-    Stamp,
+    pack_stamps,
 )
 from malamute_py.journal.check import Found, check, content_facts, header_table
 from malamute_py.journal.errors import BatchTooLarge, DiskFull, JournalFailed
+from malamute_py.journal.index import Place
 from malamute_py.journal.layout import SnapshotOut, control_content, pack_file
 from malamute_py.journal.marks import parse_snapshot
 from malamute_py.journal.recovery import Scan
@@ -31,7 +33,9 @@ from malamute_py.journal.space import Space
 from malamute_py.journal.storage import File, Storage
 from malamute_py.journal.streams import StreamTable
 from malamute_py.journal.types import (
+    NO_KEYS,
     SEGMENT_HEADER_BYTES,
+    UNINDEXED_FROM,
     Append,
     Appended,
     AppendLike,
@@ -39,12 +43,16 @@ from malamute_py.journal.types import (
 )
 
 SnapshotSource: TypeAlias = Callable[[], Sequence[bytes]]
-_Placed: TypeAlias = list[tuple[int, int, AppendLike]]
-"""(LSN, size, batch) of everything that a bundle writes, the journal's own included."""
+_Row: TypeAlias = tuple[int, int, int, int, int, int, int, Buffer, int, Any]
+"""(LSN, size, control kind, stream, base offset, count, append time as given, content, its CRC,
+keys) of everything that a bundle writes, the journal's own included. A tuple: constructing an
+object for each cost more than the write."""
+_KIND: Final = 2
+_CONTENT: Final = 7
 
+_OWN: Final = (EPOCH_START, SNAPSHOT, PADDING)
 _EMPTY_CONTENT, _EMPTY_CRC = control_content([])
 _EPOCH_START: Final = Append(0, 0, 1, 0, _EMPTY_CONTENT, _EMPTY_CRC, None, EPOCH_START)
-_PADDING: Final = Append(0, 0, 0, 0, b"", 0, None, PADDING)
 
 
 class Appender:
@@ -77,37 +85,71 @@ class Appender:
         self, batches: Sequence[AppendLike], synced: int, snapshot_source: SnapshotSource
     ) -> Appended:
         """See Ring.append. synced: goes into the stamps."""
-        self._check(batches)
+        if not batches:
+            raise ValueError("a bundle has at least one batch")
         begin = self.end
-        placed: _Placed = []
-        lsn, size = begin, self._segment_bytes
-        turned = 0
         bundle: Sequence[AppendLike] = batches
         if self.last_epoch != self._epoch:
             if self.last_epoch > self._epoch:
                 raise ValueError(f"this ring follows epoch {self.last_epoch}: open it anew to lead")
             bundle = [_EPOCH_START, *batches]
-        snapshot: Append | None = None
-        for batch in bundle:
-            need = STAMP_BYTES + len(batch.content)
-            rest = -lsn % size
-            if need > rest:
-                if snapshot is None:
-                    snapshot = self._snapshot_batch(begin, snapshot_source)
-                lsn = self._turn(placed, lsn, rest, need, snapshot)
-                turned += 1
-            placed.append((lsn, need, batch))
-            lsn += need
+        rows, turned = self._lay_out(bundle, begin, snapshot_source)
         if turned:
             self._secure(turned)
-        stamps = self._stamps(placed, synced)
-        self._write(placed, stamps, turned)
-        self._commit(placed, begin, turned)
-        if len(placed) != len(batches):
-            own = (EPOCH_START, SNAPSHOT, PADDING)
-            pairs = zip(stamps, placed, strict=True)
-            stamps = [stamp for stamp, (_, _, batch) in pairs if batch.control_kind not in own]
-        return Appended(tuple(stamps), placed[0][0], self.end)
+        stamps = self._stamps(rows, synced)
+        self._write(rows, stamps, turned)
+        self._commit(rows, begin, turned)
+        if len(rows) != len(batches):
+            pairs = zip(stamps, rows, strict=True)
+            stamps = [stamp for stamp, row in pairs if row[_KIND] not in _OWN]
+        return Appended(tuple(stamps), rows[0][0], self.end)
+
+    def _lay_out(
+        self, bundle: Sequence[AppendLike], begin: int, source: SnapshotSource
+    ) -> tuple[list[_Row], int]:
+        """Check every batch and give it its place; returns the rows and the segments begun.
+
+        One pass that takes each attribute once: mail comes in bundles of many small batches.
+        """
+        rows: list[_Row] = []
+        following: dict[int, int] = {}
+        states, segment_bytes = self._streams.states, self._segment_bytes
+        snapshot: Append | None = None
+        lsn, turned = begin, 0
+        limit = lsn + -lsn % segment_bytes
+        for batch in bundle:
+            content, kind, stream = batch.content, batch.control_kind, batch.stream
+            base, count = batch.base_offset, batch.count
+            need = STAMP_BYTES + len(content)
+            if need % 8:
+                raise ValueError(f"a content of {len(content)} bytes is not a multiple of 8")
+            if kind == DATA:
+                after = following.get(stream)
+                if after is None:
+                    state = states.get(stream)
+                    after = 0 if state is None else state.next
+                if base < after:
+                    raise ValueError(
+                        f"stream {stream}: offset {base} would be given twice,"
+                        f" the next one is {after}"
+                    )
+                following[stream] = base + count
+            elif kind in _OWN and batch is not _EPOCH_START:
+                raise ValueError("epoch starts, snapshots and padding are the journal's own")
+            if lsn + need > limit:
+                if snapshot is None:
+                    snapshot = self._snapshot_batch(begin, source)
+                lsn = self._turn(rows, lsn, limit - lsn, need, snapshot)
+                limit += segment_bytes
+                turned += 1
+            rows.append(
+                (
+                    lsn, need, kind, stream, base, count, batch.append_time_ms, content,
+                    batch.content_crc, batch.keys,
+                )
+            )  # fmt: skip
+            lsn += need
+        return rows, turned
 
     def _secure(self, turned: int) -> None:
         most = self._space.bundle_segments_max
@@ -123,33 +165,9 @@ class Appender:
             # ring is as well as before, it only has no room yet.
             raise DiskFull(f"no segment could be prepared ({error}); check the disk") from error
 
-    def _check(self, batches: Sequence[AppendLike]) -> None:
-        if not batches:
-            raise ValueError("a bundle has at least one batch")
-        following: dict[int, int] = {}
-        states = self._streams.states
-        for batch in batches:
-            if len(batch.content) % 8:
-                raise ValueError(f"a content of {len(batch.content)} bytes is not a multiple of 8")
-            if batch.control_kind != DATA:
-                if batch.control_kind in (EPOCH_START, SNAPSHOT, PADDING):
-                    raise ValueError("epoch starts, snapshots and padding are the journal's own")
-                continue
-            stream = batch.stream
-            after = following.get(stream)
-            if after is None:
-                state = states.get(stream)
-                after = 0 if state is None else state.next
-            if batch.base_offset < after:
-                raise ValueError(
-                    f"stream {stream}: offset {batch.base_offset} would be given twice,"
-                    f" the next one is {after}"
-                )
-            following[stream] = batch.base_offset + batch.count
-
     def _turn(
         self,
-        placed: _Placed,
+        rows: list[_Row],
         lsn: int,
         rest: int,
         need: int,
@@ -164,9 +182,10 @@ class Appender:
                 f" snapshot of {snapshot_bytes}: use larger segments or smaller batches"
             )
         if rest >= STAMP_BYTES:
-            placed.append((lsn, rest, _PADDING))
+            rows.append((lsn, rest, PADDING, 0, 0, 0, 0, b"", 0, None))
         lsn += rest + SEGMENT_HEADER_BYTES
-        placed.append((lsn, snapshot_bytes, snapshot))
+        content, crc = snapshot.content, snapshot.content_crc
+        rows.append((lsn, snapshot_bytes, SNAPSHOT, 0, 0, snapshot.count, 0, content, crc, None))
         return lsn + snapshot_bytes
 
     def _snapshot_batch(self, as_of_lsn: int, source: SnapshotSource) -> Append:
@@ -175,57 +194,40 @@ class Appender:
         content, crc = control_content(bodies)
         return Append(0, 0, len(bodies), 0, content, crc, None, SNAPSHOT)
 
-    def _stamps(self, placed: _Placed, synced: int) -> list[bytes]:
-        bundle_lsn = placed[0][0]
+    def _stamps(self, rows: list[_Row], synced: int) -> list[bytes]:
+        bundle_lsn = rows[0][0]
         epoch, last_time = self._epoch, self.last_time_ms
-        last = len(placed) - 1
-        stamps = []
-        for at, (lsn, size, batch) in enumerate(placed):
-            kind = batch.control_kind
-            flags = LAST_OF_BUNDLE if at == last else 0
-            if kind:
-                flags |= CONTROL
-            time_ms = batch.append_time_ms
+        fields = []
+        for lsn, size, kind, stream, base, count, time_ms, _, crc, _ in rows:
             if time_ms > last_time:
                 last_time = time_ms
-            stamps.append(
-                Stamp(
-                    flags,
-                    lsn,
-                    bundle_lsn,
-                    synced,
-                    epoch,
-                    batch.base_offset,
-                    last_time,
-                    batch.stream,
-                    0,
-                    size,
-                    batch.count,
-                    kind,
-                    batch.content_crc,
-                ).pack()
-            )
-        return stamps
+            fields.append(
+                (
+                    CONTROL if kind else 0, lsn, bundle_lsn, synced, epoch, base, last_time,
+                    stream, 0, size, count, kind, crc,
+                )
+            )  # fmt: skip
+        fields[-1] = (fields[-1][0] | LAST_OF_BUNDLE, *fields[-1][1:])
+        return pack_stamps(fields)
 
-    def _write(self, placed: _Placed, stamps: list[bytes], turned: int) -> None:
+    def _write(self, rows: list[_Row], stamps: list[bytes], turned: int) -> None:
         """One write for each segment that the bundle touches."""
-        segment_bytes = self._segment_bytes
         segments = self._space.segments
-        files = {s.number: s.file for s in (*segments[-1:], *list(self._space.spares)[:turned])}
-        number = -1
-        buffers: list[Buffer] = []
-        start = 0
+        targets = [*segments[-1:], *list(self._space.spares)[:turned]]
+        files = {segment.number: segment.file for segment in targets}
+        begun = [at for at, row in enumerate(rows) if row[_KIND] == SNAPSHOT] if turned else []
         try:
-            for stamp, (lsn, _, batch) in zip(stamps, placed, strict=True):
-                if lsn // segment_bytes != number:
-                    if buffers:
-                        self._write_run(files, number, start, buffers)
-                    number, start = divmod(lsn, segment_bytes)
-                    buffers = []
-                buffers.append(stamp)
-                if batch.control_kind != PADDING:
-                    buffers.append(batch.content)
-            self._write_run(files, number, start, buffers)
+            for first, stop in pairwise([0, *begun, len(rows)]):
+                if first == stop:
+                    continue
+                buffers: list[Buffer] = []
+                for stamp, row in zip(stamps[first:stop], rows[first:stop], strict=True):
+                    buffers.append(stamp)
+                    buffers.append(row[_CONTENT])
+                if rows[stop - 1][_KIND] == PADDING:
+                    buffers.pop()
+                number, position = divmod(rows[first][0], self._segment_bytes)
+                self._write_run(files, number, position, buffers)
         except OSError as error:
             raise self._explained(error) from error
 
@@ -236,33 +238,54 @@ class Appender:
         assert file is not None
         self._storage.write(file, start, buffers)
 
-    def _commit(self, placed: _Placed, begin: int, turned: int) -> None:
+    def _commit(self, rows: list[_Row], begin: int, turned: int) -> None:
         """Everything is written: make it part of the ring."""
         space, epoch = self._space, self._epoch
         segment = space.segments[-1] if space.segments else None
         begun = space.begin(turned) if turned else []
         time_ms = self.last_time_ms
-        for lsn, size, batch in placed:
-            if batch.append_time_ms > time_ms:
-                time_ms = batch.append_time_ms
-            kind = batch.control_kind
-            if kind == SNAPSHOT:
+        sparse: dict[int, list[Place]] = {}
+        base_lsn = -1 if segment is None else segment.base_lsn
+        for lsn, size, kind, stream, base, count, own_time_ms, content, _, keys in rows:
+            if own_time_ms > time_ms:
+                time_ms = own_time_ms
+            if kind == DATA:
+                if stream >= UNINDEXED_FROM:
+                    place = (lsn - base_lsn, size, base, base + count, time_ms)
+                    if stream in sparse:
+                        sparse[stream].append(place)
+                    else:
+                        sparse[stream] = [place]
+                else:
+                    assert segment is not None
+                    spot = (lsn - base_lsn, size, base, base + count)
+                    self._index(segment, stream, spot, time_ms, epoch, content, keys)
+            elif kind == SNAPSHOT:
                 if segment is not None:
-                    segment.last_time_ms = max(segment.last_time_ms, self.last_time_ms)
+                    self._close_part(segment, sparse, time_ms)
                 segment = begun.pop(0)
-            assert segment is not None
-            segment.last_epoch = epoch
-            segment.last_time_ms = time_ms
-            if kind:
-                continue
-            base = batch.base_offset
-            place = (lsn - segment.base_lsn, size, base, base + batch.count)
-            self._index(segment, batch.stream, place, time_ms, epoch, batch.content, batch.keys)
+                base_lsn = segment.base_lsn
+        assert segment is not None
+        self._close_part(segment, sparse, time_ms)
         self.last_time_ms = time_ms
         self.last_epoch = epoch
-        self._set_end(placed[-1][0] + placed[-1][1])
+        self._set_end(rows[-1][0] + rows[-1][1])
         if turned:
             space.note_snapshot(self.end, begin)
+
+    def _close_part(self, segment: Segment, sparse: dict[int, list[Place]], time_ms: int) -> None:
+        """The bundle's part in one segment is over."""
+        segment.last_epoch = self._epoch
+        segment.last_time_ms = max(segment.last_time_ms, time_ms)
+        for stream, places in sparse.items():
+            self._index_sparse(segment, stream, places, self._epoch)
+        sparse.clear()
+
+    def _index_sparse(self, segment: Segment, stream: int, places: list[Place], epoch: int) -> None:
+        """Publish data batches of a stream without header index."""
+        assert segment.live is not None
+        total = segment.live.add_sparse(stream, places)
+        self._streams.note_batch(stream, places[0][2], places[-1][3], epoch, total)
 
     def _index(
         self,
@@ -278,7 +301,7 @@ class Appender:
         live = segment.live
         assert live is not None
         client, expires_ms = content_facts(content)
-        if keys is None:
+        if keys is None or keys is NO_KEYS:
             keys = header_table(content)
         position, size, base, after = place
         live.add(stream, position, size, base, after, time_ms, client, expires_ms, keys)
@@ -360,7 +383,10 @@ class Appender:
                 stamp.next_offset,
             )
             time_ms = stamp.append_time_ms
-            self._index(segment, stamp.stream, place, time_ms, stamp.epoch, content, None)
+            if stamp.stream >= UNINDEXED_FROM:
+                self._index_sparse(segment, stamp.stream, [(*place, time_ms)], stamp.epoch)
+            else:
+                self._index(segment, stamp.stream, place, time_ms, stamp.epoch, content, None)
         if stamp.flags & LAST_OF_BUNDLE:
             # Not before its bundle is whole: half a bundle is dropped at the next opening.
             for as_of_lsn in self._raw_snapshots:

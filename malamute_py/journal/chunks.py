@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from malamute_protocol.stamp import DATA
+from malamute_protocol.stamp import DATA, Stamp
 from malamute_py.journal.check import Found, candidates, check
-from malamute_py.journal.types import Run
+from malamute_py.journal.types import UNINDEXED_FROM, Run
 
 _READ_BYTES = 4 << 20
 _HOLE_BYTES = 32 << 10
@@ -98,6 +98,9 @@ def batches_in(data: bytes, base_lsn: int, part: Part, stream: int) -> Iterator[
         expected = base
         while at < stop:
             found = check(view, base_lsn, at)
+            if isinstance(found, Found) and _is_foreign(found.stamp, stream):
+                at += found.stamp.size
+                continue
             if isinstance(found, Found) and found.stamp.stream == stream:
                 stamp = found.stamp
                 good = found if found.content_good and stamp.control_kind == DATA else None
@@ -119,6 +122,15 @@ def _resume(
     """(place, base offset) of the next good batch in an entry; its end when there is none."""
     for place in candidates(view[:stop], base_lsn, at):
         found = check(view, base_lsn, place)
-        if isinstance(found, Found) and found.stamp.stream == stream:
+        if (
+            isinstance(found, Found)
+            and found.stamp.stream == stream
+            and not _is_foreign(found.stamp, stream)
+        ):
             return place, found.stamp.base_offset
     return stop, after
+
+
+def _is_foreign(stamp: Stamp, stream: int) -> bool:
+    """True for what may lie within an entry of a stream without header index."""
+    return stream >= UNINDEXED_FROM and (stamp.stream != stream or stamp.control_kind != DATA)

@@ -11,47 +11,50 @@ batches then bear other positions, which is how that is known. Source: FORMAT.md
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Final, TypeAlias
 
-import google_crc32c
-
-from malamute_protocol.stamp import (
-    PADDING,
-    STAMP_BYTES,
-    STAMP_MAGIC,
-    STAMP_VERSION,
-    Stamp,
-)
-from malamute_py.journal.check import Found, candidates, check
+from malamute_protocol.errors import BatchError
+from malamute_protocol.stamp import PADDING, STAMP_BYTES, Stamp, stamp_here
+from malamute_py.journal.check import Found, candidates, check, content_fault
 from malamute_py.journal.errors import FollowLost, JournalCorrupt
-from malamute_py.journal.layout import (
-    RING_FILE,
-    RingMeta,
-    read_segment_header,
-    segment_name,
-    segment_number,
-)
+from malamute_py.journal.layout import RING_FILE, RingMeta, segment_name, segment_number
 from malamute_py.journal.marks import read_meta
 from malamute_py.journal.storage import File, Storage, read_around
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 
 Wanted: TypeAlias = Callable[[Stamp], bool]
-"""Whether the content of a batch is asked for; paddings are never shown to it."""
+"""Whether a batch is asked for, by its stamp; paddings are never shown to it."""
 
 _PIECE_BYTES: Final = 1 << 20
 
-_STAMP = struct.Struct("<IHHIIQQQQQqIIIIHHIQ")
-assert _STAMP.size == STAMP_BYTES
-_CRC_FROM: Final = 12
+
+class _Part:
+    """What is read of one segment, and how far that came."""
+
+    def __init__(self, number: int, segment_bytes: int, at: int, stop: int) -> None:
+        self.number = number
+        self.name = segment_name(number)
+        self.base = number * segment_bytes
+        self.at = at
+        """Where the next batch begins, as all positions here: in the segment."""
+        self.stop = stop
+        """Of the range; at most the segment's end."""
+        self.ended = False
+        """The range ends amid this segment."""
+        self.epoch = 0
+        """Of the last good batch."""
+        self.known = 0
+        """Size of the batch at `at`, when its stamp is good and its content is not."""
+        self.tried = -1
+        """Where reading was tried again after a fault."""
 
 
 class Follower:
     """Reads one ring's files; see the module. One thread at a time.
 
-    For one life of the writer: when that is opened again, make a new one, as recovery may
-    have put new files in the place of old ones.
+    For one life of the writer: when the ring is opened again, make a new one, as recovery
+    may have put new files in the place of old ones.
     """
 
     def __init__(
@@ -66,12 +69,12 @@ class Follower:
             meta = read_meta(storage)
         if meta is None:
             raise JournalCorrupt(RING_FILE, f"there is no ring in {storage.describe()}")
+        self.ring = meta.uuid
+        self.position = 0
+        """How far the last read() came: what lies before was given out or passed over."""
         self._storage = storage
-        self._ring = meta.uuid
         self._segment_bytes = meta.segment_bytes
         self._piece_bytes = max(piece_bytes, STAMP_BYTES)
-        self.position = 0
-        """The last read() came to here: every batch before it was given out or passed over."""
 
     def read(
         self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
@@ -81,51 +84,134 @@ class Follower:
         from_lsn: where a batch begins, or the end of a bundle. to_lsn: at most what is
         synced; a batch that ends beyond it is not given out. wanted: None for all; the
         others are passed over by their size. A content is a view into a larger piece:
-        copy what is kept. Raises FollowLost: `position` is how far it came; OSError.
+        copy what is kept. Raises FollowLost, after everything before it was given out;
+        OSError.
         """
-        size = self._segment_bytes
+        size, lsn = self._segment_bytes, from_lsn
         self.position = from_lsn
-        while self.position < to_lsn:
-            number, at = divmod(self.position, size)
-            if at < SEGMENT_HEADER_BYTES:
-                self.position = number * size + SEGMENT_HEADER_BYTES
-            elif size - at < STAMP_BYTES:
-                self.position = (number + 1) * size
-            else:
-                yield from self._read_segment(number, to_lsn, wanted)
+        while lsn < to_lsn:
+            number, at = divmod(lsn, size)
+            if size - at >= STAMP_BYTES:
+                stop = min(to_lsn - number * size, size)
+                part = _Part(number, size, max(at, SEGMENT_HEADER_BYTES), stop)
+                yield from self._read_part(part, to_lsn, wanted or _everything)
+                if part.ended:
+                    return
+            lsn = self.position = (number + 1) * size
 
-    def _read_segment(
-        self, number: int, to_lsn: int, wanted: Wanted | None
+    def _read_part(
+        self, part: _Part, to_lsn: int, wanted: Wanted
     ) -> Iterator[tuple[Stamp, memoryview]]:
-        """Read from the position on; it ends at the segment's end, or at to_lsn."""
-        # Opened for each call: what stands under the name may be another file next time.
-        file = self._open(number, to_lsn)
-        base = number * self._segment_bytes
-        stop = min(to_lsn - base, self._segment_bytes)
+        # Opened for each call: another file may stand under the name the next time.
+        file = self._open(part, to_lsn)
         least = STAMP_BYTES
-        while True:
-            at = self.position - base
-            if stop - at < STAMP_BYTES:
-                self.position = base + stop
+        while part.stop - part.at >= STAMP_BYTES:
+            begin = part.at
+            want = min(max(self._piece_bytes, least), part.stop - begin)
+            data = read_around(self._storage, file, begin, want)
+            fault, least = yield from self._read_piece(part, data, wanted)
+            self.position = part.base + part.at
+            if part.ended:
                 return
-            data = self._read(file, at, min(max(self._piece_bytes, least), stop - at))
-            least = yield from self._batches(data, stop - at, wanted)
-            if least < 0:
-                self._explain(number, to_lsn)
-                least = STAMP_BYTES
+            if not fault and part.at == begin and len(data) < want:
+                fault = "the file is too short"
+            if fault:
+                if part.tried == part.at:
+                    raise self._damaged(part, file, fault)
+                part.tried = part.at
+                file = self._open(part, to_lsn)
+        part.ended = part.stop < self._segment_bytes
 
-    def _batches(
-        self, data: bytes, room: int, wanted: Wanted | None
-    ) -> Iterator[tuple[Stamp, memoryview]]:
-        """Go through one piece, which begins at the position.
+    def _read_piece(
+        self, part: _Part, data: bytes, wanted: Wanted
+    ) -> Generator[tuple[Stamp, memoryview], None, tuple[str, int]]:
+        """Go through what was read of a segment from `part.at` on.
 
-        room: bytes from its beginning to the end of the segment, or to to_lsn.
-        Returns how many bytes are needed to go on, or -1: there is no good batch.
+        Returns (what is wrong at the new `part.at`, "" when nothing is; bytes needed there).
         """
-        crc_of, unpack, make = google_crc32c.value, _STAMP.unpack_from, Stamp._make
-        view = memoryview(data)
-        begin = self.position
-        at, last = 0, len(data) - STAMP_BYTES
+        begin, room = part.at, part.stop - part.at
+        base = part.base + begin
+        view, whole = memoryview(data), len(data)
+        at, last = 0, whole - STAMP_BYTES
+        fault, least = "", STAMP_BYTES
+        # Lean on purpose: a checkpoint passes over a million small batches here.
         while at <= last:
-            fields = unpack(data, at)
-            ...
+            stamp = stamp_here(data, at, base + at)
+            if stamp is None:
+                found = _other_stamp(data, at, base + at)
+                if isinstance(found, str):
+                    fault = found
+                    break
+                stamp = found
+            after = at + stamp.size
+            if stamp.control_kind == PADDING:
+                at = room
+                break
+            if after > room:
+                part.ended = True
+                break
+            part.epoch = stamp.epoch
+            if wanted(stamp):
+                if after > whole:
+                    least = stamp.size
+                    break
+                content_at = at + stamp.stamp_bytes
+                fault = content_fault(data, content_at, after, stamp)
+                if fault:
+                    part.known = stamp.size
+                    break
+                self.position = base + after
+                yield stamp, view[content_at:after]
+            at = after
+        part.at = begin + at
+        return fault, least
+
+    # --- what is not there ---------------------------------------------------------------
+
+    def _open(self, part: _Part, to_lsn: int) -> File:
+        """The segment's file. Raises FollowLost when it was retired."""
+        try:
+            return self._storage.open(part.name)
+        except FileNotFoundError:
+            pass
+        numbers = map(segment_number, self._storage.names())
+        later = [n * self._segment_bytes for n in numbers if n is not None and n > part.number]
+        raise FollowLost(
+            part.base + part.at,
+            min([to_lsn, *later]),
+            "retention",
+            f"{part.name} in {self._storage.describe()} was retired or is missing; hold the"
+            " ring where its follower is",
+        )
+
+    def _damaged(self, part: _Part, file: File, fault: str) -> FollowLost:
+        return FollowLost(
+            part.base + part.at,
+            part.base + self._resume(part, file),
+            "damaged",
+            f"{part.name} at byte {part.at}: {fault}",
+        )
+
+    def _resume(self, part: _Part, file: File) -> int:
+        """Where in the segment the next batch lies; its end, or the range's, when nowhere."""
+        if part.known:
+            return part.at + part.known
+        data = memoryview(read_around(self._storage, file, part.at, part.stop - part.at))
+        for place in candidates(data, part.base + part.at, 0):
+            found = check(data, part.base + part.at, place)
+            if isinstance(found, Found) and found.stamp.epoch >= part.epoch:
+                return part.at + place
+        return part.stop
+
+
+def _everything(_: Stamp) -> bool:
+    return True
+
+
+def _other_stamp(data: bytes, at: int, lsn: int) -> Stamp | str:
+    """A longer stamp of a later version, or what is wrong."""
+    try:
+        stamp = Stamp.unpack(data, at)
+    except BatchError as error:
+        return error.reason
+    return stamp if stamp.lsn == lsn else f"a batch of position {stamp.lsn} where {lsn} belongs"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -25,6 +25,7 @@ from malamute_py.journal.headers import (
     unpack_headers,
 )
 from malamute_py.journal.layout import pack_file, unpack_file
+from malamute_py.journal.types import UNINDEXED_FROM
 
 ENTRY = struct.Struct("<IIIIQQqqqq")
 ENTRY_DTYPE: Final = np.dtype(
@@ -74,6 +75,10 @@ class Span(msgspec.Struct, array_like=True):
     client_max_ms: int
 
 
+Place: TypeAlias = tuple[int, int, int, int, int]
+"""(position, size, base offset, next offset, append time) of a batch."""
+
+
 class SegmentIndex(Protocol):
     """What readers ask, of a segment being written and of a finished one alike."""
 
@@ -82,6 +87,63 @@ class SegmentIndex(Protocol):
 
     def headers(self, stream: int) -> StreamHeaders:
         """The stream's inverted index; taken after entries()."""
+
+
+class _SparseRuns:
+    """Entries of one stream without headers: batches of other streams may lie in them."""
+
+    __slots__ = ("bases", "rows", "view")
+
+    def __init__(self) -> None:
+        self.rows: list[bytes] = []
+        self.bases: list[int] = []
+        self.view: tuple[int, Entry | None] = (0, None)
+        """(how many rows there are, the entry that may grow), swapped as one."""
+
+    def add(self, stream: int, batches: Sequence[Place], interval: int) -> int:
+        """Note batches in order; returns their bytes."""
+        _, entry = self.view
+        count = base = begin = first_time = last_time = 0
+        stop, following = 0, -1
+        if entry is not None:
+            begin, size, _, count, base, following, first_time, last_time, _, _ = entry
+            stop = begin + size
+        total = 0
+        for position, size, low, after, time_ms in batches:
+            total += size
+            if low == following and position + size - begin <= interval:
+                count += 1
+            else:
+                if count:
+                    entry = (
+                        begin, stop - begin, stream, count, base, following,
+                        first_time, last_time, *NO_CLIENT_TIME,
+                    )  # fmt: skip
+                    self.rows.append(ENTRY.pack(*entry))
+                    self.bases.append(base)
+                begin, base, first_time, count = position, low, time_ms, 1
+            stop, following, last_time = position + size, after, time_ms
+        entry = (
+            begin, stop - begin, stream, count, base, following,
+            first_time, last_time, *NO_CLIENT_TIME,
+        )  # fmt: skip
+        self.view = (len(self.rows), entry)
+        return total
+
+    def entries(self, from_offset: int, end_offset: int) -> Entries:
+        count, entry = self.view
+        low = max(bisect_right(self.bases, from_offset, 0, count) - 1, 0)
+        rows = self.rows[low : bisect_left(self.bases, end_offset, low, count)]
+        if entry is not None and entry[4] < end_offset:
+            rows.append(ENTRY.pack(*entry))
+        table = np.frombuffer(b"".join(rows), ENTRY_DTYPE)
+        table = table[table["next"] > from_offset]
+        return Entries(np.arange(len(table), dtype=np.uint32), table)
+
+    def table(self) -> bytes:
+        count, entry = self.view
+        data = b"".join(self.rows[:count])
+        return data if entry is None else data + ENTRY.pack(*entry)
 
 
 class LiveIndex:
@@ -94,6 +156,7 @@ class LiveIndex:
         self._chunks: list[bytearray] = []
         self._ordinals: dict[int, array[int]] = {}
         self._view: tuple[int, Entry | None] = (0, None)
+        self._sparse: dict[int, _SparseRuns] = {}
         self.spans: dict[int, Span] = {}
         self.expires_ms = 0
         """When the last record expires; NEVER when some record does not; 0: no data."""
@@ -163,8 +226,32 @@ class LiveIndex:
             self.expires_ms = expires_ms
         self._view = (count, entry)
 
+    def add_sparse(self, stream: int, batches: Sequence[Place]) -> int:
+        """Note written batches of a stream without header index; returns their bytes.
+
+        Neither client times nor expiries are looked at: none of its records ever expires.
+        """
+        runs = self._sparse.get(stream)
+        if runs is None:
+            runs = self._sparse.setdefault(stream, _SparseRuns())
+        total = runs.add(stream, batches, self._interval)
+        _, _, _, after, last_time = batches[-1]
+        span = self.spans.get(stream)
+        if span is None:
+            _, _, base, _, first_time = batches[0]
+            self.spans[stream] = Span(base, after, total, first_time, last_time, *NO_CLIENT_TIME)
+        else:
+            span.next = after
+            span.bytes += total
+            span.last_time_ms = last_time
+        self.expires_ms = NEVER
+        return total
+
     def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
         """See SegmentIndex."""
+        if stream >= UNINDEXED_FROM:
+            runs = self._sparse.get(stream)
+            return (runs or _SparseRuns()).entries(from_offset, end_offset)
         count, entry = self._view
         ordinals = self._ordinals.get(stream)
         if ordinals is None:
@@ -211,7 +298,10 @@ class LiveIndex:
         """All entries as they are stored."""
         count, entry = self._view
         data = b"".join(self._chunks)[: count * ENTRY.size]
-        return data if entry is None else data + ENTRY.pack(*entry)
+        if entry is not None:
+            data += ENTRY.pack(*entry)
+        # Last, as the numbers of the others stand in bitmaps.
+        return data + b"".join(self._sparse[stream].table() for stream in sorted(self._sparse))
 
     def pack(self, ring: bytes, number: int, last_epoch: int, last_time_ms: int) -> bytes:
         """The index file of a finished segment."""

@@ -34,6 +34,7 @@ from malamute_py.journal.storage import File, Storage, read_around, read_file
 from malamute_py.journal.streams import StreamTable
 from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
+    UNINDEXED_FROM,
     Candidates,
     Gap,
     History,
@@ -400,7 +401,7 @@ class Reader:
                     heapq.heappush(heap, -last)
                 waiting.setdefault(last, []).append((keys, bitmap))
 
-        if headers.exact:
+        if headers.exact and stream < UNINDEXED_FROM:
             for keys, bitmap in headers.subjects():
                 if keys not in latest:
                     wait(keys, bitmap & allowed)
@@ -584,7 +585,7 @@ def _choose(
 ) -> list[bool]:
     """For each entry, whether it may hold a match."""
     mask = np.ones(len(entries.ordinals), np.bool_)
-    if search is not None and len(mask):
+    if search is not None and stream < UNINDEXED_FROM and len(mask):
         headers = index.headers(stream)
         bitmap = search(headers)
         if bitmap is not headers.everything():

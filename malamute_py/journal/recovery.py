@@ -45,6 +45,7 @@ from malamute_py.journal.storage import File, Storage
 from malamute_py.journal.streams import StreamTable
 from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
+    UNINDEXED_FROM,
     Control,
     Damage,
     Dropped,
@@ -326,8 +327,30 @@ class Scan:
         content = data[begin : found.position + stamp.size]
         if stamp.control_kind == DATA:
             assert segment.live is not None
+            self._index(segment.live, found, content)
+            segment.expires_ms = segment.live.expires_ms
+            self.streams.note_batch(
+                stamp.stream, stamp.base_offset, stamp.next_offset, stamp.epoch, stamp.size
+            )
+        self.note_state(found, content)
+
+    @staticmethod
+    def _index(live: LiveIndex, found: Found, content: memoryview) -> None:
+        """Note a data batch in its segment's index."""
+        stamp = found.stamp
+        if stamp.stream >= UNINDEXED_FROM:
+            live.add_sparse(
+                stamp.stream,
+                [
+                    (
+                        found.position, stamp.size, stamp.base_offset, stamp.next_offset,
+                        stamp.append_time_ms,
+                    )
+                ],
+            )  # fmt: skip
+        else:
             facts = content_facts(content)
-            segment.live.add(
+            live.add(
                 stamp.stream,
                 found.position,
                 stamp.size,
@@ -338,11 +361,6 @@ class Scan:
                 facts.expires_ms,
                 header_table(content),
             )
-            segment.expires_ms = segment.live.expires_ms
-            self.streams.note_batch(
-                stamp.stream, stamp.base_offset, stamp.next_offset, stamp.epoch, stamp.size
-            )
-        self.note_state(found, content)
 
     def note_state(self, found: Found, content: memoryview) -> None:
         """Collect what the caller's state is rebuilt from."""

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from malamute_protocol.stamp import (
-    SNAPSHOT,
-)
+from malamute_protocol.stamp import SNAPSHOT, Stamp
 from malamute_py.journal.appending import Appender, SnapshotSource
 from malamute_py.journal.errors import (
     DiskFull,
     JournalError,
     JournalFailed,
 )
+from malamute_py.journal.follow import Follower, Wanted
 from malamute_py.journal.index import LiveIndex
 from malamute_py.journal.layout import (
     CLOSED_FILE,
@@ -465,6 +464,16 @@ class Ring:
         Raises JournalCorrupt: no batch begins there any more.
         """
         return self._reader.read_raw(lsn, min(end_lsn, self.end_lsn), bytes_max)
+
+    def follow(
+        self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
+    ) -> Iterator[tuple[Stamp, memoryview]]:
+        """The batches in [from, to), those whose stamp is `wanted`; see Follower.read.
+
+        At the start: the changes since a checkpoint. Raises FollowLost, OSError.
+        """
+        follower = Follower(self._storage, self._meta)
+        return follower.read(from_lsn, min(to_lsn, self.end_lsn), wanted)
 
     # --- keeping (loop and housekeeping threads) ---------------------------------------------
 

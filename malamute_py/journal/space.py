@@ -3,8 +3,9 @@
 Owns allocating, zeroing, recycling and removing segment files, pins, and the writing of
 index files. The rule: a segment is retired (its streams' first offsets moved, its object
 marked) before its file is touched, and nothing that the newest snapshot still needs, or
-that lies at or beyond the hold, is ever retired. Steps are small and run in the housekeeping thread; append() comes here
-itself only when nothing was prepared. Source: FORMAT.md, sections 2 and 9.
+that lies at or beyond the hold, is ever retired. Steps are small and run in the
+housekeeping thread; append() comes here itself only when nothing was prepared. Source:
+FORMAT.md, sections 2 and 9.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Source: FORMAT.md; DESIGN.md, section 6.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from pyroaring import BitMap
@@ -19,6 +19,15 @@ Buffer: TypeAlias = Any
 
 SEGMENT_HEADER_BYTES = 4096
 """At the start of each segment file; also the least distance of ring end and first batch."""
+
+
+UNINDEXED_FROM: Final = 0xFFFF_FF00
+"""Streams of this number or above have no header index: they are read by offset, by append
+time, and in order. For many small batches of which nobody asks for a subject."""
+
+NO_KEYS: Final[tuple[tuple[str, ...], tuple[dict[str, str], ...]]] = ((), ())
+"""`keys` of a batch for a stream without header index: there is nothing to look at. On any
+other stream it counts as None."""
 
 
 class RingSettings(msgspec.Struct, frozen=True):
@@ -93,7 +102,8 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     """The producer's content bytes, verified, a multiple of 8 long."""
     content_crc: int
     keys: Any = None
-    """The content's header table (`.keys`, `.fieldmaps`) or a pair of both; None: read it."""
+    """The content's header table (`.keys`, `.fieldmaps`) or a pair of both, or NO_KEYS; None:
+    it is read."""
     control_kind: int = 0
 
 
