@@ -9,9 +9,20 @@ section 4 (the two are compared by tests/protocol/test_spec_agrees_with_code.py)
 from __future__ import annotations
 
 import enum
-from typing import Any, TypeAlias, Union
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeAlias, Union
 
 import msgspec
+
+from malamute_protocol.limits import (
+    KEY_BYTES_MAX,
+    NUMBERS_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    RANGES_MAX,
+    REASON_BYTES_MAX,
+    TIME_MAX,
+)
 
 Start: TypeAlias = list[Any]
 """Where a subscription begins, as [kind, ...]; see SPEC.md, section 6."""
@@ -404,8 +415,36 @@ class Kick(Command, tag=39, frozen=True):
 
 # --- 40 to 49: mailboxes (feature MAIL) --------------------------------------------
 
-Ranges: TypeAlias = list[tuple[int, int]]
-"""Numbers or offsets as half-open intervals [from, to), ascending."""
+Ranges: TypeAlias = Annotated[list[tuple[int, int]], msgspec.Meta(max_length=RANGES_MAX)]
+"""Numbers or offsets as half-open intervals [from, to): at least one, none empty, ascending,
+without overlap, at most NUMBERS_MAX numbers in all."""
+Numbers: TypeAlias = Annotated[list[int], msgspec.Meta(max_length=RANGES_MAX)]
+Runs: TypeAlias = Annotated[list[tuple[bytes, int, int]], msgspec.Meta(max_length=RANGES_MAX)]
+"""Requests as (key of the batch, row of the first, how many)."""
+Key: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES_MAX)]
+"""The sender's name for a batch or a step, in one space for all that it sends; empty: none."""
+Reason: TypeAlias = Annotated[str, msgspec.Meta(max_length=REASON_BYTES_MAX)]
+Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX)]
+"""A time or a duration in milliseconds that a client names."""
+Again: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=TIME_MAX)]
+"""-1: done; otherwise wanted again after so many milliseconds."""
+Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX)]
+
+
+def check_ranges(ranges: Iterable[tuple[int, int]]) -> None:
+    """Raises ValueError unless these are Ranges, so that nobody walks through what is none."""
+    behind, numbers = 0, 0
+    for first, end in ranges:
+        if first < behind or end <= first:
+            raise ValueError(
+                "a range is not empty, and begins where the one before it ends or later"
+            )
+        behind = end
+        numbers += end - first
+    if not numbers:
+        raise ValueError("at least one range")
+    if numbers > NUMBERS_MAX:
+        raise ValueError(f"ranges of {numbers} numbers, at most {NUMBERS_MAX}")
 
 
 class Send(Command, tag=40, frozen=True):
@@ -418,10 +457,10 @@ class Send(Command, tag=40, frozen=True):
     mailbox: str
     tracker: int
     level: int = 0
-    key: bytes = b""
+    key: Key = b""
     """Names this batch: sent again with the same key it is accepted once. Empty: no such name."""
-    deliver_at_ms: int = 0
-    priority: int = 0
+    deliver_at_ms: Time = 0
+    priority: Priority = 0
 
     @property
     def content_frames(self) -> int:
@@ -452,7 +491,7 @@ class Mail(Command, tag=42, frozen=True):
     frames: int
     rows: bytes | None = None
     """Which rows of the batch are delivered (LSB first); None: all."""
-    about: list[tuple[bytes, int, int]] = []
+    about: Runs = []
     """Replies: the requests that the delivered rows answer, in order, as runs of (key of the
     request's batch, row of the first, how many); empty for other mail."""
     last: bool = False
@@ -473,8 +512,12 @@ class AckMail(Command, tag=43, frozen=True):
     ranges: Ranges
     tracker: int = 0
     level: int = 0
-    again_ms: int = -1
+    again_ms: Again = -1
     """-1: done; otherwise deliver again after this time."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: the ranges are none."""
+        check_ranges(self.ranges)
 
 
 class PeekMail(Command, tag=44, frozen=True):
@@ -534,10 +577,10 @@ class Request(Command, tag=50, frozen=True):
     tracker: int
     reply_to: str = ""
     """Mailbox for replies; empty: the identity's mailbox, or the session's temporary one."""
-    timeout_ms: int = 0
+    timeout_ms: Time = 0
     """Given up after this time; 0: never."""
     level: int = 0
-    key: bytes = b""
+    key: Key = b""
     """Names this batch, and with the row each request of it: sent again with the same key it is
     accepted once, and replies name it. Empty: replies name no request."""
 
@@ -555,7 +598,7 @@ class Offer(Command, tag=51, frozen=True):
     pattern: Pattern
     credit_records: int = 0
     credit_bytes: int = 0
-    lease_ms: int = 0
+    lease_ms: Time = 0
     settings: dict[str, Any] = {}
     """For a service that does not exist yet."""
 
@@ -592,6 +635,7 @@ class WorkState(enum.IntEnum):
     """What a worker says of requests in hand; see ACK_WORK."""
 
     RECEIVED = 1
+    """It has them; the lease begins anew."""
     RENEWED = 2
     """Still at it: the lease begins anew."""
     COMPLETED = 3
@@ -609,11 +653,15 @@ class AckWork(Command, tag=53, frozen=True):
 
     subscription: int
     ranges: Ranges
-    state: int
+    state: Annotated[int, msgspec.Meta(ge=1, le=5)]
     tracker: int = 0
     level: int = 0
-    again_ms: int = 0
-    reason: str = ""
+    again_ms: Time = 0
+    reason: Reason = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: the ranges are none."""
+        check_ranges(self.ranges)
 
 
 class Reply(Command, tag=54, frozen=True):
@@ -623,7 +671,7 @@ class Reply(Command, tag=54, frozen=True):
     """
 
     subscription: int
-    requests: list[int]
+    requests: Numbers
     """Number of the request that the record in each row answers."""
     tracker: int
     last: bool = False
@@ -640,7 +688,7 @@ class CancelRequest(Command, tag=55, frozen=True):
 
     request: int
     service: str
-    key: bytes
+    key: Key
     row: int = -1
     """Which of the batch; -1: all that are not completed."""
 
@@ -667,7 +715,7 @@ class Requeue(Command, tag=58, frozen=True):
 
     request: int
     service: str
-    numbers: list[int] = []
+    numbers: Numbers = []
 
 
 class RemoveService(Command, tag=59, frozen=True):
@@ -686,7 +734,7 @@ class MoveCursor(Command, tag=60, frozen=True):
 
     stream: str
     cursor: str
-    next: int
+    next: Annotated[int, msgspec.Meta(ge=0)]
     tracker: int
     level: int = 0
     force: bool = False
@@ -695,6 +743,8 @@ class MoveCursor(Command, tag=60, frozen=True):
     """UUID of the stream that `next` is a position of; empty: not checked."""
     epoch: int = 0
     """Epoch in which `next` was the position; 0: not checked."""
+    from_: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    """Where it must stand until now; -1: anywhere before `next`. Not checked when it is new."""
 
 
 class CursorInfo(Command, tag=61, frozen=True):
@@ -734,7 +784,7 @@ class JoinGroup(Command, tag=63, frozen=True):
     """For a new group; empty: latest."""
     credit_records: int = 0
     credit_bytes: int = 0
-    hold_ms: int = 0
+    hold_ms: Time = 0
     """Exclusive: how long a lost holder may take to return; 0: the broker's default."""
 
 
@@ -745,8 +795,12 @@ class AckRecords(Command, tag=64, frozen=True):
     ranges: Ranges
     tracker: int = 0
     level: int = 0
-    again_ms: int = -1
+    again_ms: Again = -1
     """-1: done; otherwise deliver again, to any member, after this time."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: the ranges are none."""
+        check_ranges(self.ranges)
 
 
 class GroupInfo(Command, tag=65, frozen=True):
@@ -766,9 +820,9 @@ class Atomic(Command, tag=66, frozen=True):
     """
 
     tracker: int
-    count: int
+    count: Annotated[int, msgspec.Meta(ge=1)]
     level: int = 0
-    key: bytes = b""
+    key: Key = b""
     """Names the step: sent again with the same key it is taken once."""
 
 
@@ -804,3 +858,8 @@ AnyCommand: TypeAlias = Union[  # noqa: UP007 - msgspec reads the union at run t
     MoveCursor, CursorInfo, RemoveCursor, JoinGroup, AckRecords, GroupInfo, Atomic,
     EditCursor, RemoveGroup,
 ]  # fmt: skip
+
+STEP_PARTS: tuple[type[Command], ...] = (
+    Publish, Send, Request, Reply, AckMail, AckWork, AckRecords, MoveCursor,
+)  # fmt: skip
+"""What an ATOMIC may announce, each with tracker 0; ACK_WORK only with the states 3 to 5."""

@@ -17,7 +17,7 @@ CODES: Final[dict[str, str]] = {
     "unexpected": "the command is not allowed in this state of the link",
     "unsupported": "this broker has not the feature",
     "version": "no protocol version in common",
-    "bad_name": "the name of a stream, mailbox or service is not allowed",
+    "bad_name": "the name of a stream, mailbox, service, cursor or group is not allowed",
     "bad_setting": "a setting is unknown or its value is not allowed",
     "bad_pattern": "the pattern cannot be compiled",
     "unknown_pattern_kind": "the broker knows no such kind of pattern",
@@ -26,7 +26,7 @@ CODES: Final[dict[str, str]] = {
     # permission and identity
     "unauthenticated": "the credential is missing or wrong",
     "forbidden": "the identity may not do this",
-    "fenced": "a newer epoch of this producer or a newer link of this session took over",
+    "fenced": "a newer epoch of the producer, or a newer link of the session or identity, took over",
     "kicked": "an operator ended the link",
     # state
     "unknown_stream": "there is no such stream",
@@ -64,7 +64,7 @@ CODES: Final[dict[str, str]] = {
     "not_leader": "another broker leads this shard",
     "moved": "the stream is placed elsewhere",
     "cross_ring": "the parts of one step live in different rings",
-    "conflict": "a condition of the step no longer holds",
+    "conflict": "a condition of the command or step does not hold (any more)",
     "expired": "the time for it is over",
     "internal": "the broker erred; the log has the cause",
 }

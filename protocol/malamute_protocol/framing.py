@@ -12,7 +12,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
-from malamute_protocol.commands import AnyCommand, Command
+from malamute_protocol.commands import STEP_PARTS, AckWork, AnyCommand, Atomic, Command, WorkState
 from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
@@ -75,7 +75,8 @@ def decode_message(
     try:
         commands = _decoder.decode(first)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError("malformed", _explain(first, error)) from error
+        reason = _explain(first, error)
+        raise RemoteProtocolError(_code(reason), reason) from error
     if not commands:
         raise RemoteProtocolError("malformed", "a message without commands")
     if len(commands) > limits.message_commands_max:
@@ -90,6 +91,8 @@ def decode_message(
         if free is not None:
             for name in free:
                 _check_nesting(getattr(command, name), limits.nesting_max, place, command, name)
+        if type(command) is Atomic:
+            _check_step(commands, place, command)
         owned = command.content_frames
         if owned == 0:
             result.append((command, ()))
@@ -132,6 +135,23 @@ def _check_nesting(value: Any, most: int, place: int, command: Command, name: st
     )
 
 
+def _check_step(commands: Sequence[Command], place: int, step: Atomic) -> None:
+    """The parts of a step are there, may be parts, and ask for no answers of their own."""
+    parts = commands[place + 1 : place + 1 + step.count]
+    fault = ""
+    if len(parts) < step.count:
+        fault = f"{step.count} parts, {len(parts)} commands follow"
+    for part in parts:
+        if type(part) not in STEP_PARTS:
+            fault = f"{type(part).__name__} cannot be a part"
+        elif part.tracker:  # type: ignore[attr-defined]  # each of STEP_PARTS has one
+            fault = f"{type(part).__name__} with a tracker of its own"
+        elif type(part) is AckWork and part.state < WorkState.COMPLETED:
+            fault = f"ACK_WORK of state {part.state} cannot be a part"
+    if fault:
+        raise RemoteProtocolError("malformed", f"command {place} (Atomic): {fault}")
+
+
 def _map_items(value: dict[Any, Any], place: int, command: Command, name: str) -> Iterable[Any]:
     if not all(type(key) is str for key in value):
         raise RemoteProtocolError(
@@ -140,6 +160,11 @@ def _map_items(value: dict[Any, Any], place: int, command: Command, name: str) -
             "no string",
         )
     return value.values()
+
+
+def _code(reason: str) -> str:
+    """Of what msgspec found: a length over its limit, else the grammar."""
+    return "too_large" if "of length <=" in reason else "malformed"
 
 
 def _explain(frame: Any, error: Exception) -> str:

@@ -2,12 +2,28 @@
 
 Owns the default values and nothing else; a broker announces its own in WELCOME.
 The rule: a limit is checked where bytes are made (LocalProtocolError) and where they
-arrive (BatchError or RemoteProtocolError, code `too_large`). Source: SPEC.md, section 11.
+arrive (BatchError or RemoteProtocolError, code `too_large`); those of single fields are
+constants, checked while a command is decoded. Source: SPEC.md, section 11.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+KEY_BYTES_MAX: Final = 128
+"""A sender's name for a batch or a step."""
+REASON_BYTES_MAX: Final = 1024
+"""Why a worker failed; in characters."""
+RANGES_MAX: Final = 65_536
+"""Ranges, numbers or runs in one command."""
+NUMBERS_MAX: Final = 1 << 20
+"""Messages, requests or records that the ranges of one command name."""
+TIME_MAX: Final = 1 << 53
+"""A time or duration, in milliseconds: every language has it exactly, and sums stay in 64 bits."""
+PRIORITY_MIN: Final = -128
+PRIORITY_MAX: Final = 127
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):
