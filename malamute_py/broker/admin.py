@@ -33,6 +33,7 @@ from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import MAIN, IndexFailure
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import Begin, Starts, may_match
+from malamute_py.broker.steps import Steps
 from malamute_py.broker.streams import Stream
 from malamute_py.changelog.records import ProducerOpened, ProducersForgotten
 from malamute_py.matcher import compile_pattern
@@ -65,6 +66,7 @@ class Admin:
         publishing: Publishing,
         producers: Producers,
         starts: Starts,
+        steps: Steps,
     ) -> None:
         self._shard = shard
         self._links = links
@@ -72,6 +74,7 @@ class Admin:
         self._publishing = publishing
         self._producers = producers
         self._starts = starts
+        self._steps = steps
 
     # --- answering --------------------------------------------------------------------------
 
@@ -310,7 +313,7 @@ class Admin:
             self._result(link, command, self._producer_facts(known.id))
 
     def _open(self, link: Link, command: OpenProducer, id: int, epoch: int) -> None:
-        self._publishing.propose(
+        self._steps.propose(
             ProducerOpened(id, link.identity, epoch),
             self._when_durable(link, command, lambda: self._producer_facts(id)),
             partial(self._refuse, link, command),
@@ -330,7 +333,7 @@ class Admin:
     def _forget_producers(self) -> None:
         ids = self._producers.oldest(min(FORGET_AT_ONCE, max(1, len(self._producers) // 10)))
         self._shard.event("producers_forgotten", "warning", count=len(ids))
-        self._publishing.propose(ProducersForgotten(ids), None, None)
+        self._steps.propose(ProducersForgotten(ids))
 
     # --- the broker and its links -----------------------------------------------------------
 

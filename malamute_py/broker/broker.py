@@ -25,20 +25,24 @@ from malamute_py.broker.producers import Producers
 from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
+    MAIL_STREAM,
     MAIN,
+    AppendBundle,
     Appended,
     AppendRefused,
+    BodiesRead,
     HistoryRead,
     IndexAnswer,
     ReadFailed,
     Ready,
     RecoveredState,
 )
-from malamute_py.broker.recovery import recover
+from malamute_py.broker.recovery import recover, recover_queues
 from malamute_py.broker.retention import Retention
 from malamute_py.broker.serving import Serving
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import Starts
+from malamute_py.broker.steps import Steps
 from malamute_py.broker.streams import Stream
 from malamute_py.broker.subscriptions import Subscriptions
 from malamute_py.changelog.records import Change, ProducerOpened, ProducersForgotten, StreamRemoved
@@ -84,8 +88,16 @@ class Broker:
         changes = state.rings[MAIN].streams.get(CHANGE_STREAM) if MAIN in state.rings else None
         self._publishing = Publishing(
             shard, self._links, self._confirms, self._producers, self._catalogue.rings,
-            changes.next if changes else 0, self._delivery.fan_out, self._apply,
+            self._delivery.fan_out,
         )  # fmt: skip
+        shard.queues = recover_queues(state)
+        mail = state.rings[MAIN].streams.get(MAIL_STREAM) if MAIN in state.rings else None
+        self._steps = Steps(
+            shard, self._confirms, self._catalogue.rings[MAIN],
+            changes.next if changes else 0, mail.next if mail else 0,
+            self._apply, self._publishing.part_appended, self._publishing.part_refused,
+        )  # fmt: skip
+        self._publishing.steps = self._catalogue.steps = self._steps
         self._catalogue.publishing = self._publishing
         self._serving = Serving(shard, self._links, self._delivery)
         starts = Starts(shard)
@@ -93,8 +105,9 @@ class Broker:
             shard, self._links, self._delivery, self._serving, starts
         )
         self._admin = Admin(
-            shard, self._links, self._catalogue, self._publishing, self._producers, starts
-        )
+            shard, self._links, self._catalogue, self._publishing, self._producers, starts,
+            self._steps,
+        )  # fmt: skip
         self._retention = Retention(shard)
         self._handlers = self._table()
 
@@ -138,7 +151,7 @@ class Broker:
             "subscriptions": self._subscriptions.count,
             "producers": len(self._producers),
             "hot_bytes": self._delivery.hot_bytes,
-            "unsettled_bytes": self._publishing.unsettled_bytes,
+            "unsettled_bytes": self._publishing.unsettled_bytes + self._steps.unsettled_bytes,
             "reads_under_way": self._serving.reads_under_way,
             "queries_under_way": self._shard.questions,
         }
@@ -360,12 +373,18 @@ class Broker:
 
     def appended(self, answer: Appended) -> None:
         """The journal has a bundle."""
-        self._publishing.appended(answer)
+        if self._steps.owns(answer.token):
+            self._steps.appended(answer)
+        else:
+            self._publishing.appended(answer)
         self._clean_up()
 
     def append_refused(self, answer: AppendRefused) -> None:
         """The journal took nothing of a bundle; of its ring nothing more in this Ready."""
-        self._publishing.refused(answer)
+        if self._steps.owns(answer.token):
+            self._steps.refused(answer)
+        else:
+            self._publishing.refused(answer)
 
     def synced(self, ring: str, lsn: int, now_ms: int) -> None:
         """Everything in a ring before `lsn` is on stable storage."""
@@ -381,6 +400,12 @@ class Broker:
         if state is not None:
             self._shard.event("ring_failed", "error", ring=ring, code=code, reason=reason)
             self._publishing.ring_failed(state, code, reason)
+            if ring == MAIN:
+                self._steps.ring_failed(code, reason)
+
+    def pressed(self, on: bool) -> None:
+        """Ring main is nearly full of what no checkpoint holds yet, or is not any more."""
+        self._steps.pressed = on
 
     def history(self, answer: HistoryRead | ReadFailed) -> None:
         """A read of history is answered."""
@@ -441,16 +466,28 @@ class Broker:
         if serving.hungry:
             serving.serve()
             self._clean_up()
-        appends = self._publishing.take()
+        appends = self._appends()
         sends, closes = self._links.take()
         reads, serving.reads = serving.reads, []
         queries, shard.queries = shard.queries, []
+        bodies: list[BodiesRead] = []
         trims, self._retention.trims = self._retention.trims, []
         rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
         return Ready(
-            rings, appends, sends, reads, queries, closes, trims, events, self._wake_at_ms()
-        )
+            rings, appends, sends, reads, queries, bodies, closes, trims, events,
+            self._wake_at_ms(),
+        )  # fmt: skip
+
+    def _appends(self) -> list[AppendBundle]:
+        """Bundles for the journal: those of ring main together, urgent changes before them."""
+        published = self._publishing.take()
+        first, last = self._steps.hand_over()
+        if not first and not last:
+            return published
+        main = [bundle for bundle in published if bundle.ring == MAIN]
+        others = [bundle for bundle in published if bundle.ring != MAIN]
+        return [*first, *main, *last, *others]
 
     def _wake_at_ms(self) -> int | None:
         if self._serving.hungry:
@@ -474,7 +511,7 @@ class Broker:
         sequences = list(self._producers.sequences(here, self._shard.settings.snapshot_batches_max))
         if ring not in ("", MAIN):
             return encode_snapshot(Snapshot(Tables(), 0, sequences)) if sequences else []
-        return encode_snapshot(Snapshot(tables, self._publishing.change_next, sequences))
+        return encode_snapshot(Snapshot(tables, self._steps.change_next, sequences))
 
 
 def _reference(command: Command) -> int:

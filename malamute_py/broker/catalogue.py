@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import RequestRejected
-from malamute_py.broker.publishing import Publishing, Refusal
+from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import MAIN, RingFacts
 from malamute_py.broker.shard import Shard
+from malamute_py.broker.steps import Refusal, Steps
 from malamute_py.broker.streams import EPOCH_SHIFT, RingState, Stream, ring_name
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
 from malamute_py.changelog.settings import (
@@ -33,6 +34,7 @@ class Catalogue:
     """All streams of one core."""
 
     publishing: Publishing
+    steps: Steps
 
     def __init__(self, shard: Shard, tables: Tables, facts: dict[str, RingFacts]) -> None:
         self._shard = shard
@@ -210,7 +212,7 @@ class Catalogue:
             for _, refuse in self._waited(name):
                 refuse(code, reason, retry_ms)
 
-        self.publishing.propose(created, appended, refused)
+        self.steps.propose(created, appended, refused)
 
     def _check_settings(self, number: int, wanted: StreamSettings) -> None:
         """Raises RequestRejected `limit`: with these all settings are too much."""
@@ -257,17 +259,15 @@ class Catalogue:
         except RequestRejected as error:
             refused(error.code, error.reason, 0)
             return
-        self.publishing.propose(
-            StreamEdited(stream.number, wanted, self._shard.now_ms), then, refused
-        )
+        self.steps.propose(StreamEdited(stream.number, wanted, self._shard.now_ms), then, refused)
 
     def remove(self, stream: Stream, then: Callable[[int], None], refused: Refusal) -> None:
         """Remove a stream and its records; `then` gets the LSN that carries the change."""
-        self.publishing.propose(StreamRemoved(stream.number, self._shard.now_ms), then, refused)
+        self.steps.propose(StreamRemoved(stream.number, self._shard.now_ms), then, refused)
 
     def apply(self, change: Change, end_lsn: int) -> Stream | None:
         """Let a change of the log take effect; returns the stream that it removed."""
-        apply(self.tables, change)
+        apply(self.tables, self._shard.queues, change)
         if isinstance(change, StreamCreated | StreamEdited | StreamRemoved):
             self._weigh(change.number)
         if isinstance(change, StreamCreated):

@@ -25,7 +25,7 @@ LEVEL_NAMES: Final = {int(level): level.name.lower() for level in Level}
 
 
 class Waiter(msgspec.Struct, eq=False):
-    """One publish that is to be confirmed."""
+    """One publish, or one step, that is to be confirmed."""
 
     link: Link
     tracker: int
@@ -36,6 +36,8 @@ class Waiter(msgspec.Struct, eq=False):
     epoch: int = 0
     offset: int = -1
     append_time_ms: int = 0
+    command: int = 10
+    """Number of the command that is to be answered: PUBLISH, or that of a step."""
 
 
 class Confirms:
@@ -62,7 +64,7 @@ class Confirms:
         link = waiter.link
         link.unconfirmed_bytes -= waiter.size
         if link.open and waiter.tracker:
-            self._links.refuse(link, 10, waiter.tracker, code, reason, retry_ms)
+            self._links.refuse(link, waiter.command, waiter.tracker, code, reason, retry_ms)
 
     def settle_by(self, ring: RingState, waiter: Waiter, end_lsn: int) -> None:
         """Confirm now if the waiter's level is reached at `end_lsn`, else when it is."""

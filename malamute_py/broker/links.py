@@ -46,6 +46,7 @@ class Link:
         "half",
         "heard_ms",
         "heartbeat_ms",
+        "holder",
         "identity",
         "number",
         "opened_ms",
@@ -70,6 +71,8 @@ class Link:
         self.credential = credential
         """What the shell authenticated; "" when nobody."""
         self.identity = credential
+        self.holder = ""
+        """By what name it sends mail and holds work: its identity, or `~` and its session."""
         self.state = State.NEW
         self.session = b""
         self.software = ""
@@ -188,6 +191,7 @@ class Links:
         link.expiry_ms = link.heartbeat_ms * settings.expiry_beats
         link.identity = wanted
         link.session = hello.session
+        link.holder = wanted or f"~{hello.session.hex()}"
         link.software = hello.software[:200]
         self._sessions[hello.session] = link
         link.state = State.OPEN

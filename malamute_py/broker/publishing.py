@@ -1,10 +1,9 @@
 """Publishing: from a PUBLISH to a bundle for the journal, and what its answer means.
 
-Owns everything that was taken from producers and has not been appended, the changes of the
-log included. The rules: base offsets are given when bundles are handed to the shell and
-every bundle is answered before more are, so a refusal never leaves a hole; each publish
-is a bundle of its own; the bundles of one ring stand together, in their order; a refusal
-is told to all who wait for what was refused.
+Owns everything that was taken from producers and has not been appended. The rules: base
+offsets are given when bundles are handed to the shell and every bundle is answered before more
+are, so a refusal never leaves a hole; each publish is a bundle of its own; the bundles of one
+ring stand together, in their order; a refusal is told to all who wait for what was refused.
 Source: DESIGN.md, sections 4 and 7.
 """
 
@@ -18,9 +17,7 @@ import msgspec
 
 from malamute_protocol.commands import Publish
 from malamute_protocol.content import BODY_KINDS, Content
-from malamute_protocol.encode import encode
-from malamute_protocol.errors import BatchError
-from malamute_protocol.stamp import CHANGE
+from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_py.broker.confirms import (
     DEFAULT,
     LEVEL_NAMES,
@@ -33,7 +30,6 @@ from malamute_py.broker.confirms import (
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.producers import FORGOTTEN, Producers, ProducerStream
 from malamute_py.broker.ready import (
-    CHANGE_STREAM,
     MAIN,
     Append,
     AppendBundle,
@@ -41,8 +37,9 @@ from malamute_py.broker.ready import (
     AppendRefused,
 )
 from malamute_py.broker.shard import Shard
+from malamute_py.broker.steps import Part, Steps
 from malamute_py.broker.streams import Batch, RingState, Settled, Settlement, Stream
-from malamute_py.changelog.records import Change, StreamEdited, encode_change
+from malamute_py.changelog.records import StreamEdited
 
 PUBLISH = 10
 STAMP_BYTES = 96
@@ -50,18 +47,15 @@ TIME_AT = 56
 """Where a stamp states the append time."""
 _TIME = Struct("<q")
 
-Refusal = Callable[[str, str, int], None]
-"""Called with code, reason and retry time."""
-
 
 class Pending(msgspec.Struct, eq=False):
-    """One bundle on its way into the journal: a publish, or a change."""
+    """One publish on its way into the journal."""
 
     ring: RingState
     frame: Any
     content: Content
     size: int
-    stream: Stream | None = None
+    stream: Stream
     waiter: Waiter | None = None
     base: int = -1
     """Known once it is handed to the shell."""
@@ -70,14 +64,13 @@ class Pending(msgspec.Struct, eq=False):
     """Duplicates that came while the original was on its way."""
     place: ProducerStream | None = None
     sequence: int = 0
-    change: Change | None = None
-    on_appended: Callable[[int], None] | None = None
-    """Called with the end LSN, for a change."""
-    on_refused: Refusal | None = None
 
 
 class Publishing:
-    """The way into the journal."""
+    """The way of published batches into the journal."""
+
+    steps: Steps
+    """The way of changes; set once both are there."""
 
     def __init__(
         self,
@@ -86,9 +79,7 @@ class Publishing:
         confirms: Confirms,
         producers: Producers,
         rings: dict[str, RingState],
-        change_next: int,
         fan_out: Callable[[Batch, bool], None],
-        apply: Callable[[Change, int], None],
     ) -> None:
         self._shard = shard
         self._links = links
@@ -98,11 +89,8 @@ class Publishing:
         self._main = rings[MAIN]
         self._limits = shard.settings.limits
         self._fan_out = fan_out
-        self._apply = apply
         self._queue: list[Pending] = []
         self._handed: dict[int, Pending] = {}
-        self.change_next = change_next
-        """The next offset of the change log."""
         self.unsettled_bytes = 0
         """Queued, handed to the journal, or appended and not yet visible."""
 
@@ -136,7 +124,11 @@ class Publishing:
         if ring.failed is not None:
             self.refuse(link, command, *ring.failed)
             return
-        if ring is not self._main and stream.created_lsn > self._main.visible:
+        if ring is self._main:
+            if self.steps.pressed:
+                self.refuse(link, command, "wait", "the log waits for its checkpoint")
+                return
+        elif stream.created_lsn > self._main.visible:
             self.refuse(link, command, "wait", "the stream is being created")
             return
         size = STAMP_BYTES + head.content_bytes
@@ -197,7 +189,8 @@ class Publishing:
         def unsettle(code: str, reason: str, retry_ms: int) -> None:
             stream.settle(stream.settings)
 
-        self.propose(edited, None, unsettle)
+        # Before the batch: what is in the log must never be of a kind that the log does not know.
+        self.steps.propose(edited, None, unsettle, first=True)
         return True
 
     def _in_sequence(self, link: Link, command: Publish, stream: Stream, pending: Pending) -> bool:
@@ -268,17 +261,48 @@ class Publishing:
         # Its own end LSN is not remembered: the ring's end covers it.
         self._confirms.settle_by(stream.ring, waiter, stream.ring.end_lsn)
 
-    def propose(
-        self, change: Change, on_appended: Callable[[int], None] | None, on_refused: Refusal | None
-    ) -> None:
-        """Put a change on its way; it takes effect when it is appended."""
-        frame = encode([encode_change(change)], subject="change")
-        pending = Pending(self._main, frame, Content(frame), STAMP_BYTES + len(frame))
-        pending.change = change
-        pending.on_appended = on_appended
-        pending.on_refused = on_refused
-        self.unsettled_bytes += pending.size
-        self._queue.append(pending)
+    def prepare(self, link: Link, command: Publish, frame: Any, stream: Stream | None) -> Part:
+        """One batch as part of an atomic step. Raises RequestRejected: nothing was done."""
+        name = command.stream
+        if not self._shard.settings.permit(link.identity, "write", name):
+            raise RequestRejected("forbidden", f"you may not write to stream '{name}'")
+        if stream is None or stream.removed:
+            raise RequestRejected("unknown_stream", f"there is no stream '{name}'")
+        try:
+            content = Content(frame)
+            content.check(self._limits)
+        except BatchError as error:
+            raise RequestRejected(error.code, error.reason) from error
+        head = content.head
+        if stream.ring is not self._main:
+            raise RequestRejected(
+                "cross_ring",
+                f"stream '{name}' has a ring of its own or lives in memory: one step is one ring",
+            )
+        if head.producer_id:
+            raise RequestRejected("bad_batch", "the step has a key: its batches have no producer")
+        kind = head.body_kind
+        if kind != stream.body_kind and not self._settle_kind(stream, kind):
+            raise RequestRejected(
+                "bad_batch",
+                f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
+            )
+        return Part(content=content, frame=frame, stream=stream)
+
+    def part_appended(self, part: Part, end_lsn: int) -> None:
+        """A batch of an atomic step is in the journal."""
+        stream, content = part.stream, part.content
+        assert stream is not None
+        assert content is not None
+        size = STAMP_BYTES + content.head.content_bytes
+        self.unsettled_bytes += size
+        pending = Pending(stream.ring, part.frame, content, size, stream, base=part.base)
+        self._stored(pending, stream, stream.ring, part.stamp, end_lsn)
+
+    def part_refused(self, part: Part) -> None:
+        """The journal took nothing of an atomic step."""
+        assert part.stream is not None
+        part.stream.handed = part.stream.next
 
     # --- handing over -------------------------------------------------------------------
 
@@ -296,29 +320,23 @@ class Publishing:
         handed = self._handed
         token = self._shard.token
         bundles: list[AppendBundle] = []
-        change_base = self.change_next
         for pending in queue:
             content = pending.content
             head = content.head
             stream = pending.stream
-            if stream is None:
-                number, kind, keys, time_ms = CHANGE_STREAM, CHANGE, None, now_ms
-                base = change_base
-                change_base += 1
-            else:
-                number, kind, keys = stream.number, 0, content.table
-                base = stream.handed
-                stream.handed = base + head.count
-                time_ms = stream.last_time_ms
-                if time_ms < now_ms:
-                    time_ms = now_ms
+            base = stream.handed
+            stream.handed = base + head.count
+            time_ms = stream.last_time_ms
+            if time_ms < now_ms:
+                time_ms = now_ms
             pending.base = base
             pending.time_ms = time_ms
             number_of_bundle = token()
             handed[number_of_bundle] = pending
             append = Append(
-                number, base, head.count, time_ms, pending.frame, head.content_crc, keys, kind
-            )
+                stream.number, base, head.count, time_ms, pending.frame, head.content_crc,
+                content.table,
+            )  # fmt: skip
             bundles.append(AppendBundle(pending.ring.name, number_of_bundle, (append,)))
         return bundles
 
@@ -330,16 +348,7 @@ class Publishing:
         ring.end_lsn = end_lsn
         if ring.memory:
             ring.visible = end_lsn
-        stream = pending.stream
-        if stream is None:
-            assert pending.change is not None
-            self.change_next = pending.base + 1
-            ring.unsettled.append(Settled(end_lsn, pending.size))
-            self._apply(pending.change, end_lsn)
-            if pending.on_appended is not None:
-                pending.on_appended(end_lsn)
-        else:
-            self._stored(pending, stream, ring, answer.stamps[0], end_lsn)
+        self._stored(pending, pending.stream, ring, answer.stamps[0], end_lsn)
 
     def _stored(
         self, pending: Pending, stream: Stream, ring: RingState, stamp: bytes, end_lsn: int
@@ -422,16 +431,13 @@ class Publishing:
 
     def _drop(self, pending: Pending, code: str, reason: str, retry_ms: int) -> None:
         self.unsettled_bytes -= pending.size
-        if pending.stream is not None:
-            pending.stream.handed = pending.stream.next
+        pending.stream.handed = pending.stream.next
         if pending.place is not None:
             pending.place.refused(pending.sequence)
         if pending.waiter is not None:
             self._confirms.refuse(pending.waiter, code, reason, retry_ms)
         for waiter in pending.followers or ():
             self._confirms.refuse(waiter, code, reason, retry_ms)
-        if pending.on_refused is not None:
-            pending.on_refused(code, reason, retry_ms)
 
     def ring_failed(self, ring: RingState, code: str, reason: str) -> None:
         """A ring takes nothing more, and nothing that waits for it to be synced ever will be."""

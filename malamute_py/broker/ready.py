@@ -176,8 +176,10 @@ class BodiesRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class BodiesFound(msgspec.Struct, frozen=True, gc=False):
-    """Answer to BodiesRead: number -> the whole batch, stamp and content; what is not there is
-    in neither the journal nor the checkpoint (`failed` says why, when reading failed)."""
+    """Answer to BodiesRead: number -> the whole batch, stamp and content.
+
+    What is not there is in neither the journal nor the checkpoint; `failed` says why reading did.
+    """
 
     token: int
     batches: dict[int, Buffer]
@@ -211,6 +213,7 @@ class Ready(msgspec.Struct, gc=False):
     rings: list[tuple[str, dict[str, Any]]]
     """Rings to open before anything is appended to them: (name, settings)."""
     appends: list[AppendBundle]
+    """Those of one ring stand together, in their order."""
     sends: list[Send]
     reads: list[ReadRange]
     queries: list[IndexQuery]

@@ -11,12 +11,22 @@ from malamute_py.broker.producers import Producers
 from malamute_py.broker.ready import MAIN, RecoveredState
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import decode_snapshot
-from malamute_py.changelog.tables import Tables, apply
+from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
+
+
+def recover_queues(state: RecoveredState) -> Queues:
+    """The checkpoint's queues, and what the log says since."""
+    queues, tables = state.queues, Tables()
+    for _, body in state.queue_changes:
+        change = decode_change(body)
+        if not isinstance(change, TABLE_CHANGES):
+            apply(tables, queues, change)
+    return queues
 
 
 def recover(state: RecoveredState, producers: Producers, runs_max: int) -> Tables:
     """The tables as of the end of the log; the producers take up what they stood at."""
-    tables = Tables()
+    tables, queues = Tables(), Queues()
     main = state.rings.get(MAIN)
     snapshots = {
         name: decode_snapshot(facts.snapshot)
@@ -30,7 +40,9 @@ def recover(state: RecoveredState, producers: Producers, runs_max: int) -> Table
             tables, position = own.tables, own.change_next
         for offset, body in main.changes:
             if offset >= position:
-                apply(tables, decode_change(body))
+                change = decode_change(body)
+                if isinstance(change, TABLE_CHANGES):
+                    apply(tables, queues, change)
     for row in tables.producers.values():
         producers.opened(row.id, row.identity, row.epoch)
     for name, facts in state.rings.items():

@@ -13,6 +13,7 @@ from typing import Any
 
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.ready import Event, IndexFailure, IndexQuery
+from malamute_py.changelog.tables import Queues
 
 Answered = Callable[[Any], None]
 """What goes on with the value of an answer, or with an IndexFailure."""
@@ -29,6 +30,7 @@ class Shard:
         "events",
         "now_ms",
         "queries",
+        "queues",
         "random",
         "settings",
         "uuid",
@@ -45,6 +47,8 @@ class Shard:
         self.uuid = uuid
         self.epoch = epoch
         self.random = random
+        self.queues = Queues()
+        """Mailboxes, services, cursors, groups and keys, as the change log has them."""
         self.now_ms = 0
         self.counters: Counter[str] = Counter()
         self.events: list[Event] = []

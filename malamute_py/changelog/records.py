@@ -106,8 +106,8 @@ class MailPut(msgspec.Struct, array_like=True, gc=False, tag="mail_put"):
     mailbox: int
     base: int
     count: int
-    bytes: int
-    """Of the batch, stamp included."""
+    size: int
+    """Bytes of the batch, stamp included."""
     sender: str
     at_ms: int
     key: bytes = b""
@@ -169,7 +169,7 @@ class RequestPut(msgspec.Struct, array_like=True, gc=False, tag="request_put"):
     service: int
     base: int
     count: int
-    bytes: int
+    size: int
     sender: str
     reply_to: str
     """Name of a mailbox; temporary ones begin with `~`."""

@@ -127,7 +127,7 @@ class MessageRow(msgspec.Struct, gc=False):
 
     base: int
     count: int
-    bytes: int
+    size: int
     sender: str
     at_ms: int
     left: int
@@ -299,7 +299,7 @@ def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
         why = [(rows_of((1 << put.count) - 1), put.why)] if put.why else []
         rare = Rare(put.expiries, put.about, put.last, why)
     queues.messages[put.mailbox, put.base] = MessageRow(
-        put.base, put.count, put.bytes, put.sender, put.at_ms, (1 << put.count) - 1,
+        put.base, put.count, put.size, put.sender, put.at_ms, (1 << put.count) - 1,
         put.priority, put.deliver_at_ms, put.expires_ms, 0, rare,
     )  # fmt: skip
     if put.key:
@@ -458,7 +458,7 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
         row = queues.messages.get(place)
         if row is None:
             row = MessageRow(
-                base, put.count, put.bytes, put.sender, change.at_ms, 0, rare=Rare(request=put)
+                base, put.count, put.size, put.sender, change.at_ms, 0, rare=Rare(request=put)
             )
         row.left |= mask
         assert row.rare is not None, "a request and a message have the same number"

@@ -14,7 +14,7 @@ from malamute_protocol.stamp import CHANGE
 from malamute_py.broker.ready import CHANGE_STREAM, MAIN, RingFacts, StreamFacts
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import ProducerFact, decode_snapshot
-from malamute_py.changelog.tables import Tables, apply
+from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
 from malamute_py.journal import Recovery, Ring
 from malamute_py.journal.layout import control_bodies
 
@@ -62,7 +62,9 @@ def rings_asked(main: RingFacts) -> dict[str, dict[str, Any]]:
         tables, position = snapshot.tables, snapshot.change_next
     for offset, record in main.changes:
         if offset >= position:
-            apply(tables, decode_change(record))
+            change = decode_change(record)
+            if isinstance(change, TABLE_CHANGES):
+                apply(tables, Queues(), change)
     return {
         row.ring: {"ring_bytes": row.settings.ring_bytes, "full": row.settings.full}
         for row in tables.streams.values()

@@ -37,7 +37,9 @@ from malamute_py.broker import (
     RingFacts,
     StreamFacts,
 )
+from malamute_py.broker.ready import MAIL_STREAM, MAIN, BodiesFound, BodiesRead
 from malamute_py.changelog.snapshots import ProducerFact
+from malamute_py.journal.layout import control_bodies
 from malamute_py.matcher import matches
 
 
@@ -148,6 +150,7 @@ class Shell:
         """Ring -> code and reason with which it refuses everything."""
         self.reads: list[ReadRange] = []
         self.queries: list[IndexQuery] = []
+        self.bodies: list[BodiesRead] = []
         self.events: list[Event] = []
         self.trims: list[tuple[str, int, int]] = []
         self.firsts: dict[int, int] = {}
@@ -189,6 +192,7 @@ class Shell:
         self.peers.clear()
         self.reads.clear()
         self.queries.clear()
+        self.bodies.clear()
         self.open()
 
     def snapshot_now(self) -> None:
@@ -221,9 +225,8 @@ class Shell:
             for one in held[after:]:
                 head = one.content.head
                 if one.control_kind == 6:
-                    bodies = one.content.bodies()
-                    changes.append((one.base, bytes(bodies.blob)))
-                elif head.producer_id:
+                    changes += enumerate(control_bodies(one.data[96:]), one.base)
+                elif head.producer_id and one.stamp.stream != MAIL_STREAM:
                     producers.append(
                         ProducerFact(
                             one.stamp.stream, head.producer_id, head.producer_epoch,
@@ -233,7 +236,13 @@ class Shell:
             facts[ring] = RingFacts(
                 self.ends[ring], snapshot, tuple(changes), tuple(producers), streams
             )
-        return RecoveredState(facts)
+        log = [
+            change
+            for one in self.rings.get(MAIN, [])
+            if one.control_kind == 6
+            for change in enumerate(control_bodies(one.data[96:]), one.base)
+        ]
+        return RecoveredState(facts, queue_changes=log)
 
     # --- doing what the core wants --------------------------------------------------------
 
@@ -247,6 +256,8 @@ class Shell:
                 self.answer_reads()
             if self.auto_ask:
                 self.answer_queries()
+            if self.auto_read:
+                self.answer_bodies()
             if self.auto_sync:
                 self.sync()
             if not ready and not (ready.wake_at_ms is not None and ready.wake_at_ms <= self.now_ms):
@@ -279,6 +290,7 @@ class Shell:
             self.peers.setdefault(link, Peer()).closed = True
         self.reads += ready.reads
         self.queries += ready.queries
+        self.bodies += ready.bodies
         self.events += ready.events
         for ring, stream, offset in ready.trims:
             self.trims.append((ring, stream, offset))
@@ -336,6 +348,16 @@ class Shell:
             gaps = ((read.from_offset, first, "retention", ""),)
         runs = (HistoryRun(data, tuple(spans)),) if spans else ()
         return HistoryRead(read.token, runs, next, gaps)
+
+    def answer_bodies(self) -> None:
+        wanted, self.bodies = self.bodies, []
+        for read in wanted:
+            found = {
+                one.base: one.data
+                for one in self.rings.get(MAIN, [])
+                if one.stamp.stream == MAIL_STREAM and one.base in read.numbers
+            }
+            self.broker.bodies(BodiesFound(read.token, found))
 
     def answer_queries(self) -> None:
         queries, self.queries = self.queries, []

@@ -18,7 +18,7 @@ from malamute_py.changelog.records import (
 )
 from malamute_py.changelog.settings import StreamSettings
 from malamute_py.changelog.snapshots import decode_snapshot, encode_snapshot
-from malamute_py.changelog.tables import Tables, apply
+from malamute_py.changelog.tables import Queues, Tables, apply
 from tests.broker.shell import Shell, bodies
 
 settings = st.builds(StreamSettings, max_bytes=st.integers(0, 5), description=st.text(max_size=3))
@@ -41,8 +41,8 @@ changes = st.one_of(
 def test_a_log_applied_from_its_records_gives_the_same_tables(log: list[Change]) -> None:
     one, two = Tables(), Tables()
     for change in log:
-        apply(one, change)
-        apply(two, decode_change(encode_change(change)))
+        apply(one, Queues(), change)
+        apply(two, Queues(), decode_change(encode_change(change)))
     assert one == two
 
 
@@ -50,9 +50,9 @@ def test_a_log_applied_from_its_records_gives_the_same_tables(log: list[Change])
 def test_applying_a_record_twice_changes_nothing(log: list[Change]) -> None:
     one, two = Tables(), Tables()
     for change in log:
-        apply(one, change)
-        apply(two, change)
-        apply(two, change)
+        apply(one, Queues(), change)
+        apply(two, Queues(), change)
+        apply(two, Queues(), change)
     assert one == two
 
 
@@ -62,7 +62,7 @@ def test_numbers_are_never_used_again_and_names_lead_to_streams(log: list[Change
     seen: set[int] = set()
     for change in log:
         before = set(tables.streams)
-        apply(tables, change)
+        apply(tables, Queues(), change)
         new = set(tables.streams) - before
         assert not new & seen
         seen |= new

@@ -18,6 +18,7 @@ from malamute_py.server.guard import Guard
 from malamute_py.server.keeper import Inbox
 from malamute_py.server.loop import Loop
 from malamute_py.server.sockets import Listener, parse_endpoint
+from tests.waiting import WAIT_S
 
 
 class Lines:
@@ -49,7 +50,7 @@ class Lines:
 
 
 def nothing() -> Ready:
-    return Ready([], [], [], [], [], [], [], [], None)
+    return Ready([], [], [], [], [], [], [], [], [], None)
 
 
 class EchoCore:
@@ -144,7 +145,7 @@ class NoRings:
 
 
 class RunningLoop:
-    """A loop over an EchoCore, in a thread of its own."""
+    """A loop over an EchoCore, in a thread of its own, by a clock that stands or leaps at will."""
 
     def __init__(self, config: Config) -> None:
         self.core = EchoCore()
@@ -172,17 +173,32 @@ class RunningLoop:
             guard=self.guard,
             inbox=self.inbox,
             limits=Limits(),
-            clock=lambda: time.time_ns() // 1_000_000,
+            clock=self._now_ms,
             log=self.log,
             counters=self.counters,
         )
         self.failure: BaseException | None = None
+        self._stands_at_ms: int | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run)
 
     @property
     def endpoint(self) -> str:
         return self.listeners[0].name
+
+    def _now_ms(self) -> int:
+        stands_at_ms = self._stands_at_ms
+        return time.time_ns() // 1_000_000 if stands_at_ms is None else stands_at_ms
+
+    def stop_the_clock(self) -> None:
+        """No time passes for the loop from now on, however slow the machine is."""
+        self._stands_at_ms = self._now_ms()
+
+    def leap(self, ms: int) -> None:
+        """So much time passes at once, on a clock that stands."""
+        assert self._stands_at_ms is not None
+        self._stands_at_ms += ms
+        self.inbox.wake()
 
     def _run(self) -> None:
         try:
@@ -210,7 +226,7 @@ class RunningLoop:
         self.inbox.close()
         self.context.term()
 
-    def until(self, condition: Any, wait_s: float = 10.0) -> None:
+    def until(self, condition: Any, wait_s: float = WAIT_S) -> None:
         """Wait for something that the loop's thread brings about."""
         deadline = time.monotonic() + wait_s
         while not condition():

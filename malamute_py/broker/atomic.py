@@ -1,0 +1,206 @@
+"""Commands that change something, alone or as parts of one atomic step.
+
+Owns the way from such a command to a step: what is checked in which order, and the one answer.
+The rules: a command outside ATOMIC is a step of one part; a key that was taken before is
+confirmed again and nothing of it happens twice; whatever one part is refused for refuses them
+all, and what the others had reserved is free again. Source: SPEC.md, section 4.8; DESIGN.md,
+section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from malamute_protocol import commands as wire
+from malamute_protocol.commands import Command
+from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.catalogue import Catalogue
+from malamute_py.broker.confirms import LEVEL_NAMES, NONE, STORED, SYNCED, Waiter
+from malamute_py.broker.links import Link, Links
+from malamute_py.broker.publishing import Publishing
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.streams import Stream
+from malamute_py.changelog.records import StepTaken
+
+Prepare: TypeAlias = Callable[[Link, Any, Any], Part]
+"""(link, command, its content frame or None) -> part; raises RequestRejected."""
+
+ATOMIC: Final = 66
+ADDING: Final = (wire.Send, wire.Request)
+"""Commands that bring more than they take away: the first to wait when the log is full."""
+KEYED: Final = (wire.Send, wire.Request)
+STEP_COMMANDS: Final[dict[type[Command], int]] = {
+    wire.Send: 40, wire.AckMail: 43, wire.Request: 50, wire.AckWork: 53, wire.Reply: 54,
+    wire.MoveCursor: 60, wire.AckRecords: 64,
+}  # fmt: skip
+"""Number of each command that is a step of its own or a part of one."""
+
+
+class Intake:
+    """Takes what changes something."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        steps: Steps,
+        publishing: Publishing,
+        catalogue: Catalogue,
+        prepares: Mapping[type[Command], Prepare],
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._steps = steps
+        self._publishing = publishing
+        self._catalogue = catalogue
+        self._prepares = dict(prepares)
+
+    # --- alone -----------------------------------------------------------------------------
+
+    def single(self, link: Link, command: Any, frame: Any) -> None:
+        """Take one command as a step of its own, or refuse it by name."""
+        kind = type(command)
+        try:
+            size = 0 if frame is None else len(memoryview(frame))
+            self._steps.check(link, size, adds=kind in ADDING)
+            key: tuple[str, bytes] | None = None
+            if kind in KEYED and command.key:
+                key = link.holder, command.key
+                if self._steps.known(key, self._waiter(link, command, size, SYNCED)):
+                    return
+            part = self._prepares[kind](link, command, frame)
+            waiter = self._waiter(link, command, size, part.level)
+            if part.memory and command.level in (STORED, SYNCED) and waiter is not None:
+                raise RequestRejected(
+                    "unsupported",
+                    f"what is in memory only cannot confirm '{LEVEL_NAMES[command.level]}'",
+                )
+        except RequestRejected as error:
+            self._refuse(link, command, error)
+            return
+        self._steps.take([part], waiter, key)
+
+    def _waiter(self, link: Link, command: Any, size: int, default: int) -> Waiter | None:
+        """Who is to be told; None when no answer is wanted. Raises RequestRejected."""
+        level = command.level or default
+        if level not in (NONE, STORED, SYNCED):
+            name = LEVEL_NAMES.get(level, str(level))
+            raise RequestRejected("unsupported", f"this broker has no confirm level '{name}'")
+        if not command.tracker or (level == NONE and command.level):
+            return None
+        number = STEP_COMMANDS.get(type(command), ATOMIC)
+        return Waiter(link, command.tracker, level, size, command=number)
+
+    def _refuse(self, link: Link, command: Any, error: RequestRejected) -> None:
+        retry_ms = error.retry_ms
+        if error.code == "wait" and not retry_ms:
+            retry_ms = self._shard.settings.retry_ms
+        reference = command.tracker or getattr(command, "subscription", 0)
+        number = STEP_COMMANDS.get(type(command), ATOMIC)
+        self._links.refuse(link, number, reference, error.code, error.reason, retry_ms)
+
+    # --- together --------------------------------------------------------------------------
+
+    def atomic(
+        self, link: Link, command: wire.Atomic, parts: Sequence[tuple[Command, Any]]
+    ) -> None:
+        """Take several commands, each with its content frame or None, as one step."""
+        try:
+            self._check_parts(parts)
+            size = sum(0 if frame is None else len(memoryview(frame)) for _, frame in parts)
+            limit = self._shard.settings.limits.batch_bytes_max
+            if size > limit:
+                raise RequestRejected("too_large", f"a step of {size} bytes, at most {limit}")
+            self._steps.check(link, size, adds=True)
+            waiter = self._waiter(link, command, size, SYNCED)
+            key = (link.holder, command.key) if command.key else None
+            if key is not None and self._steps.known(key, waiter):
+                return
+        except RequestRejected as error:
+            self._refuse(link, command, error)
+            return
+        missing = sorted(
+            {
+                part.stream
+                for part, _ in parts
+                if isinstance(part, wire.Publish) and self._catalogue.get(part.stream) is None
+            }
+        )
+        self._with_streams(link, command, parts, missing)
+
+    def _check_parts(self, parts: Sequence[tuple[Command, Any]]) -> None:
+        if not parts:
+            raise RequestRejected("malformed", "a step without parts")
+        for part, _ in parts:
+            name = type(part).__name__
+            if type(part) not in STEP_COMMANDS and not isinstance(part, wire.Publish):
+                raise RequestRejected("unsupported", f"{name} cannot be a part of a step")
+            if getattr(part, "tracker", 0):
+                raise RequestRejected("malformed", f"{name} in a step has a tracker of its own")
+
+    def _with_streams(
+        self,
+        link: Link,
+        command: wire.Atomic,
+        parts: Sequence[tuple[Command, Any]],
+        missing: list[str],
+    ) -> None:
+        """First use creates streams, one after the other, before the step is taken."""
+        if not missing:
+            if link.open:
+                self._take(link, command, parts)
+            return
+        name = missing[0]
+
+        def created(stream: Stream) -> None:
+            self._with_streams(link, command, parts, missing[1:])
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            self._refuse(link, command, RequestRejected(code, reason, retry_ms))
+
+        if not self._shard.settings.permit(link.identity, "write", name):
+            refused("forbidden", f"you may not write to stream '{name}'", 0)
+            return
+        self._catalogue.use(name, link.identity, created, refused)
+
+    def _take(self, link: Link, command: wire.Atomic, parts: Sequence[tuple[Command, Any]]) -> None:
+        prepared: list[Part] = []
+        try:
+            size = sum(0 if frame is None else len(memoryview(frame)) for _, frame in parts)
+            waiter = self._waiter(link, command, size, SYNCED)
+            key = (link.holder, command.key) if command.key else None
+            if key is not None and self._steps.known(key, waiter):
+                return
+            for part, frame in parts:
+                prepared.append(self._prepare(link, part, frame))
+                taken = prepared[-1].taken
+                if prepared[-1].memory:
+                    raise RequestRejected(
+                        "cross_ring",
+                        f"{type(part).__name__} to what is in memory only: a step is in the log",
+                    )
+                if taken is not None:
+                    taken()
+        except RequestRejected as error:
+            # The last one was not taken; the others give back what they had reserved.
+            reserved = prepared[:-1] if prepared and prepared[-1].memory else prepared
+            for earlier in reversed(reserved):
+                if earlier.refused is not None:
+                    earlier.refused(error.code, error.reason, error.retry_ms)
+            self._refuse(link, command, error)
+            return
+        if command.key:
+            prepared[0].changes.append(StepTaken(link.holder, command.key, self._shard.now_ms))
+        self._steps.take(prepared, waiter, key, reserved=True)
+
+    def _prepare(self, link: Link, part: Command, frame: Any) -> Part:
+        if isinstance(part, wire.Publish):
+            return self._publishing.prepare(link, part, frame, self._catalogue.get(part.stream))
+        made = self._prepares[type(part)](link, part, frame)
+        if part.__class__ in KEYED and getattr(part, "key", b""):
+            key = link.holder, part.key  # type: ignore[attr-defined]
+            if self._steps.known(key, None):
+                raise RequestRejected("conflict", "a part's key was taken before")
+        return made
