@@ -7,11 +7,12 @@ up the holes that other streams leave. Source: FORMAT.md, section 8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from malamute_protocol.stamp import DATA, Stamp
-from malamute_py.journal.check import Found, candidates, check
+from malamute_protocol.stamp import DATA, STAMP_BYTES, Stamp, stamp_here
+from malamute_py.journal.check import Found, candidates, check, content_fault
 from malamute_py.journal.types import UNINDEXED_FROM, Run
 
 _READ_BYTES = 4 << 20
@@ -129,6 +130,37 @@ def _resume(
         ):
             return place, found.stamp.base_offset
     return stop, after
+
+
+def pick_in(
+    data: bytes, base_lsn: int, part: Part, stream: int, offsets: Sequence[int]
+) -> Iterator[tuple[int, bytes]]:
+    """(which of the ascending offsets, the whole batch that holds it) of what a chunk has.
+
+    Only what is handed out has its content checked; what is damaged is stepped over.
+    """
+    view, which = memoryview(data), 0
+    for position, size, base, after in part.entries:
+        at = position - part.position
+        stop = at + size
+        which = bisect_left(offsets, base, which)
+        last = bisect_left(offsets, after, which)
+        while which < last and at + STAMP_BYTES <= stop:
+            stamp = stamp_here(data, at, base_lsn + at)
+            if stamp is None:
+                at = next(candidates(view[:stop], base_lsn, at), stop)
+                continue
+            begin, at = at, at + stamp.size
+            if stamp.stream != stream or stamp.control_kind != DATA:
+                continue
+            which = bisect_left(offsets, stamp.base_offset, which, last)
+            held = bisect_left(offsets, stamp.next_offset, which, last)
+            if held > which and not content_fault(data, begin + stamp.stamp_bytes, at, stamp):
+                batch = data[begin:at]
+                for hit in range(which, held):
+                    yield hit, batch
+            which = held
+        which = last
 
 
 def _is_foreign(stamp: Stamp, stream: int) -> bool:

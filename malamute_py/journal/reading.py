@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import heapq
 import threading
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from pyroaring import BitMap
 from malamute_protocol.content import Content
 from malamute_protocol.stamp import PADDING, STAMP_BYTES
 from malamute_py.journal.check import check
-from malamute_py.journal.chunks import Batch, Part, Runs, batches_in, group_entries
+from malamute_py.journal.chunks import Batch, Part, Runs, batches_in, group_entries, pick_in
 from malamute_py.journal.errors import JournalCorrupt
 from malamute_py.journal.index import (
     Entries,
@@ -286,6 +287,39 @@ class Reader:
                 return bytes(size)
             raise
         return read_around(self._storage, file, position, size)
+
+    def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:
+        """See Ring.read_batches."""
+        found: list[bytes | None] = [None] * len(offsets)
+        first, after = self._streams.bounds(stream)
+        places = sorted(range(len(offsets)), key=offsets.__getitem__)
+        ascending = [offsets[place] for place in places]
+        done, stop = bisect_left(ascending, first), bisect_left(ascending, after)
+        for segment in self._segments():
+            span = segment.spans.get(stream)
+            if done == stop or span is None or span.next <= ascending[done]:
+                continue
+            done = bisect_left(ascending, span.first, done, stop)
+            here = ascending[done : bisect_left(ascending, span.next, done, stop)]
+            if here:
+                for at, batch in self._pick(segment, stream, here):
+                    found[places[done + at]] = batch
+                done += len(here)
+        return found
+
+    def _pick(
+        self, segment: Segment, stream: int, offsets: list[int]
+    ) -> Iterator[tuple[int, bytes]]:
+        """(which of the ascending offsets, the batch that holds it) of one segment."""
+        rows = self.index(segment).entries(stream, offsets[0], offsets[-1] + 1).rows
+        wanted = np.array(offsets, np.uint64)
+        chosen = np.unique(np.searchsorted(rows["next"], wanted, side="right"))
+        fields = rows[chosen[chosen < len(rows)]][["position", "bytes", "base", "next"]]
+        for part in group_entries(fields.tolist()):
+            data = self._bytes(segment, part.position, part.size)
+            if segment.retired:
+                return  # it may have been overwritten under the read
+            yield from pick_in(data, segment.base_lsn + part.position, part, stream, offsets)
 
     # --- by time ----------------------------------------------------------------------
 

@@ -414,6 +414,14 @@ class Ring:
             stream, from_offset, end_offset, bytes_max, candidates, client_time
         )
 
+    def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:
+        """For each offset the whole batch (stamp and content) that holds it, checked.
+
+        None where it is gone: removed, retired or damaged. Cheapest when the offsets lie
+        close together: neighbours share a read. Raises OSError: a file cannot be opened.
+        """
+        return self._reader.read_batches(stream, offsets)
+
     def closest_offset(self, stream: int, time_ms: int, *, inclusive: bool = True) -> int:
         """Offset of the first record appended at the time or later; else the next offset.
 
