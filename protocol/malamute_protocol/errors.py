@@ -26,7 +26,7 @@ CODES: Final[dict[str, str]] = {
     # permission and identity
     "unauthenticated": "the credential is missing or wrong",
     "forbidden": "the identity may not do this",
-    "fenced": "a newer epoch of the producer, or a newer link of the session or identity, took over",
+    "fenced": "a newer epoch of the producer, or link of the session or identity, took over",
     "kicked": "an operator ended the link",
     # state
     "unknown_stream": "there is no such stream",
