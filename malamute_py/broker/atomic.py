@@ -199,8 +199,8 @@ class Intake:
         if isinstance(part, wire.Publish):
             return self._publishing.prepare(link, part, frame, self._catalogue.get(part.stream))
         made = self._prepares[type(part)](link, part, frame)
-        if part.__class__ in KEYED and getattr(part, "key", b""):
-            key = link.holder, part.key  # type: ignore[attr-defined]
+        if isinstance(part, wire.Send | wire.Request) and part.key:
+            key = link.holder, part.key
             if self._steps.known(key, None):
                 raise RequestRejected("conflict", "a part's key was taken before")
         return made

@@ -9,8 +9,8 @@ when it is asked for. Source: DESIGN.md, sections 6 and 9.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
-from typing import Final
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any, Final
 
 import msgspec
 
@@ -555,7 +555,7 @@ def _remember(queues: Queues, sender: str, key: bytes, row: KeyRow) -> None:
         del keys[next(iter(keys))]
 
 
-_EFFECTS: Final = {
+_EFFECTS: Final[dict[type, Callable[[Tables, Queues, Any], None]]] = {
     StreamCreated: _stream_created,
     StreamEdited: _stream_edited,
     StreamRemoved: _stream_removed,
