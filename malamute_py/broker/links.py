@@ -9,6 +9,7 @@ SPEC.md, section 2; DESIGN.md, sections 4, 8 and 11.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,8 @@ class Link:
         """What the shell authenticated; "" when nobody."""
         self.identity = credential
         self.holder = ""
-        """By what name it sends mail and holds work: its identity, or `~` and its session."""
+        """By what name it sends mail and holds work: its identity, or `~` and a digest of its
+        session."""
         self.state = State.NEW
         self.session = b""
         self.software = ""
@@ -191,7 +193,8 @@ class Links:
         link.expiry_ms = link.heartbeat_ms * settings.expiry_beats
         link.identity = wanted
         link.session = hello.session
-        link.holder = wanted or f"~{hello.session.hex()}"
+        # Others are told it: the session itself would let them take the link over.
+        link.holder = wanted or f"~{blake2b(hello.session, digest_size=16).hexdigest()}"
         link.software = hello.software[:200]
         self._sessions[hello.session] = link
         link.state = State.OPEN

@@ -10,6 +10,7 @@ Source: DESIGN.md, sections 4, 7 and 9.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -132,7 +133,7 @@ class Steps:
         self._urgent: list[Step] = []
         self._handed: dict[int, list[Step]] = {}
         self._under_way: dict[tuple[str, bytes], Step] = {}
-        self._memory_keys: dict[tuple[str, bytes], KeyRow] = {}
+        self._memory_keys: OrderedDict[tuple[str, bytes], KeyRow] = OrderedDict()
         self.unsettled_bytes = 0
         """Queued or handed to the journal; what is appended and not visible the ring knows."""
         self.pressed = False
@@ -263,7 +264,7 @@ class Steps:
             keys = self._memory_keys
             keys[key] = KeyRow(first, 0, now_ms)
             if len(keys) > MEMORY_KEYS_MAX:
-                del keys[next(iter(keys))]
+                keys.popitem(last=False)
         if waiter is not None:
             waiter.epoch, waiter.offset, waiter.append_time_ms = self._shard.epoch, first, now_ms
             self._confirms.confirm(waiter, NONE)

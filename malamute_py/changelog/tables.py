@@ -9,8 +9,9 @@ when it is asked for. Source: DESIGN.md, sections 6 and 9.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -199,6 +200,15 @@ class KeyRow(msgspec.Struct, gc=False):
     at_ms: int
 
 
+class Keys(Protocol):
+    """What `apply` needs of the keys: an OrderedDict, or a table that loads its rows."""
+
+    def __setitem__(self, key: tuple[str, bytes], row: KeyRow, /) -> None: ...
+    def __len__(self) -> int: ...
+    def get(self, key: tuple[str, bytes], /) -> KeyRow | None: ...  # noqa: D102
+    def popitem(self, last: bool = True) -> object: ...  # noqa: D102
+
+
 class Queues(msgspec.Struct):
     """Mailboxes, services, cursors, groups, and the keys that were taken."""
 
@@ -210,7 +220,7 @@ class Queues(msgspec.Struct):
     """Number of its first -> what is left of a put, in the order of the log."""
     cursors: MutableMapping[tuple[int, str], CursorRow] = {}
     groups: MutableMapping[tuple[int, str], GroupRow] = {}
-    keys: MutableMapping[tuple[str, bytes], KeyRow] = {}
+    keys: Keys = msgspec.field(default_factory=OrderedDict)
     """(sender, key) -> where it went; the oldest first."""
     next_number: int = 1
     """The next mailbox's or service's number."""
@@ -552,7 +562,8 @@ def _remember(queues: Queues, sender: str, key: bytes, row: KeyRow) -> None:
     keys = queues.keys
     keys[sender, key] = row
     if len(keys) > KEYS_MAX:
-        del keys[next(iter(keys))]
+        # An ordinary dict walks past all that was deleted at its front: 37 us each.
+        keys.popitem(last=False)
 
 
 _EFFECTS: Final[dict[type, Callable[[Tables, Queues, Any], None]]] = {
