@@ -66,6 +66,15 @@ def _strategy(command: type[wire.Command]) -> st.SearchStrategy[wire.Command]:
             fields[name] = SETTINGS
         elif name == "session":
             fields[name] = st.sampled_from([bytes(16), b"1" * 16, b""])
+        elif name == "ranges":
+            # Others no decoder lets through.
+            fields[name] = st.sampled_from([[(0, 1)], [(0, 3), (5, 6)], [(1, 2)], [(9, 1 << 19)]])
+        elif name in ("numbers", "requests"):
+            fields[name] = st.lists(st.integers(0, 4), max_size=3)
+        elif name == "key":
+            fields[name] = st.sampled_from([b"", b"", b"k", b"l"])
+        elif name in ("subscription", "tracker") and command.__struct_config__.tag >= 40:
+            fields[name] = st.integers(0, 3)
         elif name == "until":
             fields[name] = st.sampled_from(["", "tail", "?"])
         elif hint is bool:
@@ -91,7 +100,24 @@ COMMANDS = st.one_of([_strategy(command) for command in get_args(wire.AnyCommand
 LIKELY = st.one_of(
     [
         _strategy(command)
-        for command in (wire.Publish, wire.Subscribe, wire.Credit, wire.Unsubscribe, wire.Pong)
+        for command in (
+            wire.Publish,
+            wire.Subscribe,
+            wire.Credit,
+            wire.Unsubscribe,
+            wire.Pong,
+            wire.Send,
+            wire.OpenInbox,
+            wire.AckMail,
+            wire.Request,
+            wire.Offer,
+            wire.AckWork,
+            wire.Reply,
+            wire.JoinGroup,
+            wire.AckRecords,
+            wire.MoveCursor,
+            wire.Atomic,
+        )  # fmt: skip
     ]
 )
 MESSAGES = st.tuples(
