@@ -162,7 +162,7 @@ class Client:
         """Return once nothing is unconfirmed. Raises Timeout, or what ended the session."""
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                while not self._publisher.idle:
+                while not self._session.idle:
                     self._link.quiet.clear()
                     self._link.wake_up()
                     await self._link.quiet.wait()
@@ -176,7 +176,7 @@ class Client:
 
         What was not confirmed by then fails with ConnectionLost.
         """
-        if self._session.state is not State.CLOSED and flush_ms and not self._publisher.idle:
+        if self._session.state is not State.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
                 await self.flush(flush_ms)

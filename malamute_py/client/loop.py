@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import zmq
@@ -20,8 +20,18 @@ from malamute_protocol.errors import MalamuteError
 from malamute_py.client.calls import confirmation
 from malamute_py.client.cursor import LOG, guarded
 from malamute_py.client.engine import Engine, clock_ms
-from malamute_py.client.reading import Reading
-from malamute_py.client.session import Answered, Arrived, Closed, Event, Linked, Published, Unlinked
+from malamute_py.client.events import (
+    Answered,
+    Arrived,
+    Closed,
+    Confirmed,
+    Event,
+    Linked,
+    Published,
+    Settled,
+    Unlinked,
+)
+from malamute_py.client.opened import Opened
 from malamute_py.client.settings import ClientSettings
 
 LinkEvent = Linked | Unlinked | Closed
@@ -62,8 +72,8 @@ class LoopLink:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._room: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._arrivals: dict[Reading, asyncio.Event] = {}
-        self._dropped: deque[Reading] = deque()
+        self._arrivals: dict[Opened, asyncio.Event] = {}
+        self._dropped: deque[Opened] = deque()
         self.wake_up()
 
     # --- turning ---------------------------------------------------------------------------
@@ -140,12 +150,18 @@ class LoopLink:
         if type(event) is Published:
             self._published(event)
         elif type(event) is Arrived:
-            reading = event.reading
-            arrival = self._arrivals.get(reading)
+            opened = event.opened
+            arrival = self._arrivals.get(opened)
             if arrival is not None:
                 arrival.set()
-                if reading.ended:
-                    del self._arrivals[reading]
+                if opened.ended:
+                    del self._arrivals[opened]
+        elif type(event) is Confirmed:
+            self.quiet.set()
+            _confirm(event.tokens, event.outcome)
+        elif type(event) is Settled:
+            for token, outcome in event.pairs:
+                _settle(token, outcome)
         elif type(event) is Answered:
             _settle(event.token, event.outcome)
         elif isinstance(event, Linked | Unlinked | Closed):
@@ -163,14 +179,7 @@ class LoopLink:
             if batch.tokens is not None:
                 batch.tokens.settled(batch.count, outcome)
             return
-        if isinstance(outcome, Confirm):
-            for index, future in enumerate(batch.tokens):
-                if not future.done():
-                    future.set_result(confirmation(outcome, index, 1))
-        else:
-            for future in batch.tokens:
-                if not future.done():
-                    future.set_exception(outcome)
+        _confirm(batch.tokens, outcome)
 
     def _close_waiters(self, event: Closed) -> None:
         while self._room:
@@ -205,26 +214,26 @@ class LoopLink:
                 return
 
     def _give_room(self) -> None:
-        publisher = self.publisher
-        left = publisher.window_bytes - publisher.queued_bytes - publisher.unconfirmed_bytes
+        window = self.session.window
+        left = window.bytes_max - window.queued_bytes - window.unconfirmed_bytes
         while self._room and left > 0:
             future, size = self._room.popleft()
             if not future.done():
                 future.set_result(None)
                 left -= size
 
-    def arrivals(self, reading: Reading) -> asyncio.Event:
-        """An event that is set whenever the reading has something new."""
-        arrival = self._arrivals[reading] = asyncio.Event()
+    def arrivals(self, opened: Opened) -> asyncio.Event:
+        """An event that is set whenever what was opened has something new."""
+        arrival = self._arrivals[opened] = asyncio.Event()
         return arrival
 
-    def forget(self, reading: Reading) -> None:
-        """Nobody waits for the reading any more."""
-        self._arrivals.pop(reading, None)
+    def forget(self, opened: Opened) -> None:
+        """Nobody waits for it any more."""
+        self._arrivals.pop(opened, None)
 
-    def dropped(self, reading: Reading) -> None:
+    def dropped(self, opened: Opened) -> None:
         """A subscription was garbage-collected unclosed; may be called in any thread."""
-        self._dropped.append(reading)
+        self._dropped.append(opened)
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the link with it
             self.loop.call_soon_threadsafe(self.wake_up)
 
@@ -243,3 +252,15 @@ def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
+
+
+def _confirm(futures: Sequence[asyncio.Future[Any] | None], outcome: Any) -> None:
+    """Settle one future a row of a content that was confirmed or has failed."""
+    if isinstance(outcome, Confirm):
+        for index, future in enumerate(futures):
+            if future is not None and not future.done():
+                future.set_result(confirmation(outcome, index, 1))
+    else:
+        for future in futures:
+            if future is not None and not future.done():
+                future.set_exception(outcome)

@@ -33,6 +33,7 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.client.outgoing import Put, Trackers, Window
 from malamute_py.client.settings import ClientSettings
 
 LEVELS: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Level}
@@ -167,14 +168,21 @@ class Sender:
 class Publisher:
     """All senders of a session over one producer and one window."""
 
-    def __init__(self, settings: ClientSettings, next_request: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        settings: ClientSettings,
+        next_request: Callable[[], int],
+        trackers: Trackers,
+        window: Window,
+    ) -> None:
         """next_request: numbers for OPEN_PRODUCER, shared with the session's other requests."""
         self._settings = settings
         self._next_request = next_request
+        self._trackers = trackers
+        self.window = window
         self._senders: dict[str, Sender] = {}
         self._active: dict[Sender, None] = {}
         self._sent: dict[int, Unconfirmed] = {}
-        self._tracker = 0
         self._taken_ms = -1
         """When take() was called last: what was due then waits for something else by now."""
         self._linked = False
@@ -188,9 +196,6 @@ class Publisher:
         self._settled = False
         """The producer is open on this link and its sequences are known."""
         self.limits = DEFAULT_LIMITS
-        self.window_bytes = settings.window_bytes
-        self.queued_bytes = 0
-        self.unconfirmed_bytes = 0
         self.unpromised_refusals = 0
         """Refused batches that were published with confirm="none"."""
         self.producers_lost = 0
@@ -202,7 +207,17 @@ class Publisher:
     @property
     def has_room(self) -> bool:
         """False: the window is full; wait for a confirm before publishing more."""
-        return self.queued_bytes + self.unconfirmed_bytes < self.window_bytes
+        return self.window.has_room
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the session's window that wait for their turn."""
+        return self.window.queued_bytes
+
+    @property
+    def unconfirmed_bytes(self) -> int:
+        """Bytes of the session's window that are under way."""
+        return self.window.unconfirmed_bytes
 
     @property
     def idle(self) -> bool:
@@ -234,7 +249,7 @@ class Publisher:
         last.rows.append(row)
         size += _ROW_BYTES
         last.bytes += size
-        self.queued_bytes += size
+        self.window.queued_bytes += size
 
     def add_content(self, stream: str, level: int, content: Any, count: int, token: Any) -> None:
         """Queue an encoded batch content.
@@ -254,7 +269,7 @@ class Publisher:
         sender = self._sender(stream)
         batch = Unconfirmed(sender, content, count, level, token, False)
         sender.queue.append(batch)
-        self.queued_bytes += batch.size
+        self.window.queued_bytes += batch.size
 
     def expected(self, stream: str, level: int) -> tuple[int, int, int]:
         """(producer id, epoch, sequence) to encode the stream's next batch with.
@@ -286,7 +301,6 @@ class Publisher:
         self._settled = False
         self._producer_request = 0
         self._producer_again_ms = -1
-        self.window_bytes = min(self._settings.window_bytes, welcome.window_bytes)
         self.limits = Limits(
             record_bytes_max=welcome.record_bytes_max,
             batch_bytes_max=welcome.batch_bytes_max,
@@ -303,8 +317,8 @@ class Publisher:
                 (*sender.inflight.values(), *sender.returned), key=lambda batch: batch.sequence
             )
             for batch in sender.inflight.values():
-                self.unconfirmed_bytes -= batch.size
-                self.queued_bytes += batch.size
+                self.window.unconfirmed_bytes -= batch.size
+                self.window.queued_bytes += batch.size
             sender.queue.extendleft(reversed(again))
             sender.inflight.clear()
             sender.returned.clear()
@@ -317,9 +331,14 @@ class Publisher:
         """The session ends: everything unconfirmed fails, and so does every later call."""
         self._fatal = error
         for sender in self._senders.values():
-            for batch in (*sender.inflight.values(), *sender.returned):
+            for batch in sender.inflight.values():
+                self.window.unconfirmed_bytes -= batch.size
+                self.outcomes.append((batch, error))
+            for batch in sender.returned:
+                self.window.queued_bytes -= batch.size
                 self.outcomes.append((batch, error))
             for item in sender.queue:
+                self.window.queued_bytes -= _size(item)
                 batch = item if isinstance(item, Unconfirmed) else _unsent(item, item.rows)
                 self.outcomes.append((batch, error))
             sender.queue.clear()
@@ -327,7 +346,6 @@ class Publisher:
             sender.returned.clear()
         self._sent.clear()
         self._active.clear()
-        self.queued_bytes = self.unconfirmed_bytes = 0
 
     # --- the producer ----------------------------------------------------------------
 
@@ -372,13 +390,13 @@ class Publisher:
         """What waits for a producer fails, as a PUBLISH would now; later calls ask anew."""
         for sender in self._senders.values():
             for batch in sender.returned:
-                self.queued_bytes -= batch.size
+                self.window.queued_bytes -= batch.size
                 self.outcomes.append((batch, error))
             sender.returned.clear()
             kept = [item for item in sender.queue if item.level == NONE]
             for item in sender.queue:
                 if item.level != NONE:
-                    self.queued_bytes -= item.bytes if isinstance(item, Gathering) else item.size
+                    self.window.queued_bytes -= _size(item)
                     batch = item if isinstance(item, Unconfirmed) else _unsent(item, item.rows)
                     self.outcomes.append((batch, error))
             sender.queue.clear()
@@ -405,20 +423,21 @@ class Publisher:
 
     # --- sending -----------------------------------------------------------------------
 
-    def take(self, now_ms: int, put: Callable[[Command, Any], None]) -> None:
-        """Hand every batch that may leave now to `put(command, content frame)`."""
+    def take(self, now_ms: int, out: Put) -> bool:
+        """Hand over every batch that may leave now; False: the window holds some back."""
         self._taken_ms = now_ms
         if not self._linked or not self._active:
-            return
+            return True
         for sender in list(self._active):
             if sender.held and not self._release(sender, now_ms):
                 continue
-            before = self._tracker
-            if not self._drain(sender, now_ms, put):
-                if self._tracker != before:
+            before = self._trackers.last
+            if not self._drain(sender, now_ms, out.put):
+                if self._trackers.last != before:
                     # It had its turn: a stream that always has more must not starve others.
                     self._active[sender] = self._active.pop(sender)
-                return
+                return False
+        return True
 
     def _release(self, sender: Sender, now_ms: int) -> bool:
         """End the hold of a sender whose refused batches may be tried again."""
@@ -444,20 +463,19 @@ class Publisher:
             if promised and self._settings.idempotent and not self._settled:
                 self._ask_producer(now_ms, put)
                 return True
-            size = item.bytes if isinstance(item, Gathering) else item.size
-            if promised and self._sent and self.unconfirmed_bytes + size > self.window_bytes:
+            if promised and not self.window.lets_go(_size(item)):
                 return False
             if isinstance(item, Gathering):
                 lingers = now_ms - item.since_ms < self._settings.linger_ms
                 if lingers and len(queue) == 1 and item.bytes < self._settings.batch_bytes:
                     return True
                 queue.popleft()
-                self.queued_bytes -= item.bytes
+                self.window.queued_bytes -= item.bytes
                 for batch in self._encode(item, promised):
                     self._send(batch, promised, put)
             else:
                 queue.popleft()
-                self.queued_bytes -= item.size
+                self.window.queued_bytes -= item.size
                 if promised and self._settings.idempotent and item.sequence < 0:
                     self._number(item)
                 self._send(item, promised, put)
@@ -517,11 +535,10 @@ class Publisher:
             put(Publish(stream, 0, batch.level), batch.content)
             self.outcomes.append((batch, Confirm(0, batch.level, 0, -1, 0)))
             return
-        self._tracker += 1
-        batch.tracker = self._tracker
+        batch.tracker = self._trackers.next()
         self._sent[batch.tracker] = batch
         batch.sender.inflight[batch.tracker] = batch
-        self.unconfirmed_bytes += batch.size
+        self.window.unconfirmed_bytes += batch.size
         put(Publish(stream, batch.tracker, batch.level), batch.content)
 
     # --- answers -----------------------------------------------------------------------
@@ -551,7 +568,7 @@ class Publisher:
             pause_ms = refused.retry_ms or _RETRY_MS
         if refused.code in _RETRYABLE or refused.code in ("out_of_sequence", "unknown_producer"):
             sender.returned.append(batch)
-            self.queued_bytes += batch.size
+            self.window.queued_bytes += batch.size
         else:
             self.outcomes.append((batch, error))
         sender.blocked_until_ms = max(sender.blocked_until_ms, now_ms + pause_ms)
@@ -561,7 +578,7 @@ class Publisher:
         batch = self._sent.pop(tracker, None)
         if batch is not None:
             batch.sender.inflight.pop(tracker, None)
-            self.unconfirmed_bytes -= batch.size
+            self.window.unconfirmed_bytes -= batch.size
         return batch
 
     def next_wake(self) -> int | None:
@@ -594,3 +611,7 @@ def _unsent(gathering: Gathering, rows: list[Row]) -> Unconfirmed:
 
 def _count(item: Gathering | Unconfirmed) -> int:
     return len(item.rows) if isinstance(item, Gathering) else item.count
+
+
+def _size(item: Gathering | Unconfirmed) -> int:
+    return item.bytes if isinstance(item, Gathering) else item.size

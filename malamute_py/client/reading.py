@@ -19,7 +19,6 @@ from malamute_protocol.commands import (
     Cover,
     Credit,
     Deliver,
-    Ended,
     Gap,
     Mode,
     Pattern,
@@ -29,8 +28,9 @@ from malamute_protocol.commands import (
     Subscribed,
     Visibility,
 )
-from malamute_protocol.errors import MalamuteError, RemoteProtocolError, RequestRejected
+from malamute_protocol.errors import MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_py.client.opened import Opened
 from malamute_py.client.position import Position, start_on_wire
 
 VISIBILITIES: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Visibility}
@@ -107,22 +107,15 @@ class Request(msgspec.Struct, frozen=True):
     """Bytes that may wait in this client, unconsumed."""
 
 
-class Reading:
+class Reading(Opened):
     """State of one subscription over all its links."""
 
     def __init__(self, number: int, request: Request) -> None:
         """number: of the subscription, unique in the session."""
-        self.number = number
+        super().__init__(number)
         self.request = request
         self.inbox: deque[Item] = deque()
         """In the stream's order; take from it with take(), so that credit is given back."""
-        self.error: MalamuteError | None = None
-        self.ended = False
-        """Nothing more will arrive."""
-        self.ending = False
-        """UNSUBSCRIBE was asked for."""
-        self.active = False
-        """SUBSCRIBED has come on the present link."""
         self.live = False
         self.stream_uuid = b""
         self.epoch = 0
@@ -198,7 +191,12 @@ class Reading:
 
     # --- commands to the broker ------------------------------------------------------------
 
-    def subscribe(self) -> Subscribe:
+    @property
+    def accepted(self) -> bool:
+        """SUBSCRIBED has come once."""
+        return self.next >= 0
+
+    def open(self) -> Subscribe:
         """SUBSCRIBE for a new link: as asked for, or from behind the last record received."""
         asked = self.request
         self.active = False
@@ -246,6 +244,24 @@ class Reading:
         )
 
     # --- commands from the broker ------------------------------------------------------------
+
+    def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
+        """Any command of the subscription but ENDED."""
+        kind = type(command)
+        if kind is Deliver:
+            self.deliver(command, frames, limits)
+        elif kind is Cover:
+            self.cover(command)
+        elif kind is Gap:
+            self.gap(command)
+        elif kind is Rewound:
+            self.rewound(command)
+        elif kind is Mode:
+            self.mode(command)
+        elif kind is Subscribed:
+            self.subscribed(command)
+        else:
+            raise RemoteProtocolError("unexpected", f"{kind.__name__} for a subscription")
 
     def subscribed(self, command: Subscribed) -> None:
         """The broker accepted; a resume that lands elsewhere is told as a notice."""
@@ -359,20 +375,6 @@ class Reading:
         """The source of the records changed."""
         self.live = command.live
         self.inbox.append(ModeNotice(command.live, command.offset))
-
-    def end_with(self, command: Ended) -> None:
-        """No more deliveries: in order, or by a code that becomes the reader's error."""
-        self.ended = True
-        self.active = False
-        if command.code not in ("end", "cancelled"):
-            self.error = RequestRejected(command.code)
-
-    def fail(self, error: MalamuteError) -> None:
-        """End with an error that the consumer gets after what waits."""
-        self.ended = True
-        self.active = False
-        if self.error is None:
-            self.error = error
 
     def _check(self, begin: int, end: int, what: str) -> None:
         if begin != self.next:

@@ -1,20 +1,25 @@
 """The client's half of the protocol, without sockets, clock or randomness.
 
 Owns the link's state, heartbeats, retries, requests, and what has to be restored after a
-reconnect; publishing.py and reading.py own their parts. The rule: messages and the time
-go in, messages, events and the time of the next wake come out; a shell does the rest.
-Source: SPEC.md, sections 2, 4 and 8.
+reconnect. What is opened under a number (opened.py) and what leaves and is confirmed
+(outgoing.py) own their parts. The rule: messages and the time go in, messages, events and
+the time of the next wake come out; a shell does the rest. Source: SPEC.md, sections 2, 4
+and 8.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from malamute_protocol.commands import (
+    AckMail,
+    AckRecords,
+    AckWork,
+    Atomic,
     Bye,
     Command,
     Confirm,
@@ -23,21 +28,34 @@ from malamute_protocol.commands import (
     Ended,
     Gap,
     Hello,
+    JoinGroup,
     Kick,
+    Mail,
     Mode,
+    MoveCursor,
+    Offer,
+    OpenInbox,
     OpenProducer,
     Ping,
     Pong,
     Publish,
+    PurgeMail,
     Refused,
+    RemoveMailbox,
+    RemoveService,
     RemoveStream,
+    Reply,
+    Requeue,
     Result,
     Rewound,
+    Send,
     Subscribe,
     Subscribed,
     Unsubscribe,
     Welcome,
+    Work,
 )
+from malamute_protocol.commands import Request as RequestCommand
 from malamute_protocol.errors import (
     ConnectionLost,
     MalamuteError,
@@ -48,19 +66,64 @@ from malamute_protocol.errors import (
 from malamute_protocol.framing import NUMBERS, decode_message, encode_message
 from malamute_protocol.link import Link, Side
 from malamute_protocol.version import VERSIONS
-from malamute_py.client.publishing import Publisher, Unconfirmed
+from malamute_py.client.events import (
+    Answered,
+    Arrived,
+    Closed,
+    Confirmed,
+    Connect,
+    Disconnect,
+    Event,
+    Linked,
+    Published,
+    Settled,
+    Unlinked,
+)
+from malamute_py.client.opened import Opened
+from malamute_py.client.outgoing import Outgoing, Trackers, Window
+from malamute_py.client.publishing import Publisher
 from malamute_py.client.reading import Reading, Request
 from malamute_py.client.settings import ClientSettings
+
+__all__ = [
+    "Answered",
+    "Arrived",
+    "Closed",
+    "Confirmed",
+    "Connect",
+    "Disconnect",
+    "Event",
+    "Linked",
+    "Published",
+    "Session",
+    "Settled",
+    "State",
+    "Unlinked",
+]
 
 _FINAL_CODES: Final = frozenset(
     {"unauthenticated", "forbidden", "version", "fenced", "kicked", "bad_name"}
 )
 """Codes that trying again cannot cure."""
-_NOT_REPEATED: Final = (RemoveStream, Kick)
+_NOT_REPEATED: Final = (RemoveStream, Kick, PurgeMail, RemoveMailbox, RemoveService, Requeue)
 """Requests that may mean something else the second time: they fail with their link."""
+_TRACKED: Final = frozenset(
+    NUMBERS[command]
+    for command in (
+        Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor, Atomic,
+    )
+)  # fmt: skip
+"""Commands that CONFIRM answers and whose refusal names their tracker; PUBLISH apart."""
+_OPENING: Final = frozenset(
+    NUMBERS[command] for command in (Subscribe, OpenInbox, Offer, JoinGroup)
+)
+"""Commands that SUBSCRIBED answers and whose refusal names their subscription."""
 _MESSAGE_BYTES: Final = 1 << 20
 """Where a message is closed and the next begun: bounds what one burst holds back."""
 _JITTER: Final = 0.5
+
+
+Kind = TypeVar("Kind", bound=Opened)
 
 
 class State(enum.Enum):
@@ -73,61 +136,6 @@ class State(enum.Enum):
     LINKED = "linked"
     CLOSED = "closed"
     """For good: by close(), or by what cannot be cured."""
-
-
-class Connect(msgspec.Struct, frozen=True, gc=False):
-    """To the shell: drop the socket, if any, and connect a new one to this endpoint."""
-
-    endpoint: str
-
-
-class Disconnect(msgspec.Struct, frozen=True, gc=False):
-    """To the shell: send what is left, then close the socket."""
-
-
-class Linked(msgspec.Struct, frozen=True, gc=False):
-    """Event: a link is open."""
-
-    welcome: Welcome
-    first: bool
-
-
-class Unlinked(msgspec.Struct, frozen=True, gc=False):
-    """Event: an attempt failed or the link was lost; another attempt follows."""
-
-    code: str
-    reason: str
-    retry_at_ms: int
-    was_linked: bool
-
-
-class Closed(msgspec.Struct, frozen=True, gc=False):
-    """Event: the session is over; `error` says why unless close() was called."""
-
-    error: MalamuteError | None
-
-
-class Published(msgspec.Struct, frozen=True, gc=False):
-    """Event: a batch was confirmed, or failed for good."""
-
-    batch: Unconfirmed
-    outcome: Confirm | MalamuteError
-
-
-class Answered(msgspec.Struct, frozen=True, gc=False):
-    """Event: a request was answered, refused, or lost with its link."""
-
-    token: Any
-    outcome: Mapping[str, Any] | MalamuteError
-
-
-class Arrived(msgspec.Struct, frozen=True, gc=False):
-    """Event: a subscription was accepted, has something to take, or ended."""
-
-    reading: Reading
-
-
-Event: TypeAlias = Linked | Unlinked | Closed | Published | Answered | Arrived
 
 
 class _Asked(msgspec.Struct, gc=False):
@@ -147,8 +155,13 @@ class Session:
         self.state = State.WAITING
         self.id = random(16)
         self.welcome: Welcome | None = None
-        self.publisher = Publisher(settings, self._next_request)
-        self.readings: dict[int, Reading] = {}
+        self.trackers = Trackers()
+        self.window = Window(settings.window_bytes)
+        self.publisher = Publisher(settings, self._next_request, self.trackers, self.window)
+        self.outgoing: list[Outgoing] = [self.publisher]
+        """All who send contents or commands that are confirmed; who is held back by the window
+        goes first the next time."""
+        self.opened: dict[int, Opened] = {}
         self.error: MalamuteError | None = None
         self.links = 0
         """Links opened so far: one more than the reconnects."""
@@ -166,11 +179,11 @@ class Session:
         self._transport: Connect | Disconnect | None = None
         self._commands: list[Command] = []
         """To be sent before anything else, in order."""
-        self._credit_due: dict[Reading, None] = {}
-        self._again: dict[Reading, int] = {}
-        """Resumed subscriptions that the broker put off, and when to try again."""
+        self._credit_due: dict[Opened, None] = {}
+        self._again: dict[Opened, int] = {}
+        """What the broker put off on being opened, and when to try again."""
         self._events: list[Event] = []
-        self._arrived: dict[Reading, None] = {}
+        self._arrived: dict[Opened, None] = {}
         self.wake(now_ms)
 
     # --- the link ----------------------------------------------------------------------
@@ -205,10 +218,10 @@ class Session:
                 self._commands.append(Ping())
                 # Not only when it leaves: a socket that takes nothing must gather no PINGs.
                 self._sent_ms = now_ms
-            for reading, at_ms in list(self._again.items()):
+            for opened, at_ms in list(self._again.items()):
                 if now_ms >= at_ms:
-                    del self._again[reading]
-                    self._commands.append(reading.subscribe())
+                    del self._again[opened]
+                    self._commands.append(opened.open())
 
     @property
     def _heartbeat_ms(self) -> int:
@@ -232,8 +245,11 @@ class Session:
             self._sent_ms + self._heartbeat_ms,
             *self._again.values(),
         )
-        publishing = self.publisher.next_wake()
-        return at if publishing is None else min(at, publishing)
+        for outgoing in self.outgoing:
+            wake = outgoing.next_wake()
+            if wake is not None and wake < at:
+                at = wake
+        return at
 
     def lost(
         self, code: str, reason: str, now_ms: int, *, final: bool = False, retry_ms: int = 0
@@ -261,11 +277,13 @@ class Session:
         self._commands = []
         self._credit_due.clear()
         self._again.clear()
-        self.publisher.link_down()
-        for reading in list(self.readings.values()):
-            reading.active = False
-            if reading.ending:
-                self._end(reading)
+        self.trackers.clear()
+        for outgoing in self.outgoing:
+            outgoing.link_down()
+        for opened in list(self.opened.values()):
+            opened.link_down()
+            if opened.ending:
+                self._end(opened)
         for number, asked in list(self._requests.items()):
             if asked.sent and isinstance(asked.command, _NOT_REPEATED):
                 del self._requests[number]
@@ -292,11 +310,12 @@ class Session:
         if error is not None:
             self._commands = []
         cause = error or ConnectionLost("the client is closed")
-        self.publisher.fail_all(cause)
-        for reading in list(self.readings.values()):
+        for outgoing in self.outgoing:
+            outgoing.fail_all(cause)
+        for opened in list(self.opened.values()):
             if error is not None:
-                reading.fail(error)
-            self._end(reading)
+                opened.fail(error)
+            self._end(opened)
         for asked in self._requests.values():
             self._events.append(Answered(asked.token, cause))
         self._requests.clear()
@@ -316,30 +335,51 @@ class Session:
 
     def subscribe(self, request: Request) -> Reading:
         """Begin a subscription. Raises what ended the session."""
+        return self.open(lambda number: Reading(number, request))
+
+    def open(self, make: Callable[[int], Kind]) -> Kind:
+        """Open what `make(number)` gives, on this link and every later one, until it ends.
+
+        Raises what ended the session.
+        """
         self._raise_if_closed()
         self._subscription += 1
-        reading = self.readings[self._subscription] = Reading(self._subscription, request)
+        opened = make(self._subscription)
+        self.opened[self._subscription] = opened
         if self.state is State.LINKED:
-            self._commands.append(reading.subscribe())
-        return reading
+            self._commands.append(opened.open())
+        return opened
 
-    def unsubscribe(self, reading: Reading) -> None:
-        """End a subscription; what it has not consumed is dropped."""
-        reading.discard()
-        if reading.ended or reading.ending or reading.number not in self.readings:
+    def unsubscribe(self, opened: Opened) -> None:
+        """End what was opened; what it has not consumed is dropped."""
+        opened.discard()
+        if opened.ended or opened.ending or opened.number not in self.opened:
             return
-        reading.ending = True
+        opened.ending = True
         if self.state is State.LINKED:
-            self._commands.append(Unsubscribe(reading.number))
+            self._commands.append(Unsubscribe(opened.number))
         else:
-            self._end(reading)
+            self._end(opened)
 
-    def consumed(self, reading: Reading) -> bool:
-        """Something was taken from the reading; True: CREDIT is to go out, so send soon."""
-        if not reading.active or not reading.credit_due:
+    def consumed(self, opened: Opened) -> bool:
+        """Something was taken from it; True: CREDIT is to go out, so send soon."""
+        if not opened.active or not opened.credit_due:
             return False
-        self._credit_due[reading] = None
+        self._credit_due[opened] = None
         return True
+
+    def arrived(self, opened: Opened) -> None:
+        """Whoever consumes it is to look at it."""
+        self._arrived[opened] = None
+
+    def tell(self, event: Event) -> None:
+        """Put an event at the end of those that the shell takes next."""
+        self._events.append(event)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be sent and nothing is unconfirmed."""
+        return all(outgoing.idle for outgoing in self.outgoing)
 
     def _raise_if_closed(self) -> None:
         if self.state is State.CLOSED:
@@ -349,12 +389,12 @@ class Session:
         self._request += 1
         return self._request
 
-    def _end(self, reading: Reading) -> None:
-        reading.ended = True
-        self.readings.pop(reading.number, None)
-        self._credit_due.pop(reading, None)
-        self._again.pop(reading, None)
-        self._arrived[reading] = None
+    def _end(self, opened: Opened) -> None:
+        opened.ended = True
+        self.opened.pop(opened.number, None)
+        self._credit_due.pop(opened, None)
+        self._again.pop(opened, None)
+        self._arrived[opened] = None
 
     # --- out -------------------------------------------------------------------------------
 
@@ -386,11 +426,14 @@ class Session:
                 if not asked.sent:
                     asked.sent = True
                     message.put(asked.command, None)
-            for reading in self._credit_due:
-                if reading.active:
-                    message.put(reading.credit(), None)
+            for opened in self._credit_due:
+                if opened.active:
+                    message.put(opened.credit(), None)
             self._credit_due.clear()
-            self.publisher.take(now_ms, message.put)
+            for outgoing in list(self.outgoing):
+                if not outgoing.take(now_ms, message):
+                    self.outgoing.remove(outgoing)
+                    self.outgoing.insert(0, outgoing)
         messages = message.finish()
         if messages:
             self._sent_ms = now_ms
@@ -425,10 +468,12 @@ class Session:
         self.state = State.LINKED
         self.welcome = command
         self.links += 1
-        self.publisher.link_up(command)
+        self.window.bytes_max = min(self.settings.window_bytes, command.window_bytes)
+        for outgoing in self.outgoing:
+            outgoing.link_up(command)
         for asked in self._requests.values():
             asked.sent = False
-        self._commands.extend(reading.subscribe() for reading in self.readings.values())
+        self._commands.extend(opened.open() for opened in self.opened.values())
         self._events.append(Linked(command, self.links == 1))
 
     def _on_ping(self, command: Ping, _: Sequence[Any]) -> None:
@@ -450,8 +495,12 @@ class Session:
         number, reference = command.command, command.reference
         if number == NUMBERS[Publish]:
             self.publisher.refused(command, self._now_ms)
-        elif number == NUMBERS[Subscribe]:
-            self._subscription_refused(reference, error)
+        elif number in _TRACKED:
+            tracked = self.trackers.take(reference)
+            if tracked is not None:
+                tracked.refused(error, self._now_ms)
+        elif number in _OPENING:
+            self._opening_refused(reference, error)
         elif number == NUMBERS[OpenProducer] and self.publisher.producer_refused(
             reference, error, self._now_ms
         ):
@@ -471,15 +520,15 @@ class Session:
                 del self._requests[reference]
                 self._events.append(Answered(asked.token, error))
 
-    def _subscription_refused(self, number: int, error: RequestRejected) -> None:
-        reading = self.readings.get(number)
-        if reading is None:
+    def _opening_refused(self, number: int, error: RequestRejected) -> None:
+        opened = self.opened.get(number)
+        if opened is None:
             return
-        if reading.next >= 0 and error.code in ("wait", "draining") and not reading.ending:
-            self._again[reading] = self._now_ms + max(error.retry_ms, self.settings.retry_min_ms)
+        if not opened.ending and opened.refused(error):
+            self._again[opened] = self._now_ms + max(error.retry_ms, self.settings.retry_min_ms)
             return
-        reading.fail(error)
-        self._end(reading)
+        opened.fail(error)
+        self._end(opened)
 
     def _on_result(self, command: Result, _: Sequence[Any]) -> None:
         try:
@@ -494,42 +543,36 @@ class Session:
             self._events.append(Answered(asked.token, command.value))
 
     def _on_confirm(self, command: Confirm, _: Sequence[Any]) -> None:
-        self.publisher.confirmed(command)
+        tracked = self.trackers.take(command.tracker)
+        if tracked is not None:
+            tracked.confirmed(command)
+        else:
+            self.publisher.confirmed(command)
 
-    def _on_reading(self, command: Any, frames: Sequence[Any]) -> None:
-        """Any command that names a subscription."""
-        reading = self.readings.get(command.subscription)
-        if reading is None:
+    def _on_opened(self, command: Any, frames: Sequence[Any]) -> None:
+        """Any command that names what was opened."""
+        opened = self.opened.get(command.subscription)
+        if opened is None:
             return  # it crossed our UNSUBSCRIBE
         kind = type(command)
-        if reading.ending and kind is not Ended:
+        if kind is Ended:
+            opened.end_with(command)
+            self._end(opened)
             return
-        if kind is not Subscribed and kind is not Ended and not reading.active:
+        if opened.ending:
+            return
+        if kind is not Subscribed and not opened.active:
             raise RemoteProtocolError(
                 "unexpected", f"{kind.__name__} for a subscription that was not accepted"
             )
         try:
-            if kind is Deliver:
-                reading.deliver(command, frames, self.publisher.limits)
-            elif kind is Cover:
-                reading.cover(command)
-            elif kind is Gap:
-                reading.gap(command)
-            elif kind is Rewound:
-                reading.rewound(command)
-            elif kind is Mode:
-                reading.mode(command)
-            elif kind is Subscribed:
-                reading.subscribed(command)
-            else:
-                reading.end_with(command)
-                self._end(reading)
+            opened.receive(command, frames, self.publisher.limits)
         except RemoteProtocolError as error:
             # The reader is told, and the link goes: what else is wrong on it is unknown.
-            reading.fail(error)
-            self._end(reading)
+            opened.fail(error)
+            self._end(opened)
             raise
-        self._arrived[reading] = None
+        self._arrived[opened] = None
 
 
 _HANDLERS: Final[dict[type[Command], Callable[[Session, Any, Sequence[Any]], None]]] = {
@@ -540,13 +583,15 @@ _HANDLERS: Final[dict[type[Command], Callable[[Session, Any, Sequence[Any]], Non
     Refused: Session._on_refused,
     Result: Session._on_result,
     Confirm: Session._on_confirm,
-    Subscribed: Session._on_reading,
-    Ended: Session._on_reading,
-    Deliver: Session._on_reading,
-    Cover: Session._on_reading,
-    Gap: Session._on_reading,
-    Rewound: Session._on_reading,
-    Mode: Session._on_reading,
+    Subscribed: Session._on_opened,
+    Ended: Session._on_opened,
+    Deliver: Session._on_opened,
+    Cover: Session._on_opened,
+    Gap: Session._on_opened,
+    Rewound: Session._on_opened,
+    Mode: Session._on_opened,
+    Mail: Session._on_opened,
+    Work: Session._on_opened,
 }
 
 
@@ -566,6 +611,16 @@ class _Messages:
         if content is not None:
             self._frames.append(content)
             self._bytes += len(content)
+        if self._bytes >= _MESSAGE_BYTES or len(self._commands) >= self._commands_max:
+            self._cut()
+
+    def put_together(self, commands: list[Command], contents: list[Any]) -> None:
+        """Add commands that must share a message, and the content frames that they own."""
+        if len(self._commands) + len(commands) > self._commands_max:
+            self._cut()
+        self._commands += commands
+        self._frames += contents
+        self._bytes += sum(map(len, contents))
         if self._bytes >= _MESSAGE_BYTES or len(self._commands) >= self._commands_max:
             self._cut()
 

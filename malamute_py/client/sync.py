@@ -124,7 +124,7 @@ class SyncClient:
         link = self._link
         with link.lock:
             link.wake_up()
-            link.wait_for(lambda: self._publisher.idle, timeout_ms, "not everything was confirmed")
+            link.wait_for(lambda: self._session.idle, timeout_ms, "not everything was confirmed")
             if self._session.error is not None:
                 raise self._session.error
 
@@ -133,7 +133,7 @@ class SyncClient:
 
         What was not confirmed by then fails with ConnectionLost; whoever waits is let go.
         """
-        if self._session.state is not State.CLOSED and flush_ms and not self._publisher.idle:
+        if self._session.state is not State.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
                 self.flush(flush_ms)

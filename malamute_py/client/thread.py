@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import zmq
@@ -25,9 +25,20 @@ from malamute_protocol.errors import MalamuteError, Timeout
 from malamute_py.client.calls import confirmation
 from malamute_py.client.cursor import LOG, guarded
 from malamute_py.client.engine import Engine, clock_ms
+from malamute_py.client.events import (
+    Answered,
+    Arrived,
+    Closed,
+    Confirmed,
+    Event,
+    Linked,
+    Published,
+    Settled,
+    Unlinked,
+)
+from malamute_py.client.opened import Opened
 from malamute_py.client.position import Confirmation
 from malamute_py.client.reading import Reading
-from malamute_py.client.session import Answered, Arrived, Closed, Event, Linked, Published, Unlinked
 from malamute_py.client.settings import ClientSettings
 
 LinkEvent = Linked | Unlinked | Closed
@@ -92,7 +103,7 @@ class ThreadLink:
         self._happened = threading.Condition(self.lock)
         self._waiting = 0
         self._on_link = on_link
-        self._dropped: deque[Reading] = deque()
+        self._dropped: deque[Opened] = deque()
         self._awake = True
         self._stopping = False
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -124,13 +135,13 @@ class ThreadLink:
         finally:
             self._waiting -= 1
 
-    def dropped(self, reading: Reading) -> None:
+    def dropped(self, opened: Opened) -> None:
         """A subscription was garbage-collected unclosed.
 
         May be called amid anything, the lock held by this very thread included: no lock here.
         The thread notices at its next turn, a heartbeat later at the latest.
         """
-        self._dropped.append(reading)
+        self._dropped.append(opened)
 
     def tell(self) -> None:
         """Have everybody who waits look again."""
@@ -235,6 +246,11 @@ class ThreadLink:
             self._published(event)
         elif isinstance(event, Answered):
             event.token.settle(event.outcome)
+        elif isinstance(event, Confirmed):
+            _confirm(event.tokens, event.outcome)
+        elif isinstance(event, Settled):
+            for token, outcome in event.pairs:
+                token.settle(outcome)
         elif isinstance(event, Arrived):
             pass  # whoever waits looks at the reading itself
         else:
@@ -247,12 +263,16 @@ class ThreadLink:
         if not batch.single:
             if batch.tokens is not None:
                 batch.tokens.settled(batch.count, outcome)
-        elif isinstance(outcome, Confirm):
-            for index, pending in enumerate(batch.tokens):
-                pending.settle(confirmation(outcome, index, 1))
         else:
-            for pending in batch.tokens:
-                pending.settle(outcome)
+            _confirm(batch.tokens, outcome)
+
+
+def _confirm(tokens: Sequence[Pending[Any] | None], outcome: Any) -> None:
+    """Settle one token a row of a content that was confirmed or has failed."""
+    for index, pending in enumerate(tokens):
+        if pending is not None:
+            taken = isinstance(outcome, Confirm)
+            pending.settle(confirmation(outcome, index, 1) if taken else outcome)
 
 
 _LINKS: Final[weakref.WeakSet[ThreadLink]] = weakref.WeakSet()

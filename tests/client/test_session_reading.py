@@ -311,4 +311,4 @@ def test_what_crosses_an_unsubscribe_is_left_alone() -> None:
     script.say(c.Ended(reading.number, 0, "cancelled"))
     script.deliver(reading, [b"later"], 1)
     assert script.state() is State.LINKED
-    assert reading.number not in script.session.readings
+    assert reading.number not in script.session.opened

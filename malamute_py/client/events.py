@@ -1,0 +1,88 @@
+"""What a session tells its shell.
+
+Owns the types of the events and of the wishes about the socket. The rule: they are plain
+data, and a shell needs nothing else to know what became of what a caller asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from malamute_protocol.commands import Confirm, Welcome
+from malamute_protocol.errors import MalamuteError
+
+if TYPE_CHECKING:
+    from malamute_py.client.opened import Opened
+    from malamute_py.client.publishing import Unconfirmed
+
+
+class Connect(msgspec.Struct, frozen=True, gc=False):
+    """To the shell: drop the socket, if any, and connect a new one to this endpoint."""
+
+    endpoint: str
+
+
+class Disconnect(msgspec.Struct, frozen=True, gc=False):
+    """To the shell: send what is left, then close the socket."""
+
+
+class Linked(msgspec.Struct, frozen=True, gc=False):
+    """Event: a link is open."""
+
+    welcome: Welcome
+    first: bool
+
+
+class Unlinked(msgspec.Struct, frozen=True, gc=False):
+    """Event: an attempt failed or the link was lost; another attempt follows."""
+
+    code: str
+    reason: str
+    retry_at_ms: int
+    was_linked: bool
+
+
+class Closed(msgspec.Struct, frozen=True, gc=False):
+    """Event: the session is over; `error` says why unless close() was called."""
+
+    error: MalamuteError | None
+
+
+class Published(msgspec.Struct, frozen=True, gc=False):
+    """Event: a batch was confirmed, or failed for good."""
+
+    batch: Unconfirmed
+    outcome: Confirm | MalamuteError
+
+
+class Answered(msgspec.Struct, frozen=True, gc=False):
+    """Event: a request was answered, refused, or lost with its link."""
+
+    token: Any
+    outcome: Mapping[str, Any] | MalamuteError
+
+
+class Confirmed(msgspec.Struct, frozen=True, gc=False):
+    """Event: what these tokens wait for, row by row of one content, was confirmed or failed."""
+
+    tokens: Sequence[Any]
+    """One a row, None where nobody waits."""
+    outcome: Confirm | MalamuteError
+
+
+class Settled(msgspec.Struct, frozen=True, gc=False):
+    """Event: each of these tokens has its outcome: a value, or a MalamuteError."""
+
+    pairs: Sequence[tuple[Any, Any]]
+
+
+class Arrived(msgspec.Struct, frozen=True, gc=False):
+    """Event: what was opened was accepted, has something to take, or ended."""
+
+    opened: Opened
+
+
+Event: TypeAlias = Linked | Unlinked | Closed | Published | Answered | Confirmed | Settled | Arrived

@@ -1,0 +1,87 @@
+"""What a client opens under a number: subscription, inbox, offer, membership.
+
+Owns what all of them share: the number, the states, and how a refusal is taken. The rule:
+the session knows nothing of a delivery but its number; whoever opened it takes the command
+in, gives credit back, and says how it is opened again on a new link.
+Source: SPEC.md, sections 4 and 8.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final
+
+from malamute_protocol.commands import Command, Credit, Ended
+from malamute_protocol.errors import MalamuteError, RequestRejected
+from malamute_protocol.limits import Limits
+
+_PASSING: Final = frozenset({"wait", "draining"})
+_IN_ORDER: Final = frozenset({"end", "cancelled"})
+
+
+class Opened(ABC):
+    """One of them, over all its links."""
+
+    def __init__(self, number: int) -> None:
+        """number: unique among all that the session opens; the same over reconnects."""
+        self.number = number
+        self.error: MalamuteError | None = None
+        self.ended = False
+        """Nothing more will arrive."""
+        self.ending = False
+        """UNSUBSCRIBE was asked for."""
+        self.active = False
+        """The broker accepted it on the present link."""
+
+    @abstractmethod
+    def open(self) -> Command:
+        """The command that opens it on a link, be it the first or a later one."""
+
+    @abstractmethod
+    def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
+        """Take in a command that names the number, ENDED apart.
+
+        Raises RemoteProtocolError (BatchError among them): the broker is at fault, and both
+        this and the link are ended.
+        """
+
+    @property
+    @abstractmethod
+    def accepted(self) -> bool:
+        """The broker has accepted it once."""
+
+    @property
+    @abstractmethod
+    def credit_due(self) -> bool:
+        """CREDIT is worth being sent."""
+
+    @abstractmethod
+    def credit(self) -> Credit:
+        """CREDIT for what was consumed."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Nobody consumes any more: drop what waits."""
+
+    def link_down(self) -> None:
+        """The link is gone; `open` is called when there is another."""
+        self.active = False
+
+    def refused(self, error: RequestRejected) -> bool:
+        """The opening was refused; True: it is to be tried again after error.retry_ms."""
+        return self.accepted and error.code in _PASSING
+
+    def end_with(self, command: Ended) -> None:
+        """No more deliveries: in order, or by a code that becomes the consumer's error."""
+        self.ended = True
+        self.active = False
+        if command.code not in _IN_ORDER:
+            self.error = RequestRejected(command.code)
+
+    def fail(self, error: MalamuteError) -> None:
+        """End with an error that the consumer gets after what waits."""
+        self.ended = True
+        self.active = False
+        if self.error is None:
+            self.error = error

@@ -1,0 +1,104 @@
+"""What leaves a session and waits for its confirm.
+
+Owns the numbers that CONFIRM and REFUSED name, the window over all unconfirmed bytes, and
+the interface of those who send. The rule: trackers ascend on a link whoever takes them,
+because a CONFIRM names nothing else; all contents share one window.
+Source: SPEC.md, section 8.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from malamute_protocol.commands import Command, Confirm, Welcome
+from malamute_protocol.errors import MalamuteError, RequestRejected
+
+
+class Put(Protocol):
+    """Takes what leaves now."""
+
+    def put(self, command: Command, content: Any) -> None:
+        """Add a command, and its content frame or None."""
+
+    def put_together(self, commands: list[Command], contents: list[Any]) -> None:
+        """Add commands that must share a message, and the content frames that they own."""
+
+
+class Tracked(Protocol):
+    """Who waits for the CONFIRM or REFUSED of one command."""
+
+    def confirmed(self, confirm: Confirm) -> None:
+        """It was done, at the level that the confirm states."""
+
+    def refused(self, error: RequestRejected, now_ms: int) -> None:
+        """It was not done."""
+
+
+class Trackers:
+    """The numbers given to commands, and who waits for which."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self._waiting: dict[int, Tracked] = {}
+
+    def next(self) -> int:
+        """A number for a command whose sender knows its answers by itself."""
+        self.last += 1
+        return self.last
+
+    def give(self, tracked: Tracked) -> int:
+        """A number for a command; `tracked` is told the answer, once."""
+        self.last += 1
+        self._waiting[self.last] = tracked
+        return self.last
+
+    def take(self, tracker: int) -> Tracked | None:
+        """Who waits for this answer; None: nobody, or not any more."""
+        return self._waiting.pop(tracker, None)
+
+    def clear(self) -> None:
+        """The link is gone, and no answer on it will come."""
+        self._waiting.clear()
+
+
+class Window:
+    """Bytes that were taken from callers and are not confirmed."""
+
+    __slots__ = ("bytes_max", "queued_bytes", "unconfirmed_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.queued_bytes = 0
+        self.unconfirmed_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        """False: wait for a confirm before anything more is taken."""
+        return self.queued_bytes + self.unconfirmed_bytes < self.bytes_max
+
+    def lets_go(self, size: int) -> bool:
+        """A content of so many bytes, stamp included, may be sent now."""
+        return not self.unconfirmed_bytes or self.unconfirmed_bytes + size <= self.bytes_max
+
+
+class Outgoing(Protocol):
+    """Who gathers what callers want to be sent, and sends it."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is unconfirmed."""
+
+    def link_up(self, welcome: Welcome) -> None:
+        """A link is open: what is unconfirmed is to be sent again."""
+
+    def link_down(self) -> None:
+        """The link is gone."""
+
+    def fail_all(self, error: MalamuteError) -> None:
+        """The session ends: everything unconfirmed fails, and so does every later call."""
+
+    def take(self, now_ms: int, out: Put) -> bool:
+        """Hand over what may leave now; False: the window holds something back."""
+
+    def next_wake(self) -> int | None:
+        """When take() is to be called at the latest; None: no need."""
