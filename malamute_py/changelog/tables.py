@@ -121,6 +121,10 @@ class Rare(msgspec.Struct, gc=False):
     """Dead letters and notices: (rows as a bitmap, why), the newest last."""
     request: RequestPut | None = None
     """Dead letters: what it was."""
+    again: list[tuple[int, bytes]] = []
+    """(time, rows as a bitmap): given back apart from the others, and not before it."""
+    tries: list[tuple[int, bytes]] = []
+    """(how often, rows as a bitmap): given back so often apart from the others."""
 
 
 class MessageRow(msgspec.Struct, gc=False):
@@ -335,13 +339,39 @@ def _with_left(row: MessageRow, left: int) -> MessageRow:
 
 
 def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
-    for base, _ in change.rows:
+    for base, rows in change.rows:
         place = change.mailbox, base
         row = queues.messages.get(place)
-        if row is not None:
+        if row is None:
+            continue
+        mask = mask_of(rows, row.left)
+        if mask == row.left and (row.rare is None or not row.rare.again):
             row.attempts += 1
             row.not_before_ms = change.not_before_ms
-            queues.messages[place] = row
+        elif mask:
+            # Messages that were put together need not have anything else in common.
+            rare = row.rare = Rare() if row.rare is None else row.rare
+            rare.again = _moved(rare.again, mask, lambda at_ms: change.not_before_ms)
+            rare.tries = _moved(rare.tries, mask, lambda times: times + 1)
+        queues.messages[place] = row
+
+
+def _moved(
+    kept: list[tuple[int, bytes]], mask: int, to: Callable[[int], int]
+) -> list[tuple[int, bytes]]:
+    """Rows by a number, those of a mask moved to another; what is in none counts as 0."""
+    found: dict[int, int] = {}
+    rest = mask
+    for number, rows in kept:
+        here = mask_of(rows, mask) if rows else 0
+        others = int.from_bytes(rows, "little") & ~mask
+        rest &= ~here
+        for value, some in ((number, others), (to(number), here)):
+            if some:
+                found[value] = found.get(value, 0) | some
+    if rest:
+        found[to(0)] = found.get(to(0), 0) | rest
+    return [(number, rows_of(some)) for number, some in found.items()]
 
 
 def _service_set(tables: Tables, queues: Queues, change: ServiceSet) -> None:
