@@ -49,13 +49,16 @@ class Intake:
         publishing: Publishing,
         catalogue: Catalogue,
         prepares: Mapping[type[Command], Prepare],
+        together: Mapping[type[Command], Prepare],
     ) -> None:
+        """together: those that differ when they are a part of several."""
         self._shard = shard
         self._links = links
         self._steps = steps
         self._publishing = publishing
         self._catalogue = catalogue
         self._prepares = dict(prepares)
+        self._together = {**prepares, **together}
 
     # --- alone -----------------------------------------------------------------------------
 
@@ -198,7 +201,7 @@ class Intake:
     def _prepare(self, link: Link, part: Command, frame: Any) -> Part:
         if isinstance(part, wire.Publish):
             return self._publishing.prepare(link, part, frame, self._catalogue.get(part.stream))
-        made = self._prepares[type(part)](link, part, frame)
+        made = self._together[type(part)](link, part, frame)
         if isinstance(part, wire.Send | wire.Request) and part.key:
             key = link.holder, part.key
             if self._steps.known(key, None):

@@ -248,13 +248,13 @@ class Steps:
         self, parts: list[Part], waiter: Waiter | None, key: tuple[str, bytes] | None
     ) -> None:
         """A step in memory takes effect at once."""
-        first = -1
+        first = 0
         now_ms = self._shard.now_ms
         for part in parts:
             if part.content is not None:
                 part.base = self.memory_number(part.content.head.count)
                 part.time_ms = now_ms
-                if first < 0:
+                if not first:
                     first = part.base
                 if part.based is not None:
                     part.based(part.base)
@@ -405,7 +405,7 @@ class Steps:
         )
         for waiter in waiters:
             waiter.epoch = self._shard.epoch
-            waiter.offset = first.base if first is not None else -1
+            waiter.offset = first.base if first is not None else 0
             waiter.append_time_ms = (first or step.parts[0]).time_ms
             if self._main.memory:
                 self._confirms.confirm(waiter, NONE)
