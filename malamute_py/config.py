@@ -65,10 +65,20 @@ class Authentication(Section, frozen=True):
 
 
 class Grant(Section, frozen=True):
-    """What one identity may do; names of streams, `*` stands for any characters."""
+    """What one identity may do; in names `*` stands for any characters."""
 
     read: Names = []
+    """Streams that it may read, with their cursors and groups."""
     write: Names = []
+    """Streams that it may publish to, and create by first use."""
+    send: Names = []
+    """Mailboxes that it may send to, and create by first use."""
+    receive: Names = []
+    """Mailboxes that it may read beside its own, which has its name."""
+    request: Names = []
+    """Services that it may ask, and create by first use."""
+    work: Names = []
+    """Services that it may offer."""
     admin: bool = False
 
 

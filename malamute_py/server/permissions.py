@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
 from malamute_py.config import Grant
 
+LISTED: Final = ("read", "write", "send", "receive", "request", "work")
+"""Actions on named streams, mailboxes and services: a grant has a list for each."""
 _MEMO_MAX = 65_536
 
 
 class Permissions:
     """Answers (identity, action, name), the `permit` of the broker core.
 
-    Actions: `identity` (may the credential `identity` be called `name`), `read`, `write`,
-    `create` (first use of a name: as write), `admin`.
+    Actions: `identity` (may the credential `identity` be called `name`), those of LISTED on
+    the names that a grant lists, `create` (first use of a stream: as write), `admin`.
     """
 
     def __init__(self, grants: Mapping[str, Grant]) -> None:
         """grants: by identity; `*` is everyone who has no entry of his own."""
         self._rules = {
-            identity: (_compiled(grant.read), _compiled(grant.write), grant.admin)
+            identity: (
+                {action: _compiled(getattr(grant, action)) for action in LISTED},
+                grant.admin,
+            )
             for identity, grant in grants.items()
         }
         self._memo: dict[tuple[str, str, str], bool] = {}
@@ -48,11 +54,10 @@ class Permissions:
         rule = self._rules.get(identity) or self._rules.get("*")
         if rule is None:
             return False
-        read, write, admin = rule
-        if action == "read":
-            return read.fullmatch(name) is not None
-        if action in ("write", "create"):
-            return write.fullmatch(name) is not None
+        listed, admin = rule
+        names = listed.get("write" if action == "create" else action)
+        if names is not None:
+            return names.fullmatch(name) is not None
         return admin and action == "admin"
 
 
