@@ -177,7 +177,7 @@ class Follower:
         numbers = map(segment_number, self._storage.names())
         later = [n * self._segment_bytes for n in numbers if n is not None and n > part.number]
         raise FollowLost(
-            part.base + part.at,
+            self.position,
             min([to_lsn, *later]),
             "retention",
             f"{part.name} in {self._storage.describe()} was retired or is missing; hold the"
@@ -186,7 +186,7 @@ class Follower:
 
     def _damaged(self, part: _Part, file: File, fault: str) -> FollowLost:
         return FollowLost(
-            part.base + part.at,
+            self.position,
             part.base + self._resume(part, file),
             "damaged",
             f"{part.name} at byte {part.at}: {fault}",

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from malamute_py.journal import BatchTooLarge, JournalCorrupt, Ring, RingSettings
+from malamute_py.journal import BatchTooLarge, JournalCorrupt, Recovery, Ring, RingSettings
 from tests.journal.power import Disk
 from tests.journal.rings import S, batch, read_all, records
 
@@ -35,7 +35,7 @@ class World:
 
     def open(self) -> Ring:
         self.epoch += 1
-        ring, recovery = Ring.open(self.disk, settings=SETTINGS, epoch=self.epoch)
+        ring, recovery = self.open_ring()
         assert recovery.damages == (), recovery.damages
         assert recovery.unknown == ()
         assert recovery.end_lsn >= self.synced, "a confirmed bundle was dropped"
@@ -45,6 +45,9 @@ class World:
         self.synced = recovery.end_lsn
         self.check(ring)
         return ring
+
+    def open_ring(self) -> tuple[Ring, Recovery]:
+        return Ring.open(self.disk, settings=SETTINGS, epoch=self.epoch)
 
     def check(self, ring: Ring) -> None:
         want: dict[int, list[tuple[int, bytes]]] = {}
