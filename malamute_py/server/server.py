@@ -107,6 +107,7 @@ class Server:
     def start(self) -> Self:
         """Open everything and serve in a thread. Raises StartError, ConfigError."""
         self._open()
+        self._announce()
         self._thread = threading.Thread(target=self._serve, name="malamute-loop", daemon=True)
         self._thread.start()
         return self
@@ -132,6 +133,8 @@ class Server:
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         for number in before:
             signal.signal(number, self._on_signal)
+        # Who reads that it listens may end it at once: by a signal that is answered in order.
+        self._announce()
         try:
             self._serve()
         finally:
@@ -254,6 +257,13 @@ class Server:
             )
             # From here on _serve() undoes all this, the last first.
             self._parts = parts.pop_all()
+        if config.authentication.mechanism == "plain" and any(e.is_public for e in endpoints):
+            self.log.warning(
+                "passwords_in_clear",
+                do='anyone on the way can read them; authentication.mechanism = "curve" encrypts',
+            )
+
+    def _announce(self) -> None:
         self.log.info(
             "listening",
             endpoints=self.endpoints,
@@ -262,11 +272,6 @@ class Server:
             version=_version(),
             **({"server_key": self.public_key} if self.public_key else {}),
         )
-        if config.authentication.mechanism == "plain" and any(e.is_public for e in endpoints):
-            self.log.warning(
-                "passwords_in_clear",
-                do='anyone on the way can read them; authentication.mechanism = "curve" encrypts',
-            )
 
     def _open_journal(self) -> Journal:
         directory = self.config.data_directory
