@@ -97,6 +97,8 @@ def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
     except (Timeout, ConnectionLost):
         raise unreachable(", ".join(context.endpoints), watch.reason) from None
     watch.client = client
+    if not stays and not client.linked:
+        client.abort()  # lost before the watch had a client that it could end
     try:
         with client:
             yield client

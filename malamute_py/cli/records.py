@@ -78,6 +78,9 @@ class RecordWriter:
         self.count += count
         self.bytes += len(data)
         self._out.write(data)
+        self._written()
+
+    def _written(self) -> None:
         self._out.flush()
 
     def line(self, record: Record) -> bytes:

@@ -199,6 +199,9 @@ class _Sink(Protocol):
     def write_records(self, records: list[Record]) -> None:
         """Some records of one batch."""
 
+    def flush(self) -> None:
+        """Have seen what was written; called once that is counted."""
+
     @property
     def safe(self) -> int:
         """Records that are where they should be, whatever comes."""
@@ -208,7 +211,13 @@ class _Sink(Protocol):
 
 
 class _Writer(RecordWriter):
-    """Writes text; each batch is flushed as it is written."""
+    """Writes text; what is flushed was counted, so that an interrupt tells of all that is seen."""
+
+    def _written(self) -> None:
+        pass
+
+    def flush(self) -> None:
+        self._out.flush()
 
     @property
     def safe(self) -> int:
@@ -294,6 +303,9 @@ class _ToStream:
         self.count += len(records)
         self.bytes += len(message)
 
+    def flush(self) -> None:
+        """Nothing is held back."""
+
     @property
     def safe(self) -> int:
         """Records that the broker has confirmed."""
@@ -363,10 +375,12 @@ class _Run:
                 if self._factor is None:
                     self._sink.write(batch)
                     self._mark(int(batch.offsets[0]), int(batch.offsets[-1]))
+                    self._sink.flush()
                 else:
                     for ready in self._paced(batch, report):
                         self._sink.write_records(ready)
                         self._mark(ready[0].offset, ready[-1].offset)
+                        self._sink.flush()
                         report()
                 self._pass_over()
                 report()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from malamute_protocol.errors import ConnectionLost
 from malamute_py import EmbeddedBroker
 from malamute_py.cli import contexts, linking
+from malamute_py.client.sync import SyncClient, connect_sync
 from malamute_py.config import ENVIRONMENT_PREFIX, KEYS, load
 from malamute_py.server.auth import hash_password
 from tests.cli.running import Run, run_cli
+from tests.waiting import WAIT_S
 
 NOWHERE = "tcp://127.0.0.1:1"
 
@@ -105,6 +108,25 @@ def test_a_link_lost_under_a_question_ends_it() -> None:
         linking.remember(ctx, SimpleNamespace(name="endpoint"), broker.tcp_endpoint)  # type: ignore[arg-type]
         with pytest.raises(ConnectionLost), linking.linked(ctx) as client:  # noqa: PT012
             broker.stop()
+            client.list_streams()
+
+
+def test_a_link_lost_before_the_question_is_asked_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedBroker(tcp=True) as broker:
+
+        def connect_and_lose(*arguments: Any, **options: Any) -> SyncClient:
+            client = connect_sync(*arguments, **options)
+            broker.stop()
+            deadline = time.monotonic() + WAIT_S
+            while client.linked:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            return client
+
+        monkeypatch.setattr("malamute_py.client.sync.connect_sync", connect_and_lose)
+        ctx: Any = SimpleNamespace(meta={})
+        linking.remember(ctx, SimpleNamespace(name="endpoint"), broker.tcp_endpoint)  # type: ignore[arg-type]
+        with pytest.raises(ConnectionLost), linking.linked(ctx) as client:
             client.list_streams()
 
 

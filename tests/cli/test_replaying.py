@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,27 @@ def test_the_pace_follows_the_times_of_the_records(m: Run, stream: str) -> None:
     # A lower bound only: how much later it ends is the machine's business.
     assert time.monotonic() - began >= 0.3
     assert told.lines == ["0", "100", "300"]
+
+
+@pytest.mark.parametrize("pace", ["flat", "100000000x"])
+def test_what_is_seen_before_an_interrupt_is_counted(
+    m: Run, days: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: str
+) -> None:
+    file = tmp_path / "out.txt"
+    seen: list[int] = []
+
+    def interrupt(writer: Any) -> None:
+        writer._out.flush()
+        if not seen:
+            seen.append(file.read_bytes().count(b"\n"))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("malamute_py.cli.replay._Writer.flush", interrupt)
+    told = m("replay", days, "--by", "client", "--pace", pace, "--output", str(file))
+    assert told.code == 130
+    assert seen[0] > 0
+    noun = "record" if seen[0] == 1 else "records"
+    assert f"{seen[0]} {noun} of {seen[0]} in the range (offsets 0 to {seen[0] - 1})" in told.err
 
 
 @pytest.mark.parametrize(
