@@ -16,7 +16,8 @@ import msgspec
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
 Permit = Callable[[str, str, str], bool]
-"""(identity, action, name) -> allowed. Actions: identity, read, write, create, admin."""
+"""(identity, action, name) -> allowed. Actions: identity; of streams read, write, create; of
+mailboxes send, receive; of services request, work; admin of each."""
 
 
 def permit_all(identity: str, action: str, name: str) -> bool:
@@ -112,6 +113,34 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Rows are extracted when fewer than this share of a batch is selected."""
     last_per_subject_max: int = 100_000
     """Records of one last-per-subject start; beyond it the start is refused `limit`."""
+
+    # --- mailboxes: a full one answers `wait`, never drops
+    mailboxes_max: int = 1_000_000
+    """Beyond it first use is refused `limit`."""
+    default_mailbox: dict[str, Any] = {}
+    """Settings of mailboxes that first use creates."""
+    mailbox_messages_max: int = 10_000_000
+    """Of one mailbox that has no bound of its own."""
+    mailbox_bytes_max: int = 64 << 30
+    """The same in bytes of the batches that its messages came in, until the last of each is gone."""
+    mail_bytes_max: int = 256 << 30
+    """Over all mailboxes in the log; beyond it `wait`."""
+    mail_memory_bytes_max: int = 256 << 20
+    """Over all that are in memory only, temporary ones included; beyond it `wait`."""
+    temporary_bytes_max: int = 64 << 20
+    """Of one temporary mailbox."""
+    mail_hot_bytes: int = 64 << 20
+    """Newest batches of mail, requests and replies kept in memory; older ones are read back."""
+    mail_read_bytes: int = 16 << 20
+    """What is being read back at one time; a batch larger than that is read alone."""
+    mail_reads_max: int = 8
+    """Reads of such batches under way at one time."""
+    inbox_read_bytes: int = 1 << 20
+    """What one inbox has read ahead of what it was given; one batch is always allowed."""
+    inbox_reads: int = 512
+    """The same as a count of batches."""
+    peek_bytes_max: int = 8 << 20
+    """What one PEEK_MAIL reads; the page ends there."""
 
     # --- administration
     page_max: int = 1_000
