@@ -1,0 +1,67 @@
+"""Bodies by number, from the tables.
+
+Owns the reading of bodies that the journal has let go of. The rules: for one thread; each read
+is short, so that the writer's checkpoints of its WAL are never held up; both checksums of a batch
+are checked at that moment. Source: DESIGN.md, sections 6 and 9.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+
+from malamute_protocol.errors import BatchError
+from malamute_protocol.stamp import Stamp
+from malamute_py.journal.check import content_fault
+from malamute_py.store.database import connect, damaged
+from malamute_py.store.errors import StoreDamaged
+
+
+class Bodies:
+    """See the module. The database may not be there yet: then it has no bodies."""
+
+    def __init__(self, path: Path) -> None:
+        """path: of the database; opened at the first read."""
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def read(self, numbers: Iterable[int]) -> dict[int, bytes]:
+        """Number -> the whole batch, of those that are there.
+
+        numbers: of the first message of each. Raises StoreDamaged, StoreError.
+        """
+        found: dict[int, bytes] = {}
+        try:
+            connection = self._connection
+            if connection is None:
+                if not self._path.exists():
+                    return found
+                connection = self._connection = connect(self._path, any_thread=True)
+                connection.execute("PRAGMA query_only = 1")
+            for number in numbers:
+                row = connection.execute(
+                    "SELECT batch FROM bodies WHERE base = ?", (number,)
+                ).fetchone()
+                if row is not None:
+                    _check(number, row[0])
+                    found[number] = row[0]
+        except sqlite3.Error as error:
+            raise damaged(error) from error
+        return found
+
+    def close(self) -> None:
+        """Let go of the file; when no other thread reads any more."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _check(number: int, batch: bytes) -> None:
+    try:
+        stamp = Stamp.unpack(batch)
+        fault = content_fault(batch, stamp.stamp_bytes, len(batch), stamp)
+    except BatchError as error:
+        fault = error.reason
+    if fault or stamp.base_offset != number or stamp.size != len(batch):
+        raise StoreDamaged(f"the body of message {number} is damaged: {fault or 'another one'}")

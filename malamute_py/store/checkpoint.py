@@ -1,0 +1,251 @@
+"""The checkpoint: the tables follow the log, step by step.
+
+Owns one step: from where the tables are to a position of the log, with the same `apply` as the
+broker's. The rules: a step is one transaction, with the position in it, so that it is done whole
+or not at all; rows and bodies pass through memory a few at a time; a body is copied only when its
+put outlives the step, and deleted with the last of its rows. It knows no threads, processes or
+clocks, so that the simulator runs it as it is. Source: DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from malamute_protocol.stamp import DATA, Stamp
+from malamute_py.changelog.records import decode_change
+from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
+from malamute_py.journal import FollowLost
+from malamute_py.store.database import Position, damaged, position_of, writing
+from malamute_py.store.errors import StoreDamaged, StoreMoved
+from malamute_py.store.forms import (
+    CURSORS,
+    GROUPS,
+    KEYS,
+    MAILBOXES,
+    MESSAGES,
+    REQUESTS,
+    SERVICES,
+)
+from malamute_py.store.maps import TableMap
+from malamute_py.store.reading import MAIL_STREAM, Changes, Following, Place
+
+_ROWS_MAX: Final = 50_000
+"""Rows in memory before they are written into the open transaction: about 50 MB."""
+_BODIES_AT_ONCE: Final = 10_000
+_VACUUM_PAGES: Final = 2_000
+
+_SURVIVORS: Final = (
+    "SELECT base FROM messages WHERE base >= ?1 UNION SELECT base FROM requests WHERE base >= ?1"
+)
+_LEFT: Final = (
+    "DELETE FROM bodies WHERE base = ?1"
+    " AND NOT EXISTS (SELECT 1 FROM messages WHERE base = ?1)"
+    " AND NOT EXISTS (SELECT 1 FROM requests WHERE base = ?1)"
+)
+
+
+class Done(msgspec.Struct, array_like=True, frozen=True):
+    """What a step did."""
+
+    lsn: int
+    change_next: int
+    changes: int = 0
+    rows: int = 0
+    """Written or deleted."""
+    bodies: int = 0
+    """Copied."""
+    missing: int = 0
+    """Bodies of puts that live, and that the log did not give: damage."""
+    lost: int = 0
+    """Changes that are gone; only where that was accepted."""
+    damages: Sequence[str] = ()
+
+
+class Checkpoint:
+    """Tables that follow one ring. One thread at a time."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, follower: Following, *, accept_lost: bool = False
+    ) -> None:
+        """connection: in autocommit (see database.connect). accept_lost: see Changes.
+
+        Raises StoreDamaged.
+        """
+        self.position = position_of(connection)
+        self.before_commit: Callable[[], None] = lambda: None
+        """Called when all is written and nothing committed; for tests that kill it there."""
+        self._connection = connection
+        self._follower = follower
+        self._accept_lost = accept_lost
+        self._messages = TableMap(connection, MESSAGES)
+        self._requests = TableMap(connection, REQUESTS)
+        self._queues = Queues(
+            TableMap(connection, MAILBOXES),
+            TableMap(connection, SERVICES),
+            self._messages,
+            self._requests,
+            TableMap(connection, CURSORS),
+            TableMap(connection, GROUPS),
+            TableMap(connection, KEYS),
+            self.position.next_number,
+        )
+        self._maps: tuple[TableMap[object, object], ...] = tuple(
+            getattr(self._queues, name)
+            for name in Queues.__struct_fields__
+            if name != "next_number"
+        )
+        self._tables = Tables()
+
+    def step(
+        self,
+        to_lsn: int,
+        ranges: Iterable[tuple[int, int]] | None = None,
+        *,
+        going_on: Callable[[], bool] = lambda: True,
+    ) -> Done:
+        """Follow the log up to a position, durably.
+
+        to_lsn: the end of a bundle, and no further than what is synced. ranges: the parts that
+        may hold something for the queues, ascending, each from a bundle's beginning to a
+        bundle's end (None: all of it). going_on: asked now and then; False gives up.
+        Raises StoreMoved, StoreDamaged, StoreError, ChangesLost, FollowLost, OSError,
+        Abandoned: nothing was changed.
+        """
+        begin = self.position
+        if to_lsn < begin.lsn:
+            raise StoreMoved(
+                f"the tables are at position {begin.lsn}, behind {to_lsn} to which they should go"
+            )
+        spans = _clipped(ranges, begin.lsn, to_lsn)
+        rows = sum(each.rows for each in self._maps)
+        try:
+            with writing(self._connection):
+                if position_of(self._connection) != begin:
+                    raise StoreMoved("the tables were moved on by another process")
+                done = self._follow(begin, to_lsn, spans, going_on)
+                self.before_commit()
+        except BaseException as error:
+            for each in self._maps:
+                each.reset()
+            self._queues.next_number = begin.next_number
+            if isinstance(error, sqlite3.Error):
+                raise damaged(error) from error
+            raise
+        self.position = begin._replace(
+            lsn=to_lsn, change_next=done.change_next, next_number=self._queues.next_number
+        )
+        return msgspec.structs.replace(done, rows=sum(each.rows for each in self._maps) - rows)
+
+    def _follow(
+        self,
+        begin: Position,
+        to_lsn: int,
+        spans: list[tuple[int, int]],
+        going_on: Callable[[], bool],
+    ) -> Done:
+        changes = Changes(self._follower, begin.change_next, accept_lost=self._accept_lost)
+        count = 0
+        departed: list[int] = []
+        for _, record in changes.read(spans):
+            count += 1
+            if count % 64 == 0:
+                if count % 1024 == 0 and not going_on():
+                    raise Abandoned
+                if sum(each.held for each in self._maps) > _ROWS_MAX:
+                    self._flush(departed)
+            try:
+                change = decode_change(record)
+            except msgspec.MsgspecError as error:
+                raise StoreDamaged(f"the log holds a change that is not known: {error}") from error
+            if not isinstance(change, TABLE_CHANGES):
+                apply(self._tables, self._queues, change)
+        self._flush(departed)
+        self._connection.executemany(_LEFT, ((base,) for base in departed))
+        copied, missing = self._copy_bodies(changes.places, going_on)
+        change_next = changes.next
+        self._connection.execute(
+            "UPDATE position SET lsn = ?, change_next = ?, next_number = ?",
+            (to_lsn, change_next, self._queues.next_number),
+        )
+        return Done(
+            to_lsn, change_next, count, 0, copied, missing, changes.lost, tuple(changes.damages)
+        )
+
+    def _flush(self, departed: list[int]) -> None:
+        departed += [base for _, base in self._messages.departed]
+        departed += self._requests.departed
+        for each in self._maps:
+            each.flush()
+            each.departed.clear()
+
+    # --- bodies ------------------------------------------------------------------------
+
+    def _copy_bodies(self, places: list[Place], going_on: Callable[[], bool]) -> tuple[int, int]:
+        """Copy what the step's puts left; returns how many, and how many are not there."""
+        if not places:
+            return 0, 0
+        copied = missing = 0
+        # The cursor stays open while other tables are written, which SQLite allows.
+        survivors = self._connection.execute(_SURVIVORS, (places[0].base,))
+        while found := survivors.fetchmany(_BODIES_AT_ONCE):
+            if not going_on():
+                raise Abandoned
+            wanted = {base for (base,) in found}
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO bodies VALUES (?, ?)", self._bodies(places, wanted)
+            )
+            copied += len(found) - len(wanted)
+            missing += len(wanted)
+        return copied, missing
+
+    def _bodies(self, places: list[Place], wanted: set[int]) -> Iterator[tuple[int, bytes]]:
+        """(number, batch) of those wanted; what was found is no longer in `wanted`."""
+        starts = [place.base for place in places]
+
+        def asked(stamp: Stamp) -> bool:
+            return (
+                stamp.stream == MAIL_STREAM
+                and stamp.control_kind == DATA
+                and stamp.base_offset in wanted
+            )
+
+        for number in sorted({bisect_right(starts, base) - 1 for base in wanted}):
+            place = places[number]
+            lsn = place.lsn
+            while lsn < place.stop:
+                try:
+                    for stamp, content in self._follower.read(lsn, place.stop, asked):
+                        wanted.discard(stamp.base_offset)
+                        yield stamp.base_offset, stamp.pack() + content
+                    break
+                except FollowLost as lost:
+                    if lost.code == "retention":
+                        raise
+                    lsn = lost.to_lsn
+
+    # --- keeping -----------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """Give back a little of the space that deleted rows and bodies left in the file."""
+        free = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
+        pages = self._connection.execute("PRAGMA page_count").fetchone()[0]
+        if free > _VACUUM_PAGES and free * 2 > pages:
+            self._connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+
+
+class Abandoned(Exception):
+    """A step was given up because nobody wants it any more."""
+
+
+def _clipped(
+    ranges: Iterable[tuple[int, int]] | None, begin: int, end: int
+) -> list[tuple[int, int]]:
+    if ranges is None:
+        return [(begin, end)] if begin < end else []
+    clipped = [(max(first, begin), min(stop, end)) for first, stop in ranges]
+    return [(first, stop) for first, stop in clipped if first < stop]

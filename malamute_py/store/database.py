@@ -1,0 +1,244 @@
+"""The database file: its tables, how it is opened, and who may write it.
+
+Owns the schema, the settings of SQLite that durability hangs on, the row that says how far the
+tables came, and the lock. The rules: WAL with synchronous=FULL, so that a commit is on disk when
+it returns; a new file appears under its name only when it is whole, with its directory entry
+synced; one process writes. Source: DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from malamute_py.store.errors import StoreDamaged, StoreError, StoreLocked
+from malamute_py.store.forms import FORMS
+
+DATABASE: Final = "queues.db"
+LOCK: Final = "queues.lock"
+MARK: Final = "queues"
+"""A small file that says that there was a database: whoever finds it alone misses something."""
+FILES: Final = frozenset(
+    [
+        DATABASE,
+        f"{DATABASE}-wal",
+        f"{DATABASE}-shm",
+        f"{DATABASE}-journal",
+        LOCK,
+        MARK,
+        f"{DATABASE}.tmp",
+        f"{DATABASE}.tmp-journal",
+        f"{MARK}.tmp",
+    ]
+)
+"""What the store has in a data directory."""
+
+APPLICATION: Final = 0x4D4C5131  # "MLQ1"
+VERSION: Final = 1
+_BUSY_S: Final = 5.0
+_WAL_BYTES: Final = 64 << 20
+_CACHE_KIB: Final = 16 << 10
+
+
+class Position(NamedTuple):
+    """How far the tables came, and of which log."""
+
+    lsn: int
+    """Everything in ring main before this position is in the tables."""
+    change_next: int
+    """Offset of the next record of the change log; -1: not known, as the log's beginning is
+    gone and held none of these records."""
+    next_number: int
+    """Queues.next_number."""
+    directory: bytes
+    """uuid of the data directory."""
+    ring: bytes
+    """uuid of ring main."""
+
+
+def connect(
+    path: str | Path, *, read_only: bool = False, any_thread: bool = False
+) -> sqlite3.Connection:
+    """A connection in autocommit: transactions are begun and ended by name.
+
+    any_thread: the caller sees to it that one thread uses it at a time.
+    """
+    uri = f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
+    return sqlite3.connect(
+        uri, uri=True, isolation_level=None, timeout=_BUSY_S, check_same_thread=not any_thread
+    )
+
+
+def set_up(connection: sqlite3.Connection) -> None:
+    """The settings of a writer; they hold for this connection."""
+    execute = connection.execute
+    execute("PRAGMA synchronous = FULL")
+    execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+    execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    execute("PRAGMA temp_store = MEMORY")
+
+
+def create(connection: sqlite3.Connection, position: Position) -> None:
+    """Make the tables in an empty database."""
+    execute = connection.execute
+    execute("PRAGMA auto_vacuum = INCREMENTAL")
+    execute("PRAGMA synchronous = FULL")
+    execute("BEGIN IMMEDIATE")
+    execute(f"PRAGMA application_id = {APPLICATION}")
+    execute(f"PRAGMA user_version = {VERSION}")
+    for form in FORMS:
+        columns = ", ".join(f"{column} NOT NULL" for column in form.columns)
+        names = ", ".join(column.split()[0] for column in form.columns)
+        execute(
+            f"CREATE TABLE {form.table}"
+            f" (at INTEGER PRIMARY KEY, {columns}, row BLOB NOT NULL) STRICT"
+        )
+        execute(f"CREATE UNIQUE INDEX {form.table}_by_key ON {form.table} ({names})")
+    execute("CREATE TABLE bodies (base INTEGER PRIMARY KEY, batch BLOB NOT NULL) STRICT")
+    execute(
+        "CREATE TABLE position (one INTEGER PRIMARY KEY CHECK (one = 1), lsn INTEGER NOT NULL,"
+        " change_next INTEGER NOT NULL, next_number INTEGER NOT NULL,"
+        " directory BLOB NOT NULL, ring BLOB NOT NULL) STRICT"
+    )
+    execute("INSERT INTO position VALUES (1, ?, ?, ?, ?, ?)", position)
+    execute("COMMIT")
+
+
+def create_file(directory: Path, position: Position) -> None:
+    """Make a new database file, durably. Raises sqlite3.Error, OSError."""
+    path, temporary = directory / DATABASE, directory / f"{DATABASE}.tmp"
+    # A WAL of a file that is gone would be taken for the new one's.
+    for name in (f"{DATABASE}-wal", f"{DATABASE}-shm", temporary.name, f"{temporary.name}-journal"):
+        (directory / name).unlink(missing_ok=True)
+    connection = sqlite3.connect(temporary, isolation_level=None)
+    try:
+        create(connection, position)
+        connection.execute("PRAGMA journal_mode = WAL")
+    finally:
+        connection.close()
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def open_database(path: str | Path, *, any_thread: bool = False) -> sqlite3.Connection:
+    """Open the database for writing. Raises StoreDamaged, sqlite3.OperationalError."""
+    connection = connect(path, any_thread=any_thread)
+    try:
+        check_form(connection)
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise StoreDamaged(f"SQLite keeps {path} in mode {mode} where WAL is needed")
+        set_up(connection)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise damaged(error) from error
+        raise
+    return connection
+
+
+def check_form(connection: sqlite3.Connection) -> None:
+    """Raises StoreDamaged: it is no database of ours, or of a later version; sqlite3.Error."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application != APPLICATION:
+        raise StoreDamaged("it is no database of queues")
+    if version != VERSION:
+        raise StoreDamaged(f"its tables are of version {version}, this program knows {VERSION}")
+
+
+def damaged(error: sqlite3.Error) -> StoreError:
+    """What SQLite said, as one of ours."""
+    if isinstance(error, sqlite3.OperationalError):
+        return StoreError(f"SQLite: {error}")
+    return StoreDamaged(f"SQLite: {error}")
+
+
+def position_of(connection: sqlite3.Connection) -> Position:
+    """How far the tables came. Raises StoreDamaged, sqlite3.Error."""
+    row = connection.execute(
+        "SELECT lsn, change_next, next_number, directory, ring FROM position"
+    ).fetchone()
+    if row is None:
+        raise StoreDamaged("it does not say how far it came")
+    return Position(*row)
+
+
+@contextlib.contextmanager
+def writing(connection: sqlite3.Connection) -> Iterator[None]:
+    """One transaction: committed at the end, taken back when something is raised."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+class Lock:
+    """The right to write one directory's tables; held until released, or the process ends."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        """Let another write."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
+
+
+def lock(
+    directory: Path, wait_s: float = 0.0, *, going_on: Callable[[], bool] = lambda: True
+) -> Lock:
+    """Take the lock; a writer of a broker that was killed needs a moment to see that.
+
+    going_on: False gives up. Raises StoreLocked naming the holder; OSError.
+    """
+    # A file of its own: to close any descriptor of the database would drop SQLite's locks.
+    fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    deadline = time.monotonic() + wait_s
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() < deadline and going_on():
+                    time.sleep(0.01)
+                    continue
+                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise StoreLocked(
+                    f"the tables in {directory} are being written by process {holder}"
+                ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return Lock(fd)

@@ -1,0 +1,216 @@
+"""The process that keeps the checkpoint: `python -m malamute_py.store.follow DIRECTORY PARENT`.
+
+Owns the way from requests on standard input to steps of the checkpoint and answers on standard
+output. The rules: it never asks the broker for anything and holds nothing that it needs; it ends
+with the broker, however that ends (the end of its input, or another parent), in the middle of a
+step, too; it leaves the processor to the broker. A process of its own because SQLite beside the
+loop fights it for the interpreter's lock. Source: DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sqlite3
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeAlias
+
+import msgspec
+
+from malamute_protocol.errors import MalamuteError
+from malamute_py.journal import FileStorage, Follower
+from malamute_py.journal.directory import RINGS, directory_name
+from malamute_py.store.checkpoint import Abandoned, Checkpoint, Done
+from malamute_py.store.database import DATABASE, damaged, lock, open_database
+from malamute_py.store.errors import StoreMoved
+
+MAIN: Final = "main"
+"""The ring that is followed, as broker/ready.py has it."""
+_NICE: Final = 10
+_PARENT_MS: Final = 5_000
+"""How often it looks whether its parent lives, in case someone else has its input's other end."""
+_LOCK_WAIT_S: Final = 30.0
+_SIZE: Final = struct.Struct("<I")
+
+
+class Follow(msgspec.Struct, array_like=True, tag="follow"):
+    """Follow the log up to here."""
+
+    to_lsn: int
+    ranges: list[tuple[int, int]]
+    """Where something for the queues may lie."""
+
+
+class Began(msgspec.Struct, array_like=True, tag="began"):
+    """The tables are open; the process follows."""
+
+    lsn: int
+    pid: int
+
+
+class Stepped(msgspec.Struct, array_like=True, tag="stepped"):
+    """A step is durable."""
+
+    done: Done
+    took_ms: int
+
+
+class Failed(msgspec.Struct, array_like=True, tag="failed"):
+    """A step was not done; nothing was changed."""
+
+    code: str
+    reason: str
+
+
+Answer: TypeAlias = Began | Stepped | Failed
+_ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Began | Stepped | Failed)
+_REQUEST = msgspec.msgpack.Decoder(Follow)
+
+
+def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
+    """One message: its size, then MessagePack. Raises OSError."""
+    data = msgspec.msgpack.encode(message)
+    stream.write(_SIZE.pack(len(data)) + data)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """One message; None at the end. Raises OSError."""
+    head = stream.read(_SIZE.size)
+    if len(head) < _SIZE.size:
+        return None
+    size = _SIZE.unpack(head)[0]
+    data = stream.read(size)
+    return data if len(data) == size else None
+
+
+def read_answer(stream: BinaryIO) -> Answer | None:
+    """What the process says next; None when it ended. Raises OSError, msgspec.MsgspecError."""
+    data = read_frame(stream)
+    return None if data is None else _ANSWER.decode(data)
+
+
+@contextlib.contextmanager
+def following(directory: Path, *, accept_lost: bool, wait_s: float) -> Iterator[Checkpoint]:
+    """The checkpoint of a data directory, with the right to write it.
+
+    Raises StoreError, JournalError, OSError.
+    """
+    with lock(directory, wait_s):
+        rings = FileStorage(directory, read_only=True).child(RINGS)
+        follower = Follower(rings.child(directory_name(MAIN)))
+        connection = open_database(directory / DATABASE)
+        try:
+            checkpoint = Checkpoint(connection, follower, accept_lost=accept_lost)
+            if checkpoint.position.ring != follower.ring:
+                raise StoreMoved(f"{DATABASE} belongs to another journal")
+            yield checkpoint
+        except sqlite3.Error as error:
+            raise damaged(error) from error
+        finally:
+            connection.close()
+
+
+def failed(error: Exception) -> Failed:
+    """An error as the broker is told of it."""
+    return Failed(str(getattr(error, "code", "failed")), str(error))
+
+
+class _Input:
+    """Standard input, read so that its end is seen at any time."""
+
+    def __init__(self, parent: int) -> None:
+        self._fd = sys.stdin.fileno()
+        self._parent = parent
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self._data = bytearray()
+        self._ended = False
+
+    def going_on(self) -> bool:
+        """Whether the broker is still there."""
+        self._take(0)
+        return not self._ended
+
+    def next(self) -> Follow | None:
+        """The newest request; None when there will be no more."""
+        while True:
+            found = None
+            while (message := self._message()) is not None:
+                found = message
+            if found is not None:
+                return _REQUEST.decode(found)
+            if self._ended:
+                return None
+            self._take(_PARENT_MS)
+
+    def _message(self) -> bytes | None:
+        if len(self._data) < _SIZE.size:
+            return None
+        end = _SIZE.size + _SIZE.unpack_from(self._data)[0]
+        if len(self._data) < end:
+            return None
+        message = bytes(self._data[_SIZE.size : end])
+        del self._data[:end]
+        return message
+
+    def _take(self, wait_ms: int) -> None:
+        if self._ended:
+            return
+        if self._poll.poll(wait_ms):
+            data = os.read(self._fd, 1 << 20)
+            self._data += data
+            self._ended = not data
+        elif os.getppid() != self._parent:
+            self._ended = True
+
+
+def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
+    requests = _Input(parent)
+    answers: Any = sys.stdout.buffer
+    with following(directory, accept_lost=accept_lost, wait_s=_LOCK_WAIT_S) as checkpoint:
+        write_frame(answers, Began(checkpoint.position.lsn, os.getpid()))
+        while (request := requests.next()) is not None:
+            began = time.monotonic()
+            try:
+                done = checkpoint.step(request.to_lsn, request.ranges, going_on=requests.going_on)
+            except Abandoned:
+                return
+            except (MalamuteError, OSError) as error:
+                write_frame(answers, failed(error))
+                continue
+            took_ms = round((time.monotonic() - began) * 1000)
+            write_frame(answers, Stepped(done, took_ms))
+            checkpoint.tidy()
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the broker is gone; returns the exit code."""
+    directory, parent, *options = arguments
+    # The broker's to answer: it ends this process in order, by the end of its input.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    try:
+        _run(Path(directory), int(parent), accept_lost="--accept-lost" in options)
+    except BrokenPipeError:
+        pass
+    except (MalamuteError, OSError) as error:
+        with contextlib.suppress(OSError):
+            write_frame(sys.stdout.buffer, failed(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,273 @@
+"""How rows look in the tables: MessagePack behind a checksum.
+
+Owns the way from a row of changelog/tables.py to bytes and back. The rules: a form begins with
+the row's key, so that a row is whole by itself; it is an array, to which fields may be appended
+with a default; what does not bear its checksum is raised, never used. Bitmaps are bytes, for
+they may have more bits than a number in MessagePack. Source: DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import google_crc32c
+import msgspec
+
+from malamute_py.changelog.records import Range, RequestPut
+from malamute_py.changelog.settings import CursorSettings, MailboxSettings, ServiceSettings
+from malamute_py.changelog.tables import (
+    CursorRow,
+    GroupRow,
+    Hold,
+    KeyRow,
+    MailboxRow,
+    MessageRow,
+    Rare,
+    RequestRow,
+    ServiceRow,
+    rows_of,
+)
+from malamute_py.store.errors import StoreDamaged
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_CRC = struct.Struct("<I")
+_ENCODE = msgspec.msgpack.Encoder().encode
+_DECODE_ANY = msgspec.msgpack.Decoder().decode
+
+
+class _Place(msgspec.Struct, array_like=True):
+    number: int
+    name: str
+
+
+class _MailboxForm(_Place, array_like=True):
+    settings: MailboxSettings
+    by: str
+    created_ms: int
+
+
+class _ServiceForm(_Place, array_like=True):
+    settings: ServiceSettings
+    by: str
+    created_ms: int
+
+
+class _RequestForm(msgspec.Struct, array_like=True, gc=False):
+    put: RequestPut
+    left: bytes | None
+    """None: all rows."""
+    waiting: bytes | None
+    """None: all that are left."""
+    holds: list[tuple[str, bytes, int, int, bytes]]
+    attempts: dict[int, bytes]
+    delayed: dict[int, bytes]
+
+
+class _CursorForm(msgspec.Struct, array_like=True):
+    stream: int
+    name: str
+    next: int
+    settings: CursorSettings
+    moved_ms: int
+    by: str
+
+
+class _GroupForm(msgspec.Struct, array_like=True):
+    stream: int
+    name: str
+    kind: str
+    pattern: bytes
+    next: int
+    done: list[Range]
+    moved_ms: int
+    by: str
+
+
+_MAILBOX = msgspec.msgpack.Decoder(_MailboxForm).decode
+_SERVICE = msgspec.msgpack.Decoder(_ServiceForm).decode
+_REQUEST = msgspec.msgpack.Decoder(_RequestForm).decode
+_CURSOR = msgspec.msgpack.Decoder(_CursorForm).decode
+_GROUP = msgspec.msgpack.Decoder(_GroupForm).decode
+_RARE = msgspec.msgpack.Decoder(Rare).decode
+
+
+def _int(rows: bytes) -> int:
+    return int.from_bytes(rows, "little")
+
+
+def _mailbox(data: Any) -> tuple[int, MailboxRow]:
+    form = _MAILBOX(data)
+    return form.number, MailboxRow(form.number, form.name, form.settings, form.by, form.created_ms)
+
+
+def _service(data: Any) -> tuple[int, ServiceRow]:
+    form = _SERVICE(data)
+    return form.number, ServiceRow(form.number, form.name, form.settings, form.by, form.created_ms)
+
+
+def _pack_named(key: int, row: MailboxRow | ServiceRow) -> bytes:
+    return _ENCODE((key, row.name, row.settings, row.by, row.created_ms))
+
+
+def _pack_message(key: tuple[int, int], row: MessageRow) -> bytes:
+    left = None if row.left == (1 << row.count) - 1 else rows_of(row.left)
+    rare = None if row.rare is None else _ENCODE(row.rare)
+    return _ENCODE((
+        key[0], row.base, row.count, row.size, row.sender, row.at_ms, left,
+        row.priority, row.not_before_ms, row.expires_ms, row.attempts, rare,
+    ))  # fmt: skip
+
+
+def _message(data: Any, senders: dict[str, str] = {}) -> tuple[tuple[int, int], MessageRow]:  # noqa: B006
+    (
+        mailbox, base, count, size, sender, at_ms, left,
+        priority, not_before_ms, expires_ms, attempts, rare,
+    ) = _DECODE_ANY(data)[:12]  # fmt: skip
+    # A million rows of a few senders: one string each.
+    if len(senders) > 10_000:
+        senders.clear()
+    sender = senders.setdefault(sender, sender)
+    row = MessageRow(
+        base, count, size, sender, at_ms, (1 << count) - 1 if left is None else _int(left),
+        priority, not_before_ms, expires_ms, attempts, None if rare is None else _RARE(rare),
+    )  # fmt: skip
+    return (mailbox, base), row
+
+
+def _pack_request(key: int, row: RequestRow) -> bytes:
+    every = (1 << row.put.count) - 1
+    return _ENCODE((
+        row.put,
+        None if row.left == every else rows_of(row.left),
+        None if row.waiting == row.left else rows_of(row.waiting),
+        [
+            (hold.holder, rows_of(hold.rows), hold.at_ms, hold.lease_ms, rows_of(hold.received))
+            for hold in row.holds
+        ],
+        {times: rows_of(rows) for times, rows in row.attempts.items()},
+        {at_ms: rows_of(rows) for at_ms, rows in row.delayed.items()},
+    ))  # fmt: skip
+
+
+def _request(data: Any) -> tuple[int, RequestRow]:
+    form = _REQUEST(data)
+    left = (1 << form.put.count) - 1 if form.left is None else _int(form.left)
+    row = RequestRow(
+        form.put,
+        left,
+        left if form.waiting is None else _int(form.waiting),
+        [
+            Hold(holder, _int(rows), at_ms, lease_ms, _int(received))
+            for holder, rows, at_ms, lease_ms, received in form.holds
+        ],
+        {times: _int(rows) for times, rows in form.attempts.items()},
+        {at_ms: _int(rows) for at_ms, rows in form.delayed.items()},
+    )
+    return form.put.base, row
+
+
+def _pack_cursor(key: tuple[int, str], row: CursorRow) -> bytes:
+    return _ENCODE((row.stream, row.name, row.next, row.settings, row.moved_ms, row.by))
+
+
+def _cursor(data: Any) -> tuple[tuple[int, str], CursorRow]:
+    form = _CURSOR(data)
+    row = CursorRow(form.stream, form.name, form.next, form.settings, form.moved_ms, form.by)
+    return (form.stream, form.name), row
+
+
+def _pack_group(key: tuple[int, str], row: GroupRow) -> bytes:
+    return _ENCODE((
+        row.stream, row.name, row.kind, row.pattern, row.next, row.done, row.moved_ms, row.by,
+    ))  # fmt: skip
+
+
+def _group(data: Any) -> tuple[tuple[int, str], GroupRow]:
+    form = _GROUP(data)
+    row = GroupRow(
+        form.stream, form.name, form.kind, form.pattern, form.next, form.done,
+        form.moved_ms, form.by,
+    )  # fmt: skip
+    return (form.stream, form.name), row
+
+
+def _pack_key(key: tuple[str, bytes], row: KeyRow) -> bytes:
+    return _ENCODE((key[0], key[1], row.base, row.count, row.at_ms))
+
+
+def _key(data: Any) -> tuple[tuple[str, bytes], KeyRow]:
+    sender, key, base, count, at_ms = _DECODE_ANY(data)[:5]
+    return (sender, key), KeyRow(base, count, at_ms)
+
+
+class Form(NamedTuple, Generic[K, V]):
+    """One table: its name, the columns of its key, and its rows as bytes."""
+
+    table: str
+    columns: tuple[str, ...]
+    values: Callable[[K], tuple[Any, ...]]
+    """A key as values of its columns."""
+    packed: Callable[[K, V], bytes]
+    read: Callable[[Any], tuple[K, V]]
+
+    def pack(self, key: K, row: V) -> bytes:
+        """The row as the table has it."""
+        data = self.packed(key, row)
+        return _CRC.pack(google_crc32c.value(data)) + data
+
+    def unpack(self, data: bytes) -> tuple[K, V]:
+        """Key and row. Raises StoreDamaged."""
+        body = data[4:]
+        if google_crc32c.value(body) != _CRC.unpack_from(data)[0]:
+            raise StoreDamaged(f"a row of the table {self.table} does not bear its checksum")
+        try:
+            return self.read(body)
+        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+            raise StoreDamaged(
+                f"a row of the table {self.table} is of a form that this version does not know"
+                f" ({error})"
+            ) from error
+
+
+def _one(key: Any) -> tuple[Any, ...]:
+    return (key,)
+
+
+def _several(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    return key
+
+
+def _base_first(key: tuple[int, int]) -> tuple[int, int]:
+    return key[1], key[0]
+
+
+MAILBOXES: Final[Form[int, MailboxRow]] = Form(
+    "mailboxes", ("number INTEGER",), _one, _pack_named, _mailbox
+)
+SERVICES: Final[Form[int, ServiceRow]] = Form(
+    "services", ("number INTEGER",), _one, _pack_named, _service
+)
+MESSAGES: Final[Form[tuple[int, int], MessageRow]] = Form(
+    # By number first: whether a body is still wanted is asked by its number alone.
+    "messages", ("base INTEGER", "mailbox INTEGER"), _base_first, _pack_message, _message,
+)  # fmt: skip
+REQUESTS: Final[Form[int, RequestRow]] = Form(
+    "requests", ("base INTEGER",), _one, _pack_request, _request
+)
+CURSORS: Final[Form[tuple[int, str], CursorRow]] = Form(
+    "cursors", ("stream INTEGER", "name TEXT"), _several, _pack_cursor, _cursor
+)
+GROUPS: Final[Form[tuple[int, str], GroupRow]] = Form(
+    "groups", ("stream INTEGER", "name TEXT"), _several, _pack_group, _group
+)
+KEYS: Final[Form[tuple[str, bytes], KeyRow]] = Form(
+    "keys", ("sender TEXT", "key BLOB"), _several, _pack_key, _key
+)
+FORMS: Final[tuple[Form[Any, Any], ...]] = (
+    MAILBOXES, SERVICES, MESSAGES, REQUESTS, CURSORS, GROUPS, KEYS,
+)  # fmt: skip
+"""In the order of the fields of Queues."""

@@ -1,0 +1,61 @@
+"""Loading the tables at start-up.
+
+Owns the way from the database to Queues in memory. The rules: every row bears its checksum or
+nothing is loaded; the order of each map is that of the log. Source: DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+import gc
+import sqlite3
+from collections import OrderedDict
+from typing import Any
+
+from malamute_py.changelog.tables import Queues
+from malamute_py.store.database import check_form, damaged, position_of
+from malamute_py.store.errors import StoreDamaged
+from malamute_py.store.forms import FORMS, Form
+
+
+def load(connection: sqlite3.Connection) -> Queues:
+    """All rows; no bodies. Raises StoreDamaged, StoreError."""
+    collecting = gc.isenabled()
+    # Each of a million new objects would be looked at again and again, for nothing.
+    gc.disable()
+    try:
+        check_form(connection)
+        position = position_of(connection)
+        *others, keys = (_rows(connection, form) for form in FORMS)
+        return Queues(*others, OrderedDict(keys), position.next_number)
+    except sqlite3.Error as error:
+        raise damaged(error) from error
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _rows(connection: sqlite3.Connection, form: Form[Any, Any]) -> dict[Any, Any]:
+    unpack = form.unpack
+    rows = dict(
+        unpack(data) for (data,) in connection.execute(f"SELECT row FROM {form.table} ORDER BY at")
+    )
+    count = connection.execute(f"SELECT count(*) FROM {form.table}").fetchone()[0]
+    if count != len(rows):
+        raise StoreDamaged(f"the table {form.table} has {len(rows)} rows and an index of {count}")
+    return rows
+
+
+def check(connection: sqlite3.Connection, *, whole: bool = False) -> None:
+    """Look for damage in the file's structure; whole: in its bodies, too, and every index.
+
+    Raises StoreDamaged, StoreError.
+    """
+    try:
+        tables = [""] if whole else [f"({form.table})" for form in FORMS]
+        kind = "integrity_check" if whole else "quick_check"
+        for table in tables:
+            for (found,) in connection.execute(f"PRAGMA {kind}{table}"):
+                if found != "ok":
+                    raise StoreDamaged(f"SQLite finds it damaged: {found}")
+    except sqlite3.Error as error:
+        raise damaged(error) from error

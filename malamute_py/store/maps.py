@@ -1,0 +1,162 @@
+"""Tables as maps: a row is loaded when it is asked for, and kept only until it is written.
+
+Owns the maps over which the checkpoint runs the same `apply` as the broker. The rules: a
+map's order is a dictionary's, kept by the column `at`; what was put and taken away between two
+flushes never touches the table; a flush writes within the transaction of its connection and
+lets go of everything. Source: DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, MutableMapping
+from typing import Any, TypeVar, cast
+
+from malamute_py.store.forms import Form
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+
+class TableMap(MutableMapping[K, V]):
+    """One table. Whoever changes a row that it got has to put it back."""
+
+    def __init__(self, connection: sqlite3.Connection, form: Form[K, V]) -> None:
+        """connection: in autocommit; begins and ends of transactions are the caller's."""
+        self._connection = connection
+        self._form = form
+        names = [column.split()[0] for column in form.columns]
+        table = form.table
+        where = " AND ".join(f"{name} = ?" for name in names)
+        places = ", ".join("?" * (len(names) + 2))
+        self._select = f"SELECT row FROM {table} WHERE {where}"
+        self._insert = f"INSERT INTO {table} (at, {', '.join(names)}, row) VALUES ({places})"
+        self._update = f"UPDATE {table} SET row = ? WHERE {where}"
+        self._delete = f"DELETE FROM {table} WHERE {where}"
+        self._scan = f"SELECT at, row FROM {table} WHERE at > ? ORDER BY at"
+        self._bounds = f"SELECT coalesce(max(at), 0), count(*) FROM {table}"
+        self.departed: list[K] = []
+        """Keys whose rows left the table since they were last taken from here."""
+        self.rows = 0
+        """Written or deleted since the beginning."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was not flushed, and read anew where the table stands."""
+        self._new: dict[K, V] = {}
+        """Not in the table."""
+        self._changed: dict[K, V] = {}
+        """In the table, in another form."""
+        self._gone: set[K] = set()
+        """In the table, and to be deleted; one that came back is in _new, too."""
+        self._loaded: dict[K, V] = {}
+        """In the table like this."""
+        self._emptied_at = 0
+        """Every row at this place or before is in _gone."""
+        self.departed.clear()
+        self._at, self._count = self._connection.execute(self._bounds).fetchone()
+
+    # --- the map -----------------------------------------------------------------------
+
+    def _find(self, key: K) -> V | None:
+        row = self._new.get(key)
+        if row is None:
+            row = self._changed.get(key)
+        if row is None:
+            row = self._loaded.get(key)
+        if row is not None or key in self._gone:
+            return row
+        found = self._connection.execute(self._select, self._form.values(key)).fetchone()
+        if found is None:
+            return None
+        row = self._loaded[key] = self._form.unpack(found[0])[1]
+        return row
+
+    def get(self, key: K, default: Any = None) -> Any:
+        """The row; loaded when it is not at hand."""
+        row = self._find(key)
+        return default if row is None else row
+
+    def __getitem__(self, key: K) -> V:
+        row = self._find(key)
+        if row is None:
+            raise KeyError(key)
+        return row
+
+    def __setitem__(self, key: K, row: V) -> None:
+        if key in self._new:
+            self._new[key] = row
+        elif key in self._changed:
+            self._changed[key] = row
+        elif self._find(key) is None:
+            self._new[key] = row
+            self._count += 1
+        else:
+            self._loaded.pop(key, None)
+            self._changed[key] = row
+
+    def __delitem__(self, key: K) -> None:
+        if key in self._new:
+            del self._new[key]
+        else:
+            if self._find(key) is None:
+                raise KeyError(key)
+            self._changed.pop(key, None)
+            self._loaded.pop(key, None)
+            self._gone.add(key)
+            self.departed.append(key)
+        self._count -= 1
+
+    def popitem(self, last: bool = True) -> tuple[K, V]:
+        """Take the newest away, or the oldest, as an OrderedDict does."""
+        key = next(reversed(list(self)) if last else iter(self), None)
+        if key is None:
+            raise KeyError("popitem(): the table is empty")
+        return key, self.pop(key)
+
+    def __len__(self) -> int:
+        return cast("int", self._count)
+
+    def __iter__(self) -> Iterator[K]:
+        # Whoever takes the first one away again and again must not pass over all that are gone.
+        leading = True
+        for at, data in self._connection.execute(self._scan, (self._emptied_at,)):
+            key = self._form.unpack(data)[0]
+            if key not in self._gone:
+                leading = False
+                yield key
+            elif leading:
+                self._emptied_at = at
+        yield from list(self._new)
+
+    # --- the table ---------------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        """Rows in memory."""
+        return len(self._new) + len(self._changed) + len(self._gone) + len(self._loaded)
+
+    def flush(self) -> None:
+        """Write what has changed, within the transaction that is open, and let go of it."""
+        execute, form = self._connection.executemany, self._form
+        values, pack, at = form.values, form.pack, self._at
+        if self._gone:
+            execute(self._delete, map(values, self._gone))
+        if self._changed:
+            execute(
+                self._update,
+                ((pack(key, row), *values(key)) for key, row in self._changed.items()),
+            )
+        if self._new:
+            execute(
+                self._insert,
+                (
+                    (at + place, *values(key), pack(key, row))
+                    for place, (key, row) in enumerate(self._new.items(), 1)
+                ),
+            )
+        self._at = at + len(self._new)
+        self.rows += len(self._gone) + len(self._changed) + len(self._new)
+        for kept in (self._new, self._changed, self._gone, self._loaded):
+            kept.clear()

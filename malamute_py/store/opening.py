@@ -1,0 +1,116 @@
+"""Opening the tables beside a journal: new, as they were, or not at all.
+
+Owns the decision whether tables and log belong together. The rules: nothing is guessed; tables
+that are missing, damaged, of another directory, ahead of the log or behind what the ring still
+has stop the start, with what to do; only where the log says that there never were any are they
+made. Source: DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from malamute_py.journal.layout import pack_file, unpack_file
+from malamute_py.journal.storage import FileStorage, read_file, replace_file
+from malamute_py.store.database import (
+    DATABASE,
+    MARK,
+    Position,
+    create_file,
+    damaged,
+    open_database,
+    position_of,
+)
+from malamute_py.store.errors import StoreError, StoreMoved
+from malamute_py.store.loading import check
+
+RESTORE = "restore the directory from a snapshot: malamute snapshot restore SNAPSHOT --data NEW"
+
+
+class Mark(msgspec.Struct, array_like=True):
+    """The small file that says that there are tables."""
+
+    directory: bytes
+    ring: bytes
+
+
+class Log(NamedTuple):
+    """What the tables are held against."""
+
+    directory: bytes
+    """uuid of the data directory."""
+    ring: bytes
+    """uuid of ring main."""
+    start_lsn: int
+    end_lsn: int
+    held_mail: bool
+    """The ring once held bodies of mail or requests."""
+
+
+def open_store(directory: Path, log: Log) -> tuple[sqlite3.Connection, bool]:
+    """The tables of a data directory for writing, and whether they are new.
+
+    The caller has the lock. Raises StoreDamaged, StoreMoved, StoreError, OSError: nothing was
+    changed.
+    """
+    path = directory / DATABASE
+    new = not path.exists()
+    try:
+        if new:
+            _check_new(directory, log)
+            create_file(directory, _beginning(log))
+        connection = open_database(path)
+    except sqlite3.Error as error:
+        raise damaged(error) from error
+    try:
+        check(connection)
+        _check_position(position_of(connection), log, path)
+        storage = FileStorage(directory)
+        if read_file(storage, MARK) is None:
+            replace_file(storage, MARK, pack_file(Mark(log.directory, log.ring)))
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise damaged(error) from error
+        raise
+    return connection, new
+
+
+def _beginning(log: Log) -> Position:
+    """Where new tables begin: with the log; or with what is left of an older program's."""
+    whole = log.start_lsn == 0
+    return Position(log.start_lsn, 0 if whole else -1, 1, log.directory, log.ring)
+
+
+def _check_new(directory: Path, log: Log) -> None:
+    """Raises StoreError when there must have been tables before."""
+    mark = read_file(FileStorage(directory), MARK)
+    if mark is None and not log.held_mail:
+        return
+    if mark is not None:
+        known = unpack_file(mark, Mark)
+        if known is not None and known.ring != log.ring:
+            raise StoreMoved(f"the file {MARK} belongs to another journal than this one")
+    raise StoreError(
+        f"{DATABASE} is missing, and the log says that there was one: mailboxes, requests and"
+        " cursors would be forgotten"
+    )
+
+
+def _check_position(position: Position, log: Log, path: Path) -> None:
+    if position.directory != log.directory or position.ring != log.ring:
+        raise StoreMoved(f"{path.name} belongs to another data directory than this journal")
+    if position.lsn > log.end_lsn:
+        raise StoreMoved(
+            f"{path.name} is at position {position.lsn} of a log that ends at {log.end_lsn}: the"
+            " journal is older than its tables, or lost its end"
+        )
+    if position.lsn < log.start_lsn:
+        raise StoreMoved(
+            f"{path.name} is at position {position.lsn}, and the log begins at {log.start_lsn}:"
+            " the tables are older than the journal"
+        )

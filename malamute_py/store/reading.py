@@ -1,0 +1,138 @@
+"""Reading the log for the tables: the changes in order, and where the bodies lie.
+
+Owns the choice of what concerns the queues in ring main. The rules: a change is taken once, in
+the order of its offset; damage in the log is passed over only when the offsets behind it prove
+that no change was in it, or when the operator said that what is lost may be. Source: DESIGN.md,
+section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
+
+from malamute_protocol.stamp import CHANGE, DATA, Stamp
+from malamute_py.journal import FollowLost, Wanted
+from malamute_py.journal.layout import control_bodies
+from malamute_py.store.errors import ChangesLost
+
+CHANGE_STREAM: Final = 0
+"""As broker/ready.py has it."""
+MAIL_STREAM: Final = 0xFFFF_FFFE
+"""As broker/ready.py has it."""
+_PLACE_BYTES: Final = 256 << 10
+"""How much of the log is read again to find one body."""
+
+
+class Following(Protocol):
+    """What is asked of a journal's Follower."""
+
+    def read(
+        self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
+    ) -> Iterator[tuple[Stamp, memoryview]]: ...
+
+
+class Place:
+    """A part of the log that holds bodies."""
+
+    __slots__ = ("base", "lsn", "stop")
+
+    def __init__(self, base: int, lsn: int, stop: int) -> None:
+        self.base = base
+        """Number of the first body in it."""
+        self.lsn = lsn
+        self.stop = stop
+
+
+class Changes:
+    """The records of the change log from an offset on."""
+
+    def __init__(
+        self,
+        follower: Following,
+        change_next: int,
+        *,
+        accept_lost: bool = False,
+        relevant: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """change_next: offset of the first one wanted; -1: of whatever comes first.
+
+        accept_lost: go on when changes are gone. relevant: told the bounds of each batch that
+        concerns the queues.
+        """
+        self.next = change_next
+        """Offset after the last record that was given out."""
+        self.lost = 0
+        """How many changes are gone, as far as offsets tell."""
+        self.damages: list[str] = []
+        """What could not be read."""
+        self.places: list[Place] = []
+        """Where bodies lie, ascending."""
+        self._follower = follower
+        self._accept_lost = accept_lost
+        self._relevant = relevant
+        self._unproven = ""
+
+    def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+        """(offset, record) of the changes in these ranges of positions, in order.
+
+        Raises ChangesLost, FollowLost (`retention`: the log does not reach so far back), OSError.
+        """
+        for first, stop in ranges:
+            yield from self._range(first, stop)
+        if self._unproven and not self._accept_lost:
+            raise ChangesLost(f"{self._unproven}, and nothing behind it proves that it held none")
+        self._unproven = ""
+
+    def _range(self, lsn: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        last: Place | None = None
+        relevant = self._relevant
+
+        def wanted(stamp: Stamp) -> bool:
+            nonlocal last
+            stream = stamp.stream
+            if stream == MAIL_STREAM:
+                if stamp.control_kind != DATA:
+                    return False
+                at, end = stamp.lsn, stamp.lsn + stamp.size
+                if last is None or at - last.lsn > _PLACE_BYTES:
+                    last = Place(stamp.base_offset, at, end)
+                    self.places.append(last)
+                else:
+                    last.stop = end
+                if relevant is not None:
+                    relevant(stamp.bundle_lsn, end)
+                return False
+            return stream == CHANGE_STREAM and stamp.control_kind == CHANGE
+
+        while lsn < stop:
+            try:
+                for stamp, content in self._follower.read(lsn, stop, wanted):
+                    if relevant is not None:
+                        relevant(stamp.bundle_lsn, stamp.lsn + stamp.size)
+                    yield from self._batch(stamp, content)
+                return
+            except FollowLost as lost:
+                if lost.code == "retention":
+                    raise
+                self.damages.append(str(lost))
+                self._unproven = str(lost)
+                lsn, last = lost.to_lsn, None
+
+    def _batch(self, stamp: Stamp, content: memoryview) -> Iterator[tuple[int, bytes]]:
+        base, end = stamp.base_offset, stamp.next_offset
+        if self.next < 0:
+            self.next = base
+        if base > self.next:
+            count = base - self.next
+            if not self._accept_lost:
+                what = self._unproven or f"{count} records of the change log are not there"
+                raise ChangesLost(f"{what} (changes {self.next} to {base})")
+            self.lost += count
+        self._unproven = ""
+        if end <= self.next:
+            return
+        for offset, record in enumerate(control_bodies(content), base):
+            if offset >= self.next:
+                yield offset, record
+        self.next = end

@@ -1,0 +1,210 @@
+"""The checkpoint: whatever it followed and whenever it died, tables and log are the queues."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from typing import Any
+
+import pytest
+
+from malamute_py.changelog import records as r
+from malamute_py.changelog import tables
+from malamute_py.changelog.records import decode_change
+from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
+from malamute_py.journal import Follower
+from malamute_py.store import checkpoint as checkpoint_module
+from malamute_py.store.checkpoint import Abandoned, Checkpoint
+from malamute_py.store.database import position_of
+from malamute_py.store.errors import ChangesLost, StoreMoved
+from malamute_py.store.loading import check, load
+from malamute_py.store.reading import Changes
+from tests.store.logs import LoggedQueues, RandomChanges, bodies_of
+
+
+class Killed(BaseException):
+    """As a process that is killed: nobody catches it."""
+
+
+def follower_of(logged: LoggedQueues) -> Follower:
+    return Follower(logged.storage)
+
+
+def recovered(logged: LoggedQueues, connection: sqlite3.Connection) -> Queues:
+    """What a start would make of the tables and the rest of the log."""
+    queues = load(connection)
+    position = position_of(connection)
+    changes = Changes(follower_of(logged), position.change_next)
+    for _, record in changes.read([(position.lsn, logged.ring.end_lsn)]):
+        change = decode_change(record)
+        if not isinstance(change, TABLE_CHANGES):
+            apply(Tables(), queues, change)
+    return queues
+
+
+def same(one: Queues, other: Queues) -> None:
+    """Equal, and in the same order."""
+    for name in Queues.__struct_fields__:
+        mine, others = getattr(one, name), getattr(other, name)
+        if name == "next_number":
+            assert mine == others
+        else:
+            assert list(mine.items()) == list(others.items()), name
+
+
+def stored_bodies(connection: sqlite3.Connection) -> dict[int, list[bytes]]:
+    return {
+        base: bodies_of(batch)
+        for base, batch in connection.execute("SELECT base, batch FROM bodies")
+    }
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_tables_and_the_rest_of_the_log_are_the_queues_whatever_is_killed_when(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(seed)
+    monkeypatch.setattr(tables, "KEYS_MAX", 12)
+    monkeypatch.setattr(checkpoint_module, "_ROWS_MAX", draw.choice([3, 40, 50_000]))
+    monkeypatch.setattr(checkpoint_module, "_BODIES_AT_ONCE", draw.choice([2, 10_000]))
+    logged = LoggedQueues(ring_bytes=400 * 65_536)
+    changes = RandomChanges(logged, seed)
+    connection = logged.connection()
+    checkpoint = Checkpoint(connection, follower_of(logged))
+    pending: list[tuple[int, int]] = []
+    for _ in range(120):
+        begin = logged.ring.end_lsn
+        if draw.random() < 0.3:
+            logged.noise()
+            continue
+        end = logged.log(*changes.bundle())
+        pending.append((begin, end))
+        if draw.random() > 0.15:
+            continue
+        at = logged.ring.end_lsn if draw.random() < 0.5 else end
+        ranges = pending if draw.random() < 0.7 else None
+        if draw.random() < 0.4:
+            before = load(connection)
+
+            def die() -> None:
+                raise Killed
+
+            checkpoint.before_commit = die
+            with pytest.raises(Killed):
+                checkpoint.step(at, ranges)
+            same(load(connection), before)
+            checkpoint.before_commit = lambda: None
+            if draw.random() < 0.5:
+                checkpoint = Checkpoint(connection, follower_of(logged))
+            else:
+                same(recovered(logged, connection), logged.queues)
+                continue
+        done = checkpoint.step(at, ranges)
+        assert (done.lsn, done.change_next) == position_of(connection)[:2]
+        same(load(connection), logged.queues)
+        alive = logged.alive()
+        assert stored_bodies(connection) == {base: logged.bodies[base] for base in alive}
+        pending.clear()
+    same(recovered(logged, connection), logged.queues)
+    check(connection, whole=True)
+
+
+def test_a_message_sent_and_confirmed_within_a_step_touches_no_table() -> None:
+    logged = LoggedQueues()
+    logged.log(r.MailPut(1, -1, 3, 100, "a", 1))
+    end = logged.log(r.MailDone(1, [(0, b"")]))
+    done = Checkpoint(logged.connection(), follower_of(logged)).step(end)
+    assert (done.changes, done.rows, done.bodies) == (2, 0, 0)
+
+
+def test_a_body_stays_while_a_request_of_its_put_is_somewhere() -> None:
+    logged = LoggedQueues()
+    connection = logged.connection()
+    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint.step(logged.log(r.RequestPut(6, -1, 2, 100, "a", "a", 1)))
+    checkpoint.step(logged.log(r.RequestDead(6, [(0, b"\1")], 5, "attempts", 1)))
+    checkpoint.step(logged.log(r.RequestDone(6, [(0, b"\2")])))
+    assert list(stored_bodies(connection)) == [0]
+    checkpoint.step(logged.log(r.RequestRevived(5, 6, [(0, b"")], 1)))
+    assert list(stored_bodies(connection)) == [0]
+    checkpoint.step(logged.log(r.RequestDone(6, [(0, b"")])))
+    assert not stored_bodies(connection)
+
+
+def test_a_step_that_nobody_wants_any_more_changes_nothing() -> None:
+    logged = LoggedQueues(ring_bytes=400 * 65_536)
+    for _ in range(30):
+        logged.log(*(r.MailPut(1, -1, 1, 100, "a", 1) for _ in range(50)))
+    connection = logged.connection()
+    checkpoint = Checkpoint(connection, follower_of(logged))
+    with pytest.raises(Abandoned):
+        checkpoint.step(logged.ring.end_lsn, going_on=lambda: False)
+    assert position_of(connection).lsn == 0
+    assert not load(connection).messages
+    checkpoint.step(logged.ring.end_lsn)
+    same(load(connection), logged.queues)
+
+
+def test_tables_that_another_moved_on_are_not_written(tmp_path: Any) -> None:
+    logged = LoggedQueues()
+    connection = logged.connection()
+    one = Checkpoint(connection, follower_of(logged))
+    other = Checkpoint(connection, follower_of(logged))
+    end = logged.log(r.StepTaken("s", b"k", 1))
+    other.step(end)
+    with pytest.raises(StoreMoved):
+        one.step(end)
+    with pytest.raises(StoreMoved):
+        Checkpoint(connection, follower_of(logged)).step(end - 8)
+
+
+def damage(logged: LoggedQueues, lsn: int) -> None:
+    file = logged.storage.open("000000000000.seg")
+    byte = logged.storage.read(file, lsn, 1)
+    logged.storage.write(file, lsn, [bytes([byte[0] ^ 1])])
+
+
+def test_damage_of_another_stream_is_passed_over() -> None:
+    logged = LoggedQueues()
+    connection = logged.connection()
+    checkpoint = Checkpoint(connection, follower_of(logged))
+    begin = logged.log(r.StepTaken("s", b"1", 1))
+    logged.noise()
+    damage(logged, begin + 20)
+    end = logged.log(r.StepTaken("s", b"2", 1))
+    done = checkpoint.step(end)
+    assert len(done.damages) == 1
+    assert not done.lost
+    same(load(connection), logged.queues)
+
+
+def test_changes_that_are_lost_stop_the_checkpoint_unless_that_is_accepted() -> None:
+    logged = LoggedQueues()
+    connection = logged.connection()
+    begin = logged.log(r.StepTaken("s", b"1", 1))
+    logged.log(r.StepTaken("s", b"2", 1))
+    damage(logged, begin + 20)
+    with pytest.raises(ChangesLost):  # nothing behind it proves anything
+        Checkpoint(connection, follower_of(logged)).step(logged.ring.end_lsn)
+    end = logged.log(r.StepTaken("s", b"3", 1))
+    with pytest.raises(ChangesLost):
+        Checkpoint(connection, follower_of(logged)).step(end)
+    assert position_of(connection).lsn == 0
+    done = Checkpoint(connection, follower_of(logged), accept_lost=True).step(end)
+    assert done.lost == 1
+    assert list(load(connection).keys) == [("s", b"1"), ("s", b"3")]
+
+
+def test_a_body_that_is_damaged_is_missing_and_said() -> None:
+    logged = LoggedQueues()
+    connection = logged.connection()
+    begin = logged.ring.end_lsn
+    logged.log(r.MailPut(1, -1, 1, 100, "a", 1), bodies=[[b"q" * 400]])
+    end = logged.log(r.MailPut(1, -1, 1, 100, "a", 1))
+    at = logged.storage.read(logged.storage.open("000000000000.seg"), 0, 65_536).index(b"q" * 50)
+    assert at > begin
+    damage(logged, at)
+    done = Checkpoint(connection, follower_of(logged)).step(end)
+    assert (done.bodies, done.missing) == (1, 1)
+    assert list(stored_bodies(connection)) == [1]
+    same(load(connection), logged.queues)
