@@ -37,10 +37,13 @@ class Daemon:
         self._data = directory / "data"
         self._log = directory / "broker.log"
         self._settings = settings
-        # The address must outlive the process, so the port is chosen here and not by it.
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        # The address must outlive the process, so the port is chosen here and not by it; and it
+        # is kept, bound and not listening, so that nobody else has it while the process is dead.
+        # libzmq shares addresses of this kind.
+        self._address = socket.socket()
+        self._address.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._address.bind(("127.0.0.1", 0))
+        self._port = self._address.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -48,7 +51,7 @@ class Daemon:
         """Where clients connect."""
         return f"tcp://127.0.0.1:{self._port}"
 
-    def start(self, wait_s: float = 30.0) -> None:
+    def start(self, wait_s: float = 60.0) -> None:
         """Start the process and wait until it listens; raises DaemonFailed."""
         command = [sys.executable, "-m", "malamute_py.cli", "broker",
                    "--listen", self.endpoint, "--data", str(self._data)]  # fmt: skip
@@ -86,7 +89,7 @@ class Daemon:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
-                self._process.wait(timeout=30)
+                self._process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self.kill()
 
@@ -131,5 +134,6 @@ class Daemon:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop it."""
+        """Stop it, and give its address back."""
         self.stop()
+        self._address.close()
