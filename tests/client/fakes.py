@@ -19,12 +19,14 @@ from malamute_protocol.batch import Content
 from malamute_protocol.commands import Command
 from malamute_protocol.framing import decode_message, encode_message
 from tests.client.script import STREAM_UUID, stamped, welcome
+from tests.ports import Port
+from tests.waiting import WAIT_S
 
 
 class FakeBroker:
     def __init__(self) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
-        self.port = 0
+        self._port = Port()
         self.epoch = 0
         self.streams: dict[str, list[tuple[int, bytes]]] = {}
         self.sequences: dict[tuple[int, str], int] = {}
@@ -43,7 +45,7 @@ class FakeBroker:
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://127.0.0.1:{self.port}"
+        return self._port.endpoint
 
     def start(self) -> None:
         self.epoch += 1
@@ -51,21 +53,22 @@ class FakeBroker:
         self._bound.clear()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._bound.wait(10)
+        assert self._bound.wait(WAIT_S)
 
     def stop(self) -> None:
         if self._thread is not None:
             self._stop.set()
-            self._thread.join(10)
+            self._thread.join()
             self._thread = None
 
     def close(self) -> None:
         self.stop()
         self.context.term()
+        self._port.close()
 
     def wait_for(self, heard: Callable[[list[type[Command]]], bool]) -> None:
-        """Wait until what was heard is as the test wants; fails after ten seconds."""
-        deadline = time.monotonic() + 10
+        """Wait until what was heard is as the test wants."""
+        deadline = time.monotonic() + WAIT_S
         while not heard([type(command) for command in list(self.heard)]):
             assert time.monotonic() < deadline, "the broker did not hear it"
             time.sleep(0.005)
@@ -77,10 +80,7 @@ class FakeBroker:
         socket: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
         socket.linger = 0
         socket.router_mandatory = True
-        if not self.port:
-            self.port = socket.bind_to_random_port("tcp://127.0.0.1")
-        else:
-            self._bind_again(socket)
+        self._bind(socket)
         self._bound.set()
         self._readers = []
         while not self._stop.is_set():
@@ -93,9 +93,9 @@ class FakeBroker:
                             socket.send_multipart([to, *encode_message([answer], payload)])
         socket.close()
 
-    def _bind_again(self, socket: zmq.Socket[bytes]) -> None:
-        """Bind to the port of before: the old socket's end comes a little after its close."""
-        deadline = time.monotonic() + 10
+    def _bind(self, socket: zmq.Socket[bytes]) -> None:
+        """Bind to the one port: the end of the socket before comes a little after its close."""
+        deadline = time.monotonic() + WAIT_S
         while True:
             try:
                 socket.bind(self.endpoint)
@@ -112,7 +112,9 @@ class FakeBroker:
                 return [(link, c.Refused(1, 0, self.refusing, "as the test wants"), ())]
             case c.Hello():
                 self.links += 1
-                return [(link, welcome(epoch=self.epoch, batch_records_max=65536), ())]
+                # Nobody is silent because the machine gives a thread no turn for seconds.
+                facts = {"heartbeat_ms": 5_000, "expiry_ms": 60_000, "batch_records_max": 65536}
+                return [(link, welcome(epoch=self.epoch, **facts), ())]
             case c.Ping():
                 return [(link, c.Pong(command.token), ())]
             case c.OpenProducer():

@@ -1,7 +1,7 @@
 """One face for both shells, so that each scenario is written once.
 
 A scenario is a coroutine over `Shell`: the asyncio client is awaited in the test's loop,
-the sync client runs in a worker thread.
+the sync client runs in a worker thread. A first link is given the time that tests have.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import Any
 
 from malamute_py.client.aio import connect
 from malamute_py.client.sync import connect_sync
+from tests.waiting import WAIT_MS
 
 
 class AsyncShell:
     kind = "asyncio"
 
     async def connect(self, endpoint: str, **options: Any) -> Any:
-        self.client = await connect(endpoint, **options)
+        self.client = await connect(endpoint, **{"timeout_ms": WAIT_MS, **options})
         return self
 
     async def do(self, verb: str, *arguments: Any, **options: Any) -> Any:
@@ -44,7 +45,9 @@ class SyncShell:
     kind = "sync"
 
     async def connect(self, endpoint: str, **options: Any) -> Any:
-        self.client = await asyncio.to_thread(connect_sync, endpoint, **options)
+        self.client = await asyncio.to_thread(
+            connect_sync, endpoint, **{"timeout_ms": WAIT_MS, **options}
+        )
         return self
 
     async def do(self, verb: str, *arguments: Any, **options: Any) -> Any:
@@ -65,7 +68,7 @@ class SyncShell:
         return await asyncio.to_thread(method, *arguments, **options)
 
     async def result(self, pending: Any) -> Any:
-        return await asyncio.to_thread(pending.result, 10_000)
+        return await asyncio.to_thread(pending.result, WAIT_MS)
 
 
 SHELLS = (AsyncShell, SyncShell)
