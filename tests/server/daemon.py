@@ -12,6 +12,8 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from tests.waiting import WAIT_S
+
 PROGRAM = """
 import os, sys
 from malamute_py.config import ConfigError, load
@@ -51,7 +53,7 @@ class Daemon:
             except ValueError:
                 continue
 
-    def wait_for(self, event: str, wait_s: float = 20.0) -> dict[str, Any]:
+    def wait_for(self, event: str, wait_s: float = WAIT_S) -> dict[str, Any]:
         """The first log line of this event."""
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
@@ -75,7 +77,7 @@ class Daemon:
     def terminate(self) -> int:
         """SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=WAIT_S)
         self._reader.join()
         return code
 

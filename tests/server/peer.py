@@ -11,6 +11,7 @@ import zmq
 
 from malamute_protocol.commands import AnyCommand, Command, Hello, Ping, Pong, Welcome
 from malamute_protocol.framing import encode_message
+from tests.waiting import WAIT_MS
 
 Wanted = TypeVar("Wanted", bound=Command)
 
@@ -25,7 +26,7 @@ class RawPeer:
         self._own = None if context else zmq.Context()
         self.socket: zmq.Socket[bytes] = (context or self._own or zmq.Context()).socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
         for name, value in options.items():
             setattr(self.socket, name, value)
         self.socket.connect(endpoint)

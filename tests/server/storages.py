@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from malamute_py.journal import DiskFull, FileStorage
 from malamute_py.journal.storage import File
+from tests.waiting import WAIT_S
 
 
 class Troubles:
@@ -16,6 +18,9 @@ class Troubles:
     def __init__(self) -> None:
         self.full = False
         self.failing_sync = False
+        self.may_create = threading.Event()
+        """Cleared: whoever creates a file waits until it is set."""
+        self.may_create.set()
 
 
 class TroubledStorage(FileStorage):
@@ -30,6 +35,7 @@ class TroubledStorage(FileStorage):
         return TroubledStorage(plain._directory, self.troubles)
 
     def create(self, name: str, size: int) -> File:
+        assert self.troubles.may_create.wait(WAIT_S)
         self._check()
         return super().create(name, size)
 

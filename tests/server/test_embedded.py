@@ -10,6 +10,7 @@ import pytest
 from malamute_py import connect_sync
 from malamute_py.config import ConfigError
 from malamute_py.embedded import EmbeddedBroker
+from tests.waiting import WAIT_S
 
 
 async def test_an_async_program_publishes_and_reads_in_memory() -> None:
@@ -61,7 +62,7 @@ def test_settings_are_those_of_the_configuration_and_a_wrong_one_is_named() -> N
 
 async def test_a_client_that_nobody_closed_does_not_keep_the_broker_from_stopping() -> None:
     broker = EmbeddedBroker()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         async with broker:
             client = await broker.connect()
             await client.publish("s", b"x")

@@ -16,11 +16,12 @@ from malamute_py.server.keeper import (
     SyncThread,
     Worker,
 )
+from tests.waiting import WAIT_S
 
 
 def gathered(inbox: Inbox, count: int) -> list[Any]:
     results: list[Any] = []
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + WAIT_S
     while len(results) < count and time.monotonic() < deadline:
         results += inbox.take()
         time.sleep(0.001)
@@ -40,7 +41,7 @@ class SlowRing:
         end = self.end
         self.syncs += 1
         self.begun.set()
-        self.may_end.wait(5)
+        self.may_end.wait(WAIT_S)
         return end
 
 
@@ -54,7 +55,7 @@ def test_what_gathers_during_a_sync_is_covered_by_one_more() -> None:
     syncer.start()
     ring.end = 1
     syncer.ask("main", ring)
-    assert ring.begun.wait(5)
+    assert ring.begun.wait(WAIT_S)
     for end in range(2, 100):
         ring.end = end
         syncer.ask("main", ring)
@@ -119,11 +120,11 @@ def test_housekeeping_goes_on_while_there_is_more_and_rests_until_it_is_nudged()
     inbox = Inbox()
     keeper = Housekeeper(step, inbox, idle_s=60, pause_s=0.001)
     keeper.start()
-    assert done.wait(5)
+    assert done.wait(WAIT_S)
     done.clear()
     left[0] = 1
     keeper.nudge()
-    assert done.wait(5)
+    assert done.wait(WAIT_S)
     keeper.stop()
     inbox.close()
 

@@ -23,6 +23,7 @@ from malamute_py.server.keeper import Died
 from malamute_py.telemetry import Refusals
 from tests.server.fakes import RunningLoop
 from tests.server.zmtp import LONG, MORE, Zmtp, frame
+from tests.waiting import WAIT_MS, WAIT_S
 
 LOCAL = Config(listen=["tcp://127.0.0.1:0"])
 
@@ -34,7 +35,7 @@ def dealer(
     own = context or zmq.Context()
     peer = own.socket(zmq.DEALER)
     peer.setsockopt(zmq.LINGER, 0)
-    peer.setsockopt(zmq.RCVTIMEO, 10_000)
+    peer.setsockopt(zmq.RCVTIMEO, WAIT_MS)
     peer.connect(endpoint)
     try:
         yield peer
@@ -59,7 +60,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def is_ended(peer: socket.socket, wait_s: float = 15.0) -> bool:
+def is_ended(peer: socket.socket, wait_s: float = WAIT_S) -> bool:
     """Whether the other side has ended the connection, with what it said before unread."""
     peer.settimeout(wait_s)
     try:
@@ -72,7 +73,7 @@ def is_ended(peer: socket.socket, wait_s: float = 15.0) -> bool:
     return True
 
 
-def is_refused(peer: socket.socket, burst: bytes, wait_s: float = 20.0) -> bool:
+def is_refused(peer: socket.socket, burst: bytes, wait_s: float = WAIT_S) -> bool:
     """Whether the other side ends the connection while this is sent for ever."""
     deadline = time.monotonic() + wait_s
     try:
@@ -111,6 +112,7 @@ def test_malformed_messages_cost_the_sender_its_link_and_in_the_end_its_connecti
         dealer(running.endpoint) as other,
         Zmtp(running.endpoint) as attacker,
     ):
+        running.stop_the_clock()  # an ended link's connection would be cut for lingering, too
         ping(other)
         attacker.send(b"\xc1 not MessagePack")
         flags, body = attacker.receive_frame()
@@ -177,7 +179,7 @@ def test_endless_frames_cost_the_sender_its_connection_and_others_notice_nothing
             attacker.send(*encode_message([Ping(1)]))
             attacker.receive_frame()
             sent = 0
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + WAIT_S
             slowest = 0.0
             attacker.socket.settimeout(0.5)
             try:
@@ -233,12 +235,18 @@ def test_a_large_honest_message_on_a_slow_connection_arrives() -> None:
 
 
 def test_a_connection_that_says_nothing_is_cut() -> None:
-    config = Config(listen=["tcp://127.0.0.1:0"], links=Links(hello_ms=200))
+    config = Config(listen=["tcp://127.0.0.1:0"], links=Links(hello_ms=10_000))
     with RunningLoop(config) as running, dealer(running.endpoint) as other:
+        running.stop_the_clock()
         ping(other)
         with Zmtp(running.endpoint) as silent:
+            running.until(lambda: len(running.guard) == 2)
+            running.leap(9_000)
+            ping(other, 2)
+            assert not is_ended(silent.socket, 0.1)
+            running.leap(2_000)
             assert is_ended(silent.socket)
-        ping(other, 2)
+        ping(other, 3)
         assert "nothing was said" in running.log.of("connection_cut")[0]["reason"]
 
 
@@ -289,7 +297,8 @@ def test_a_peer_that_does_not_read_is_blocked_and_others_are_served() -> None:
             running.until(lambda: ("lost", 1) in running.core.calls)
             thread.join()
         ping(other, 2)
-        assert running.counters["overflowed_total"] == 1
+        # Messages that had come before the end may make it a link once more, to the same end.
+        assert running.counters["overflowed_total"] >= 1
         assert "does not read" in running.log.of("connection_cut")[0]["reason"]
 
 

@@ -16,11 +16,13 @@ import pytest
 
 from malamute_protocol.commands import Confirm, Publish, Refused
 from malamute_protocol.encode import encode
+from malamute_protocol.errors import ConnectionLost
 from malamute_py.client.sync import connect_sync
 from malamute_py.server.server import EXIT_BUG
 from tests.server.daemon import PROGRAM, Daemon
 from tests.server.peer import RawPeer
 from tests.server.zmtp import MORE, Zmtp, frame
+from tests.waiting import WAIT_MS, WAIT_S
 
 pytestmark = pytest.mark.system
 
@@ -33,7 +35,7 @@ SMALL = {
 
 
 def bodies(endpoint: str, stream: str = "s") -> list[bytes]:
-    with connect_sync(endpoint) as client:
+    with connect_sync(endpoint, timeout_ms=WAIT_MS) as client:
         return [r.body for r in client.subscribe(stream, start="earliest", until="tail")]
 
 
@@ -44,26 +46,57 @@ def test_a_signal_ends_the_daemon_in_order(number: int, tmp_path: Path) -> None:
             for n in range(10):
                 client.publish("s", b"%d" % n)
             daemon.process.send_signal(number)
-            assert daemon.process.wait(timeout=20) == 0
+            assert daemon.process.wait(timeout=WAIT_S) == 0
         daemon.wait_for("stopped")
     with Daemon(tmp_path, **SMALL) as daemon:
         assert daemon.wait_for("recovered")["clean"] is True
         assert bodies(daemon.endpoint) == [b"%d" % n for n in range(10)]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_with_the_news_of_listening_is_answered_in_order(number: int) -> None:
+    program = """
+import signal, sys
+from malamute_py.config import load
+from malamute_py.server import Server
+class Signalled:
+    def info(self, event, **facts):
+        print(event)
+        if event == "listening":
+            signal.raise_signal(int(sys.argv[1]))
+    debug = warning = error = critical = info
+config = load(overrides={"data_directory": "", "listen": "tcp://127.0.0.1:0"})
+sys.exit(Server(config, log=Signalled()).run())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(int(number))],
+        check=False, capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "stopped"
+
+
 def test_everything_confirmed_survives_sigkill_amid_publishing(tmp_path: Path) -> None:
     confirmed: list[bytes] = []
+    enough = threading.Event()
     with Daemon(tmp_path, **SMALL) as daemon, connect_sync(daemon.endpoint) as client:
-        killer = threading.Timer(0.7, daemon.kill)
+
+        def kill() -> None:
+            if enough.wait(WAIT_S):
+                daemon.kill()
+            client.abort()
+
+        killer = threading.Thread(target=kill)
         killer.start()
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(ConnectionLost):
             for n in range(1_000_000):
                 body = b"%d" % n
-                client.publish("s", body, timeout_ms=2000)
+                client.publish("s", body)
                 confirmed.append(body)
+                if n == 100:
+                    enough.set()
         killer.join()
-        client.abort()
-    assert len(confirmed) > 20
+    assert len(confirmed) > 100
     with Daemon(tmp_path, **SMALL) as daemon:
         assert daemon.wait_for("recovered")["clean"] is False
         found = bodies(daemon.endpoint)
@@ -75,7 +108,7 @@ def test_a_refused_start_has_an_exit_code_and_one_line(tmp_path: Path) -> None:
     with Daemon(tmp_path, **SMALL):
         second = subprocess.run(
             [sys.executable, "-c", PROGRAM, f"data_directory={tmp_path}", "listen=tcp://127.0.0.1:0"],
-            check=False, capture_output=True, text=True, timeout=30,
+            check=False, capture_output=True, text=True, timeout=WAIT_S,
         )  # fmt: skip
     assert second.returncode == 2
     assert second.stderr.startswith("refused: ")
@@ -88,18 +121,27 @@ def test_a_bug_ends_the_daemon_with_a_code_that_has_it_restarted(tmp_path: Path)
 import sys, threading, time
 from malamute_py.config import load
 from malamute_py.server import Server
-server = Server(load(overrides={"data_directory": sys.argv[1], "listen": "tcp://127.0.0.1:0"}))
+from malamute_py.telemetry import open_log
+class Log:
+    def __init__(self):
+        self.lines, self._log = 0, open_log("info")
+    def info(self, event, **facts):
+        self._log.info(event, **facts)
+        self.lines += event == "listening"
+    def __getattr__(self, level):
+        return getattr(self._log, level)
+wanted = {"data_directory": sys.argv[1], "listen": "tcp://127.0.0.1:0"}
+server = Server(load(overrides=wanted), log=Log())
 def break_it():
-    while not server.endpoints:
-        time.sleep(0.05)
-    time.sleep(0.2)
+    while not server.log.lines:
+        time.sleep(0.01)
     server._core.take_ready = None
 threading.Thread(target=break_it, daemon=True).start()
 sys.exit(server.run())
 """
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
-        check=False, capture_output=True, text=True, timeout=30,
+        check=False, capture_output=True, text=True, timeout=WAIT_S,
     )  # fmt: skip
     assert done.returncode == EXIT_BUG
     assert '"event": "failed"' in done.stderr
@@ -139,7 +181,7 @@ def test_a_disk_that_fills_up_refuses_by_name_and_goes_on_when_there_is_space(
         assert "free space" in daemon.wait_for("append_refused")["reason"]
         assert 10 < stored < 50
         ballast.unlink()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + WAIT_S
         while isinstance(answer, Refused):
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -161,7 +203,7 @@ def test_endless_frames_move_the_daemons_memory_little_and_others_not_at_all(
         for size in (0, 1000):
             burst = frame(bytes(size), MORE) * (1 + (1 << 17) // (size + 2))
             with Zmtp(daemon.endpoint) as attacker:
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + WAIT_S
                 with contextlib.suppress(OSError):
                     while time.monotonic() < deadline:
                         attacker.socket.sendall(burst)
@@ -169,5 +211,7 @@ def test_endless_frames_move_the_daemons_memory_little_and_others_not_at_all(
                 assert time.monotonic() < deadline, "it was not cut"
             client.publish("s", b"meanwhile")
         print(f"RSS {before >> 20} MiB, at most {peak >> 20} MiB")
-        assert peak - before < 160 << 20
+        # Unguarded it is gigabytes within seconds; how much of it comes between two looks is the
+        # speed of the machine.
+        assert peak - before < 320 << 20
         assert bodies(daemon.endpoint) == [b"before", b"meanwhile", b"meanwhile"]

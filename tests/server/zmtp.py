@@ -9,6 +9,8 @@ import socket
 import struct
 from typing import Self
 
+from tests.waiting import WAIT_S
+
 MORE, LONG, COMMAND = 1, 2, 4
 
 
@@ -42,7 +44,7 @@ class Zmtp:
         else:
             host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
             self.socket = socket.create_connection((host, int(port)))
-        self.socket.settimeout(10)
+        self.socket.settimeout(WAIT_S)
         try:
             self.socket.sendall(greeting() + ready(identity))
             self.receive_exactly(64)
