@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 
 from malamute_py import EmbeddedBroker
+from malamute_py.cli import linking
 from tests.cli.running import Run, run_cli
+from tests.waiting import WAIT_MS
 
 _numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine may take longer to connect than a person would wait."""
+    monkeypatch.setattr(linking, "CONNECT_TIMEOUT", f"{WAIT_MS}ms")
 
 
 @pytest.fixture(scope="module")

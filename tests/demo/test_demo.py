@@ -19,13 +19,14 @@ from malamute_py.demo.__main__ import demonstrate, play
 from malamute_py.demo.daemon import Daemon
 from malamute_py.demo.flights import Figures, Flights, load
 from malamute_py.demo.report import Report
+from tests.waiting import WAIT_S
 
 LIMIT = 12_000
 """Departures of the altered tables: the first two weeks of January."""
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_a_year_of_departures_goes_through_the_broker_and_every_claim_holds(
     tmp_path: Path,
 ) -> None:
@@ -142,7 +143,7 @@ def test_the_table_of_checks_fits_a_terminal_of_80_columns() -> None:
 def test_without_java_it_says_what_to_type_and_starts_nothing() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "malamute_py.demo"], env={**os.environ, "JAVA_HOME": "/nowhere"},
-        capture_output=True, text=True, timeout=50, check=False,
+        capture_output=True, text=True, timeout=WAIT_S, check=False,
     )  # fmt: skip
     assert run.returncode == 2
     assert "apt-get install openjdk" in run.stderr

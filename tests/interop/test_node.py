@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from malamute_py.embedded import EmbeddedBroker
+from tests.waiting import WAIT_S
 
 NODE = Path(__file__).parent / "node"
 TYPE_THIS = f"npm ci --prefix {NODE.relative_to(Path(__file__).parents[2])}"
@@ -34,7 +35,12 @@ def node() -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (NODE / "node_modules" / "zeromq").is_dir():
             installed = subprocess.run(
-                [npm, "ci"], cwd=NODE, capture_output=True, text=True, timeout=120, check=False
+                [npm, "ci"],
+                cwd=NODE,
+                capture_output=True,
+                text=True,
+                timeout=5 * WAIT_S,
+                check=False,
             )
             if installed.returncode:
                 pytest.skip(f"`{TYPE_THIS}` failed: {installed.stderr.strip()[-300:]}")
@@ -44,7 +50,7 @@ def node() -> str:
 def run(*command: str) -> dict[str, Any]:
     """Run a program that prints one line of JSON."""
     done = subprocess.run(
-        command, cwd=NODE, capture_output=True, text=True, timeout=50, check=False
+        command, cwd=NODE, capture_output=True, text=True, timeout=2 * WAIT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)

@@ -15,7 +15,7 @@ from malamute_py.client.sync import SyncClient
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
 CARRIERS = ("AA", "B6", "DL", "UA")
 ORIGINS = ("JFK", "LGA", "EWR")

@@ -22,6 +22,7 @@ from pyspark_malamute.fetch import fetch
 from pyspark_malamute.options import SourceOptions, parse_options
 from pyspark_malamute.planning import Range
 from pyspark_malamute.stream_reader import MalamuteStreamReader
+from tests.ports import Port
 from tests.spark.conftest import serve
 
 STREAM = b"\x11" * 16
@@ -222,6 +223,13 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
         yield server.endpoints[0]
 
 
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Of a broker that will be away for a while."""
+    with Port() as port:
+        yield port.endpoint
+
+
 def published(client: SyncClient, count: int) -> Range:
     client.publish_many("s", [b"x" * 1000] * count, subject="a.b")
     plan = client.plan_read("s")
@@ -261,10 +269,9 @@ def test_who_stops_early_leaves_no_subscription_behind_and_the_link_in_order(
 
 
 def test_records_that_were_in_memory_only_are_told_as_lost_after_a_restart(
-    tmp_path: Path,
+    tmp_path: Path, address: str
 ) -> None:
-    server = serve(tmp_path / "broker").start()
-    address = server.endpoints[0]
+    server = serve(tmp_path / "broker", address).start()
     reader = MalamuteStreamReader(options(endpoint=address, startingOffsets="earliest"))
     with connect_sync(address) as client:
         client.create_stream("s", memory=True)
@@ -279,10 +286,9 @@ def test_records_that_were_in_memory_only_are_told_as_lost_after_a_restart(
 
 
 def test_a_broker_restarted_amid_a_range_costs_no_record_and_repeats_none(
-    tmp_path: Path,
+    tmp_path: Path, address: str
 ) -> None:
-    server = serve(tmp_path / "broker").start()
-    address = server.endpoints[0]
+    server = serve(tmp_path / "broker", address).start()
     chosen = options(endpoint=address)
     with connect_sync(address) as client:
         whole = published(client, 30_000)

@@ -16,6 +16,7 @@ import pytest
 
 from malamute_py.client.aio import Client, connect
 from malamute_py.demo.daemon import Daemon
+from tests.waiting import WAIT_S
 
 STREAM = "ledger"
 KILLS = 50
@@ -90,7 +91,7 @@ def numbers_of(bodies: list[bytes]) -> dict[str, list[int]]:
 
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(1200)
 async def test_every_confirmed_record_survives_fifty_kills_in_order_and_once(
     tmp_path: Path,
 ) -> None:
@@ -129,7 +130,7 @@ async def test_every_confirmed_record_survives_fifty_kills_in_order_and_once(
             subscription = first.subscribe(STREAM, start="earliest", until="tail")
             async for batch in subscription.batches():
                 everything.extend(batch.bodies())
-            for _ in range(400):
+            for _ in range(int(WAIT_S / 0.025)):
                 if len(seen) >= len(everything):
                     break
                 await asyncio.sleep(0.025)

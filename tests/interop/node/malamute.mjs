@@ -64,8 +64,14 @@ const FITS = {
   "[int]": (v) => Array.isArray(v) && v.every(integer),
   "[int, int]": (v) => Array.isArray(v) && v.length === 2 && v.every(integer),
 };
-const fits = (kind, v) =>
-  (kind.endsWith(" or nil") && v === null) || FITS[kind.replace(" or nil", "")](v);
+function fits(kind, v) {
+  if (kind.endsWith(" or nil")) return v === null || fits(kind.slice(0, -7), v);
+  if (!kind.startsWith("[[")) return FITS[kind](v);
+  const inner = kind.slice(2, -2).split(", "); // runs of things: [[int, int]]
+  const one = (item) =>
+    Array.isArray(item) && item.length === inner.length && item.every((x, i) => FITS[inner[i]](x));
+  return Array.isArray(v) && v.every(one);
+}
 const DEFAULTS = { nil: null, true: true, false: false, '""': "", 'b""': new Uint8Array() };
 function byDefault(text) {
   if (text in DEFAULTS) return DEFAULTS[text];
@@ -80,6 +86,47 @@ for (const block of SPEC.split(/^#### /m).slice(1)) {
   const fields = [...rows].map((r) => ({ name: r[1], kind: r[2], text: r[3].replaceAll("`", "") }));
   COMMANDS.set(Number(number), { name, fields: fields.filter((f) => f.name !== "Field") });
   NUMBERS[name] = Number(number);
+}
+
+// What section 11 sets for single fields.
+const between = (low, high) => (v) =>
+  need(v >= low && v <= high, `${v} is not between ${low} and ${high}`, "malformed");
+const atMost = (n) => (v) => need([...v].length <= n, `more than ${n}`, "too_large");
+const LISTS = ["ranges", "requests", "numbers", "about"];
+const CLIENT_TIMES = ["deliver_at_ms", "timeout_ms", "lease_ms", "hold_ms", "again_ms"];
+const BY_CLIENT = /^(SEND|REQUEST|OFFER|ACK_WORK|ACK_MAIL|ACK_RECORDS|JOIN_GROUP)$/;
+function checkBounds(name, fields) {
+  for (const [field, value] of Object.entries(fields)) {
+    if (field === "key" && /^(SEND|REQUEST|ATOMIC|CANCEL_REQUEST)$/.test(name)) atMost(128)(value);
+    if (field === "reason" && name === "ACK_WORK") atMost(1024)(value);
+    if (LISTS.includes(field)) atMost(65536)(value);
+    if (field === "state" && name === "ACK_WORK") between(1, 5)(value);
+    if (field === "priority") between(-128, 127)(value);
+    if (CLIENT_TIMES.includes(field) && BY_CLIENT.test(name)) {
+      const least = field === "again_ms" && name !== "ACK_WORK" ? -1 : 0;
+      between(least, 2 ** 53)(value);
+    }
+    if (name === "MOVE_CURSOR" && field === "next") between(0, 2n ** 64n)(value);
+    if (name === "MOVE_CURSOR" && field === "from") between(-1, 2n ** 64n)(value);
+  }
+  if (fields.ranges === undefined) return;
+  let behind = 0n, numbers = 0n;
+  for (const [from, to] of fields.ranges.map((range) => range.map(BigInt))) {
+    need(behind <= from && from < to, "ranges", "malformed");
+    behind = to;
+    numbers += to - from;
+  }
+  need(numbers >= 1n && numbers <= 1048576n, "ranges", "malformed");
+}
+const PARTS = new Set(["PUBLISH", "SEND", "REQUEST", "REPLY", "ACK_MAIL", "ACK_WORK", "ACK_RECORDS", "MOVE_CURSOR"]);
+function checkStep(commands, place) {
+  const { count } = commands[place].fields;
+  const parts = commands.slice(place + 1, place + 1 + count);
+  need(count >= 1 && parts.length === count, "parts that are missing", "malformed");
+  for (const { name, fields } of parts) {
+    need(PARTS.has(name) && fields.tracker === 0, `${name} as a part`, "malformed");
+    need(name !== "ACK_WORK" || fields.state >= 3, "a state as a part", "malformed");
+  }
 }
 const OWN_ONE = new Set(["PUBLISH", "SEND", "REQUEST", "REPLY"]);
 const OWN_FRAMES = new Set(["DELIVER", "MAIL", "WORK"]);
@@ -99,6 +146,7 @@ export function readMessage(frames) {
       values[field.name] = given ? item[place + 1] : byDefault(field.text);
       need(!given || fits(field.kind, values[field.name]), `${name}.${field.name}`, "malformed");
     });
+    checkBounds(name, values);
     const owned = OWN_ONE.has(name) ? 1 : OWN_FRAMES.has(name) ? values.frames : 0;
     need(owned >= 0 && owned <= frames.length - position, "content frames", "malformed");
     const places = Array.from({ length: owned }, (_, k) => position + k);
@@ -106,6 +154,7 @@ export function readMessage(frames) {
     return { number: item[0], name, fields: values, frames: places };
   });
   need(position === frames.length, "frames are left", "malformed");
+  commands.forEach(({ name }, place) => name === "ATOMIC" && checkStep(commands, place));
   return commands;
 }
 

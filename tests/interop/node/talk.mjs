@@ -5,7 +5,7 @@ import { Dealer } from "zeromq";
 import * as m from "./malamute.mjs";
 
 const [endpoint, stream] = process.argv.slice(2);
-const socket = new Dealer({ linger: 1000, receiveTimeout: 10_000 });
+const socket = new Dealer({ linger: 1000, receiveTimeout: 60_000 });
 socket.connect(endpoint);
 const waiting = [];
 async function next(...names) {
