@@ -436,9 +436,7 @@ def check_ranges(ranges: Iterable[tuple[int, int]]) -> None:
     behind, numbers = 0, 0
     for first, end in ranges:
         if first < behind or end <= first:
-            raise ValueError(
-                "a range is not empty, and begins where the one before it ends or later"
-            )
+            raise ValueError("ranges ascend, do not overlap, and none is empty")
         behind = end
         numbers += end - first
     if not numbers:

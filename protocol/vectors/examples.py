@@ -1,9 +1,9 @@
 """What the vectors of commands and patterns are made of, written by hand.
 
-Owns one example of every command with every field set, and the table of patterns with
-what each selects; the first eleven are the whitepaper's two worked examples. The rule:
-what is expected stands here as a fact, computed by nobody. Source: SPEC.md, sections 4
-and 7.
+Owns one example of every command with every field set (ATOMIC stands in STEP, with every part
+that it may have) and the table of patterns with what each selects; the first eleven are the
+whitepaper's two worked examples. The rule: what is expected stands here as a fact, computed by
+nobody. Source: SPEC.md, sections 4 and 7.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from malamute_protocol import commands as c
-from malamute_protocol.commands import Command
+from malamute_protocol.commands import Command, WorkState
 
 UUID = bytes(range(16))
 TOPIC = ["topic", "forex.*"]
@@ -76,30 +76,45 @@ EXAMPLES: list[Command] = [
     c.BrokerInfo(1),
     c.ListLinks(1, 10),
     c.Kick(1, 12, "enough"),
-    c.Send("bob", 1, 3, 1_700_000_000_000, -1),
-    c.OpenInbox(2, "bob", 10, 1 << 20, {}),
-    c.Mail(2, [5, 6], "alice", 1, 2, b"k", True),
-    c.AckMail(2, [5, 6], 3, 1000),
-    c.PeekMail(1, "bob", 4, 10),
+    c.Send("bob", 1, 3, b"order 17", 1_700_000_000_000, -128),
+    c.OpenInbox(2, "bob", 10, 1 << 20, {"max_messages": 5}),
+    c.Mail(2, "alice", 3, 2, b"\x06", [(b"key", 0, 1), (b"other", 2**40, 2)], True, "failed: no"),
+    c.AckMail(2, [(5, 7), (2**40, 2**40 + 1)], 3, 2, 1000),
+    c.PeekMail(1, "bob", 4, 10, 64),
     c.PurgeMail(1, "bob", "bob"),
-    c.MailboxInfo(1, "b*"),
-    c.EditMailbox(1, "bob", {"max_bytes": 1}),
-    c.Request("resize", 1, "image.png", "bob", 30000, 2, b"key"),
-    c.Offer(3, "resize", ["prefix", "image."], 4, 1 << 20, 10000),
-    c.Work(3, 9, "alice", "image.png", "alice", 1_700_000_030_000, 2, 2, b"key"),
-    c.AckWork(3, 9, 4, 5, 0, "cannot read it"),
-    c.Reply(3, 9, 6, True, 3),
-    c.CancelRequest(1, "resize", b"key"),
-    c.ServiceInfo(1, "resize"),
-    c.EditService(1, "resize", {}),
-    c.Requeue(1, "resize", [9]),
-    c.MoveCursor("flights", "nightly", 500, 7, 3, True),
-    c.CursorInfo(1, "flights", "nightly"),
+    c.MailboxInfo(1, "b*", "bob", 10),
+    c.EditMailbox(1, "bob", {"max_bytes": 1, "level": "stored"}),
+    c.RemoveMailbox(1, "bob", "bob"),
+    c.Request("resize", 1, "bob", 30000, 2, b"key"),
+    c.Offer(3, "resize", ["prefix", "image."], 4, 1 << 20, 10000, {"attempts_max": 3}),
+    c.Work(3, "~" + UUID.hex(), "bob", 1_700_000_030_000, 2, 10000, 2, b"\x01", b"key"),
+    c.AckWork(3, [(9, 10)], 4, 5, 3, 0, "cannot read it"),
+    c.Reply(3, [9, 2**40, 9], 6, True, 3),
+    c.CancelRequest(1, "resize", b"key", 2),
+    c.ServiceInfo(1, "r*", "resize", 10),
+    c.EditService(1, "resize", {"backoff_ms": 100, "dead_letters": "lost"}),
+    c.Requeue(1, "resize", [9, 10]),
+    c.RemoveService(1, "resize", "resize"),
+    c.MoveCursor("flights", "nightly", 500, 7, 3, True, UUID, 7, 400),
+    c.CursorInfo(1, "flights", "n*", "nightly", 10),
     c.RemoveCursor(1, "flights", "nightly"),
     c.JoinGroup(4, "flights", "loaders", ["regex", "^a"], "keyed", [0], 100, 1 << 20, 5000),
-    c.AckRecords(4, 100, 110, b"\x0f\x00", 8, -1),
-    c.GroupInfo(1, "flights", "loaders"),
-    c.Atomic(9, 2, 3),
+    c.AckRecords(4, [(100, 110), (110, 111)], 8, 3, 50),
+    c.GroupInfo(1, "flights", "loaders", "a", 10),
+    c.EditCursor(1, "flights", "nightly", {"pin": True}, [3, 1_700_000_000_000]),
+    c.RemoveGroup(1, "flights", "loaders"),
+]
+STEP: list[Command] = [
+    c.Atomic(9, 8, 3, b"step 4"),
+    c.Publish("flights", 0),
+    c.Send("bob", 0, 0, b"", 0, 127),
+    c.Request("resize", 0, "~" + UUID.hex()),
+    c.Reply(3, [9], 0, True),
+    c.AckMail(2, [(0, 1 << 20)], 0),
+    c.AckWork(3, [(10, 11)], WorkState.COMPLETED),
+    c.AckRecords(4, [(100, 110)]),
+    c.MoveCursor("flights", "nightly", 500, 0, from_=499),
+    c.Ping(),
 ]
 
 TOPICS = ["forex", "forex.gbp", "forex.eur", "forex.usd", "trade", "trade.usd", "trade.jpy"]

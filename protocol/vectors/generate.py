@@ -25,7 +25,7 @@ from malamute_protocol.encode import encode, encode_arrow, encode_lists
 from malamute_protocol.extract import extract
 from malamute_protocol.framing import COMMANDS, encode_message
 from malamute_protocol.stamp import Stamp, message_id, row_bitmap
-from vectors.examples import BAD_PATTERNS, EXAMPLES, PATTERNS, UUID
+from vectors.examples import BAD_PATTERNS, EXAMPLES, PATTERNS, STEP, UUID
 
 HERE = Path(__file__).parent
 Vector = dict[str, Any]
@@ -114,7 +114,7 @@ def messages() -> Iterator[Vector]:
         frames = [p if isinstance(p, bytes) else msgpack.packb(p) for p in parts]
         return {"name": name, "frames": [frame.hex() for frame in frames], "error": error, **more}
 
-    assert {type(command) for command in EXAMPLES} == set(COMMANDS.values())
+    assert {type(command) for command in (*EXAMPLES, *STEP)} == set(COMMANDS.values())
     for command in EXAMPLES:
         yield whole(f"{wire_name(type(command))} with every field", [command])
     yield whole(
@@ -122,6 +122,23 @@ def messages() -> Iterator[Vector]:
         [c.Credit(1, 5, 6), c.Publish("a", 1), c.Deliver(1, 0, 9, 3), c.Ping(), c.Publish("b", 2)],
     )
     yield whole("a deliver of no frames", [c.Deliver(1, 0, 9, 0)])
+    yield whole("ATOMIC with every part that it may have, and a command behind it", STEP)
+    yield whole(
+        "two steps in one message", [c.Atomic(1, 1), STEP[1], c.Atomic(2, 2), STEP[2], STEP[8]]
+    )
+    yield whole(
+        "mail, work and its receipt in one message",
+        [c.Mail(2, "a", 1, 1), c.Work(3, "a", "b", 0, 1, 1, 2), c.Mail(2, "a", 1, 2)],
+    )
+    yield whole(
+        "fields at their bounds",
+        [
+            c.Send("s", 1, 0, b"k" * 128, 1 << 53, -128),
+            c.AckWork(1, [(0, 1 << 20)], 1, 0, 0, 1 << 53, "é" * 1024),
+            c.AckMail(1, [(n, n + 1) for n in range(10)], again_ms=0),
+            c.MoveCursor("s", "c", 0, 1),
+        ],
+    )
     yield raw(
         "trailing defaults left off",
         [msgpack.packb([[3], [5], [15, 1, 2]])],
@@ -173,6 +190,36 @@ def messages() -> Iterator[Vector]:
     yield wrong("frames below zero", [[17, 1, 0, 1, -1]])
     yield wrong("more frames than there are", [[17, 1, 0, 1, 3]], b"a", b"b")
     yield wrong("4097 commands", [[3]] * 4097, error="too_large")
+    yield wrong("no ranges", [[43, 1, []]])
+    yield wrong("an empty range", [[43, 1, [[1, 2], [5, 5]]]])
+    yield wrong("a range that falls", [[53, 1, [[5, 4]], 1]])
+    yield wrong("ranges that overlap", [[64, 1, [[1, 5], [4, 6]]]])
+    yield wrong("ranges that descend", [[64, 1, [[5, 6], [1, 2]]]])
+    yield wrong("a range below 0", [[43, 1, [[-1, 2]]]])
+    yield wrong("a range of three", [[43, 1, [[1, 2, 3]]]])
+    yield wrong(
+        "ranges of more than 1048576 numbers", [[43, 1, [[0, 1 << 19], [1 << 20, 1 << 21]]]]
+    )
+    yield wrong("a key of 129 bytes", [[40, "s", 1, 0, b"k" * 129]], b"c", error="too_large")
+    yield wrong(
+        "a reason of 1025 characters",
+        [[53, 1, [[1, 2]], 4, 0, 0, 0, "é" * 1025]],
+        error="too_large",
+    )
+    yield wrong("a priority of 128", [[40, "s", 1, 0, b"", 0, 128]], b"c")
+    yield wrong("a time below 0", [[40, "s", 1, 0, b"", -1]], b"c")
+    yield wrong("a timeout beyond 2^53", [[50, "s", 1, "", (1 << 53) + 1]], b"c")
+    yield wrong("a redelivery after -2", [[43, 1, [[1, 2]], 0, 0, -2]])
+    yield wrong("a state of work that is none", [[53, 1, [[1, 2]], 6]])
+    yield wrong("a cursor below 0", [[60, "s", "c", -1, 1]])
+    yield wrong("mail without its frames", [[42, 1, "a", 1, 2]], b"c")
+    yield wrong("a reply that is about a string", [[42, 1, "a", 1, 0, None, [["k", 0, 1]]]])
+    yield wrong("a step of no parts", [[66, 1, 0]])
+    yield wrong("a step whose parts are missing", [[66, 1, 2], [64, 1, [[1, 2]]]])
+    yield wrong("a step of what cannot be a part", [[66, 1, 1], [3]])
+    yield wrong("a step within a step", [[66, 1, 2], [66, 0, 1], [64, 1, [[1, 2]]]])
+    yield wrong("a part with a tracker of its own", [[66, 1, 1], [64, 1, [[1, 2]], 5]])
+    yield wrong("a part that only tells of the receipt", [[66, 1, 1], [53, 1, [[1, 2]], 1]])
 
 
 # --- stamps -------------------------------------------------------------------------------

@@ -111,10 +111,77 @@ def _fits(kind: str, value: Any) -> bool:
         return value is None or _fits(kind.removesuffix(" or nil"), value)
     if kind == "[int, int]":
         return type(value) is list and len(value) == 2 and all(type(x) is int for x in value)
+    if kind.startswith("[["):
+        # Runs of things: each element has the types that stand in the inner brackets.
+        inner = kind[2:-2].split(", ")
+        return type(value) is list and all(
+            type(item) is list and len(item) == len(inner) and all(map(_fits, inner, item))
+            for item in value
+        )
     if kind == "[int]":
         return type(value) is list and all(type(x) is int for x in value)
     types = {"int": int, "str": str, "bin": bytes, "bool": bool, "map": dict, "array": list}
     return type(value) is types[kind]
+
+
+# What section 11 says of single fields: the greatest length, or the least and greatest value.
+LENGTHS = {
+    "SEND.key": 128,
+    "REQUEST.key": 128,
+    "ATOMIC.key": 128,
+    "CANCEL_REQUEST.key": 128,
+    "ACK_WORK.reason": 1024,
+    "ACK_MAIL.ranges": 65536,
+    "ACK_WORK.ranges": 65536,
+    "ACK_RECORDS.ranges": 65536,
+    "REPLY.requests": 65536,
+    "REQUEUE.numbers": 65536,
+    "MAIL.about": 65536,
+}
+VALUES = {
+    "SEND.priority": (-128, 127),
+    "SEND.deliver_at_ms": (0, 1 << 53),
+    "REQUEST.timeout_ms": (0, 1 << 53),
+    "OFFER.lease_ms": (0, 1 << 53),
+    "JOIN_GROUP.hold_ms": (0, 1 << 53),
+    "ACK_WORK.again_ms": (0, 1 << 53),
+    "ACK_MAIL.again_ms": (-1, 1 << 53),
+    "ACK_RECORDS.again_ms": (-1, 1 << 53),
+    "ACK_WORK.state": (1, 5),
+    "MOVE_CURSOR.next": (0, 1 << 64),
+    "MOVE_CURSOR.from": (-1, 1 << 64),
+    "ATOMIC.count": (1, 1 << 64),
+}
+PARTS = {
+    "PUBLISH", "SEND", "REQUEST", "REPLY", "ACK_MAIL", "ACK_WORK", "ACK_RECORDS", "MOVE_CURSOR",
+}  # fmt: skip
+
+
+def _check_bounds(name: str, fields: dict[str, Any]) -> None:
+    """What section 11 sets for single fields, and section 4.8 for ranges."""
+    for field, value in fields.items():
+        place = f"{name}.{field}"
+        need(len(value) <= LENGTHS[place] if place in LENGTHS else True, place, "too_large")
+        low, high = VALUES.get(place, (None, None))
+        need(low is None or high is None or low <= value <= high, place, "malformed")
+    if "ranges" not in fields:
+        return
+    behind = 0
+    for first, end in fields["ranges"]:
+        need(behind <= first < end, "ranges", "malformed")
+        behind = end
+    numbers = sum(end - first for first, end in fields["ranges"])
+    need(1 <= numbers <= 1 << 20, "ranges", "malformed")
+
+
+def _check_step(commands: list[dict[str, Any]], place: int) -> None:
+    """The parts of the step at this place, section 4.8."""
+    count = commands[place]["fields"]["count"]
+    parts = commands[place + 1 : place + 1 + count]
+    need(len(parts) == count, "parts that are missing", "malformed")
+    for part in parts:
+        need(part["name"] in PARTS and part["fields"]["tracker"] == 0, "a part", "malformed")
+        need(part["name"] != "ACK_WORK" or part["fields"]["state"] >= 3, "a state", "malformed")
 
 
 def _depth_and_keys(value: Any) -> int:
@@ -152,12 +219,16 @@ def read_message(frames: list[bytes]) -> list[dict[str, Any]]:
             else:
                 need(default != "", f"{name} lacks {field}", "malformed")
                 fields[field] = _default(default)
+        _check_bounds(name, fields)
         owned = 1 if name in OWN_ONE else fields["frames"] if name in OWN_FRAMES else 0
         need(0 <= owned <= len(frames) - position, "content frames", "malformed")
         places = list(range(position, position + owned))
         position += owned
         commands.append({"number": number, "name": name, "fields": fields, "frames": places})
     need(position == len(frames), "frames are left", "malformed")
+    for place, command in enumerate(commands):
+        if command["name"] == "ATOMIC":
+            _check_step(commands, place)
     return commands
 
 

@@ -70,6 +70,15 @@ def test_trailing_fields_may_be_left_off_and_surplus_ones_are_ignored() -> None:
         ([packed([12, 1, "s", [msgpack.ExtType(5, b"")], [1]])], "holds an extension type"),
         ([packed([30, 1, "s", {"a": {5: 1}}])], "a key that is no string"),
         ([packed([12, 1, "s", [[[[]]]], [1]])], "`pattern` nests deeper than 2"),
+        ([packed([43, 1, []])], r"command 0 \(AckMail\): at least one range"),
+        ([packed([3], [64, 1, [[2, 3], [1, 2]]])], r"command 1 \(AckRecords\): ranges ascend"),
+        ([packed([53, 1, [[0, 2**60]], 3])], "ranges of 1152921504606846976 numbers"),
+        ([packed([40, "s", 1, 0, b"", 0, 200]), b"c"], "`priority`"),
+        ([packed([60, "s", "c", -1, 1])], "`next`"),
+        ([packed([3], [66, 1, 2], [10, "s", 0]), b"c"], r"command 1 \(Atomic\): 2 parts, 1 comm"),
+        ([packed([66, 1, 1], [3])], r"command 0 \(Atomic\): Ping cannot be a part"),
+        ([packed([66, 1, 1], [64, 1, [[1, 2]], 4])], "AckRecords with a tracker of its own"),
+        ([packed([66, 1, 1], [53, 1, [[1, 2]], 2])], "ACK_WORK of state 2 cannot be a part"),
     ],
 )
 def test_a_broken_message_is_named_with_its_place(frames: list[bytes], reason: str) -> None:
@@ -84,12 +93,32 @@ def test_a_broken_message_is_named_with_its_place(frames: list[bytes], reason: s
         ([packed([3], [3], [3])], Limits(message_commands_max=2)),
         ([packed([3, 1])], Limits(command_frame_bytes_max=3)),
         ([packed([17, 1, 0, 1, 3]), b"", b"", b""], Limits(message_frames_max=3)),
+        ([packed([43, 1, [[n, n + 1] for n in range(65537)]])], Limits()),
+        ([packed([54, 1, [0] * 65537, 1]), b"c"], Limits()),
+        ([packed([58, 1, "s", [0] * 65537])], Limits()),
+        ([packed([42, 1, "a", 1, 0, None, [[b"", 0, 1]] * 65537])], Limits()),
+        ([packed([40, "s", 1, 0, b"k" * 129]), b"c"], Limits()),
+        ([packed([53, 1, [[1, 2]], 4, 0, 0, 0, "x" * 1025])], Limits()),
     ],
 )
 def test_a_count_over_its_limit_is_too_large(frames: list[bytes], limits: Limits) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         decode_message(frames, limits)
     assert caught.value.code == "too_large"
+
+
+@pytest.mark.parametrize("ranges", [[], [(1, 1)], [(2, 1)], [(-1, 1)], [(0, 2), (1, 3)]])
+def test_we_make_no_command_of_ranges_that_are_none(ranges: list[tuple[int, int]]) -> None:
+    for make in (c.AckMail, c.AckRecords, lambda number, wrong: c.AckWork(number, wrong, 3)):
+        with pytest.raises(ValueError, match="range"):
+            make(1, ranges)
+    assert c.AckMail(1, [(0, 1), (1, 2), (5, 5 + (1 << 20) - 2)]).ranges[0] == (0, 1)
+
+
+def test_an_array_that_claims_more_than_its_frame_holds_costs_nothing() -> None:
+    for head in (b"\xdd\xff\xff\xff\xff", b"\x91\x93\x2b\x01\xdd\xff\xff\xff\xff"):
+        with pytest.raises(RemoteProtocolError):
+            decode_message([head])
 
 
 def test_we_send_no_message_whose_frames_do_not_fit() -> None:
@@ -100,7 +129,7 @@ def test_we_send_no_message_whose_frames_do_not_fit() -> None:
 
 
 def test_every_number_has_one_command() -> None:
-    assert len(COMMANDS) == len(NUMBERS) == 54
+    assert len(COMMANDS) == len(NUMBERS) == 58
     assert all(COMMANDS[number] is command for command, number in NUMBERS.items())
 
 

@@ -17,7 +17,16 @@ from malamute_protocol.codec import CODECS
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import CODES
 from malamute_protocol.framing import COMMANDS
-from malamute_protocol.limits import Limits
+from malamute_protocol.limits import (
+    KEY_BYTES_MAX,
+    NUMBERS_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    RANGES_MAX,
+    REASON_BYTES_MAX,
+    TIME_MAX,
+    Limits,
+)
 from malamute_protocol.link import (
     BROKER_COMMANDS,
     CLIENT_COMMANDS,
@@ -28,7 +37,12 @@ from malamute_protocol.link import (
 )
 from malamute_protocol.pattern import CRITERIA_MAX, DEPTH_MAX, NODES_MAX, REGEX_BYTES_MAX
 from malamute_protocol.version import Feature
-from malamute_py.changelog.settings import StreamSettings
+from malamute_py.changelog.settings import (
+    CursorSettings,
+    MailboxSettings,
+    ServiceSettings,
+    StreamSettings,
+)
 
 SPEC = (Path(__file__).parents[2] / "protocol" / "SPEC.md").read_text()
 
@@ -41,6 +55,8 @@ TYPES = {
     "array": "list[Any]",
     "[int]": "list[int]",
     "[int, int]": "tuple[int, int]",
+    "[[int, int]]": "list[tuple[int, int]]",
+    "[[bin, int, int]]": "list[tuple[bytes, int, int]]",
     "bin or nil": "bytes | None",
     "[int, int] or nil": "tuple[int, int] | None",
 }
@@ -224,9 +240,69 @@ def test_flags_kinds_codecs_and_bits_are_those_of_the_code() -> None:
     assert starts == [kind.value for kind in c.StartKind]
 
 
-def test_the_settings_of_a_stream_are_those_of_the_broker() -> None:
-    named = [row[0] for row in rows(section("13"), "| Setting | Type | Default | Meaning |")]
-    assert named == list(StreamSettings.__struct_fields__)
+@pytest.mark.parametrize(
+    ("heading", "settings"),
+    [
+        ("Setting", StreamSettings),
+        ("Mailbox setting", MailboxSettings),
+        ("Service setting", ServiceSettings),
+        ("Cursor setting", CursorSettings),
+    ],
+)
+def test_the_settings_are_those_of_the_broker(heading: str, settings: type[msgspec.Struct]) -> None:
+    table = rows(section("13"), f"| {heading} | Type | Default | Meaning |")
+    types = {"bool": bool, "int": int, "str": str, "bin": bytes}
+    told = [(name, types[kind], default) for name, kind, default, _ in table]
+    hints = get_type_hints(settings)
+    assert told == [
+        (
+            field.name,
+            hints[field.name],
+            {True: "true", False: "false"}[field.default]
+            if isinstance(field.default, bool)
+            else str(field.default or "")
+            if not isinstance(field.default, int)
+            else str(field.default),
+        )
+        for field in msgspec.structs.fields(settings)
+    ]
+
+
+def test_the_bounds_of_single_fields_are_those_of_the_code() -> None:
+    told = " ".join(cell for row in rows(section("11"), "| Field | Bound |") for cell in row)
+    for number in (KEY_BYTES_MAX, REASON_BYTES_MAX, RANGES_MAX, NUMBERS_MAX):
+        assert re.search(rf"\b{number}\b", told)
+    assert f"{PRIORITY_MIN} to {PRIORITY_MAX}" in told
+    assert f"2^{TIME_MAX.bit_length() - 1}" in told
+    assert f"{min(c.WorkState)} to {max(c.WorkState)}" in told
+
+
+def test_the_spec_names_the_parts_of_a_step_and_the_states_of_work() -> None:
+    said = re.search(r"^part is (.+?), has tracker 0", section("4.8"), re.MULTILINE | re.DOTALL)
+    assert said
+    named = set(re.findall(r"[A-Z]{3,}(?:_[A-Z]+)*", said.group(1)))
+    assert named == {wire_name(part) for part in c.STEP_PARTS}
+    states = [row[0] for row in rows(section("4.8"), "| ACK_WORK state | Effect |")]
+    assert states == [f"{state.value} {state.name.lower()}" for state in c.WorkState]
+
+
+def test_the_refusals_of_a_step_are_codes() -> None:
+    for codes, _ in rows(section("4.8"), "| REFUSED | when |"):
+        assert set(codes.split(", ")) <= set(CODES)
+
+
+def test_every_question_has_its_value_in_the_spec() -> None:
+    told = {
+        name
+        for cells, _ in rows(section("4.7"), "| Answer to | Value |")
+        for name in cells.split(", ")
+    }
+    asking = {
+        wire_name(command)
+        for command in CLIENT_COMMANDS
+        if command.__struct_fields__[:1] == ("request",)
+    }
+    assert told == asking
 
 
 def test_the_spec_speaks_only_of_commands_that_exist() -> None:
