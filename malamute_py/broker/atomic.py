@@ -59,6 +59,8 @@ class Intake:
         self._catalogue = catalogue
         self._prepares = dict(prepares)
         self._together = {**prepares, **together}
+        self.kinds = frozenset(self._prepares)
+        """Commands that are steps of their own."""
 
     # --- alone -----------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Intake:
             raise RequestRejected("malformed", "a step without parts")
         for part, _ in parts:
             name = type(part).__name__
-            if type(part) not in STEP_COMMANDS and not isinstance(part, wire.Publish):
+            if type(part) not in self.kinds and not isinstance(part, wire.Publish):
                 raise RequestRejected("unsupported", f"{name} cannot be a part of a step")
             if getattr(part, "tracker", 0):
                 raise RequestRejected("malformed", f"{name} in a step has a tracker of its own")

@@ -16,6 +16,7 @@ from malamute_protocol.commands import Command
 from malamute_protocol.link import State
 from malamute_py.broker.admin import COMMANDS as RESULT_COMMANDS
 from malamute_py.broker.admin import Admin
+from malamute_py.broker.atomic import Intake
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.confirms import Confirms
 from malamute_py.broker.delivery import Delivery
@@ -59,10 +60,9 @@ FEATURES: Final[dict[type[Command], str]] = {
     for command, number in NUMBERS.items()
     if 40 <= number < 70
 }
+"""What the broker refuses by the name of the feature, where it has it not."""
 PUBLISHING_MAX: Final = 1_000
 """Streams of a link that need no look-up at a PUBLISH."""
-FEATURES[wire.Atomic] = "atomic steps"
-"""What the broker refuses by the name of the feature, until it has it."""
 
 
 class Broker:
@@ -107,6 +107,10 @@ class Broker:
         self._admin = Admin(
             shard, self._links, self._catalogue, self._publishing, self._producers, starts,
             self._steps,
+        )  # fmt: skip
+        self._intake = Intake(
+            shard, self._links, self._steps, self._publishing, self._catalogue,
+            prepares={}, together={},
         )  # fmt: skip
         self._retention = Retention(shard)
         self._handlers = self._table()
@@ -221,7 +225,15 @@ class Broker:
                 if not 0 <= skip <= len(commands) - number:
                     self._malformed(link, "malformed", f"a step of {skip} commands")
                     return
-            self._dispatch(link, kind, command)
+                parts = self._parts(commands[number : number + skip], frames[place:])
+                if parts is None:
+                    self._malformed(link, "malformed", "fewer content frames than its commands own")
+                    return
+                self._intake.atomic(link, command, parts)  # type: ignore[arg-type]
+            elif kind in self._intake.kinds:
+                self._intake.single(link, command, frames[first] if place > first else None)
+            else:
+                self._dispatch(link, kind, command)
             if link.state is State.CLOSED:
                 return
             if kind is wire.Hello:
@@ -229,6 +241,21 @@ class Broker:
                 allowed = RECEIVES[State.GREETED]
         if place != len(frames):
             self._malformed(link, "malformed", f"{len(frames) - place} frames that no command owns")
+
+    @staticmethod
+    def _parts(
+        commands: Sequence[Command], frames: Sequence[Any]
+    ) -> list[tuple[Command, Any]] | None:
+        """The parts of a step, each with its content frame; None when there are too few frames."""
+        parts: list[tuple[Command, Any]] = []
+        place = 0
+        for command in commands:
+            owned = command.content_frames
+            if owned < 0 or place + owned > len(frames):
+                return None
+            parts.append((command, frames[place] if owned else None))
+            place += owned
+        return parts
 
     def _dispatch(self, link: Link, kind: type[Command], command: Command) -> None:
         handler = self._handlers.get(kind)

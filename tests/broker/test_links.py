@@ -301,7 +301,7 @@ def test_no_part_of_a_refused_atomic_step_is_done() -> None:
         frames=[content, content],
     )
     refused = peer.of(wire.Refused)
-    assert [(one.command, one.reference, one.code) for one in refused] == [(66, 7, "unsupported")]
+    assert [(one.command, one.reference, one.code) for one in refused] == [(66, 7, "malformed")]
     assert peer.last(wire.Pong).token == 5
     assert not shell.rings
 
