@@ -33,6 +33,13 @@ RINGS = "rings"
 FAILED = "failed"
 _NAME_BYTES_MAX = 200
 _OURS = frozenset([IDENTITY_FILE, EPOCH_FILE, LOCK_FILE])
+_BESIDE = frozenset(
+    [
+        *("queues", "queues.tmp", "queues.lock", "queues.db", "queues.db-wal", "queues.db-shm"),
+        *("queues.db-journal", "queues.db.tmp", "queues.db.tmp-journal"),
+    ]
+)
+"""Of the broker's tables, which live in the directory, too; they are not the journal's."""
 
 
 class Identity(msgspec.Struct, array_like=True):
@@ -205,7 +212,7 @@ def _is_name(directory: str) -> bool:
 def unknown_entries(storage: Storage) -> tuple[Unknown, ...]:
     """What a data directory holds beside its own."""
     temporary = {f"{name}.tmp" for name in _OURS}
-    found = [name for name in storage.names() if name not in _OURS | temporary]
+    found = [name for name in storage.names() if name not in _OURS | temporary | _BESIDE]
     found += [f"{name}/" for name in storage.children() if name not in (RINGS, FAILED)]
     if RINGS in storage.children():
         rings = storage.child(RINGS)
