@@ -13,6 +13,7 @@ import gc
 import json
 import mmap
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -27,20 +28,26 @@ from pyroaring import BitMap
 
 from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
+from malamute_protocol.stamp import CHANGE
 from malamute_py.journal import (
+    NO_KEYS,
+    UNINDEXED_FROM,
     Append,
     FileStorage,
+    Follower,
     HeaderIndex,
     MemoryStorage,
     Ring,
     RingSettings,
     Storage,
+    Wanted,
 )
 
 Figures = list[tuple[str, float, str]]
 SETTINGS = RingSettings(segment_bytes=64 << 20, ring_bytes=512 << 20)
 SIZES = ((1, 12), (100, 12), (1000, 12), (1000, 100), (1000, 1024))
 """(records a batch, bytes a record), up to batches of 1 MiB."""
+MAIL = UNINDEXED_FROM + 254
 
 
 @contextmanager
@@ -113,6 +120,72 @@ def append_figures(make: Callable[[], Storage], what: str, total: int) -> Figure
             (name, bytes_ / took / 1e6, "MB/s"),
         ]
     return figures
+
+
+def bundle_figures(make: Callable[[], Storage], what: str) -> Figures:
+    """Bundles of many small batches, as mail comes: with header index and without."""
+    figures: Figures = []
+    content, crc, keys = contents(1, 200)
+    for name, stream in (("indexed", 1), ("without header index", MAIL)):
+        for size in (1, 64):
+            rounds = 20_000 // size
+            bundles = [
+                [
+                    Append(stream, number * size + n, 1, 1000, content, crc, keys)
+                    for n in range(size)
+                ]
+                for number in range(rounds)
+            ]
+            runs = []
+            for _ in range(3):
+                ring = open_ring(make(), 1)
+
+                def run(ring: Ring = ring, bundles: list[list[Append]] = bundles) -> None:
+                    for bundle in bundles:
+                        ring.append(bundle)
+
+                runs.append(seconds(run))
+            label = f"{what}: append 200 B in bundles of {size}, {name}"
+            figures.append((label, min(runs) / rounds / size * 1e6, "us a batch"))
+    return figures
+
+
+def follow_figures(parent: Path) -> Figures:
+    """A million batches of mail, one change in 64, read behind the writer."""
+    with directory_in(parent) as path:
+        ring = open_ring(FileStorage(path), 8)
+        content, crc, _ = contents(1, 200)
+        offset = 0
+        for number in range(1_000_000 // 64):
+            mail = [Append(MAIL, offset + n, 1, 1000, content, crc, NO_KEYS) for n in range(63)]
+            ring.append([*mail, Append(0, number, 1, 1000, content, crc, None, CHANGE)])
+            offset += 63
+        ring.sync()
+        batches = 1_000_000
+        follower = Follower(FileStorage(path, read_only=True))
+
+        def follow(wanted: Wanted | None) -> Callable[[], int]:
+            return lambda: sum(1 for _ in follower.read(0, ring.end_lsn, wanted))
+
+        changes = best(follow(lambda stamp: stamp.control_kind == CHANGE))
+        everything = best(follow(None))
+        chance = random.Random(1)
+        scattered = sorted(chance.sample(range(offset), 1000))
+        near = list(range(offset // 2, offset // 2 + 1000))
+        return [
+            ("follow: a batch passed over by its stamp", changes / batches * 1e6, "us"),
+            ("follow: a batch given, content checked", everything / batches * 1e6, "us"),
+            (
+                "read_batches: 1,000 neighbours",
+                best(lambda: ring.read_batches(MAIL, near)) * 1e3,
+                "us each",
+            ),
+            (
+                f"read_batches: 1,000 scattered over {ring.end_lsn >> 20} MiB",
+                best(lambda: ring.read_batches(MAIL, scattered)) * 1e3,
+                "us each",
+            ),
+        ]
 
 
 def sync_figures(parent: Path) -> Figures:
@@ -378,7 +451,10 @@ def measure(parent: Path, total: int) -> Figures:
         numbers = iter(range(100))
         make = lambda: FileStorage(path / str(next(numbers)))  # noqa: E731
         figures += append_figures(make, "file", total)
+        figures += bundle_figures(make, "file")
     figures += append_figures(MemoryStorage, "memory", total)
+    figures += bundle_figures(MemoryStorage, "memory")
+    figures += follow_figures(parent)
     figures += sync_figures(parent)
     figures += mapped_figures(parent)
     figures += stall_figures(parent)

@@ -26,7 +26,7 @@ from malamute_protocol.content import (
 )
 from malamute_protocol.errors import BatchError
 from malamute_protocol.header import HeaderTable
-from malamute_protocol.stamp import PADDING, STAMP_BYTES, STAMP_MAGIC, Stamp
+from malamute_protocol.stamp import PADDING, STAMP_BYTES, STAMP_MAGIC, Stamp, stamp_here
 from malamute_py.journal.index import NEVER, NO_CLIENT_TIME
 from malamute_py.journal.types import Buffer
 
@@ -38,6 +38,14 @@ _LSN_AT: Final = (
 _SEARCH_WORDS = 1 << 19
 _CRC_FROM: Final = 12
 """A content's checksum covers it from here on (SPEC.md, section 5.2)."""
+
+
+_COPIED_BYTES: Final = 2048
+"""A content below this is copied for its checksum: cheaper than an array over it."""
+_HEAD_START: Final = struct.Struct(HEAD.format[:7]).unpack_from
+assert Head._fields[:6] == (
+    "magic", "version", "head_bytes", "content_crc", "content_bytes", "count",
+)  # fmt: skip
 
 
 class Found(NamedTuple):
@@ -64,12 +72,12 @@ def check(
     data: the whole segment, or a part of it. base_lsn: the LSN of its first byte. room:
     what a padding may fill when the data ends before its segment.
     """
-    try:
-        stamp = Stamp.unpack(data, position)
-    except BatchError as error:
-        return error.reason
-    if stamp.lsn != base_lsn + position:
-        return f"a batch of position {stamp.lsn} where {base_lsn + position} belongs"
+    stamp = stamp_here(data, position, base_lsn + position)
+    if stamp is None:
+        found = stamp_or_fault(data, position, base_lsn + position)
+        if isinstance(found, str):
+            return found
+        stamp = found
     left = len(data) - position
     if stamp.control_kind == PADDING and room is not None:
         left = room
@@ -85,22 +93,35 @@ def check(
     return Found(stamp, position, not wrong, wrong)
 
 
+def stamp_or_fault(data: Any, position: int, lsn: int) -> Stamp | str:
+    """Any good stamp that says this LSN, be it longer than ours; or what is wrong."""
+    try:
+        stamp = Stamp.unpack(data, position)
+    except BatchError as error:
+        return error.reason
+    return stamp if stamp.lsn == lsn else f"a batch of position {stamp.lsn} where {lsn} belongs"
+
+
 def content_fault(data: Any, begin: int, end: int, stamp: Stamp) -> str:
     """What is wrong with the content in data[begin:end]; "" when nothing is."""
     if end - begin < HEAD.size:
         return "a content without room for its head"
-    head = Head._make(HEAD.unpack_from(data, begin))
-    if head.magic != CONTENT_MAGIC or head.content_crc != stamp.content_crc:
+    magic, version, head_bytes, crc, content_bytes, count = _HEAD_START(data, begin)
+    if magic != CONTENT_MAGIC or crc != stamp.content_crc:
         return "the content's head does not fit its stamp"
-    if head.version != CONTENT_VERSION:
-        return f"the content's version {head.version} is not known"
-    view = np.frombuffer(data, np.uint8, end - begin - _CRC_FROM, begin + _CRC_FROM)
-    # An array is taken without the copy that a memoryview would need here.
-    if google_crc32c.value(view) != head.content_crc:
+    if version != CONTENT_VERSION:
+        return f"the content's version {version} is not known"
+    covered: Any
+    if end - begin < _COPIED_BYTES:
+        covered = bytes(data[begin + _CRC_FROM : end])
+    else:
+        # An array is taken without the copy that a memoryview would need here.
+        covered = np.frombuffer(data, np.uint8, end - begin - _CRC_FROM, begin + _CRC_FROM)
+    if google_crc32c.value(covered) != crc:
         return "the content's checksum does not fit"
-    if head.content_bytes != end - begin or head.count != stamp.count:
+    if content_bytes != end - begin or count != stamp.count:
         return "the content's size or count is not its stamp's"
-    if head.head_bytes != HEAD.size and not _fills(data, begin, end):
+    if head_bytes != HEAD.size and not _fills(data, begin, end):
         # No checksum covers this field; but a wrong one moves every section.
         return "the content's head has a length that its sections do not bear out"
     return ""
@@ -140,6 +161,7 @@ class Facts(NamedTuple):
 
 _FLAGS: Final = Head._fields.index("flags")
 _CLIENT_MIN: Final = Head._fields.index("client_time_min_ms")
+_PRODUCER: Final = Head._fields.index("producer_id")
 _PLAIN = Facts(NO_CLIENT_TIME, NEVER)
 
 
@@ -162,9 +184,10 @@ def content_facts(content: Buffer) -> Facts:
     return Facts(client, expires)
 
 
-def head_of(content: Buffer) -> Head:
-    """The content's head, unchecked."""
-    return Head._make(HEAD.unpack_from(content))
+def producer_head(content: Buffer) -> Head | None:
+    """The head of a content that names a producer, unchecked; None for any other."""
+    head = HEAD.unpack_from(content)
+    return Head._make(head) if head[_PRODUCER] else None
 
 
 def header_table(content: Buffer) -> HeaderTable | None:

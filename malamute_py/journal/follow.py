@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Final, TypeAlias
 
-from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import PADDING, STAMP_BYTES, Stamp, stamp_here
-from malamute_py.journal.check import Found, candidates, check, content_fault
+from malamute_py.journal.check import Found, candidates, check, content_fault, stamp_or_fault
 from malamute_py.journal.errors import FollowLost, JournalCorrupt
 from malamute_py.journal.layout import RING_FILE, RingMeta, segment_name, segment_number
 from malamute_py.journal.marks import read_meta
@@ -138,7 +137,7 @@ class Follower:
         while at <= last:
             stamp = stamp_here(data, at, base + at)
             if stamp is None:
-                found = _other_stamp(data, at, base + at)
+                found = stamp_or_fault(data, at, base + at)
                 if isinstance(found, str):
                     fault = found
                     break
@@ -206,12 +205,3 @@ class Follower:
 
 def _everything(_: Stamp) -> bool:
     return True
-
-
-def _other_stamp(data: bytes, at: int, lsn: int) -> Stamp | str:
-    """A longer stamp of a later version, or what is wrong."""
-    try:
-        stamp = Stamp.unpack(data, at)
-    except BatchError as error:
-        return error.reason
-    return stamp if stamp.lsn == lsn else f"a batch of position {stamp.lsn} where {lsn} belongs"

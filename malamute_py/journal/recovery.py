@@ -26,8 +26,8 @@ from malamute_py.journal.check import (
     candidates,
     check,
     content_facts,
-    head_of,
     header_table,
+    producer_head,
 )
 from malamute_py.journal.index import LiveIndex
 from malamute_py.journal.layout import (
@@ -368,8 +368,8 @@ class Scan:
         if stamp.control_kind == SNAPSHOT:
             self._note_snapshot(stamp.lsn, content)
         elif stamp.control_kind == DATA:
-            head = head_of(content)
-            if head.producer_id:
+            head = producer_head(content)
+            if head is not None:
                 self.produced.append(
                     Produced(
                         stamp.lsn,

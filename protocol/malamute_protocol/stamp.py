@@ -179,20 +179,25 @@ def pack_stamps(rows: Iterable[tuple[int, ...]]) -> list[bytes]:
     return out
 
 
-def stamp_here(data: bytes, position: int, lsn: int) -> Stamp | None:
-    """The stamp at `position` if it is undamaged, of 96 bytes and says this LSN.
+def stamp_here(data: Any, position: int, lsn: int) -> Stamp | None:
+    """The stamp at `position` if it is whole, undamaged, of 96 bytes and says this LSN.
 
-    For walks over many batches, in a third of the time of Stamp.unpack(), which says what
-    is wrong when the answer is None. Its size and flags are as unpack(verify=False) gives them.
+    For walks over many batches, in half the time of Stamp.unpack(), which says what is
+    wrong when the answer is None. data: bytes, or a view of bytes.
     """
+    if len(data) - position < STAMP_BYTES:
+        return None
     fields = _QUICK.unpack_from(data, position)
     if (
         fields[0] != _BEGINNING
         or fields[3] != lsn
-        or google_crc32c.value(data[position + 12 : position + STAMP_BYTES]) != fields[1]
+        or google_crc32c.value(bytes(data[position + 12 : position + STAMP_BYTES])) != fields[1]
     ):
         return None
-    return tuple.__new__(Stamp, (*fields[2:14], fields[15], STAMP_BYTES))
+    stamp = tuple.__new__(Stamp, (*fields[2:14], fields[15], STAMP_BYTES))
+    if stamp.flags & ~STAMP_FLAGS or stamp.size < STAMP_BYTES or stamp.size % 8:
+        return None
+    return stamp
 
 
 def message_id(append_time_ms: int, offset: int) -> bytes:

@@ -115,7 +115,7 @@ def test_a_hold_is_never_lowered_and_lies_in_the_ring(place: Place) -> None:
         ring.hold(ring.start_lsn - 1)
     with pytest.raises(ValueError, match="cannot be held"):
         ring.hold(ring.end_lsn + 8)
-    assert ring.held_lsn is None
+    assert (ring.held_lsn, ring.held_bytes) == (None, 0)
     ring.hold(ring.end_lsn)
     with pytest.raises(ValueError, match="cannot be lowered"):
         ring.hold(ring.end_lsn - 8)
