@@ -8,8 +8,10 @@ directory. Source: server.py; DESIGN.md, section 3.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,6 +28,8 @@ _numbers = itertools.count(1)
 
 _SMALL_SEGMENT_BYTES = 48 << 20
 _SMALL_RING_BYTES = 256 << 20
+_LET_GO_S = 2.0
+"""How long clients have to close their sockets when the broker stops; a thread takes little."""
 
 
 class EmbeddedBroker:
@@ -88,8 +92,7 @@ class EmbeddedBroker:
             try:
                 server.stop()
             finally:
-                # Clients that nobody closed would keep the context from ending for ever.
-                context.destroy(linger=0)
+                _end(context)
 
     @property
     def server(self) -> Server:
@@ -149,3 +152,19 @@ class EmbeddedBroker:
     ) -> None:
         """stop(), without holding up the event loop."""
         await asyncio.to_thread(self.stop)
+
+
+def _end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """End the context, and with it the clients that nobody closed.
+
+    Each is told, and closes its own socket: one that is closed under the thread that sleeps on
+    it never wakes that thread. Those whose event loop turns no more are closed from here.
+    """
+    ending = threading.Thread(target=context.term, name="malamute-end", daemon=True)
+    ending.start()
+    ending.join(_LET_GO_S)
+    while ending.is_alive():
+        with contextlib.suppress(RuntimeError):  # one of them went while they were listed
+            for socket in list(context._sockets):
+                socket.close(0)
+        ending.join(0.1)

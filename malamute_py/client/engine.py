@@ -20,6 +20,8 @@ from malamute_py.client.transport import Transport
 
 _BURST: Final = 32
 """Messages taken in before the rest of the program gets its turn."""
+_GONE: Final = (zmq.ETERM, zmq.ENOTSOCK)
+"""The context was terminated, or the socket closed by whoever ends the context."""
 _PARTING_MS: Final = 500
 """How long a BYE may take to leave after the socket is closed."""
 
@@ -47,7 +49,7 @@ class Engine:
         try:
             self._turn()
         except zmq.ZMQError as error:
-            if error.errno not in (zmq.ETERM, zmq.ENOTSOCK):
+            if error.errno not in _GONE:
                 raise
             # The context is the caller's, or an embedded broker's that has stopped.
             reason = "the zmq.Context of this client was terminated"
@@ -104,6 +106,8 @@ class Engine:
             try:
                 self.transport = Transport(self._context, self.settings, wanted.endpoint)
             except (zmq.ZMQError, ValueError) as error:
+                if self._context.closed or getattr(error, "errno", 0) in _GONE:
+                    raise zmq.ContextTerminated from error
                 reason = f"{wanted.endpoint} cannot be used: {error}"
                 self.session.lost("bad_setting", reason, clock_ms(), final=True)
 
@@ -119,7 +123,12 @@ class Engine:
     def busy(self) -> bool:
         """More can be done at once. Asked after each step: it re-arms the socket's descriptor."""
         transport = self.transport
-        return transport is not None and transport.pending(to_send=bool(self._unsent))
+        try:
+            return transport is not None and transport.pending(to_send=bool(self._unsent))
+        except zmq.ZMQError as error:
+            if error.errno not in _GONE:
+                raise
+            return True  # the next step tells everybody
 
     def next_wake(self) -> int | None:
         """When step() is to be called at the latest, by clock_ms(); None: no need."""

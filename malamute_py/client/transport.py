@@ -50,6 +50,8 @@ class Transport:
         try:
             self._set_options(settings)
             self.monitor = self.socket.get_monitor_socket(int(_EVENTS))
+            self.descriptors = [int(self.socket.fd), int(self.monitor.fd)]
+            """What to watch for reading; both are edge-triggered."""
             self.socket.connect(endpoint)
         except BaseException:
             self.close(0)
@@ -102,12 +104,6 @@ class Transport:
         assert self.monitor is not None
         wanted = zmq.POLLIN | zmq.POLLOUT if to_send else zmq.POLLIN
         return bool(_events(self.socket) & wanted or _events(self.monitor) & zmq.POLLIN)
-
-    @property
-    def descriptors(self) -> list[int]:
-        """What to watch for reading; both are edge-triggered."""
-        assert self.monitor is not None
-        return [int(self.socket.fd), int(self.monitor.fd)]
 
     def failure(self) -> Failure | None:
         """The first failure that the monitor has told since the last call; None: none."""

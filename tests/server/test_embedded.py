@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from malamute_protocol.errors import ConnectionLost, MalamuteError
 from malamute_py import connect_sync
+from malamute_py.client.sync import SyncClient
 from malamute_py.config import ConfigError
 from malamute_py.embedded import EmbeddedBroker
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_MS, WAIT_S
 
 
 async def test_an_async_program_publishes_and_reads_in_memory() -> None:
@@ -67,3 +72,49 @@ async def test_a_client_that_nobody_closed_does_not_keep_the_broker_from_stoppin
             client = await broker.connect()
             await client.publish("s", b"x")
         client.abort()
+
+
+def test_a_client_that_sleeps_is_told_when_the_context_ends_with_its_broker() -> None:
+    # Its own broker lives on and is silent, so that nothing but the end of the context wakes it.
+    with EmbeddedBroker(tcp=True) as other, EmbeddedBroker() as broker:
+        options: dict[str, Any] = {"context": broker.context, "heartbeat_ms": 60_000}
+        with connect_sync(other.tcp_endpoint, **options) as client:
+            subscription = client.subscribe("s", timeout_ms=WAIT_MS)
+            subscription.accepted()
+            broker.stop()
+            with pytest.raises(ConnectionLost, match="terminated"):
+                next(subscription)
+
+
+def test_clients_in_the_midst_of_their_work_end_when_the_broker_stops() -> None:
+    for _ in range(20):
+        broker = EmbeddedBroker().start()
+        clients = [broker.connect_sync() for _ in range(2)]
+        begun = threading.Barrier(5)
+
+        def publish(client: SyncClient, begun: threading.Barrier) -> None:
+            begun.wait(WAIT_S)
+            with contextlib.suppress(MalamuteError):
+                while True:
+                    client.publish("s", b"x")
+
+        def read(client: SyncClient, begun: threading.Barrier) -> None:
+            begun.wait(WAIT_S)
+            with contextlib.suppress(MalamuteError):
+                for _ in client.subscribe("s"):
+                    pass
+
+        threads = [
+            threading.Thread(target=work, args=(client, begun))
+            for client in clients
+            for work in (publish, read)
+        ]
+        for thread in threads:
+            thread.start()
+        begun.wait(WAIT_S)
+        broker.stop()
+        for thread in threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+        for client in clients:
+            client.abort()
