@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         AtClientTime,
         AtTime,
         Confirmation,
+        FromCursor,
         LastPerSubject,
         Position,
     )
@@ -71,6 +72,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "AtClientTime",
         "AtTime",
         "Confirmation",
+        "FromCursor",
         "LastPerSubject",
         "Position",
     ),
@@ -91,6 +93,7 @@ __all__ = [
     "ConnectionLost",
     "Curve",
     "EmbeddedBroker",
+    "FromCursor",
     "GapError",
     "LastPerSubject",
     "MalamuteError",

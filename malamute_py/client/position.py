@@ -66,17 +66,20 @@ class LastPerSubject(NamedTuple):
     """Start with the latest record of each subject, then go on live without a gap."""
 
 
-StartPoint: TypeAlias = (
-    Literal["earliest", "latest"]
-    | int
-    | datetime
-    | Position
-    | AtTime
-    | AtClientTime
-    | AfterMessage
-    | LastPerSubject
-    | list[Any]
+class FromCursor(NamedTuple):
+    """Start where the stream's cursor of this name stands; it is not moved by that."""
+
+    name: str
+    otherwise: OtherStart | None = "earliest"
+    """Where to start when there is no such cursor; None: that is refused `unknown_cursor`."""
+
+
+OtherStart: TypeAlias = (
+    Literal["earliest", "latest"] | int | datetime | Position | AtTime | AtClientTime | AfterMessage
 )
+"""Every start point that names a place by itself."""
+
+StartPoint: TypeAlias = OtherStart | LastPerSubject | FromCursor | list[Any]
 """Everything that `start` may be; a list is the wire form itself."""
 
 
@@ -116,6 +119,10 @@ def start_on_wire(start: StartPoint) -> list[Any]:
             return [int(StartKind.AFTER_ID), start.id]
         case LastPerSubject():
             return [int(StartKind.LAST_PER_SUBJECT)]
+        case FromCursor():
+            otherwise = start.otherwise
+            other = [] if otherwise is None else [start_on_wire(otherwise)]
+            return [int(StartKind.CURSOR), start.name, *other]
         case list():
             return start
         case _:
@@ -123,7 +130,7 @@ def start_on_wire(start: StartPoint) -> list[Any]:
     raise LocalProtocolError(
         "bad_start",
         f"{start!r} is no start point; use 'earliest', 'latest', an offset, a datetime, "
-        "a Position, AtTime, AtClientTime, AfterMessage or LastPerSubject",
+        "a Position, AtTime, AtClientTime, AfterMessage, LastPerSubject or FromCursor",
     )
 
 
