@@ -171,6 +171,20 @@ class JournalSection(Section, frozen=True):
     open_files_max: Count = 32
 
 
+class CheckpointSection(Section, frozen=True):
+    """The tables of mailboxes, services, cursors and groups, which follow ring main."""
+
+    interval_ms: Milliseconds = 5_000
+    log_bytes: Bytes = 64 << 20
+    idle_ms: Milliseconds = 60_000
+    force_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 75
+    pressure_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 90
+    retry_ms: Milliseconds = 1_000
+    retry_max_ms: Milliseconds = 30_000
+    stop_ms: MaybeMilliseconds = 10_000
+    lost_changes: Literal["refuse", "accept"] = "refuse"
+
+
 class LoopSection(Section, frozen=True):
     """How much is taken from the sockets before it is answered."""
 
@@ -201,6 +215,7 @@ class Config(Section, frozen=True):
     streams: Streams = Streams()
     memory: Memory = Memory()
     journal: JournalSection = JournalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
     loop: LoopSection = LoopSection()
     log: LogSection = LogSection()
 
@@ -441,6 +456,13 @@ def _check_together(config: Config) -> None:
             "journal.ring_bytes",
             f"{journal.ring_bytes} is less than three segments of journal.segment_bytes "
             f"({journal.segment_bytes})",
+        )
+    checkpoint = config.checkpoint
+    if checkpoint.force_percent >= checkpoint.pressure_percent:
+        raise ConfigError(
+            "checkpoint.force_percent",
+            f"{checkpoint.force_percent} is not below checkpoint.pressure_percent "
+            f"({checkpoint.pressure_percent})",
         )
     authentication = config.authentication
     if authentication.mechanism == "plain" and not (
