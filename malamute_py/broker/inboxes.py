@@ -1,0 +1,693 @@
+"""Inboxes: the readers of mailboxes, what each was given and has not acknowledged.
+
+Owns OPEN_INBOX, the credit of each reader, delivery, and acknowledgement. The rules: a message
+has one reader at a time, and the next one only when that reader has given it back or ended;
+for one reader the order is that of the mailbox, what came back before what is new; credit is
+exact, but one message is always allowed when none is outstanding; a step delivers a bounded
+number of puts, whatever waits. Source: DESIGN.md, section 8; SPEC.md, sections 4.8 and 8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from malamute_protocol.commands import AckMail, Command, Credit, Ended, Mail, OpenInbox, Subscribed
+from malamute_protocol.errors import RequestRejected
+from malamute_protocol.extract import extractable
+from malamute_py.broker.bodies import Bodies, Body
+from malamute_py.broker.links import Link, Links
+from malamute_py.broker.mailbox import STANDING, Mailbox, expired, temporary_name
+from malamute_py.broker.mailboxes import Leaver, Leaving, Mailboxes, done_of
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.steps import Part, Steps
+from malamute_py.changelog.records import MailAgain, MailDone, Run
+from malamute_py.changelog.settings import MailboxSettings, queue_settings
+from malamute_py.changelog.tables import MessageRow, Rare
+
+OPEN_INBOX: Final = 41
+TURN_PUTS: Final = 128
+"""Puts that one mailbox delivers in its turn."""
+STEP_PUTS: Final = 4_096
+"""Puts that one step delivers, or takes back from readers that have ended."""
+
+
+class Handout:
+    """Rows of one put that were given to a reader and wait for their bodies."""
+
+    __slots__ = ("attempts", "body", "mask", "missing", "row")
+
+    def __init__(self, row: MessageRow, mask: int, attempts: int) -> None:
+        self.row = row
+        self.mask = mask
+        self.attempts = attempts
+        self.body: Body | None = None
+        self.missing = False
+
+
+class Inbox:
+    """One reader of a mailbox."""
+
+    __slots__ = (
+        "credit_bytes",
+        "credit_records",
+        "ended",
+        "held",
+        "left_bytes",
+        "left_records",
+        "link",
+        "mailbox",
+        "number",
+        "outstanding",
+        "pipe",
+        "pipe_bytes",
+        "queued",
+        "started",
+    )
+
+    def __init__(self, link: Link, command: OpenInbox, mailbox: Mailbox) -> None:
+        self.link = link
+        self.number = command.subscription
+        self.mailbox = mailbox
+        self.credit_records = self.left_records = command.credit_records
+        self.credit_bytes = self.left_bytes = command.credit_bytes
+        self.held: dict[int, int] = {}
+        """Number of a put -> its rows that this reader has and has not acknowledged."""
+        self.outstanding = 0
+        """Messages of these."""
+        self.pipe: deque[Handout] = deque()
+        """Of these, what waits for bodies, in order."""
+        self.pipe_bytes = 0
+        self.started = False
+        self.ended = False
+        self.queued = False
+        """Stands among those that may be given something."""
+
+    @property
+    def wants(self) -> bool:
+        """Whether it may be given anything at all."""
+        if not self.started or self.link.room <= 0:
+            return False
+        if self.outstanding:
+            return self.left_records > 0 and self.left_bytes > 0
+        return self.left_records > 0 or self.left_bytes > 0
+
+
+class Inboxes:
+    """All readers of one core."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        steps: Steps,
+        mailboxes: Mailboxes,
+        bodies: Bodies,
+        in_use: Callable[[Link, int], bool],
+    ) -> None:
+        """in_use: whether a number is another subscription's of that link."""
+        self._shard = shard
+        self._links = links
+        self._steps = steps
+        self._mailboxes = mailboxes
+        self._bodies = bodies
+        self._in_use = in_use
+        self._of: dict[int, dict[int, Inbox]] = {}
+        """Number of a link -> its readers by their number."""
+        self.count = 0
+        self._returning: deque[Inbox] = deque()
+        """Readers that have ended and hold something."""
+        self._bytes_min = shard.settings.extract_bytes_min
+        self._share = shard.settings.extract_share
+
+    @property
+    def gauges(self) -> dict[str, int]:
+        """How much there is."""
+        return {"inboxes": self.count}
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more can be done at once."""
+        return bool(self._mailboxes.hungry) or bool(self._returning)
+
+    def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """What handles the commands that are no steps."""
+        return {OpenInbox: self.open}
+
+    def uses(self, link: Link, number: int) -> bool:
+        """Whether a number is an inbox's of that link."""
+        return number in self._of.get(link.number, ())
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def open(self, link: Link, command: OpenInbox) -> None:
+        """Read a mailbox, which first use creates."""
+        try:
+            mailbox = self._mailbox(link, command)
+        except RequestRejected as error:
+            self._refuse(link, command, error)
+            return
+        inbox = Inbox(link, command, mailbox)
+        self._of.setdefault(link.number, {})[inbox.number] = inbox
+        self.count += 1
+        mailbox.readers[inbox] = None
+        self._shard.counters["inboxes_opened"] += 1
+        if mailbox.state == STANDING:
+            self._start(inbox)
+            return
+
+        def created(end_lsn: int) -> None:
+            if not inbox.ended:
+                self._start(inbox)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            if not inbox.ended:
+                self._refuse(link, command, RequestRejected(code, reason, retry_ms))
+                self._drop(inbox)
+
+        self._mailboxes.create(mailbox, created, refused)
+
+    def _mailbox(self, link: Link, command: OpenInbox) -> Mailbox:
+        settings = self._shard.settings
+        number = command.subscription
+        mine = self._of.get(link.number, {})
+        if number in mine or self._in_use(link, number):
+            raise RequestRejected("subscription_exists", f"subscription {number} exists")
+        if len(mine) + len(link.subscriptions) >= settings.link_subscriptions_max:
+            raise RequestRejected(
+                "limit", f"at most {settings.link_subscriptions_max} subscriptions a link"
+            )
+        if self.count >= settings.subscriptions_max:
+            raise RequestRejected("limit", f"at most {settings.subscriptions_max} inboxes in all")
+        name = command.mailbox or link.identity
+        if not name or name.startswith("~"):
+            own = temporary_name(link)
+            if name not in ("", "~", own):
+                raise RequestRejected("forbidden", "a temporary mailbox is its session's own")
+            mailbox = self._mailboxes.get(self._mailboxes.temporary(link))
+            assert mailbox is not None
+            return mailbox
+        if name != link.identity and not settings.permit(link.identity, "receive", name):
+            raise RequestRejected("forbidden", f"you may not read mailbox '{name}'")
+        known = self._mailboxes.get(name)
+        if known is None and command.settings:
+            wanted = queue_settings(
+                MailboxSettings, {**settings.default_mailbox, **command.settings},
+                settings.settings_bytes_max, None,
+            )  # fmt: skip
+            return self._mailboxes.use(name, link.identity, wanted)
+        return self._mailboxes.use(name, link.identity)
+
+    def _refuse(self, link: Link, command: OpenInbox, error: RequestRejected) -> None:
+        self._links.refuse(
+            link, OPEN_INBOX, command.subscription, error.code, error.reason, error.retry_ms
+        )
+
+    def _start(self, inbox: Inbox) -> None:
+        inbox.started = True
+        next = self._steps.mail_next
+        self._links.say(
+            inbox.link,
+            Subscribed(inbox.number, b"", self._shard.epoch, next, next, next),
+        )
+        self._consider(inbox)
+
+    # --- credit, ends ---------------------------------------------------------------------------
+
+    def credit(self, link: Link, command: Credit) -> bool:
+        """Raise the credit of a reader; False: it is none of ours."""
+        inbox = self._of.get(link.number, {}).get(command.subscription)
+        if inbox is None:
+            return False
+        records = command.credit_records - inbox.credit_records
+        if records > 0:
+            inbox.credit_records += records
+            inbox.left_records += records
+        size = command.credit_bytes - inbox.credit_bytes
+        if size > 0:
+            inbox.credit_bytes += size
+            inbox.left_bytes += size
+        self._consider(inbox)
+        return True
+
+    def unsubscribe(self, link: Link, command: Any) -> bool:
+        """End a reader at its wish, and take back what it holds; False: it is none of ours."""
+        inbox = self._of.get(link.number, {}).get(command.subscription)
+        if inbox is None:
+            return False
+        self._links.say(link, Ended(inbox.number, 0, "cancelled"))
+        self._drop(inbox)
+        self._mailboxes.unused(inbox.mailbox)
+        return True
+
+    def link_ended(self, link: Link) -> None:
+        """Take back what the readers of a link hold."""
+        for inbox in self._of.pop(link.number, {}).values():
+            self._end(inbox)
+        self._mailboxes.link_ended(link)
+
+    def _drop(self, inbox: Inbox) -> None:
+        mine = self._of[inbox.link.number]
+        del mine[inbox.number]
+        if not mine:
+            del self._of[inbox.link.number]
+        self._end(inbox)
+
+    def _end(self, inbox: Inbox) -> None:
+        inbox.ended = True
+        inbox.started = False
+        self.count -= 1
+        inbox.pipe.clear()
+        mailbox = inbox.mailbox
+        mailbox.readers.pop(inbox, None)
+        if inbox.held:
+            mailbox.returning += 1
+            self._returning.append(inbox)
+
+    def feed(self, link: Link) -> None:
+        """A link has room again."""
+        for inbox in self._of.get(link.number, {}).values():
+            self._consider(inbox)
+
+    def _consider(self, inbox: Inbox) -> None:
+        """Something about a reader changed: let it have its turn if it can take anything."""
+        if inbox.wants:
+            mailbox = inbox.mailbox
+            if not inbox.queued:
+                inbox.queued = True
+                mailbox.able.append(inbox)
+            if not mailbox.queued and mailbox.waits:
+                mailbox.queued = True
+                self._mailboxes.hungry.append(mailbox)
+
+    # --- delivery -------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """Take back what ended readers held, then let mailboxes deliver, each in its turn."""
+        budget = STEP_PUTS
+        while self._returning and budget > 0:
+            budget = self._take_back(self._returning[0], budget)
+        hungry = self._mailboxes.hungry
+        while hungry and budget > 0:
+            mailbox = hungry.popleft()
+            mailbox.queued = False
+            if mailbox.returning:
+                # What comes back goes before what is new; it is asked again then.
+                continue
+            budget -= self._turn(mailbox)
+            self._mailboxes.wake(mailbox)
+
+    def _take_back(self, inbox: Inbox, budget: int) -> int:
+        mailbox, held = inbox.mailbox, inbox.held
+        release = self._mailboxes.release
+        rows = mailbox.rows
+        count = 0
+        while held and budget > 0:
+            base, mask = held.popitem()
+            release(mailbox, rows[mailbox.number, base], mask)
+            count += mask.bit_count()
+            budget -= 1
+        self._shard.counters["mail_redelivered"] += count
+        if not held:
+            self._returning.popleft()
+            mailbox.returning -= 1
+            self._shard.event(
+                "mail_redelivered", mailbox=mailbox.name, link=inbox.link.number,
+                identity=inbox.link.identity, count=inbox.outstanding,
+            )  # fmt: skip
+            self._mailboxes.wake(mailbox)
+        return budget
+
+    def _turn(self, mailbox: Mailbox) -> int:
+        """Give puts to the readers of a mailbox, in turn; returns how many were looked at."""
+        able = mailbox.able
+        rows, number = mailbox.rows, mailbox.number
+        done = 0
+        while able and done < TURN_PUTS and mailbox.waits:
+            inbox = able[0]
+            if inbox.ended or not inbox.wants:
+                able.popleft()
+                inbox.queued = False
+                continue
+            row = rows[number, mailbox.head()]
+            done += 1
+            if not self._give(mailbox, inbox, row):
+                able.popleft()
+                inbox.queued = False
+            elif len(able) > 1:
+                able.rotate(-1)
+        return max(done, 1)
+
+    def _give(self, mailbox: Mailbox, inbox: Inbox, row: MessageRow) -> bool:
+        """Give a reader what it can take of the first put; False: it can take nothing now."""
+        base = row.base
+        out = mailbox.out.get(base)
+        free = every = row.left if out is None else row.left & ~(out.held | out.delayed)
+        if row.expires_ms and row.expires_ms <= self._shard.now_ms:
+            over, _ = expired(row, self._shard.now_ms)
+            free &= ~over
+            if not free:
+                # The timer takes it out; until then it is nobody's.
+                self._mailboxes.expiries.set((mailbox.number, base), self._shard.now_ms)
+        if not free:
+            mailbox.pull(base, row.priority)
+            return True
+        if out is None:
+            out = mailbox.out_of(row)
+        attempts, mask = out.attempt(free)
+        if row.rare is not None and row.rare.why:
+            mask = _same_why(row.rare, mask)
+        count = mask.bit_count()
+        if count > inbox.left_records:
+            count = max(inbox.left_records, 0 if inbox.outstanding else 1)
+            if not count:
+                return False
+            mask = _lowest(mask, count)
+        body = self._bodies.get(base)
+        size = row.bytes
+        if size > inbox.left_bytes:
+            fitting = self._fitting(inbox, row, mask, body)
+            if not fitting:
+                return False
+            if fitting != mask:
+                mask, count = fitting, fitting.bit_count()
+        if inbox.pipe:
+            settings = self._shard.settings
+            if (
+                len(inbox.pipe) >= settings.inbox_reads
+                or inbox.pipe_bytes + size > settings.inbox_read_bytes
+            ):
+                return False
+        # From here on it is this reader's.
+        if mask == every:
+            mailbox.pull(base, row.priority)
+        out.held |= mask
+        out.delivered(mask)
+        mailbox.held += count
+        held = inbox.held
+        held[base] = held.get(base, 0) | mask
+        inbox.outstanding += count
+        inbox.left_records -= count
+        if body is not None and not inbox.pipe:
+            self._send(inbox, row, mask, count, attempts, body)
+            return True
+        inbox.left_bytes -= size
+        inbox.pipe_bytes += size
+        handout = Handout(row, mask, attempts)
+        handout.body = body
+        inbox.pipe.append(handout)
+        if body is None:
+            self._fetch(inbox, handout)
+        return True
+
+    def _fitting(self, inbox: Inbox, row: MessageRow, mask: int, body: Body | None) -> int:
+        """Rows that the credit in bytes has room for, though not for the whole batch."""
+        if body is not None and inbox.left_bytes > 0 and extractable(body.content):
+            # A guess from the mean, proved by extracting.
+            count = min(mask.bit_count(), inbox.left_bytes * row.count // row.bytes)
+            while count:
+                some = _lowest(mask, count)
+                if sum(map(len, body.extracted(some))) <= inbox.left_bytes:
+                    return some
+                count //= 2
+        return 0 if inbox.outstanding else mask & -mask
+
+    def _fetch(self, inbox: Inbox, handout: Handout) -> None:
+        row = handout.row
+
+        def found(body: Body | None) -> None:
+            if inbox.ended:
+                return
+            if body is None:
+                handout.missing = True
+            handout.body = body
+            self._flush(inbox)
+
+        self._bodies.want(row.base, row.bytes, found)
+
+    def _flush(self, inbox: Inbox) -> None:
+        """Send what has its bodies, in order."""
+        pipe = inbox.pipe
+        mailbox = inbox.mailbox
+        now_ms = self._shard.now_ms
+        while pipe and (pipe[0].body is not None or pipe[0].missing):
+            handout = pipe.popleft()
+            row, mask = handout.row, handout.mask
+            inbox.pipe_bytes -= row.bytes
+            inbox.left_bytes += row.bytes
+            if handout.body is None:
+                self._unreadable(inbox, handout)
+                continue
+            if row.expires_ms and row.expires_ms <= now_ms:
+                over = expired(row, now_ms)[0] & mask
+                if over:
+                    self._take_from(inbox, row, over)
+                    self._mailboxes.release(mailbox, row, over)
+                    mask &= ~over
+                    if not mask:
+                        continue
+            self._send(inbox, row, mask, mask.bit_count(), handout.attempts, handout.body)
+        self._consider(inbox)
+
+    def _take_from(self, inbox: Inbox, row: MessageRow, mask: int) -> None:
+        """A reader does not have these rows, which it had not been sent."""
+        count = mask.bit_count()
+        kept = inbox.held[row.base] & ~mask
+        if kept:
+            inbox.held[row.base] = kept
+        else:
+            del inbox.held[row.base]
+        inbox.outstanding -= count
+        inbox.left_records += count
+
+    def _unreadable(self, inbox: Inbox, handout: Handout) -> None:
+        """The bodies of a hand-out could not be read, or are nowhere."""
+        row, mask = handout.row, handout.mask
+        mailbox, boxes = inbox.mailbox, self._mailboxes
+        self._take_from(inbox, row, mask)
+        failed = self._bodies.failed
+        if not failed:
+            boxes.lost(mailbox, row, mask)
+            return
+        self._shard.counters["mail_reads_failed"] += 1
+        self._shard.event(
+            "mail_read_failed", "error", mailbox=mailbox.name, number=row.base, reason=failed
+        )
+        at_ms = self._shard.now_ms + 10 * self._shard.settings.retry_ms
+        boxes.postpone(mailbox, row, mask, at_ms)
+
+    def _send(
+        self, inbox: Inbox, row: MessageRow, mask: int, count: int, attempts: int, body: Body
+    ) -> None:
+        """Put rows of a put into the outbox of a reader."""
+        rows: bytes | None = None
+        frames, size = body.frames, body.size
+        if count != row.count:
+            frames, marked, size = body.rows(mask, self._bytes_min, self._share)
+            if marked and size > inbox.left_bytes and extractable(body.content):
+                frames = body.extracted(mask)
+                marked, size = False, sum(map(len, frames))
+            if marked:
+                rows = mask.to_bytes((row.count + 7) // 8, "little")
+        link = inbox.link
+        out = link.out
+        if not out:
+            self._links.dirty.append(link)
+        rare = row.rare
+        if rare is None:
+            out.append(Mail(inbox.number, row.sender, attempts, len(frames), rows))
+        else:
+            out.append(
+                Mail(
+                    inbox.number, row.sender, attempts, len(frames), rows,
+                    about_of(rare.about, mask, row.count), rare.last, why_of(rare, mask),
+                )
+            )  # fmt: skip
+        link.frames += frames
+        inbox.left_bytes -= size
+        link.room -= size
+        link.delivered_bytes += size
+        if link.room < link.half:
+            self._links.spent(link)
+        counters = self._shard.counters
+        counters["mail_out"] += count
+        counters["mail_deliveries"] += 1
+
+    # --- acknowledgement ------------------------------------------------------------------------
+
+    def prepare_ack(self, link: Link, command: AckMail, frame: Any = None) -> Part:
+        """An ACK_MAIL as part of a step. Raises RequestRejected: nothing was done."""
+        inbox = self._of.get(link.number, {}).get(command.subscription)
+        if inbox is None:
+            raise RequestRejected(
+                "unknown_subscription", f"no inbox {command.subscription} on this link"
+            )
+        rows = self._held_rows(inbox, command)
+        mailbox = inbox.mailbox
+        ack = Ack(self, inbox, rows)
+        if command.again_ms < 0:
+            leaving = Leaving(self._mailboxes, mailbox, rows)
+            part = leaving.part(MailDone(mailbox.number, done_of(rows)))
+            ack.then = part.appended
+            part.appended = ack.appended
+        else:
+            not_before_ms = self._shard.now_ms + command.again_ms if command.again_ms else 0
+            change = MailAgain(mailbox.number, done_of(rows), not_before_ms)
+            ack.not_before_ms = not_before_ms
+            part = Part(appended=ack.again, level=mailbox.level)
+            if mailbox.memory:
+                ack.change = change
+                part.memory = True
+                part.level = 1
+            else:
+                part.changes = [change]
+        part.taken = ack.taken
+        part.refused = ack.refused
+        return part
+
+    def _held_rows(self, inbox: Inbox, command: AckMail) -> list[Leaver]:
+        """The rows that an ACK_MAIL names; raises RequestRejected `not_held`."""
+        held, mailbox = inbox.held, inbox.mailbox
+        rows, number = mailbox.rows, mailbox.number
+        unsent: dict[int, int] = {}
+        for handout in inbox.pipe:
+            base = handout.row.base
+            unsent[base] = unsent.get(base, 0) | handout.mask
+        found: list[Leaver] = []
+        for first, end in command.ranges:
+            at = first
+            while at < end:
+                base = at
+                has = held.get(at, 0)
+                if not has:
+                    base = mailbox.order.floor(at) or 0
+                    has = held.get(base, 0)
+                if not has:
+                    raise RequestRejected("not_held", f"message {at} is not in this inbox's hands")
+                row = rows[number, base]
+                stop = min(end, base + row.count)
+                mask = ((1 << (stop - base)) - 1) >> (at - base) << (at - base)
+                if unsent:
+                    has &= ~unsent.get(base, 0)
+                if not mask or mask & ~has:
+                    raise RequestRejected(
+                        "not_held", f"of messages {at} to {stop} not all are in this inbox's hands"
+                    )
+                if found and found[-1][0] == base:
+                    mask |= found.pop()[1]
+                found.append((base, mask, row))
+                at = stop
+        return found
+
+
+class Ack:
+    """An acknowledgement on its way: what a reader has given up."""
+
+    __slots__ = ("_inboxes", "change", "inbox", "not_before_ms", "rows", "then")
+
+    def __init__(self, inboxes: Inboxes, inbox: Inbox, rows: list[Leaver]) -> None:
+        self._inboxes = inboxes
+        self.inbox = inbox
+        self.rows = rows
+        self.then: Callable[[int], None] | None = None
+        self.not_before_ms = 0
+        self.change: MailAgain | None = None
+        """For what is in memory only."""
+
+    def taken(self) -> None:
+        """The reader does not have them any more; nobody else has."""
+        inbox = self.inbox
+        held = inbox.held
+        for base, mask, _ in self.rows:
+            kept = held[base] & ~mask
+            if kept:
+                held[base] = kept
+            else:
+                del held[base]
+            inbox.outstanding -= mask.bit_count()
+        self._inboxes._consider(inbox)
+
+    def appended(self, end_lsn: int) -> None:
+        """They are gone."""
+        assert self.then is not None
+        self._inboxes._shard.counters["mail_acknowledged"] += sum(
+            mask.bit_count() for _, mask, _ in self.rows
+        )
+        self.then(end_lsn)
+
+    def again(self, end_lsn: int) -> None:
+        """They wait again, or for their time."""
+        boxes, mailbox = self._inboxes._mailboxes, self.inbox.mailbox
+        if self.change is not None:
+            boxes.apply(self.change)
+        counters = self._inboxes._shard.counters
+        for _, mask, row in self.rows:
+            counters["mail_again"] += mask.bit_count()
+            if self.not_before_ms > boxes.now_ms:
+                boxes.postpone(mailbox, row, mask, self.not_before_ms)
+            else:
+                boxes.release(mailbox, row, mask)
+
+    def refused(self, code: str, reason: str, retry_ms: int) -> None:
+        """The reader has them still; if it has ended they wait again."""
+        inbox = self.inbox
+        for base, mask, row in self.rows:
+            if inbox.ended:
+                self._inboxes._mailboxes.release(inbox.mailbox, row, mask)
+            else:
+                inbox.held[base] = inbox.held.get(base, 0) | mask
+                inbox.outstanding += mask.bit_count()
+
+
+def _lowest(mask: int, count: int) -> int:
+    """The first so many rows of a mask."""
+    if mask.bit_count() <= count:
+        return mask
+    low, high = 0, mask.bit_length()
+    while low < high:
+        middle = (low + high) // 2
+        if (mask & ((1 << middle) - 1)).bit_count() < count:
+            low = middle + 1
+        else:
+            high = middle
+    return mask & ((1 << low) - 1)
+
+
+def _same_why(rare: Rare, mask: int) -> int:
+    """The first rows of a mask, up to one that lies there for another reason."""
+    low = mask & -mask
+    seen = 0
+    for rows, _ in reversed(rare.why):
+        some = int.from_bytes(rows, "little") & ~seen
+        if some & low:
+            others = mask & ~some
+            return mask & ((others & -others) - 1) if others else mask
+        seen |= some
+    return mask
+
+
+def why_of(rare: Rare, mask: int) -> str:
+    """Why the first row of a mask lies there."""
+    low = mask & -mask
+    for rows, why in reversed(rare.why):
+        if int.from_bytes(rows, "little") & low:
+            return why
+    return ""
+
+
+def about_of(about: list[Run], mask: int, count: int) -> list[Run]:
+    """What some rows of a put of replies answer."""
+    if not about or mask == (1 << count) - 1:
+        return about
+    runs: list[Run] = []
+    at = 0
+    for key, first, length in about:
+        for place in range(length):
+            if mask >> (at + place) & 1:
+                if runs and runs[-1][0] == key and runs[-1][1] + runs[-1][2] == first + place:
+                    runs[-1] = key, runs[-1][1], runs[-1][2] + 1
+                else:
+                    runs.append((key, first + place, 1))
+        at += length
+    return runs

@@ -1,0 +1,563 @@
+"""Administration of mailboxes: look into one, list them, set, empty and remove them.
+
+Owns the commands about mailboxes that a RESULT answers, and the work that goes over a whole
+mailbox. The rules: whatever is listed is bounded and paged; what goes over a whole mailbox does
+so in bounded pieces, each a step of its own, and is answered when the last is durable; what a
+reader holds is never taken from it. Source: SPEC.md, section 4.4; DESIGN.md, section 11.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.commands import (
+    Command,
+    EditMailbox,
+    MailboxInfo,
+    PeekMail,
+    PurgeMail,
+    RemoveMailbox,
+    Result,
+)
+from malamute_protocol.content import ARROW
+from malamute_protocol.errors import BatchError, MalamuteError, RequestRejected
+from malamute_py.broker.bodies import Bodies, Body
+from malamute_py.broker.inboxes import why_of
+from malamute_py.broker.links import Link, Links
+from malamute_py.broker.mailbox import STANDING, Mailbox, temporary_name
+from malamute_py.broker.mailboxes import Leaver, Leaving, Mailboxes, done_of
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.steps import Part, Steps
+from malamute_py.changelog.records import MailboxRemoved, MailDone
+from malamute_py.changelog.settings import MailboxSettings, queue_settings
+from malamute_py.changelog.tables import MessageRow
+
+COMMANDS: Final[dict[type, int]] = {
+    PeekMail: 44,
+    PurgeMail: 45,
+    MailboxInfo: 46,
+    EditMailbox: 47,
+    RemoveMailbox: 48,
+}
+PIECE_PUTS: Final = 2_048
+"""Puts that one step takes out of a mailbox that is being emptied."""
+RESULT_BYTES: Final = 512 << 10
+"""What a page of PEEK_MAIL holds at most: a command frame has a bound."""
+ENTRY_BYTES: Final = 200
+"""About what an entry of a page takes besides its texts and body."""
+
+Settle = Callable[[int, Callable[[tuple[str, str] | None], None]], None]
+"""(lsn, call): call with None when ring main is visible up to it, or with why it never will be."""
+
+
+class Emptying:
+    """One mailbox that is being emptied, piece by piece."""
+
+    __slots__ = ("at", "count", "done", "end_lsn", "mailbox", "refused", "upto", "waiting", "why")
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        upto: int | None,
+        why: str,
+        done: Callable[[Emptying], None],
+        refused: Callable[[str, str, int], None],
+    ) -> None:
+        """upto: nothing behind this number; None: until nothing is left."""
+        self.mailbox = mailbox
+        self.upto = upto
+        self.why = why
+        self.done = done
+        self.refused = refused
+        self.at = -1
+        self.count = 0
+        self.end_lsn = 0
+        self.waiting = False
+        """A piece is on its way."""
+
+
+class MailboxAdmin:
+    """The commands about mailboxes that ask for a RESULT."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        steps: Steps,
+        mailboxes: Mailboxes,
+        bodies: Bodies,
+        when_visible: Settle,
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._steps = steps
+        self._mailboxes = mailboxes
+        self._bodies = bodies
+        self._when_visible = when_visible
+        self._jobs: deque[Emptying] = deque()
+        mailboxes.on_ending = self._ending
+
+    def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """What handles the commands."""
+        return {
+            PeekMail: self.peek,
+            PurgeMail: self.purge,
+            MailboxInfo: self.info,
+            EditMailbox: self.edit,
+            RemoveMailbox: self.remove,
+        }
+
+    # --- answering ------------------------------------------------------------------------------
+
+    def _result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
+        if link.open:
+            link.results += 1
+            self._links.say(link, Result(command.request, value))
+
+    def _refuse(self, link: Link, command: Any, code: str, reason: str, retry_ms: int = 0) -> None:
+        if code == "wait" and not retry_ms:
+            retry_ms = self._shard.settings.retry_ms
+        self._links.refuse(link, COMMANDS[type(command)], command.request, code, reason, retry_ms)
+
+    def _when_durable(
+        self, link: Link, command: Any, end_lsn: int, value: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Answer with the value once the change at an LSN is durable."""
+
+        def settled(failure: tuple[str, str] | None) -> None:
+            if failure is None:
+                self._result(link, command, value())
+            else:
+                self._refuse(link, command, *failure)
+
+        if end_lsn:
+            self._when_visible(end_lsn, settled)
+        else:
+            settled(None)
+
+    def _allowed(self, link: Link, action: str, name: str) -> bool:
+        if action == "receive" and name in (link.identity, temporary_name(link)):
+            return True
+        return self._shard.settings.permit(link.identity, action, name)
+
+    def _mailbox(self, link: Link, command: Any, action: str) -> Mailbox | None:
+        """The mailbox of a command if it may be touched; else the command was refused."""
+        name = command.mailbox
+        if not self._allowed(link, action, name):
+            did = "read" if action == "receive" else action
+            self._refuse(link, command, "forbidden", f"you may not {did} mailbox '{name}'")
+            return None
+        mailbox = self._mailboxes.get(name)
+        if mailbox is None or mailbox.state != STANDING:
+            self._refuse(link, command, "unknown_mailbox", f"there is no mailbox '{name}'")
+            return None
+        return mailbox
+
+    # --- facts ----------------------------------------------------------------------------------
+
+    def info(self, link: Link, command: MailboxInfo) -> None:
+        """Facts about one mailbox, or a page of them."""
+        if not command.mailbox.endswith("*"):
+            mailbox = self._mailbox(link, command, "receive")
+            if mailbox is not None:
+                self._result(link, command, self.facts(mailbox))
+            return
+        prefix = command.mailbox[:-1]
+        limit = max(1, min(command.limit, self._shard.settings.page_max))
+        after = command.after
+        names = self._mailboxes.names
+        # A name is less than itself with anything behind it.
+        begun = names.after(after) if after >= prefix else names.after(prefix)
+        page: list[dict[str, Any]] = []
+        more = False
+        size = 0
+        first = self._mailboxes.get(prefix) if prefix > after else None
+        if first is not None and self._listed(link, first, prefix):
+            page.append(self.facts(first))
+        for name in begun:
+            if not name.startswith(prefix):
+                break
+            mailbox = self._mailboxes.get(name)
+            if mailbox is None or not self._listed(link, mailbox, prefix):
+                continue
+            if len(page) >= limit or size > RESULT_BYTES:
+                more = True
+                break
+            page.append(self.facts(mailbox))
+            size += ENTRY_BYTES + len(name) + len(mailbox.settings.description)
+        self._result(link, command, {"entries": page, "more": more})
+
+    def _listed(self, link: Link, mailbox: Mailbox, prefix: str) -> bool:
+        if mailbox.state != STANDING or (mailbox.temporary and not prefix.startswith("~")):
+            return False
+        return self._allowed(link, "receive", mailbox.name)
+
+    def facts(self, mailbox: Mailbox) -> dict[str, Any]:
+        """What is known of a mailbox."""
+        settings = mailbox.settings
+        oldest_ms = 0
+        if mailbox.order:
+            oldest_ms = mailbox.rows[mailbox.number, mailbox.order.first].at_ms
+        return {
+            "name": mailbox.name,
+            "number": mailbox.number,
+            "messages": mailbox.messages,
+            "bytes": mailbox.bytes,
+            "oldest_ms": oldest_ms,
+            "readers": len(mailbox.readers),
+            "held": mailbox.held,
+            "delayed": mailbox.delayed,
+            "memory": mailbox.memory,
+            "temporary": mailbox.temporary,
+            "settings": {name: getattr(settings, name) for name in settings.__struct_fields__},
+            "created_ms": mailbox.created_ms,
+            "by": mailbox.created_by,
+        }
+
+    # --- settings -------------------------------------------------------------------------------
+
+    def edit(self, link: Link, command: EditMailbox) -> None:
+        """Create a mailbox or change its settings; answered when that is durable."""
+        name = command.mailbox
+        settings = self._shard.settings
+        if not settings.permit(link.identity, "admin", name):
+            self._refuse(link, command, "forbidden", f"you may not admin mailbox '{name}'")
+            return
+        mailbox = self._mailboxes.get(name)
+        try:
+            if mailbox is not None and mailbox.temporary:
+                raise RequestRejected("bad_name", "a temporary mailbox has no settings")
+            wanted = queue_settings(
+                MailboxSettings,
+                command.settings if mailbox else {**settings.default_mailbox, **command.settings},
+                settings.settings_bytes_max,
+                mailbox.settings if mailbox is not None else None,
+            )
+            if mailbox is None:
+                mailbox = self._mailboxes.use(name, link.identity, wanted)
+            elif mailbox.removing:
+                raise RequestRejected("wait", f"mailbox '{name}' is being removed")
+            elif wanted.memory != mailbox.settings.memory:
+                raise RequestRejected(
+                    "bad_setting", "memory cannot be changed: messages lie where they lie"
+                )
+        except RequestRejected as error:
+            self._refuse(link, command, error.code, error.reason, error.retry_ms)
+            return
+        before = mailbox.settings
+        # At once, so that whoever else creates it on the way says the same.
+        mailbox.take_up(wanted)
+        edited = mailbox
+
+        def appended(end_lsn: int) -> None:
+            self._shard.event("mailbox_edited", mailbox=name, by=link.identity)
+            self._when_durable(link, command, end_lsn, lambda: self.facts(edited))
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            if edited.settings is wanted:
+                edited.take_up(before)
+            self._refuse(link, command, code, reason, retry_ms)
+
+        self._mailboxes.create(edited, appended, refused)
+
+    # --- emptying -------------------------------------------------------------------------------
+
+    def purge(self, link: Link, command: PurgeMail) -> None:
+        """Take out everything that nobody holds; answered when the last of it is durable."""
+        mailbox = self._mailbox(link, command, "admin")
+        if mailbox is None or not self._confirmed(link, command):
+            return
+        upto = mailbox.order.last if mailbox.order else -1
+
+        def done(job: Emptying) -> None:
+            self._shard.counters["mail_purged"] += job.count
+            self._shard.event(
+                "mailbox_purged", mailbox=mailbox.name, count=job.count, by=link.identity
+            )
+            value = {"count": job.count, "held": mailbox.held}
+            self._when_durable(link, command, job.end_lsn, lambda: value)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            self._refuse(link, command, code, reason, retry_ms)
+
+        self._jobs.append(Emptying(mailbox, upto, "purged", done, refused))
+
+    def _confirmed(self, link: Link, command: PurgeMail | RemoveMailbox) -> bool:
+        if command.confirm == command.mailbox:
+            return True
+        self._refuse(
+            link, command, "bad_name", f"confirm repeats the name: '{command.mailbox}' is not "
+            f"'{command.confirm}'",
+        )  # fmt: skip
+        return False
+
+    def remove(self, link: Link, command: RemoveMailbox) -> None:
+        """Remove a mailbox that has no readers, and what lies in it."""
+        mailbox = self._mailbox(link, command, "admin")
+        if mailbox is None or not self._confirmed(link, command):
+            return
+        name = mailbox.name
+        if mailbox.readers:
+            self._refuse(
+                link, command, "in_use", f"mailbox '{name}' has {len(mailbox.readers)} readers"
+            )
+            return
+        if mailbox.removing:
+            self._refuse(link, command, "wait", f"mailbox '{name}' is being removed")
+            return
+        if mailbox.temporary:
+            self._refuse(link, command, "bad_name", "a temporary mailbox ends with its session")
+            return
+        mailbox.removing = True
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            mailbox.removing = False
+            self._refuse(link, command, code, reason, retry_ms)
+
+        def emptied(job: Emptying) -> None:
+            def removed(end_lsn: int) -> None:
+                self._mailboxes.remove(mailbox)
+                self._shard.counters["mailboxes_removed"] += 1
+                self._shard.event(
+                    "mailbox_removed", mailbox=name, number=mailbox.number, count=job.count,
+                    by=link.identity,
+                )  # fmt: skip
+                self._when_durable(link, command, end_lsn, lambda: {"count": job.count})
+
+            change = MailboxRemoved(mailbox.number, self._shard.now_ms)
+            self._steps.take([Part([change], appended=removed, refused=refused)])
+
+        self._jobs.append(Emptying(mailbox, None, "purged", emptied, refused))
+
+    def _ending(self, mailbox: Mailbox) -> None:
+        """A temporary mailbox has ended."""
+
+        def done(job: Emptying) -> None:
+            self._mailboxes.remove(mailbox)
+            self._shard.counters["temporary_mailboxes_ended"] += 1
+            self._shard.counters["mail_unread"] += job.count
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            raise AssertionError("what is in memory only is not refused")
+
+        self._jobs.append(Emptying(mailbox, None, "removed", done, refused))
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more can be done at once."""
+        return any(not job.waiting for job in islice(self._jobs, 1))
+
+    def work(self) -> None:
+        """Do a piece of what goes over a whole mailbox."""
+        jobs = self._jobs
+        if not jobs or jobs[0].waiting:
+            return
+        job = jobs[0]
+        mailbox = job.mailbox
+        rows = self._piece(job)
+        if not rows:
+            if job.upto is None and (mailbox.order or mailbox.pending or mailbox.returning):
+                # What is on its way is there in a moment, and the others have their turn.
+                job.at = -1
+                jobs.rotate(-1)
+                return
+            jobs.popleft()
+            job.done(job)
+            return
+        for _, mask, row in rows:
+            self._mailboxes.leaving(mailbox, row, mask)
+            job.count += mask.bit_count()
+        job.waiting = True
+
+        def gone(end_lsn: int) -> None:
+            job.waiting = False
+            job.end_lsn = end_lsn
+
+        part = Leaving(self._mailboxes, mailbox, rows, gone).part(
+            MailDone(mailbox.number, done_of(rows), job.why)
+        )
+        undo = part.refused
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            assert undo is not None
+            undo(code, reason, retry_ms)
+            jobs.remove(job)
+            job.refused(code, reason, retry_ms)
+
+        part.refused = refused
+        self._steps.take([part])
+
+    def _piece(self, job: Emptying) -> list[Leaver]:
+        """The next puts of which rows are free."""
+        mailbox = job.mailbox
+        rows: list[Leaver] = []
+        table, number, out = mailbox.rows, mailbox.number, mailbox.out
+        for base in islice(mailbox.order.after(job.at), PIECE_PUTS):
+            if job.upto is not None and base > job.upto:
+                break
+            job.at = base
+            row = table[number, base]
+            known = out.get(base)
+            mask = row.left if known is None else row.left & ~known.held
+            if mask:
+                rows.append((base, mask, row))
+        return rows
+
+    # --- looking into one -----------------------------------------------------------------------
+
+    def peek(self, link: Link, command: PeekMail) -> None:
+        """Tell of messages without giving them to anybody; answered when they were read."""
+        mailbox = self._mailbox(link, command, "receive")
+        if mailbox is None:
+            return
+        settings = self._shard.settings
+        if link.queries >= settings.link_queries_max:
+            self._refuse(link, command, "wait", "too many unanswered questions on this link")
+            return
+        link.queries += 1
+        Peeking(self, link, command, mailbox).begin()
+
+
+class Peeking:
+    """One PEEK_MAIL that waits for bodies."""
+
+    def __init__(
+        self, admin: MailboxAdmin, link: Link, command: PeekMail, mailbox: Mailbox
+    ) -> None:
+        self._admin = admin
+        self._link = link
+        self._command = command
+        self._mailbox = mailbox
+        self._limit = max(1, min(command.limit, admin._shard.settings.page_max))
+        self._rows: list[MessageRow] = []
+        self._found: dict[int, Body | None] = {}
+        self._waiting = 1
+        self._more = False
+
+    def begin(self) -> None:
+        """Choose what to read, and ask for it."""
+        mailbox, after = self._mailbox, self._command.after
+        table, number = mailbox.rows, mailbox.number
+        count = size = 0
+        first = mailbox.order.floor(after) if after >= 0 else None
+        begun = -1 if first is None else first - 1
+        for base in mailbox.order.after(begun):
+            row = table[number, base]
+            left = row.left
+            if base <= after:
+                left = left >> (after + 1 - base) << (after + 1 - base)
+            if not left:
+                continue
+            if count >= self._limit or (
+                self._rows and size + row.bytes > self._admin._shard.settings.peek_bytes_max
+            ):
+                self._more = True
+                break
+            self._rows.append(row)
+            count += left.bit_count()
+            size += row.bytes
+        for row in self._rows:
+            self._waiting += 1
+            self._admin._bodies.want(row.base, row.bytes, self._taker(row.base))
+        self._arrived()
+
+    def _taker(self, base: int) -> Callable[[Body | None], None]:
+        def taken(body: Body | None) -> None:
+            self._found[base] = body
+            self._arrived()
+
+        return taken
+
+    def _arrived(self) -> None:
+        self._waiting -= 1
+        if self._waiting:
+            return
+        link = self._link
+        link.queries -= 1
+        if not link.open:
+            return
+        messages: list[dict[str, Any]] = []
+        size = 0
+        after = self._command.after
+        for row in self._rows:
+            for place in range(row.count):
+                number = row.base + place
+                if number <= after or not row.left >> place & 1:
+                    continue
+                if len(messages) >= self._limit or (messages and size > RESULT_BYTES):
+                    self._more = True
+                    break
+                entry = self._entry(row, place)
+                messages.append(entry)
+                size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
+                size += sum(len(name) + len(value) for name, value in entry["fields"].items())
+            if self._more:
+                break
+        self._admin._result(link, self._command, {"messages": messages, "more": self._more})
+
+    def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
+        rare, out = row.rare, self._mailbox.out.get(row.base)
+        bit = 1 << place
+        not_before_ms = 0
+        attempts = row.attempts
+        held = False
+        if out is not None:
+            held = bool(out.held & bit)
+            attempts = out.attempt(bit)[0] - 1
+            for at_ms, rows in (out.times or {}).items():
+                if rows & bit:
+                    not_before_ms = at_ms
+        expires_ms = row.expires_ms
+        if rare is not None and rare.expiries:
+            expires_ms = rare.expiries[place]
+        entry: dict[str, Any] = {
+            "number": row.base + place,
+            "sender": row.sender,
+            "at_ms": row.at_ms,
+            "bytes": 0,
+            "subject": "",
+            "fields": {},
+            "priority": row.priority,
+            "attempts": attempts,
+            "held": held,
+            "not_before_ms": not_before_ms,
+            "expires_ms": expires_ms,
+            "why": "" if rare is None else why_of(rare, bit),
+        }
+        body = self._found.get(row.base)
+        if body is not None:
+            try:
+                self._look_into(entry, body, place)
+            except (BatchError, MalamuteError) as error:
+                entry["why"] = entry["why"] or f"unreadable: {error}"
+        return entry
+
+    def _look_into(self, entry: dict[str, Any], body: Body, place: int) -> None:
+        content = body.content
+        headers, codes = content.headers()
+        header = headers[0 if codes is None else int(codes[place])]
+        entry["subject"] = header.subject
+        entry["fields"] = dict(header.fields)
+        if content.head.body_kind == ARROW:
+            entry["bytes"] = content.head.body_raw_bytes
+            return
+        bodies = content.bodies()
+        first, end = int(bodies.offsets[place]), int(bodies.offsets[place + 1])
+        parts = bodies.parts
+        if parts is not None:
+            pieces = [
+                bytes(bodies.blob[int(parts[at]) : int(parts[at + 1])]) for at in range(first, end)
+            ]
+            entry["bytes"] = sum(map(len, pieces))
+            if self._command.body_bytes > 0:
+                entry["body"] = msgspec.msgpack.encode(pieces)[: self._command.body_bytes]
+            return
+        entry["bytes"] = end - first
+        if self._command.body_bytes > 0:
+            shown = min(end - first, self._command.body_bytes, RESULT_BYTES)
+            entry["body"] = bytes(bodies.blob[first : first + shown])
