@@ -275,12 +275,8 @@ async def test_a_broker_restarted_amid_publishing_and_reading_has_everything_onc
     reading = asyncio.create_task(read())
     try:
         for number in range(3):
-            confirmed = len(offsets)
-            await until(
-                lambda wanted=confirmed + 50, links=number: (
-                    len(offsets) >= wanted and shell.client.reconnects >= links
-                )
-            )
+            more = len(offsets) + 50
+            await until(lambda: len(offsets) >= more and shell.client.reconnects >= number)  # noqa: B023
             await asyncio.to_thread(broker.stop)
             broker = await asyncio.to_thread(start)
         await until(lambda: shell.client.reconnects >= 3)
