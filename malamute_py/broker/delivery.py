@@ -9,7 +9,7 @@ nothing; what is live and selects nothing costs nothing. Source: DESIGN.md, sect
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 from malamute_protocol.commands import Cover, Deliver, Ended, Mode
 from malamute_py.broker.links import Link, Links
@@ -27,6 +27,16 @@ from malamute_py.broker.selection import (
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.streams import NEVER, Batch, Stream
 from malamute_py.broker.subscriptions import Subscription
+
+
+class Taker(Protocol):
+    """Whoever is given records under credit: a subscription, or a member of a group."""
+
+    number: int
+    link: Link
+    covered: int
+    left_records: int
+    left_bytes: int
 
 
 class Delivery:
@@ -67,9 +77,11 @@ class Delivery:
 
     def fan_out(self, batch: Batch, durable: bool) -> None:
         """Give a batch to the live subscriptions of one visibility that select from it."""
+        stream = batch.stream
         if not durable:
             self.keep(batch)
-        stream = batch.stream
+            for wake in stream.readers:
+                wake()
         if not stream.subscriptions:
             return
         content = batch.content
@@ -187,10 +199,10 @@ class Delivery:
         self.put(sub, next, list(encoding.frames), encoding.rows, encoding.count, encoding.bytes)
 
     def put(
-        self, sub: Subscription, next: int, frames: list[object], rows: bytes | None,
+        self, sub: Taker, next: int, frames: list[object], rows: bytes | None,
         records: int, size: int,
     ) -> None:  # fmt: skip
-        """Put frames that cover up to `next` into the outbox of a subscription."""
+        """Put frames that cover up to `next` into the outbox of whoever takes them."""
         link = sub.link
         self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows))
         link.frames += frames

@@ -225,12 +225,15 @@ class Ready(msgspec.Struct, gc=False):
     events: list[Event]
     wake_at_ms: int | None
     """When to call tick() at the latest; not after now when more can be done at once."""
+    pins: list[tuple[str, str, int, int | None]] = []
+    """(ring, name of the pin, stream, offset): keep what the stream has from there on, whatever
+    the pin of this name held before; None: the pin is given up."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to do besides waking."""
         return bool(
             self.appends or self.sends or self.reads or self.queries or self.bodies
-            or self.closes or self.trims or self.rings or self.events
+            or self.closes or self.trims or self.rings or self.events or self.pins
         )  # fmt: skip
 
 

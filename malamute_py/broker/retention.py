@@ -161,6 +161,7 @@ class Retention:
             if ledger.coarse and self._shard.now_ms >= due_ms:
                 ledger.asked_ms = self._shard.now_ms
                 self._find_age(stream, since_ms)
+        keep_from = min(keep_from, stream.pinned)
         if keep_from > stream.trim_asked:
             stream.trim_asked = keep_from
             self.trims.append((stream.ring.name, stream.number, keep_from))
@@ -187,6 +188,8 @@ class Retention:
         """What was recovered has no times in the ledger: ask the index."""
 
         def found(value: Any) -> None:
+            if isinstance(value, int):
+                value = min(value, stream.pinned)
             if isinstance(value, int) and value > stream.trim_asked:
                 stream.trim_asked = value
                 self.trims.append((stream.ring.name, stream.number, value))

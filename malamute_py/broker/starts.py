@@ -48,6 +48,8 @@ class Starts:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
+        self.cursor: Callable[[Stream, str], int | None] = _no_cursor
+        """Where a stream's cursor of a name stands; None: there is none."""
 
     def resolve(
         self, stream: Stream, start: Sequence[Any], durable: bool, pattern: Any, found: Found,
@@ -63,7 +65,16 @@ class Starts:
             found(error)
             return
         tail = stream.visible_next if durable else stream.next
-        if kind == StartKind.EARLIEST:
+        if kind == StartKind.CURSOR:
+            name, otherwise = arguments
+            next = self.cursor(stream, name)
+            if next is not None:
+                found(Begin(next) if next <= tail else Begin(tail, rewound_from=next))
+            elif otherwise is None:
+                found(RequestRejected("unknown_cursor", f"there is no cursor '{name}'"))
+            else:
+                self.resolve(stream, otherwise, durable, pattern, found, end=end, wanted=wanted)
+        elif kind == StartKind.EARLIEST:
             found(Begin(stream.first))
         elif kind == StartKind.LATEST:
             found(Begin(tail))
@@ -156,7 +167,21 @@ def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
             except BatchError as error:
                 raise RequestRejected("bad_start", error.reason) from error
         raise RequestRejected("bad_start", "[5, message id of 16 bytes]")
+    if kind == StartKind.CURSOR:
+        otherwise = rest[1] if len(rest) > 1 else None
+        if otherwise is not None:
+            nested = _parse(otherwise)[0]
+            if nested in (StartKind.LAST_PER_SUBJECT, StartKind.CURSOR):
+                raise RequestRejected("bad_start", f"no start of kind {nested} behind a cursor")
+        if rest and isinstance(rest[0], str):
+            return kind, (rest[0], otherwise)
+        raise RequestRejected("bad_start", "[7, cursor, another start]")
     raise RequestRejected("bad_start", f"no start of kind {kind}")
+
+
+def _no_cursor(stream: Stream, name: str) -> int | None:
+    """No stream has cursors."""
+    return None
 
 
 def _number(value: Any) -> bool:

@@ -116,6 +116,8 @@ class Stream:
         "next",
         "number",
         "numbers",
+        "pinned",
+        "readers",
         "removed",
         "ring",
         "row",
@@ -145,6 +147,8 @@ class Stream:
         """Records before were in memory only, and are gone with an earlier run of the broker."""
         self.hot: deque[Batch] = deque()
         self.index = Index()
+        self.readers: list[Callable[[], None]] = []
+        """Groups with members: what wakes them when there is more to read."""
         self.subscriptions: set[Subscription] = set()
         self.durable = 0
         """How many of them see only what is visible."""
@@ -162,6 +166,8 @@ class Stream:
         """None of them stops before."""
         self.removed = False
         self.trim_asked = self.first
+        self.pinned = NEVER
+        """Retention leaves everything from here on: a cursor pins it."""
         self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
         self.level = 0
         self.body_kind = -1

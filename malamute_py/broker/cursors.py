@@ -1,0 +1,599 @@
+"""Cursors: named positions of streams that the broker keeps, and the history that they pin.
+
+Owns MOVE_CURSOR, CURSOR_INFO, EDIT_CURSOR, REMOVE_CURSOR, the position that a start by name has,
+and the pins. The rules: a cursor moves forward only, and only from where its owner believes that
+it is; one that lies outside of its stream is clamped, by name: at start-up in the log, and at a
+trim for all who ask (the log follows when it moves); a pin holds history up to its bound, is
+warned of at four fifths and broken beyond, and is whole again once its cursor has moved; a cursor
+of a stream in memory lives in memory only. Source: DESIGN.md, sections 6 and 9; SPEC.md, 4.8.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.address import name_fault
+from malamute_protocol.commands import (
+    CursorInfo,
+    EditCursor,
+    MoveCursor,
+    RemoveCursor,
+    Result,
+    StartKind,
+)
+from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.catalogue import Catalogue
+from malamute_py.broker.links import Link, Links
+from malamute_py.broker.named import Named, Place
+from malamute_py.broker.publishing import Publishing
+from malamute_py.broker.ready import MAIN
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.starts import Begin, Starts
+from malamute_py.broker.steps import Part, Refusal, Steps
+from malamute_py.broker.streams import NEVER, Stream
+from malamute_py.changelog.records import Change, CursorRemoved, CursorSet
+from malamute_py.changelog.settings import CursorSettings, queue_settings
+from malamute_py.changelog.tables import CursorRow, Tables, apply
+
+COMMANDS: Final[dict[type, int]] = {CursorInfo: 61, RemoveCursor: 62, EditCursor: 67}
+REMOVED_AT_ONCE: Final = 1_000
+WARN_ABOVE: Final = 0.8
+"""Of its bound: a pin that holds so much is warned of."""
+MARKS_MAX: Final = 256
+"""Places of a stream whose LSN is remembered; beyond it every second one is forgotten."""
+MARK_MS: Final = 1_000
+"""How often pins are looked at."""
+
+
+class Cursor:
+    """One cursor at run time."""
+
+    __slots__ = ("broken", "clamped", "held_bytes", "name", "pinned_at", "row", "stream", "warned")
+
+    def __init__(self, stream: Stream, row: CursorRow) -> None:
+        self.stream = stream
+        self.name = row.name
+        self.row = row
+        """As the log has it."""
+        self.clamped = False
+        """A trim has passed it since it was moved, and that was said."""
+        self.warned = False
+        self.broken = False
+        """Its pin holds nothing until the cursor has moved."""
+        self.pinned_at: int | None = None
+        """The offset that the journal was told; None: no pin is set."""
+        self.held_bytes = 0
+
+    @property
+    def next(self) -> int:
+        """The position that holds: what was removed is passed over."""
+        return max(self.row.next, self.stream.first)
+
+
+class Marks:
+    """Where in its ring a stream's offsets lie, coarsely: a pin costs what the ring has kept."""
+
+    __slots__ = ("_before", "_first", "_lsns", "_offsets")
+
+    def __init__(self, stream: Stream) -> None:
+        self._offsets = [stream.next]
+        self._lsns = [stream.ring.end_lsn]
+        self._first = stream.first
+        self._before = stream.ledger.bytes
+        """Bytes of the stream before the first mark; its ring's are not known."""
+
+    def note(self, stream: Stream) -> None:
+        """Remember where the stream ends now."""
+        if stream.next <= self._offsets[-1]:
+            return
+        self._offsets.append(stream.next)
+        self._lsns.append(stream.ring.end_lsn)
+        if len(self._offsets) > MARKS_MAX:
+            # The first and the newest stay.
+            self._offsets[1:-1] = self._offsets[1:-1:2]
+            self._lsns[1:-1] = self._lsns[1:-1:2]
+
+    def held(self, stream: Stream, offset: int) -> int:
+        """About how many bytes of the ring lie from an offset on."""
+        end = stream.ring.end_lsn
+        first = self._offsets[0]
+        if offset >= first:
+            return end - self._lsns[bisect_right(self._offsets, offset) - 1]
+        share = (first - offset) / max(1, first - self._first)
+        return end - self._lsns[0] + int(self._before * min(1.0, share))
+
+
+class Cursors:
+    """All cursors of one core."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        catalogue: Catalogue,
+        publishing: Publishing,
+        steps: Steps,
+        starts: Starts,
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._catalogue = catalogue
+        self._publishing = publishing
+        self._steps = steps
+        self._starts = starts
+        starts.cursor = self.position
+        self._cursors: Named[Cursor] = Named()
+        self._coming: dict[Place, list[list[int]]] = {}
+        """Positions on their way into the log, in order."""
+        self._pinning: dict[Cursor, None] = {}
+        """Cursors whose setting is to pin."""
+        self._marks: dict[Stream, Marks] = {}
+        self.pins: list[tuple[str, str, int, int | None]] = []
+        """(ring, pin, stream, offset or None to unpin) that the shell is to be told."""
+        self._due_ms = 0
+
+    # --- facts ------------------------------------------------------------------------------
+
+    @property
+    def gauges(self) -> dict[str, int]:
+        """How much there is of what comes and goes."""
+        return {
+            "cursors": len(self._cursors),
+            "pins": sum(cursor.pinned_at is not None for cursor in self._pinning),
+            "pinned_bytes": sum(cursor.held_bytes for cursor in self._pinning),
+        }
+
+    def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
+        """What handles the commands that are no steps."""
+        return {
+            CursorInfo: self.cursor_info,
+            EditCursor: self.edit_cursor,
+            RemoveCursor: self.remove_cursor,
+        }
+
+    def position(self, stream: Stream, name: str) -> int | None:
+        """Where the cursor of this name stands; None: there is none."""
+        cursor = self._cursors.get((stream.number, name))
+        return None if cursor is None else cursor.next
+
+    @property
+    def due_ms(self) -> int | None:
+        """When tick() has something to do."""
+        return self._due_ms if self._pinning else None
+
+    def tick(self) -> None:
+        """Look at the pins, if it is time to."""
+        if self._pinning and self._shard.now_ms >= self._due_ms:
+            self._due_ms = self._shard.now_ms + MARK_MS
+            for stream, marks in self._marks.items():
+                marks.note(stream)
+            for cursor in list(self._pinning):
+                self._pin(cursor)
+
+    # --- over restarts ------------------------------------------------------------------------
+
+    def recovered(self) -> None:
+        """Take up the cursors that the log has; those that lie outside of their streams move."""
+        changes: list[Change] = []
+        for (number, name), row in list(self._shard.queues.cursors.items()):
+            stream = self._catalogue.by_number(number)
+            if stream is None:
+                changes.append(CursorRemoved(number, name))
+                continue
+            within = max(min(row.next, stream.next), stream.first)
+            if within != row.next:
+                code = "rewound" if row.next > stream.next else "retention"
+                self._say_clamped(stream, name, row.next, within, code)
+                row.next = within
+                changes.append(
+                    CursorSet(number, name, within, row.moved_ms, None, "clamped", row.by)
+                )
+            self._take_up(stream, row)
+        for at in range(0, len(changes), REMOVED_AT_ONCE):
+            self._steps.take([Part(changes[at : at + REMOVED_AT_ONCE])])
+
+    def _say_clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
+        self._shard.counters["cursors_clamped"] += 1
+        facts = {"stream": stream.name, "cursor": name, "from": before, "to": after, "code": code}
+        self._shard.event("cursor_clamped", "warning", **facts)
+
+    def _take_up(self, stream: Stream, row: CursorRow) -> Cursor:
+        """A row is new, or is another object than before."""
+        place = stream.number, row.name
+        cursor = self._cursors.get(place)
+        if cursor is None:
+            cursor = Cursor(stream, row)
+            self._cursors.add(place, cursor)
+        elif row.next != cursor.row.next or row.settings != cursor.row.settings:
+            cursor.clamped = cursor.broken = False
+        cursor.row = row
+        self._watch(cursor)
+        return cursor
+
+    def trimmed(self, stream: Stream) -> None:
+        """The journal has dropped what lies before a stream's first offset."""
+        for cursor in self._cursors.of(stream.number):
+            before = cursor.row.next
+            if before >= stream.first:
+                continue
+            if cursor.pinned_at is not None:
+                # The ring had no more space for it.
+                self._break(cursor, "the journal kept no more")
+            if not cursor.clamped:
+                cursor.clamped = True
+                self._say_clamped(stream, cursor.name, before, stream.first, "retention")
+
+    def stream_removed(self, stream: Stream) -> None:
+        """A stream is gone, and its cursors with it."""
+        removed = self._cursors.remove_stream(stream.number)
+        for cursor in removed.values():
+            self._unwatch(cursor)
+        changes: list[Change] = [CursorRemoved(stream.number, name) for name in removed]
+        for at in range(0, len(changes), REMOVED_AT_ONCE):
+            self._put(stream, changes[at : at + REMOVED_AT_ONCE], None, None)
+
+    # --- answering ----------------------------------------------------------------------------
+
+    def _result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
+        if link.open:
+            link.results += 1
+            self._links.say(link, Result(command.request, value))
+
+    def _refuse(self, link: Link, command: Any, code: str, reason: str, retry_ms: int = 0) -> None:
+        if code == "wait" and not retry_ms:
+            retry_ms = self._shard.settings.retry_ms
+        self._links.refuse(link, COMMANDS[type(command)], command.request, code, reason, retry_ms)
+
+    def _put(
+        self, stream: Stream, changes: list[Change], appended: Callable[[int], None] | None,
+        refused: Refusal | None,
+    ) -> None:  # fmt: skip
+        """Let changes take effect: by way of the log, or at once for a stream in memory."""
+        if not stream.ring.memory:
+            self._steps.take([Part(changes, appended=appended, refused=refused)])
+            return
+        for change in changes:
+            apply(_NO_TABLES, self._shard.queues, change)
+        if appended is not None:
+            appended(0)
+
+    def _when_durable(
+        self, link: Link, command: Any, stream: Stream, value: Callable[[], dict[str, Any]]
+    ) -> Callable[[int], None]:
+        """Answers with the value once the change at the LSN given is durable."""
+
+        def settled(failure: tuple[str, str] | None) -> None:
+            if failure is None:
+                self._result(link, command, value())
+            else:
+                self._refuse(link, command, *failure)
+
+        def appended(end_lsn: int) -> None:
+            if stream.ring.memory:
+                settled(None)
+            else:
+                main = self._catalogue.rings[MAIN]
+                self._publishing.when_visible(main, end_lsn, settled)
+
+        return appended
+
+    def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
+        """The stream of a command. Raises RequestRejected."""
+        if not self._shard.settings.permit(link.identity, action, name):
+            raise RequestRejected("forbidden", f"you may not {action} stream '{name}'")
+        stream = self._catalogue.get(name)
+        if stream is None:
+            raise RequestRejected("unknown_stream", f"there is no stream '{name}'")
+        return stream
+
+    # --- moving -------------------------------------------------------------------------------
+
+    def prepare_move(self, link: Link, command: MoveCursor, frame: Any = None) -> Part:
+        """Move a cursor, which this may bring into being. Raises RequestRejected."""
+        name = command.cursor
+        stream = self._stream(link, command.stream)
+        if command.force and not self._shard.settings.permit(
+            link.identity, "admin", command.stream
+        ):
+            raise RequestRejected("forbidden", f"you may not reset cursors of '{command.stream}'")
+        next = command.next
+        if command.uuid and command.uuid != stream.uuid:
+            raise RequestRejected("conflict", f"stream '{stream.name}' is not the one of this uuid")
+        if next > stream.next:
+            raise RequestRejected("bad_start", f"the stream ends at {stream.next}")
+        if command.epoch and next > stream.epoch_end(command.epoch, stream.next):
+            raise RequestRejected(
+                "conflict", f"the log was rewound: {next} is no position of epoch {command.epoch}"
+            )
+        place = stream.number, name
+        stands = self._stands(place)
+        if stands is None:
+            self._check_new(name)
+        elif not command.force:
+            first = stream.first
+            if command.from_ >= 0 and max(command.from_, first) != max(stands, first):
+                raise RequestRejected("conflict", f"cursor '{name}' stands at {stands}")
+            if next <= stands:
+                raise RequestRejected("conflict", f"cursor '{name}' stands at {stands} already")
+        why = "created" if stands is None else "reset" if command.force else "moved"
+        change = CursorSet(stream.number, name, next, self._shard.now_ms, None, why, link.identity)
+        memory = stream.ring.memory
+
+        def appended(end_lsn: int) -> None:
+            if memory:
+                apply(_NO_TABLES, self._shard.queues, change)
+            self._arrived(place, going)
+            self._set(stream, name)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            self._arrived(place, going)
+
+        going = [next]
+        return Part(
+            [] if memory else [change], taken=partial(self._go, place, going), appended=appended,
+            refused=refused, level=stream.level, memory=memory,
+        )  # fmt: skip
+
+    def _stands(self, place: Place) -> int | None:
+        """Where a cursor will stand once all is appended that is on its way."""
+        coming = self._coming.get(place)
+        if coming:
+            return coming[-1][0]
+        cursor = self._cursors.get(place)
+        return None if cursor is None else cursor.row.next
+
+    def _check_new(self, name: str) -> None:
+        fault = name_fault(name)
+        if fault:
+            raise RequestRejected("bad_name", f"cursor: {fault}")
+        most = self._shard.settings.cursors_max
+        if len(self._cursors) + len(self._coming) >= most:
+            raise RequestRejected("limit", f"at most {most} cursors")
+
+    def _go(self, place: Place, going: list[int]) -> None:
+        """A position, in a list of its own, is on its way."""
+        self._coming.setdefault(place, []).append(going)
+
+    def _arrived(self, place: Place, going: list[int]) -> None:
+        """What was on its way has come, or will not."""
+        left = [other for other in self._coming.pop(place) if other is not going]
+        if left:
+            self._coming[place] = left
+
+    def _set(self, stream: Stream, name: str) -> None:
+        """A row of the table has changed."""
+        if not stream.removed:
+            self._take_up(stream, self._shard.queues.cursors[stream.number, name])
+
+    # --- settings -----------------------------------------------------------------------------
+
+    def edit_cursor(self, link: Link, command: EditCursor) -> None:
+        """Create a cursor or change its settings; answered when that is durable."""
+        try:
+            stream = self._stream(link, command.stream)
+            place = stream.number, command.cursor
+            cursor = self._cursors.get(place)
+            known = None if cursor is None else cursor.row.settings
+            settings = queue_settings(
+                CursorSettings, command.settings, self._shard.settings.settings_bytes_max, known
+            )
+            pins = settings.pin and (known is None or settings != known)
+            if pins and not self._shard.settings.permit(link.identity, "admin", command.stream):
+                raise RequestRejected("forbidden", f"you may not pin stream '{command.stream}'")
+            stands = self._stands(place)
+            if stands is None:
+                self._check_new(command.cursor)
+        except RequestRejected as error:
+            self._refuse(link, command, error.code, error.reason, error.retry_ms)
+            return
+        if stands is not None:
+            self._edit(link, command, stream, settings, stands, "edited")
+            return
+        start = command.start or [int(StartKind.EARLIEST)]
+        if start[0] == StartKind.LAST_PER_SUBJECT:
+            self._refuse(link, command, "bad_start", "a cursor is one position")
+            return
+        if link.queries >= self._shard.settings.link_queries_max:
+            self._refuse(link, command, "wait", "too many unanswered questions on this link")
+            return
+        link.queries += 1
+
+        def found(begin: Begin | RequestRejected) -> None:
+            link.queries -= 1
+            if isinstance(begin, RequestRejected):
+                self._refuse(link, command, begin.code, begin.reason, begin.retry_ms)
+            elif stream.removed:
+                self._refuse(link, command, "stream_removed", f"'{stream.name}' was removed")
+            else:
+                # Another may have created it meanwhile.
+                stands = self._stands(place)
+                next = max(begin.next, stream.first) if stands is None else stands
+                why = "created" if stands is None else "edited"
+                self._edit(link, command, stream, settings, next, why)
+
+        self._starts.resolve(
+            stream, start, False, ["all"], found, end=stream.next, wanted=lambda: link.open
+        )
+
+    def _edit(
+        self, link: Link, command: EditCursor, stream: Stream, settings: CursorSettings, next: int,
+        why: str,
+    ) -> None:  # fmt: skip
+        place = stream.number, command.cursor
+        change = CursorSet(
+            stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.identity
+        )
+
+        def value() -> dict[str, Any]:
+            cursor = self._cursors.get(place)
+            return {} if cursor is None else self._facts(cursor)
+
+        answer = self._when_durable(link, command, stream, value)
+
+        def appended(end_lsn: int) -> None:
+            self._arrived(place, going)
+            self._set(stream, command.cursor)
+            answer(end_lsn)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            self._arrived(place, going)
+            self._refuse(link, command, code, reason, retry_ms)
+
+        going = [next]
+        self._go(place, going)
+        self._put(stream, [change], appended, refused)
+
+    def remove_cursor(self, link: Link, command: RemoveCursor) -> None:
+        """Forget a cursor and its pin; answered when that is durable."""
+        try:
+            stream = self._stream(link, command.stream, "admin")
+        except RequestRejected as error:
+            self._refuse(link, command, error.code, error.reason)
+            return
+        place = stream.number, command.cursor
+        if self._cursors.get(place) is None:
+            reason = f"there is no cursor '{command.cursor}'"
+            self._refuse(link, command, "unknown_cursor", reason)
+            return
+        answer = self._when_durable(link, command, stream, dict)
+
+        def appended(end_lsn: int) -> None:
+            cursor = self._cursors.remove(place)
+            if cursor is not None:
+                self._unwatch(cursor)
+            answer(end_lsn)
+
+        self._put(
+            stream, [CursorRemoved(stream.number, command.cursor)], appended,
+            partial(self._refuse, link, command),
+        )  # fmt: skip
+
+    # --- facts for clients ----------------------------------------------------------------------
+
+    def cursor_info(self, link: Link, command: CursorInfo) -> None:
+        """Facts about one cursor, or a page of them."""
+        name, settings = command.cursor, self._shard.settings
+        try:
+            stream = self._stream(link, command.stream) if command.stream else None
+            if stream is not None and name and not name.endswith("*"):
+                cursor = self._cursors.get((stream.number, name))
+                if cursor is None:
+                    raise RequestRejected("unknown_cursor", f"there is no cursor '{name}'")
+                self._result(link, command, self._facts(cursor))
+                return
+        except RequestRejected as error:
+            self._refuse(link, command, error.code, error.reason)
+            return
+        page, more = self._cursors.page(
+            self._catalogue, partial(settings.permit, link.identity, "read"), command.stream,
+            name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
+        )  # fmt: skip
+        entries = [self._facts(cursor) for _, cursor in page]
+        self._result(link, command, {"entries": entries, "more": more})
+
+    def _facts(self, cursor: Cursor) -> dict[str, Any]:
+        stream, row = cursor.stream, cursor.row
+        return {
+            "stream": stream.name,
+            "cursor": cursor.name,
+            "next": cursor.next,
+            "first": stream.first,
+            "tail": stream.next,
+            "lag": stream.next - cursor.next,
+            "moved_ms": row.moved_ms,
+            "by": row.by,
+            "pinned": cursor.pinned_at is not None,
+            "pinned_bytes": cursor.held_bytes,
+            "settings": msgspec.structs.asdict(row.settings),
+        }
+
+    # --- pins ---------------------------------------------------------------------------------
+
+    def _watch(self, cursor: Cursor) -> None:
+        """Its position or its settings may have changed."""
+        if not cursor.row.settings.pin:
+            self._unwatch(cursor)
+            return
+        if cursor not in self._pinning:
+            self._pinning[cursor] = None
+            stream = cursor.stream
+            if stream not in self._marks:
+                self._marks[stream] = Marks(stream)
+            self._due_ms = min(self._due_ms or NEVER, self._shard.now_ms + MARK_MS)
+        self._pin(cursor)
+
+    def _unwatch(self, cursor: Cursor) -> None:
+        if cursor not in self._pinning:
+            return
+        del self._pinning[cursor]
+        self._unpin(cursor)
+        cursor.held_bytes = 0
+        cursor.warned = cursor.broken = False
+        if not any(other.stream is cursor.stream for other in self._pinning):
+            del self._marks[cursor.stream]
+
+    def _pin(self, cursor: Cursor) -> None:
+        """Set, move, warn of or break the pin of a cursor."""
+        stream = cursor.stream
+        if cursor.broken:
+            return
+        bound = cursor.row.settings.pin_bytes_max or self._shard.settings.pin_bytes_max
+        held = cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
+        if held > bound:
+            self._break(cursor, f"it held back more than {bound} bytes")
+            return
+        warn = held >= WARN_ABOVE * bound
+        if warn and not cursor.warned:
+            self._shard.counters["pins_near_limit"] += 1
+            self._shard.event(
+                "pin_near_limit", "warning", stream=stream.name, cursor=cursor.name,
+                offset=cursor.next, bytes=held, pin_bytes_max=bound,
+            )  # fmt: skip
+        cursor.warned = warn
+        if cursor.pinned_at != cursor.next:
+            cursor.pinned_at = cursor.next
+            self.pins.append((stream.ring.name, pin_name(cursor), stream.number, cursor.next))
+            self._spare(stream)
+
+    def _break(self, cursor: Cursor, reason: str) -> None:
+        stream = cursor.stream
+        self._shard.counters["pins_broken"] += 1
+        self._shard.event(
+            "pin_broken", "warning", stream=stream.name, cursor=cursor.name,
+            offset=cursor.row.next, bytes=cursor.held_bytes, reason=reason,
+        )  # fmt: skip
+        cursor.broken = True
+        cursor.held_bytes = 0
+        self._unpin(cursor)
+
+    def _unpin(self, cursor: Cursor) -> None:
+        if cursor.pinned_at is not None:
+            cursor.pinned_at = None
+            stream = cursor.stream
+            self.pins.append((stream.ring.name, pin_name(cursor), stream.number, None))
+            self._spare(stream)
+
+    def _spare(self, stream: Stream) -> None:
+        """What retention must leave of a stream."""
+        stream.pinned = min(
+            (
+                cursor.pinned_at
+                for cursor in self._pinning
+                if cursor.stream is stream and cursor.pinned_at is not None
+            ),
+            default=NEVER,
+        )
+
+
+def pin_name(cursor: Cursor) -> str:
+    """What the journal calls the pin of a cursor."""
+    return f"cursor-{cursor.stream.number}-{cursor.name}"
+
+
+_NO_TABLES = Tables()
+"""What a change of a cursor does not touch."""

@@ -1,0 +1,1034 @@
+"""Groups: cursors with members, who share the records of a stream.
+
+Owns the groups at run time, JOIN_GROUP, ACK_RECORDS, GROUP_INFO and REMOVE_GROUP, and the one
+reader of each group. The rules: a record goes once to the group when nobody dies; what a member
+that leaves or dies held goes to others; acknowledgements come in any order, and the position is
+the least offset that is not done; offsets that are not selected, have expired or are gone count
+as done; nothing that was acknowledged and confirmed comes again after a restart, and nothing
+unacknowledged is lost; a group of a stream in memory lives in memory only. Source: DESIGN.md,
+section 9; fan-out and consumer groups of the luxun reference; the hold window of localmq.
+
+Why not a Subscription with the group in the place of its link: what a subscription is given joins
+into covers of one peer and never comes back, its credit is one, and it is either live or behind.
+A group hands one batch to several peers, rows that come back are wanted again from the middle of
+what was read, and a keyed group skips what waits for a member without credit. So a group has a
+small reader of its own over the hot window and ReadRange, woken by the fan-out, and uses what
+there is for matching, expiry, extraction and the outbox. It keeps no bodies: what found no
+credit is read again, from the hot window as a rule.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.address import name_fault
+from malamute_protocol.commands import (
+    AckRecords,
+    Credit,
+    Ended,
+    Gap,
+    GroupInfo,
+    JoinGroup,
+    Mode,
+    RemoveGroup,
+    Result,
+    StartKind,
+    Subscribed,
+    Unsubscribe,
+)
+from malamute_protocol.content import Content
+from malamute_protocol.errors import RequestRejected
+from malamute_protocol.extract import extract, extractable
+from malamute_protocol.stamp import STAMP_BYTES, Stamp
+from malamute_py.broker.catalogue import Catalogue
+from malamute_py.broker.delivery import Delivery
+from malamute_py.broker.holdings import Page, Picked, bits_of_rows, rows_of_bits
+from malamute_py.broker.links import Link, Links
+from malamute_py.broker.named import Named, Place
+from malamute_py.broker.publishing import Publishing
+from malamute_py.broker.ready import MAIN, HistoryRead, ReadFailed, ReadRange
+from malamute_py.broker.selection import unexpired
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.sharing import KINDS, Group, Member, slots_of
+from malamute_py.broker.starts import Begin, Starts, may_match
+from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.streams import Batch, Stream
+from malamute_py.changelog.records import Change, GroupDone, GroupRemoved, GroupSet, Range
+from malamute_py.changelog.tables import GroupRow, Queues, Tables, apply, with_done
+from malamute_py.matcher import compile_pattern
+
+JOIN_GROUP: Final = 63
+ACK_RECORDS: Final = 64
+GROUP_INFO: Final = 65
+REMOVE_GROUP: Final = 68
+NUMBERS: Final[dict[type, int]] = {GroupInfo: GROUP_INFO, RemoveGroup: REMOVE_GROUP}
+
+TURN_BATCHES_MAX: Final = 512
+"""Batches that one turn looks at, selected or not."""
+IDLE_READS_MAX: Final = 3
+EXTRACT_ROW_BYTES: Final = 512
+"""Rows of at least this size are extracted whatever their share of a batch: sending a batch once
+to each of several members costs more than copying its rows."""
+RANGES_AT_ONCE: Final = 1_000
+"""Ranges of unconfirmed acknowledgements in one record of the log; the others come later."""
+REMOVED_AT_ONCE: Final = 1_000
+MEMBERS_OF_A_PAGE: Final = 5_000
+"""Members that one page of GROUP_INFO tells of, unless a single group has more."""
+LEFT_IN_ORDER: Final = ("bye", "kicked")
+"""How a link ended whose place in an exclusive group is not kept."""
+
+
+class Groups:
+    """All groups of one core."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        catalogue: Catalogue,
+        publishing: Publishing,
+        steps: Steps,
+        starts: Starts,
+        delivery: Delivery,
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._catalogue = catalogue
+        self._publishing = publishing
+        self._steps = steps
+        self._starts = starts
+        self._delivery = delivery
+        self._groups: Named[Group] = Named()
+        self._members: dict[Link, dict[int, Member]] = {}
+        self._member_count = 0
+        self._coming: dict[Place, list[tuple[Member, JoinGroup]]] = {}
+        """Groups whose creation is on its way, and who waits for it."""
+        self._queue: deque[Group] = deque()
+        self._starved: dict[Group, None] = {}
+        self._reads: dict[int, Group] = {}
+        self.reads: list[ReadRange] = []
+        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self._armed = 0
+
+    # --- facts ------------------------------------------------------------------------------
+
+    @property
+    def gauges(self) -> dict[str, int]:
+        """How much there is of what comes and goes."""
+        return {
+            "groups": len(self._groups),
+            "group_members": self._member_count,
+            "group_records_held": sum(group.holdings.held for group in self._groups),
+            "group_reads_under_way": len(self._reads),
+        }
+
+    def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
+        """What handles the commands that are no steps; ACK_RECORDS outside ATOMIC is a step."""
+        return {
+            JoinGroup: self.join,
+            GroupInfo: self.group_info,
+            RemoveGroup: self.remove_group,
+        }
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more can be served at once."""
+        return bool(self._queue)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When tick() has something to do."""
+        return self._timers[0][0] if self._timers else None
+
+    def tick(self) -> None:
+        """Do what is due: places given up, delayed records, positions to be logged."""
+        timers, now_ms = self._timers, self._shard.now_ms
+        while timers and timers[0][0] <= now_ms:
+            heappop(timers)[2]()
+
+    def _at(self, due_ms: int, call: Callable[[], None]) -> None:
+        self._armed += 1
+        heappush(self._timers, (due_ms, self._armed, call))
+
+    # --- answering ----------------------------------------------------------------------------
+
+    def _result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
+        if link.open:
+            link.results += 1
+            self._links.say(link, Result(command.request, value))
+
+    def _refuse(self, link: Link, command: Any, code: str, reason: str, retry_ms: int = 0) -> None:
+        if code == "wait" and not retry_ms:
+            retry_ms = self._shard.settings.retry_ms
+        self._links.refuse(link, NUMBERS[type(command)], command.request, code, reason, retry_ms)
+
+    def _put(
+        self,
+        stream: Stream,
+        changes: list[Change],
+        appended: Callable[[int], None] | None,
+        refused: Callable[[str, str, int], None] | None,
+    ) -> None:
+        """Let changes take effect: by way of the log, or at once for a stream in memory."""
+        if not stream.ring.memory:
+            self._steps.take([Part(changes, appended=appended, refused=refused)])
+            return
+        for change in changes:
+            apply(_NO_TABLES, self._queues, change)
+        if appended is not None:
+            appended(0)
+
+    @property
+    def _queues(self) -> Queues:
+        return self._shard.queues
+
+    # --- over restarts ---------------------------------------------------------------------------
+
+    def recovered(self) -> None:
+        """Take up the groups that the log has; positions that the streams have not are clamped."""
+        orphans: list[Change] = []
+        for (number, name), row in list(self._queues.groups.items()):
+            stream = self._catalogue.by_number(number)
+            if stream is None:
+                orphans.append(GroupRemoved(number, name))
+                continue
+            clamped = self._clamp(stream, row)
+            group = self._take_up(stream, row)
+            if clamped:
+                self._put(stream, clamped, partial(self._refresh, group), None)
+        for at in range(0, len(orphans), REMOVED_AT_ONCE):
+            self._steps.take([Part(orphans[at : at + REMOVED_AT_ONCE])])
+
+    def _clamp(self, stream: Stream, row: GroupRow) -> list[Change]:
+        """What brings a group's row within what its stream has; the row is as that will be."""
+        first, end = stream.first, stream.next
+        before = row.next
+        changes: list[Change] = []
+        if row.next > end or (row.done and row.done[-1][1] > end):
+            # A power loss took records back: their offsets will be given again.
+            done = [(begin, min(stop, end)) for begin, stop in row.done if begin < end]
+            changes.append(
+                GroupSet(
+                    row.stream, row.name, row.kind, row.pattern, min(row.next, end),
+                    row.moved_ms, "clamped", row.by,
+                )
+            )  # fmt: skip
+            if done:
+                changes.append(GroupDone(row.stream, row.name, done))
+            row.next, row.done = min(row.next, end), done
+            self._clamped(stream, row.name, before, row.next, "rewound")
+        if row.next < first:
+            changes.append(GroupDone(row.stream, row.name, [(row.next, first)]))
+            row.next, row.done = with_done(row.next, row.done, [(row.next, first)])
+            self._clamped(stream, row.name, before, row.next, "retention")
+        return changes
+
+    def _refresh(self, group: Group, end_lsn: int) -> None:
+        """The row of a group is another object now."""
+        row = self._queues.groups.get((group.stream.number, group.name))
+        if row is not None and not group.gone:
+            group.row = row
+
+    def _clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
+        self._shard.counters["groups_clamped"] += 1
+        facts = {"stream": stream.name, "group": name, "from": before, "to": after, "code": code}
+        self._shard.event("group_clamped", "warning", **facts)
+
+    def _take_up(self, stream: Stream, row: GroupRow) -> Group:
+        group = Group(stream, row, self._shard.settings.group_window_records)
+        self._groups.add((stream.number, row.name), group)
+        return group
+
+    # --- members ------------------------------------------------------------------------------
+
+    def members_of(self, link: Link) -> dict[int, Member]:
+        """Memberships of a link by the client's number for them; not to be changed."""
+        return self._members.get(link, {})
+
+    def join(self, link: Link, command: JoinGroup) -> None:
+        """Take up a member; answered when its group is there."""
+        try:
+            self._check(link, command)
+        except RequestRejected as error:
+            self._links.refuse(
+                link, JOIN_GROUP, command.subscription, error.code, error.reason, error.retry_ms
+            )
+            return
+        settings = self._shard.settings
+        hold_ms = min(command.hold_ms or settings.group_hold_ms, settings.group_hold_max_ms)
+        member = Member(link, command, self._shard.now_ms, hold_ms)
+        self._members.setdefault(link, {})[member.number] = member
+        self._member_count += 1
+
+        def use(stream: Stream) -> None:
+            if not member.ended:
+                self._find(member, command, stream)
+
+        self._catalogue.use(command.stream, link.identity, use, partial(self._turn_away, member))
+
+    def _check(self, link: Link, command: JoinGroup) -> None:
+        settings = self._shard.settings
+        mine = self._members.get(link, {})
+        if command.subscription in mine or command.subscription in link.subscriptions:
+            raise RequestRejected(
+                "subscription_exists", f"subscription {command.subscription} exists"
+            )
+        if len(mine) >= settings.link_subscriptions_max:
+            most = settings.link_subscriptions_max
+            raise RequestRejected("limit", f"at most {most} memberships a link")
+        if not settings.permit(link.identity, "read", command.stream):
+            raise RequestRejected("forbidden", f"you may not read stream '{command.stream}'")
+        fault = name_fault(command.group)
+        if fault:
+            raise RequestRejected("bad_name", f"group: {fault}")
+        if command.kind not in KINDS:
+            raise RequestRejected("unsupported", f"a group is one of {', '.join(KINDS)}")
+        size = len(msgspec.msgpack.encode(command.pattern))
+        if size > settings.pattern_bytes_max:
+            most = settings.pattern_bytes_max
+            raise RequestRejected("too_large", f"a pattern of {size} bytes, at most {most}")
+        compile_pattern(command.pattern)
+
+    def _turn_away(self, member: Member, code: str, reason: str, retry_ms: int = 0) -> None:
+        """Refuse a member that is in no group yet."""
+        if not member.ended:
+            self._links.refuse(member.link, JOIN_GROUP, member.number, code, reason, retry_ms)
+            self._forget(member)
+
+    def _forget(self, member: Member) -> None:
+        member.ended = True
+        self._member_count -= 1
+        mine = self._members.get(member.link)
+        if mine is not None:
+            mine.pop(member.number, None)
+            if not mine:
+                del self._members[member.link]
+
+    def _find(self, member: Member, command: JoinGroup, stream: Stream) -> None:
+        """Its stream is there: find the group, or create it."""
+        place = stream.number, command.group
+        group = self._groups.get(place)
+        if group is not None:
+            self._enter(member, command, group)
+            return
+        waiting = self._coming.get(place)
+        if waiting is not None:
+            waiting.append((member, command))
+            return
+        settings, link = self._shard.settings, member.link
+        if len(self._groups) + len(self._coming) >= settings.groups_max:
+            self._turn_away(member, "limit", f"at most {settings.groups_max} groups")
+            return
+        if command.start and command.start[0] == StartKind.LAST_PER_SUBJECT:
+            self._turn_away(member, "bad_start", "a group reads every record from its start on")
+            return
+        if link.queries >= settings.link_queries_max:
+            self._turn_away(
+                member, "wait", "too many unanswered questions on this link", settings.retry_ms
+            )
+            return
+        self._coming[place] = [(member, command)]
+        link.queries += 1
+
+        def found(begin: Begin | RequestRejected) -> None:
+            link.queries -= 1
+            if isinstance(begin, RequestRejected):
+                self._not_created(place, begin.code, begin.reason, begin.retry_ms)
+            elif stream.removed:
+                self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+            else:
+                self._create(stream, command, max(begin.next, stream.first), link.identity)
+
+        self._starts.resolve(
+            stream, command.start or [int(StartKind.LATEST)], False, command.pattern, found,
+            end=stream.next, wanted=lambda: True,
+        )  # fmt: skip
+
+    def _create(self, stream: Stream, command: JoinGroup, next: int, by: str) -> None:
+        place = stream.number, command.group
+        change = GroupSet(
+            stream.number, command.group, command.kind, msgspec.msgpack.encode(command.pattern),
+            next, self._shard.now_ms, "created", by,
+        )  # fmt: skip
+
+        def appended(end_lsn: int) -> None:
+            if stream.removed:
+                self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+                return
+            group = self._take_up(stream, self._queues.groups[place])
+            for member, join in self._coming.pop(place, ()):
+                if not member.ended:
+                    self._enter(member, join, group)
+
+        self._put(stream, [change], appended, partial(self._not_created, place))
+
+    def _not_created(self, place: Place, code: str, reason: str, retry_ms: int) -> None:
+        for member, _ in self._coming.pop(place, ()):
+            self._turn_away(member, code, reason, retry_ms)
+
+    def _enter(self, member: Member, command: JoinGroup, group: Group) -> None:
+        """Its group is there: begin, unless it wants another kind or other records."""
+        most = self._shard.settings.group_members_max
+        if command.kind != group.kind:
+            self._turn_away(
+                member, "bad_setting", f"group '{group.name}' is {group.kind}, not {command.kind}"
+            )
+        elif (
+            command.pattern != group.pattern
+            and compile_pattern(command.pattern).canonical
+            != compile_pattern(group.pattern).canonical
+        ):
+            self._turn_away(
+                member, "bad_setting", f"group '{group.name}' selects by another pattern"
+            )
+        elif len(group.members) >= most:
+            self._turn_away(member, "limit", f"at most {most} members of a group")
+        else:
+            self._begin(member, group)
+
+    def _begin(self, member: Member, group: Group) -> None:
+        stream, links = group.stream, self._links
+        if not group.members:
+            group.waker = partial(self.wake, group)
+            stream.readers.append(group.waker)
+        returned = group.enter(member)
+        low = group.holdings.low
+        links.say(
+            member.link,
+            Subscribed(
+                member.number, stream.uuid, self._shard.epoch, low, stream.first, stream.next, -1
+            ),
+        )
+        if group.kind == "exclusive":
+            links.say(member.link, Mode(member.number, member is group.holder, low))
+        self._shard.event(
+            "group_joined", stream=stream.name, group=group.name, link=member.link.number,
+            identity=member.identity, returned=returned,
+        )  # fmt: skip
+        self.wake(group)
+
+    def credit(self, link: Link, command: Credit) -> bool:
+        """Raise a member's credit; False: there is no such member."""
+        member = self._members.get(link, {}).get(command.subscription)
+        if member is None:
+            return False
+        member.raise_credit(command.credit_records, command.credit_bytes)
+        if member.group is not None:
+            self.wake(member.group)
+        return True
+
+    def feed(self, link: Link) -> None:
+        """A link has room again."""
+        for member in self._members.get(link, {}).values():
+            if member.group is not None:
+                self.wake(member.group)
+
+    def unsubscribe(self, link: Link, command: Unsubscribe) -> bool:
+        """End a membership at the client's wish; False: there is no such member."""
+        member = self._members.get(link, {}).get(command.subscription)
+        if member is None:
+            return False
+        self._end(member, "cancelled")
+        return True
+
+    def _end(self, member: Member, code: str) -> None:
+        group = member.group
+        low = 0 if group is None else group.holdings.low
+        self._links.say(member.link, Ended(member.number, low, code))
+        self._part(member, 0, code)
+
+    def link_ended(self, link: Link) -> None:
+        """A link has ended: what its members held goes to others, or waits for their return."""
+        for member in list(self._members.get(link, {}).values()):
+            keep_ms = 0 if link.happened in LEFT_IN_ORDER else member.hold_ms
+            self._part(member, keep_ms, link.happened)
+
+    def _part(self, member: Member, keep_ms: int, why: str) -> None:
+        """A member is one no longer."""
+        group = member.group
+        self._forget(member)
+        if group is None:
+            return
+        now_ms = self._shard.now_ms
+        before = group.holder
+        held = group.leave(member, now_ms + keep_ms if keep_ms else 0)
+        self._gone_by(group)
+        if not group.members and group.waker is not None:
+            group.stream.readers.remove(group.waker)
+            group.waker = None
+        if held:
+            self._shard.counters["group_records_returned"] += held
+        self._shard.event(
+            "group_left", stream=group.stream.name, group=group.name, link=member.link.number,
+            identity=member.identity, held=held, why=why,
+        )  # fmt: skip
+        if group.ghost is member:
+            self._at(group.returns_ms, partial(self._give_up, group, member))
+        elif before is member:
+            self._say_holder(group)
+        if group.moved:
+            self._flush_later(group)
+        self.wake(group)
+
+    def _give_up(self, group: Group, ghost: Member) -> None:
+        """The time in which a lost holder could return is over."""
+        if group.ghost is not ghost or group.gone:
+            return
+        self._shard.counters["group_places_lost"] += 1
+        self._shard.event(
+            "group_place_lost", stream=group.stream.name, group=group.name,
+            identity=ghost.identity, held=ghost.held,
+        )  # fmt: skip
+        group.give_up_ghost()
+        self._gone_by(group)
+        self._say_holder(group)
+        self.wake(group)
+
+    def _say_holder(self, group: Group) -> None:
+        holder = group.holder
+        if holder is not None:
+            self._links.say(holder.link, Mode(holder.number, True, group.holdings.low))
+
+    # --- acknowledgements -----------------------------------------------------------------------
+
+    def prepare_ack(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
+        """Records are done, or wanted again, by a command of its own. Raises RequestRejected.
+
+        What nobody waits for is logged a little later, with what else has come by then: a
+        restart before that brings the records again.
+        """
+        group, member, picked = self._picked(link, command)
+        if command.again_ms >= 0:
+            return self._again(group, member, picked, command.again_ms)
+        if command.tracker:
+            return self._leaving(group, member, picked)
+        holdings = group.holdings
+
+        def appended(end_lsn: int) -> None:
+            for page, mask in picked:
+                held, waited = holdings.unhand(page, member, mask)
+                member.held -= held.bit_count()
+                holdings.leave(page, held | waited)
+                page.dirty = True
+            self._done(group, picked)
+            self._flush_later(group)
+
+        return Part(appended=appended, memory=True)
+
+    def prepare_ack_together(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
+        """The same as a part of an atomic step. Raises RequestRejected."""
+        group, member, picked = self._picked(link, command)
+        if command.again_ms >= 0:
+            raise RequestRejected(
+                "unsupported", "who wants records again says so alone: that is not in the log"
+            )
+        return self._leaving(group, member, picked)
+
+    def _picked(self, link: Link, command: AckRecords) -> tuple[Group, Member, Picked]:
+        """What an acknowledgement concerns. Raises RequestRejected."""
+        member = self._members.get(link, {}).get(command.subscription)
+        if member is None:
+            raise RequestRejected(
+                "unknown_subscription", f"no membership {command.subscription} on this link"
+            )
+        group = member.group
+        picked = None
+        if group is not None:
+            # What a holder had before it was lost, and comes again, it may be done with.
+            picked = group.holdings.pick(member, command.ranges, member is group.holder)
+        if group is None or picked is None:
+            raise RequestRejected(
+                "not_held", "this member does not hold all of these records (any more)"
+            )
+        return group, member, picked
+
+    def _leaving(self, group: Group, member: Member, picked: Picked) -> Part:
+        """The part of a step by which records are done."""
+        holdings = group.holdings
+        ranges = holdings.ranges(picked, group.row.next)
+        taken_from: list[tuple[Page, int, int]] = []
+
+        def taken() -> None:
+            for page, mask in picked:
+                held, waited = holdings.unhand(page, member, mask)
+                member.held -= held.bit_count()
+                holdings.leave(page, held | waited)
+                taken_from.append((page, held, waited))
+
+        def appended(end_lsn: int) -> None:
+            if memory:
+                apply(_NO_TABLES, self._queues, change)
+            self._done(group, [(page, held | waited) for page, held, waited in taken_from])
+            if group.moved:
+                self._flush_later(group)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            now_ms = self._shard.now_ms
+            there = not member.ended or group.ghost is member
+            for page, held, waited in taken_from:
+                if waited:
+                    holdings.stay(page, waited, None, now_ms)
+                if not held:
+                    continue
+                holdings.stay(page, held, member if there else None, now_ms)
+                if there:
+                    member.held += held.bit_count()
+                elif group.slots is not None:
+                    group.slots.back(slots_of(page, held))
+            self.wake(group)
+
+        memory = group.stream.ring.memory
+        change = GroupDone(group.stream.number, group.name, ranges)
+        return Part(
+            [] if memory else [change], taken=taken, appended=appended, refused=refused,
+            level=group.stream.level, memory=memory,
+        )  # fmt: skip
+
+    def _done(self, group: Group, picked: Picked) -> None:
+        group.acknowledged([(page, mask) for page, mask in picked if mask])
+        group.moved_ms = self._shard.now_ms
+        self._shard.counters["group_records_done"] += sum(mask.bit_count() for _, mask in picked)
+        group.holdings.tidy()
+        # The window has room again, or a slot has moved.
+        self.wake(group)
+
+    def _again(self, group: Group, member: Member, picked: Picked, after_ms: int) -> Part:
+        """The part by which records are wanted again: not in the log, as who holds what is not."""
+
+        def appended(end_lsn: int) -> None:
+            holdings = group.holdings
+            late: Picked = []
+            for page, mask in picked:
+                held, _ = holdings.unhand(page, member, mask)
+                if not held:
+                    continue
+                member.held -= held.bit_count()
+                self._shard.counters["group_records_returned"] += held.bit_count()
+                if after_ms:
+                    holdings.delay(page, held)
+                    late.append((page, held))
+                    if group.slots is not None:
+                        group.slots.delay(slots_of(page, held))
+                    continue
+                holdings.wait(page, held)
+                if group.slots is not None:
+                    group.slots.back(slots_of(page, held))
+            if late:
+                self._at(self._shard.now_ms + after_ms, partial(self._due, group, late))
+            self._gone_by(group)
+            self.wake(group)
+
+        return Part(appended=appended, memory=True, level=group.stream.level)
+
+    def _due(self, group: Group, late: Picked) -> None:
+        if group.gone:
+            return
+        for page, mask in late:
+            due = group.holdings.due(page, mask)
+            if due and group.slots is not None:
+                group.slots.due(slots_of(page, due))
+        self._gone_by(group)
+        self.wake(group)
+
+    # --- what the log is told later ---------------------------------------------------------------
+
+    def _flush_later(self, group: Group) -> None:
+        if not group.timer and not group.flushing and not group.gone:
+            group.timer = self._shard.now_ms + self._shard.settings.group_flush_ms
+            self._at(group.timer, partial(self._flush, group))
+
+    def _flush(self, group: Group) -> None:
+        """Log how far a group has come where no acknowledgement has done so."""
+        group.timer = 0
+        if group.gone or group.flushing:
+            return
+        holdings = group.holdings
+        low = holdings.low
+        ranges: list[Range] = []
+        if low > group.row.next:
+            ranges.append((group.row.next, low))
+        for page in holdings.pages:
+            if page.dirty and len(ranges) < RANGES_AT_ONCE:
+                ranges += [(first, end) for first, end in holdings.done_ahead(page) if end > low]
+                page.dirty = False
+        if not ranges:
+            return
+        group.flushing = True
+
+        def appended(end_lsn: int) -> None:
+            group.flushing = False
+            holdings.tidy()
+            if group.moved:
+                self._flush_later(group)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            group.flushing = False
+            for page in holdings.pages:
+                page.dirty = True
+            self._flush_later(group)
+
+        change = GroupDone(group.stream.number, group.name, ranges)
+        self._put(group.stream, [change], appended, refused)
+
+    # --- serving ------------------------------------------------------------------------------
+
+    def wake(self, group: Group) -> None:
+        """Something about a group changed: it may have something to hand out."""
+        if not group.queued and not group.reading and not group.gone and group.members:
+            group.queued = True
+            self._queue.append(group)
+
+    def serve(self) -> None:
+        """Give turns until all groups are served or the step's budget is used up."""
+        budget = self._shard.settings.step_bytes
+        queue = self._queue
+        while queue and budget > 0:
+            group = queue.popleft()
+            group.queued = False
+            if not group.gone:
+                budget -= self._turn(group)
+
+    def _turn(self, group: Group) -> int:
+        """Hand out one quantum, or begin a read; returns the bytes given."""
+        stream = group.stream
+        if group.holdings.read < stream.first:
+            self._gone_by(group)
+        quantum = self._shard.settings.quantum_bytes
+        given = 0
+        for _ in range(TURN_BATCHES_MAX):
+            offset = group.wanted()
+            if offset is None:
+                return given
+            if given >= quantum:
+                break
+            if offset < stream.hot_first:
+                self._read(group, offset)
+                return given
+            given += self._hand_out(group, self._hot(stream, offset))
+        self.wake(group)
+        return given
+
+    def _hot(self, stream: Stream, offset: int) -> Batch:
+        newest = stream.hot[-1]
+        return newest if newest.base <= offset else stream.hot[stream.hot_place(offset)]
+
+    def _hand_out(self, group: Group, batch: Batch) -> int:
+        """Read a batch if it was not, and hand out what waits of it; returns the bytes given."""
+        now_ms = self._shard.now_ms
+        holdings = group.holdings
+        if batch.next > holdings.read:
+            group.take_in(batch, now_ms)
+            if not holdings.open:
+                self._flush_later(group)
+        bits = holdings.waiting_in(batch.base, batch.next)
+        if not bits:
+            return 0
+        alive = unexpired(batch.content, now_ms)
+        if alive is not None:
+            expired = bits & ~bits_of_rows(alive)
+            if expired:
+                group.close(batch.base, expired)
+                self._flush_later(group)
+                bits ^= expired
+        given = 0
+        for member, rows in group.divided(batch, bits):
+            given += self._deliver(group, batch, member, rows)
+        return given
+
+    def _deliver(self, group: Group, batch: Batch, member: Member, rows: int) -> int:
+        """Put rows of a batch into a member's outbox."""
+        count = group.hand(batch, member, rows, self._shard.now_ms)
+        member.covered = batch.base
+        total = batch.next - batch.base
+        size = batch.size
+        frames = [batch.stamp, batch.frame]
+        bitmap: bytes | None = None
+        if count < total:
+            settings = self._shard.settings
+            few = count < settings.extract_share * total or size >= EXTRACT_ROW_BYTES * total
+            if few and size >= settings.extract_bytes_min and extractable(batch.content):
+                stamp = Stamp.unpack(batch.stamp, verify=False)
+                frames = list(extract(stamp, batch.content, rows_of_bits(rows, total)))
+                size = len(frames[0]) + len(frames[1])
+            else:
+                bitmap = rows.to_bytes((total + 7) // 8, "little")
+        self._delivery.put(member, batch.next, frames, bitmap, count, size)
+        self._shard.counters["group_records_out"] += count
+        return size
+
+    # --- reads of history -------------------------------------------------------------------------
+
+    def _read(self, group: Group, offset: int) -> None:
+        stream = group.stream
+        if len(self._reads) >= self._shard.settings.reads_max:
+            self._starved[group] = None
+            return
+        token = self._shard.token()
+        group.reading = token
+        self._reads[token] = group
+        self._shard.counters["reads"] += 1
+        self.reads.append(
+            ReadRange(
+                stream.ring.name, stream.number, token, offset,
+                min(stream.next, stream.hot_first), self._shard.settings.quantum_bytes,
+                None if group.everything else partial(may_match, group.pattern),
+            )
+        )  # fmt: skip
+
+    def history(self, answer: HistoryRead | ReadFailed) -> bool:
+        """A read of history is answered; False: it was not asked for here."""
+        group = self._reads.pop(answer.token, None)
+        if group is None:
+            return False
+        group.reading = 0
+        if self._starved:
+            starved = next(iter(self._starved))
+            del self._starved[starved]
+            self.wake(starved)
+        if group.gone:
+            return True
+        if isinstance(answer, ReadFailed):
+            self._failed(group, answer)
+            return True
+        holdings = group.holdings
+        before = holdings.read, group.deliveries, holdings.open
+        able = bool(group.takers())
+        if able:
+            self._hand_out_history(group, answer)
+            if (holdings.read, group.deliveries, holdings.open) != before:
+                group.idle_reads = 0
+            else:
+                group.idle_reads += 1
+        if group.idle_reads >= IDLE_READS_MAX:
+            group.idle_reads = 0
+            self._shard.event(
+                "read_stuck", "error", stream=group.stream.name, group=group.name,
+                offset=holdings.low,
+            )  # fmt: skip
+            for member in list(group.members):
+                self._end(member, "internal")
+            return True
+        self.wake(group)
+        return True
+
+    def _failed(self, group: Group, answer: ReadFailed) -> None:
+        self._shard.event(
+            "read_failed", "error", stream=group.stream.name, group=group.name,
+            code=answer.code, reason=answer.reason,
+        )  # fmt: skip
+        for member in list(group.members):
+            self._end(member, answer.code)
+
+    def _hand_out_history(self, group: Group, answer: HistoryRead) -> None:
+        holdings, stream = group.holdings, group.stream
+        gaps = list(answer.gaps)
+        for run in answer.runs:
+            data = memoryview(run.data)
+            for at, size, base, count in run.spans:
+                end = base + count
+                while gaps and gaps[0][0] <= base:
+                    self._gap(group, gaps.pop(0))
+                if end <= holdings.read:
+                    if not holdings.waiting_in(base, end):
+                        continue
+                    if not group.takers():
+                        return
+                elif not group.takers() or not group.reads_on:
+                    return
+                if base > holdings.read:
+                    # The reader skipped what cannot match.
+                    holdings.read = base
+                stored = data[at : at + size]
+                batch = Batch(
+                    stream, bytes(stored[:STAMP_BYTES]), stored[STAMP_BYTES:],
+                    Content(stored[STAMP_BYTES:]), base, end, size,
+                )  # fmt: skip
+                self._hand_out(group, batch)
+        for gap in gaps:
+            self._gap(group, gap)
+        if answer.next > holdings.read:
+            holdings.read = min(answer.next, stream.next)
+            if not holdings.open:
+                self._flush_later(group)
+
+    # --- what is gone -------------------------------------------------------------------------
+
+    def trimmed(self, stream: Stream) -> None:
+        """The journal has dropped what lies before a stream's first offset."""
+        for group in self._groups.of(stream.number):
+            self._gone_by(group)
+
+    def _gone_by(self, group: Group) -> None:
+        """What lies before the stream's first offset can be handed out no more."""
+        first = group.stream.first
+        before = group.holdings.low
+        if before < first:
+            self._lost(group, before, first, "retention", "", group.close_before(first))
+
+    def _gap(self, group: Group, gap: tuple[int, int, str, str]) -> None:
+        """The journal cannot give these offsets."""
+        first, end, code, reason = gap
+        self._lost(group, first, end, code, reason, group.close_between(first, end))
+
+    def _lost(self, group: Group, first: int, end: int, code: str, reason: str, count: int) -> None:
+        if not count:
+            return
+        group.lost += count
+        self._shard.counters["group_records_lost"] += count
+        self._shard.event(
+            "group_gap", "warning", stream=group.stream.name, group=group.name,
+            **{"from": first, "to": end}, records=count, code=code,
+        )  # fmt: skip
+        for member in group.members:
+            self._links.say(member.link, Gap(member.number, first, end, code, reason))
+        group.holdings.tidy()
+        self._flush_later(group)
+
+    def stream_removed(self, stream: Stream) -> None:
+        """A stream is gone, and its groups with it."""
+        groups = self._groups.remove_stream(stream.number)
+        for group in groups.values():
+            for member in list(group.members):
+                self._end(member, "stream_removed")
+            group.gone = True
+        removed: list[Change] = [GroupRemoved(stream.number, name) for name in groups]
+        for at in range(0, len(removed), REMOVED_AT_ONCE):
+            self._put(stream, removed[at : at + REMOVED_AT_ONCE], None, None)
+
+    # --- administration -----------------------------------------------------------------------
+
+    def remove_group(self, link: Link, command: RemoveGroup) -> None:
+        """Forget a group that nobody is a member of; answered when that is durable."""
+        settings = self._shard.settings
+        if not settings.permit(link.identity, "admin", command.stream):
+            self._refuse(
+                link, command, "forbidden", f"you may not remove groups of '{command.stream}'"
+            )
+            return
+        stream = self._catalogue.get(command.stream)
+        if stream is None:
+            self._refuse(link, command, "unknown_stream", f"there is no stream '{command.stream}'")
+            return
+        place = stream.number, command.group
+        group = self._groups.get(place)
+        if group is None:
+            self._refuse(link, command, "unknown_group", f"there is no group '{command.group}'")
+            return
+        if group.members or group.ghost is not None:
+            self._refuse(
+                link, command, "in_use", f"group '{command.group}' has members, or keeps a place"
+            )
+            return
+
+        def settled(failure: tuple[str, str] | None) -> None:
+            if failure is None:
+                self._result(link, command, {})
+            else:
+                self._refuse(link, command, *failure)
+
+        def appended(end_lsn: int) -> None:
+            self._drop(place)
+            if stream.ring.memory:
+                settled(None)
+            else:
+                main = self._catalogue.rings[MAIN]
+                self._publishing.when_visible(main, end_lsn, settled)
+
+        self._put(
+            stream, [GroupRemoved(stream.number, command.group)], appended,
+            partial(self._refuse, link, command),
+        )  # fmt: skip
+
+    def _drop(self, place: Place) -> None:
+        group = self._groups.remove(place)
+        if group is None:
+            return
+        for member in list(group.members):
+            # It joined while the removal was on its way.
+            self._end(member, "cancelled")
+        group.gone = True
+
+    def group_info(self, link: Link, command: GroupInfo) -> None:
+        """Facts about one group, or a page of them."""
+        name, settings = command.group, self._shard.settings
+        stream = None
+        if command.stream:
+            if not settings.permit(link.identity, "read", command.stream):
+                self._refuse(link, command, "forbidden", f"you may not read '{command.stream}'")
+                return
+            stream = self._catalogue.get(command.stream)
+            if stream is None:
+                self._refuse(
+                    link, command, "unknown_stream", f"there is no stream '{command.stream}'"
+                )
+                return
+        if stream is not None and name and not name.endswith("*"):
+            group = self._groups.get((stream.number, name))
+            if group is None:
+                self._refuse(link, command, "unknown_group", f"there is no group '{name}'")
+            else:
+                self._result(link, command, self._facts(group))
+            return
+        page, more = self._groups.page(
+            self._catalogue, partial(settings.permit, link.identity, "read"), command.stream,
+            name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
+        )  # fmt: skip
+        left = MEMBERS_OF_A_PAGE
+        entries: list[dict[str, Any]] = []
+        for _, group in page:
+            left -= len(group.members)
+            if left < 0 and entries:
+                more = True
+                break
+            entries.append(self._facts(group))
+        self._result(link, command, {"entries": entries, "more": more})
+
+    def _facts(self, group: Group) -> dict[str, Any]:
+        holdings, stream, row = group.holdings, group.stream, group.row
+        low = holdings.low
+        members = [self._member_facts(group, member) for member in group.members]
+        if group.ghost is not None:
+            lost = self._member_facts(group, group.ghost)
+            members.append({**lost, "returns_ms": group.returns_ms})
+        return {
+            "stream": stream.name,
+            "group": group.name,
+            "kind": group.kind,
+            "pattern": group.pattern,
+            "next": low,
+            "read": holdings.read,
+            "first": stream.first,
+            "tail": stream.next,
+            "lag": stream.next - low,
+            "logged": row.next,
+            "waiting": holdings.waiting,
+            "late": holdings.late,
+            "held": holdings.held + holdings.leaving,
+            "done": holdings.read - low - holdings.open,
+            "lost": group.lost,
+            "moved_ms": max(group.moved_ms, row.moved_ms),
+            "by": row.by,
+            "members": members,
+        }
+
+    def _member_facts(self, group: Group, member: Member) -> dict[str, Any]:
+        return {
+            "identity": member.identity,
+            "link": member.link.number,
+            "subscription": member.number,
+            "held": member.held,
+            "since_ms": member.joined_ms,
+            "oldest_ms": group.holdings.since(member),
+            "credit_records": member.left_records,
+            "holds": group.kind != "exclusive" or member is group.holder,
+        }
+
+
+_NO_TABLES = Tables()
+"""What a change of a group does not touch."""

@@ -1,0 +1,381 @@
+"""Holdings: which offsets of a group are done, waiting, or in whose hands.
+
+Owns the accounting of one group behind its reader, as bitmaps over pages of 4,096 offsets. The
+rules: an open offset is in exactly one place (waiting, held by one member, late, or leaving); what
+is not open and lies before `read` is done; the work for a batch or an acknowledgement is a few
+operations on integers for each page that it touches, whatever the number of its rows. Pages
+rather than batches: ten thousand batches of one record take no more memory than one of ten
+thousand. Source: DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from malamute_py.changelog.records import Range
+
+PAGE: Final = 4_096
+PAGE_BYTES: Final = PAGE // 8
+WHOLE: Final = (1 << PAGE) - 1
+
+Rows: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+
+
+class Page:
+    """Offsets [base, base + PAGE) of a group; bit i is offset base + i."""
+
+    __slots__ = ("base", "dirty", "held", "late", "leaving", "open", "since", "slots", "waiting")
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.open = 0
+        """Selected and not done."""
+        self.waiting = 0
+        """Open, and to be handed out."""
+        self.late = 0
+        """Open, and to be handed out after a time."""
+        self.leaving = 0
+        """Open, and acknowledged: done once that is in the log."""
+        self.held: dict[Any, int] = {}
+        """Member -> what it holds."""
+        self.since: dict[Any, int] = {}
+        """Member -> since when it holds something of this page."""
+        self.slots: np.ndarray[Any, np.dtype[np.uint16]] | None = None
+        """Keyed groups: the slot of each offset."""
+        self.dirty = False
+        """Offsets of it are done that the log does not say are."""
+
+
+Picked: TypeAlias = "list[tuple[Page, int]]"
+"""Rows, as pages and masks."""
+
+
+def ones(count: int) -> int:
+    """A mask of so many bits."""
+    return (1 << count) - 1
+
+
+def low_bit(mask: int) -> int:
+    """Place of the lowest bit of a mask that has one."""
+    return (mask & -mask).bit_length() - 1
+
+
+def first_bits(mask: int, count: int) -> int:
+    """The lowest `count` bits of a mask that has more."""
+    low = low_bit(mask)
+    run = mask >> low
+    if not run & ((1 << count) - 1) ^ ((1 << count) - 1):
+        return ((1 << count) - 1) << low
+    places = np.flatnonzero(rows_of_bits(mask, mask.bit_length()))
+    return mask & ones(int(places[count]))
+
+
+def rows_of_bits(mask: int, count: int) -> Rows:
+    """A mask as an array of `count` booleans."""
+    data = np.frombuffer(mask.to_bytes((count + 7) // 8, "little"), np.uint8)
+    return np.unpackbits(data, count=count, bitorder="little").view(np.bool_)
+
+
+def bits_of_rows(rows: Rows) -> int:
+    """An array of booleans as a mask."""
+    return int.from_bytes(np.packbits(rows, bitorder="little").tobytes(), "little")
+
+
+class Holdings:
+    """The offsets of one group from `next` on."""
+
+    __slots__ = ("_bases", "held", "late", "leaving", "pages", "read", "waiting")
+
+    def __init__(self, read: int) -> None:
+        self.read = read
+        """How far the group's reader has come."""
+        self.pages: list[Page] = []
+        """Ascending; offsets before `read` that are in none are done."""
+        self._bases: list[int] = []
+        self.waiting = self.held = self.late = self.leaving = 0
+        """How many offsets are where."""
+
+    @property
+    def open(self) -> int:
+        """How many offsets before `read` are not done."""
+        return self.waiting + self.held + self.late + self.leaving
+
+    @property
+    def low(self) -> int:
+        """The least offset that is not done: the group's position."""
+        for page in self.pages:
+            if page.open:
+                return page.base + low_bit(page.open)
+        return self.read
+
+    # --- pages ------------------------------------------------------------------------------
+
+    def _page(self, offset: int) -> Page:
+        """The page of an offset, made if need be."""
+        base = offset - offset % PAGE
+        bases = self._bases
+        if bases and bases[-1] == base:
+            return self.pages[-1]
+        place = bisect_right(bases, base)
+        if place and bases[place - 1] == base:
+            return self.pages[place - 1]
+        page = Page(base)
+        bases.insert(place, base)
+        self.pages.insert(place, page)
+        return page
+
+    def within(self, first: int, end: int) -> Iterator[tuple[Page, int]]:
+        """Pages that have offsets of [first, end), and which offsets that is."""
+        place = max(0, bisect_right(self._bases, first) - 1)
+        pages = self.pages
+        while place < len(pages):
+            page = pages[place]
+            base = page.base
+            if base >= end:
+                return
+            place += 1
+            if base + PAGE <= first:
+                continue
+            mask = WHOLE if end >= base + PAGE else ones(end - base)
+            if first > base:
+                mask &= ~ones(first - base)
+            yield page, mask
+
+    def pieces(self, base: int, bits: int) -> Iterator[tuple[Page, int]]:
+        """A mask that begins at an offset, cut at the pages."""
+        at = base % PAGE
+        if bits.bit_length() <= PAGE - at:
+            yield self._page(base), bits << at
+            return
+        page_base = base - at
+        bits <<= at
+        while bits:
+            mask = bits & WHOLE
+            if mask:
+                yield self._page(page_base), mask
+            bits >>= PAGE
+            page_base += PAGE
+
+    def tidy(self) -> None:
+        """Drop pages that have nothing open and nothing to be logged."""
+        pages = self.pages
+        if not any(not page.open for page in pages):
+            return
+        low = self.low
+        self.pages = [
+            page for page in pages
+            if page.open or (page.dirty and page.base + PAGE > low) or page is pages[-1]
+        ]  # fmt: skip
+        last = self.pages[-1]
+        if not last.open and last.base + PAGE <= self.read:
+            self.pages.pop()
+        self._bases = [page.base for page in self.pages]
+
+    # --- moving offsets from place to place -----------------------------------------------------
+
+    def take_in(self, base: int, bits: int) -> None:
+        """These offsets were read and selected: they wait."""
+        for page, mask in self.pieces(base, bits):
+            page.open |= mask
+            page.waiting |= mask
+        self.waiting += bits.bit_count()
+
+    def waiting_in(self, base: int, end: int) -> int:
+        """Which offsets of [base, end) wait, as a mask that begins at `base`."""
+        found = 0
+        for page, mask in self.within(base, end):
+            some = page.waiting & mask
+            if some:
+                shift = page.base - base
+                found |= some << shift if shift >= 0 else some >> -shift
+        return found
+
+    def hand(self, base: int, bits: int, member: Any, now_ms: int) -> None:
+        """These waiting offsets are in a member's hands."""
+        for page, mask in self.pieces(base, bits):
+            page.waiting &= ~mask
+            before = page.held.get(member, 0)
+            if not before:
+                page.since[member] = now_ms
+            page.held[member] = before | mask
+        count = bits.bit_count()
+        self.waiting -= count
+        self.held += count
+
+    def pick(self, member: Any, ranges: Iterable[Range], also_waiting: bool) -> Picked | None:
+        """These ranges as pages and masks; None unless the member holds every offset of them.
+
+        also_waiting: what waits counts as its own.
+        """
+        picked: Picked = []
+        for first, end in ranges:
+            wanted = end - first
+            for page, mask in self.within(first, end):
+                mine = page.held.get(member, 0)
+                if also_waiting:
+                    mine |= page.waiting
+                if mask & ~mine:
+                    return None
+                wanted -= mask.bit_count()
+                if picked and picked[-1][0] is page:
+                    picked[-1] = page, picked[-1][1] | mask
+                else:
+                    picked.append((page, mask))
+            if wanted:
+                return None
+        return picked
+
+    def unhand(self, page: Page, member: Any, mask: int) -> tuple[int, int]:
+        """Take offsets from a member, or from those that wait: (which it held, which waited)."""
+        mine = page.held.get(member, 0)
+        held = mine & mask
+        if held:
+            mine ^= held
+            if mine:
+                page.held[member] = mine
+            else:
+                del page.held[member], page.since[member]
+            self.held -= held.bit_count()
+        waited = page.waiting & mask
+        if waited:
+            page.waiting ^= waited
+            self.waiting -= waited.bit_count()
+        return held, waited
+
+    def leave(self, page: Page, mask: int) -> None:
+        """What was taken from a member is on its way out."""
+        page.leaving |= mask
+        self.leaving += mask.bit_count()
+
+    def left(self, page: Page, mask: int) -> None:
+        """What was on its way out is done."""
+        page.leaving &= ~mask
+        page.open &= ~mask
+        self.leaving -= mask.bit_count()
+
+    def stay(self, page: Page, mask: int, member: Any, now_ms: int) -> None:
+        """What was on its way out stays: with the member, or (None) with those that wait."""
+        page.leaving &= ~mask
+        count = mask.bit_count()
+        self.leaving -= count
+        if member is None:
+            page.waiting |= mask
+            self.waiting += count
+            return
+        page.since.setdefault(member, now_ms)
+        page.held[member] = page.held.get(member, 0) | mask
+        self.held += count
+
+    def delay(self, page: Page, mask: int) -> None:
+        """What was taken from a member is to be handed out after a time."""
+        page.late |= mask
+        self.late += mask.bit_count()
+
+    def due(self, page: Page, mask: int) -> int:
+        """What was delayed waits again; returns which of it was late still."""
+        mask &= page.late
+        page.late ^= mask
+        page.waiting |= mask
+        count = mask.bit_count()
+        self.late -= count
+        self.waiting += count
+        return mask
+
+    def wait(self, page: Page, mask: int) -> None:
+        """What was taken from a member waits again."""
+        page.waiting |= mask
+        self.waiting += mask.bit_count()
+
+    def release(self, member: Any) -> Picked:
+        """All that a member held waits again; returns it."""
+        released: Picked = []
+        for page in self.pages:
+            mask = page.held.pop(member, 0)
+            if mask:
+                del page.since[member]
+                page.waiting |= mask
+                released.append((page, mask))
+                count = mask.bit_count()
+                self.held -= count
+                self.waiting += count
+        return released
+
+    def close(self, page: Page, mask: int) -> None:
+        """Waiting offsets are done without an acknowledgement: expired, or gone."""
+        page.waiting &= ~mask
+        page.open &= ~mask
+        self.waiting -= mask.bit_count()
+
+    def close_waiting(self, first: int, end: int) -> Picked:
+        """What waits in [first, end) is done: it cannot be had any more."""
+        closed: Picked = []
+        for page, mask in self.within(first, end):
+            some = page.waiting & mask
+            if some:
+                self.close(page, some)
+                closed.append((page, some))
+        return closed
+
+    def since(self, member: Any) -> int:
+        """Since when a member holds the oldest that it holds; 0: it holds nothing."""
+        for page in self.pages:
+            found = page.since.get(member)
+            if found is not None:
+                return found
+        return 0
+
+    # --- what the log is to say ---------------------------------------------------------------
+
+    def ranges(self, picked: Picked, logged: int) -> list[Range]:
+        """Ranges that say of these open offsets that they are done, and of what is done beside.
+
+        logged: the position that the log has; everything up to `low` may be said to be done.
+        """
+        found: list[Range] = []
+        first_page = self.pages[0] if self.pages else None
+        for page, mask in picked:
+            after = page.open & ~mask
+            limit = min(PAGE, self.read - page.base)
+            low, end = low_bit(mask), mask.bit_length()
+            if after & (ones(end) ^ ones(low)):
+                runs = _closed_runs(after, mask, limit)
+            else:
+                begin = (after & ones(low)).bit_length()
+                above = after >> end
+                runs = [(begin, end + low_bit(above) if above else max(limit, end))]
+            for begin, stop in runs:
+                start = page.base + begin
+                if not begin and page is first_page:
+                    start = min(start, logged)
+                if found and found[-1][1] >= start:
+                    found[-1] = found[-1][0], page.base + stop
+                else:
+                    found.append((start, page.base + stop))
+        return found
+
+    def done_ahead(self, page: Page) -> list[Range]:
+        """What of a page is done, as ranges."""
+        limit = min(PAGE, self.read - page.base)
+        closed = ones(limit) & ~page.open
+        if not closed:
+            return []
+        return [
+            (page.base + first, page.base + end)
+            for first, end in _closed_runs(page.open, closed, limit)
+        ]
+
+
+def _closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]:
+    """Runs of what is not open, before `limit`, that have at least one of the mask in them."""
+    closed = np.zeros(limit + 2, np.int8)
+    closed[1:-1] = ~rows_of_bits(open_rows & ones(limit), limit)
+    edges = np.flatnonzero(np.diff(closed))
+    firsts, ends = edges[::2], edges[1::2]
+    wanted = np.zeros(limit + 1, np.int32)
+    np.cumsum(rows_of_bits(mask & ones(limit), limit), out=wanted[1:])
+    chosen = wanted[ends] > wanted[firsts]
+    return list(zip(firsts[chosen].tolist(), ends[chosen].tolist(), strict=True))

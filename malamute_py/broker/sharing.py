@@ -1,0 +1,593 @@
+"""Sharing: who of a group gets which records of a batch.
+
+Owns the members of one group, what each kind of group allows them, and the slots of keyed groups.
+The rules: shared: to the member with the most free credit, at most its share of what waits, so
+that a lone batch is spread and a backlog goes out in whole batches; exclusive: to the holder,
+whose place is kept for a while when it is lost; keyed: to the member that the record's slot
+belongs to by rendezvous hash, and a slot moves only when its old member holds nothing of it, so
+records of one key are in one place, in order. A slot is one of 1,024 into which first keys hash:
+what is kept a key is bounded, and a batch costs by its distinct headers and members, not by its
+rows. Source: DESIGN.md, section 9; the hold window is that of the localmq reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from malamute_protocol.content import Content
+from malamute_py.broker.holdings import (
+    PAGE,
+    Holdings,
+    Page,
+    Picked,
+    Rows,
+    bits_of_rows,
+    first_bits,
+    rows_of_bits,
+)
+from malamute_py.broker.links import Link
+from malamute_py.broker.selection import rows_of_headers, unexpired
+from malamute_py.broker.streams import Batch, Stream
+from malamute_py.changelog.records import Range
+from malamute_py.changelog.tables import GroupRow
+from malamute_py.matcher import compile_pattern
+
+if TYPE_CHECKING:
+    from malamute_protocol.commands import JoinGroup
+
+KINDS: Final = ("shared", "exclusive", "keyed")
+SLOTS: Final = 1_024
+NOBODY: Final = -1
+TABLES_MAX: Final = 256
+"""Header tables of which a group remembers what it selects and which slots they are."""
+
+Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+SlotsOfRows: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int16]]"
+
+
+class Member:
+    """One subscription of one link that takes part in a group."""
+
+    __slots__ = (
+        "covered",
+        "credit_bytes",
+        "credit_records",
+        "ended",
+        "group",
+        "held",
+        "hold_ms",
+        "identity",
+        "joined_ms",
+        "left_bytes",
+        "left_records",
+        "link",
+        "number",
+        "place",
+        "served",
+        "session",
+    )
+
+    def __init__(self, link: Link, command: JoinGroup, now_ms: int, hold_ms: int) -> None:
+        self.link = link
+        self.number = command.subscription
+        self.group: Group | None = None
+        """None until its group is there."""
+        self.identity = link.identity
+        self.session = link.session
+        self.hold_ms = hold_ms
+        self.joined_ms = now_ms
+        self.credit_records = self.left_records = command.credit_records
+        self.credit_bytes = self.left_bytes = command.credit_bytes
+        self.held = 0
+        """How many records it has and has not acknowledged."""
+        self.covered = 0
+        """Where its next delivery begins."""
+        self.served = 0
+        """When it was served last, in deliveries of the group."""
+        self.place = NOBODY
+        """Its number in the arrays of a keyed group."""
+        self.ended = False
+
+    @property
+    def able(self) -> bool:
+        """Whether it may be given something."""
+        return self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
+
+    def raise_credit(self, records: int, size: int) -> None:
+        """Take up cumulative credit, which only rises."""
+        if records > self.credit_records:
+            self.left_records += records - self.credit_records
+            self.credit_records = records
+        if size > self.credit_bytes:
+            self.left_bytes += size - self.credit_bytes
+            self.credit_bytes = size
+
+    def is_again(self, lost: Member) -> bool:
+        """Whether this is a lost member that has come back."""
+        return self.session == lost.session or bool(self.identity == lost.identity != "")
+
+
+class Slots:
+    """Which member of a keyed group each slot belongs to."""
+
+    __slots__ = ("_holder", "_late", "_target", "held", "owner", "settled", "waiting")
+
+    def __init__(self) -> None:
+        self.owner: Places = np.full(SLOTS, NOBODY, np.int16)
+        """Who is given records of the slot now; nobody while it moves or something is late."""
+        self._target: Places = np.full(SLOTS, NOBODY, np.int16)
+        """Who is to be."""
+        self._holder: Places = np.full(SLOTS, NOBODY, np.int16)
+        """Who was given the last ones."""
+        self.held: Numbers = np.zeros(SLOTS, np.int64)
+        """Records in a member's hands, or leaving them."""
+        self._late: Numbers = np.zeros(SLOTS, np.int64)
+        self.waiting: Numbers = np.zeros(SLOTS, np.int64)
+        self.settled = True
+        """Every slot belongs to whom it is to belong to."""
+
+    def divide(self, members: list[Member]) -> None:
+        """Work out anew to whom slots belong; those in hand stay until they are not."""
+        best = np.zeros(SLOTS, np.uint64)
+        self._target = np.full(SLOTS, NOBODY, np.int16)
+        numbers = np.arange(1, SLOTS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        for member in members:
+            name = member.session + member.number.to_bytes(16, "little", signed=True)
+            seed = int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
+            weight = numbers ^ np.uint64(seed)
+            weight = (weight ^ (weight >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            weight = (weight ^ (weight >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            weight ^= weight >> np.uint64(31)
+            better = weight >= best
+            self._target[better] = member.place
+            best = np.maximum(best, weight)
+        self.settle()
+
+    def settle(self) -> None:
+        """Let slots go to whom they are to belong to, where nothing of them is in hand."""
+        free = (self.held == 0) | (self._holder == self._target)
+        free &= self._late == 0
+        self.owner = np.where(free, self._target, np.int16(NOBODY))
+        self.settled = bool(free.all())
+
+    def take_in(self, slots: SlotsOfRows) -> None:
+        """Records of these slots wait."""
+        self.waiting += np.bincount(slots, minlength=SLOTS)
+
+    def hand(self, slots: SlotsOfRows, place: int) -> None:
+        """Waiting records of these slots are in a member's hands."""
+        counts = np.bincount(slots, minlength=SLOTS)
+        self.waiting -= counts
+        self.held += counts
+        self._holder[counts > 0] = place
+
+    def done(self, slots: SlotsOfRows) -> None:
+        """Records in hand are in nobody's any more."""
+        self.held -= np.bincount(slots, minlength=SLOTS)
+        if not self.settled:
+            self.settle()
+
+    def back(self, slots: SlotsOfRows) -> None:
+        """Records in hand wait again."""
+        counts = np.bincount(slots, minlength=SLOTS)
+        self.held -= counts
+        self.waiting += counts
+        self.settle()
+
+    def closed(self, slots: SlotsOfRows) -> None:
+        """Waiting records are done."""
+        self.waiting -= np.bincount(slots, minlength=SLOTS)
+
+    def delay(self, slots: SlotsOfRows) -> None:
+        """Records in hand are late: what follows them waits for them."""
+        counts = np.bincount(slots, minlength=SLOTS)
+        self.held -= counts
+        self._late += counts
+        self.settle()
+
+    def due(self, slots: SlotsOfRows) -> None:
+        """Late records wait again."""
+        counts = np.bincount(slots, minlength=SLOTS)
+        self._late -= counts
+        self.waiting += counts
+        self.settle()
+
+
+class Group:
+    """One group at run time: its members, its reader's place, what is open behind it."""
+
+    __slots__ = (
+        "_seen",
+        "by_place",
+        "deliveries",
+        "done",
+        "everything",
+        "flushing",
+        "ghost",
+        "gone",
+        "holder",
+        "holdings",
+        "idle_reads",
+        "kind",
+        "lost",
+        "members",
+        "moved_ms",
+        "name",
+        "pattern",
+        "predicate",
+        "queued",
+        "reading",
+        "returns_ms",
+        "row",
+        "slots",
+        "stream",
+        "timer",
+        "waker",
+        "window",
+    )
+
+    def __init__(self, stream: Stream, row: GroupRow, window: int) -> None:
+        self.stream = stream
+        self.row = row
+        """As the log has it."""
+        self.name = row.name
+        self.kind = row.kind
+        self.window = window
+        self.pattern: Any = msgspec.msgpack.decode(row.pattern)
+        compiled = compile_pattern(self.pattern)
+        self.everything = compiled.canonical == ("all",) or self.pattern == ["topic", "#"]
+        self.predicate = compiled.matches
+        self.holdings = Holdings(row.next)
+        self.done: list[Range] = list(row.done)
+        """Of what is still to be read, what was done in an earlier run of the broker."""
+        self.members: list[Member] = []
+        """In the order of their joining; without the ghost."""
+        self.holder: Member | None = None
+        """Exclusive: who is given the records."""
+        self.ghost: Member | None = None
+        """Exclusive: a lost holder whose place is kept, with what it holds."""
+        self.returns_ms = 0
+        """Until when."""
+        self.slots = Slots() if row.kind == "keyed" else None
+        self.by_place: dict[int, Member] = {}
+        self._seen: dict[Any, tuple[Any, Any]] = {}
+        """Header table -> (headers chosen or None for all, slots of its headers)."""
+        self.deliveries = 0
+        self.moved_ms = 0
+        """When something was done last."""
+        self.lost = 0
+        """Records that were gone before anyone got them."""
+        self.reading = 0
+        """Token of its one read of history that is under way; 0: none."""
+        self.idle_reads = 0
+        self.queued = False
+        self.flushing = False
+        """A GroupDone that nobody waits for is on its way."""
+        self.timer = 0
+        """When the next one is due; 0: nothing is to be said."""
+        self.gone = False
+        self.waker: Callable[[], None] | None = None
+        """What the stream calls when there is more to read; None without members."""
+
+    # --- members ------------------------------------------------------------------------------
+
+    def enter(self, member: Member) -> bool:
+        """Take up a member; True when a lost holder came back in it."""
+        member.group = self
+        self.members.append(member)
+        if self.kind == "exclusive":
+            if self.ghost is not None and member.is_again(self.ghost):
+                self.hand_over(member)
+                return True
+            if self.holder is None and self.ghost is None:
+                self.holder = member
+        elif self.slots is not None:
+            place = 0
+            while place in self.by_place:
+                place += 1
+            member.place = place
+            self.by_place[place] = member
+            self.slots.divide(self.members)
+        return False
+
+    def hand_over(self, member: Member) -> None:
+        """A member goes on in the place of the ghost."""
+        ghost, self.ghost = self.ghost, None
+        self.holder = member
+        if ghost is not None:
+            self._release(ghost)
+
+    def leave(self, member: Member, keep_until_ms: int) -> int:
+        """A member has gone; returns how many records it held.
+
+        keep_until_ms: an exclusive holder may come back before; 0: it has left for good.
+        """
+        held = member.held
+        self.members.remove(member)
+        if member is self.holder:
+            self.holder = None
+            again = next((other for other in self.members if other.is_again(member)), None)
+            if again is not None:
+                self.ghost = member
+                self.hand_over(again)
+                return held
+            if keep_until_ms:
+                self.ghost, self.returns_ms = member, keep_until_ms
+                return held
+            self.next_holder()
+        self._release(member)
+        if self.slots is not None:
+            del self.by_place[member.place]
+            self.slots.divide(self.members)
+        return held
+
+    def give_up_ghost(self) -> None:
+        """The lost holder did not come back in time."""
+        ghost, self.ghost = self.ghost, None
+        if ghost is not None:
+            self._release(ghost)
+        self.next_holder()
+
+    def next_holder(self) -> None:
+        """The longest waiting member is the holder from here on."""
+        self.holder = self.members[0] if self.members else None
+
+    def _release(self, member: Member) -> None:
+        member.held = 0
+        for page, mask in self.holdings.release(member):
+            if self.slots is not None:
+                self.slots.back(slots_of(page, mask))
+
+    def takers(self) -> list[Member]:
+        """Members that may be given something now."""
+        if self.kind == "exclusive":
+            holder = self.holder
+            return [holder] if holder is not None and holder.able else []
+        return [member for member in self.members if member.able]
+
+    # --- what to read next -----------------------------------------------------------------------
+
+    def wanted(self) -> int | None:
+        """The least offset that could be handed out now; None: there is no such."""
+        takers = self.takers()
+        if not takers:
+            return None
+        holdings = self.holdings
+        if holdings.waiting:
+            offset = self._waiting_for(takers)
+            if offset is not None:
+                return offset
+        return holdings.read if self.reads_on else None
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether the reader may go on: there is more, and the window has room."""
+        holdings = self.holdings
+        read = holdings.read
+        if read >= self.stream.next:
+            return False
+        return not holdings.open or read - holdings.low < self.window
+
+    def _waiting_for(self, takers: list[Member]) -> int | None:
+        slots = self.slots
+        if slots is None:
+            for page in self.holdings.pages:
+                if page.waiting:
+                    return page.base + (page.waiting & -page.waiting).bit_length() - 1
+            return None
+        able = np.isin(slots.owner, [member.place for member in takers])
+        if not ((slots.waiting > 0) & able).any():
+            return None
+        for page in self.holdings.pages:
+            if page.waiting:
+                rows = np.flatnonzero(rows_of_bits(page.waiting, page.waiting.bit_length()))
+                assert page.slots is not None
+                places = rows[able[page.slots[rows]]]
+                if len(places):
+                    return page.base + int(places[0])
+        return None
+
+    # --- reading a batch -------------------------------------------------------------------------
+
+    def take_in(self, batch: Batch, now_ms: int) -> None:
+        """Read a batch for the first time, from where the reader stands: what is selected waits."""
+        holdings = self.holdings
+        base, end, content = batch.base, batch.next, batch.content
+        count = end - base
+        chosen, slots = self._of_table(content)
+        rows = rows_of_headers(content, chosen)
+        alive = unexpired(content, now_ms)
+        if alive is not None:
+            rows = alive if rows is None else rows & alive
+        bits = (1 << count) - 1 if rows is None else bits_of_rows(rows)
+        if holdings.read > base:
+            skipped = holdings.read - base
+            bits = bits >> skipped << skipped
+        while self.done and self.done[0][0] < end:
+            first, stop = self.done[0]
+            first, stop = max(first, base), min(stop, end)
+            if stop > first:
+                bits &= ~(((1 << (stop - first)) - 1) << (first - base))
+            if self.done[0][1] > end:
+                break
+            del self.done[0]
+        holdings.read = end
+        if not bits:
+            return
+        holdings.take_in(base, bits)
+        if self.slots is None:
+            return
+        _, codes = content.headers()
+        row_slots = np.full(count, slots[0], np.uint16) if codes is None else slots[codes]
+        self.slots.take_in(row_slots[rows_of_bits(bits, count)])
+        for page, _ in holdings.within(base, end):
+            if page.slots is None:
+                page.slots = np.zeros(PAGE, np.uint16)
+            first, stop = max(base, page.base), min(end, page.base + PAGE)
+            page.slots[first - page.base : stop - page.base] = row_slots[first - base : stop - base]
+
+    def _of_table(self, content: Content) -> tuple[Any, Any]:
+        """(headers chosen, None for all; slot of each distinct header, when keyed)."""
+        if self.everything and self.slots is None:
+            return None, None
+        if content.head.fieldmaps_count:
+            key: Any = content.headers()[0]
+        else:
+            key = content.table
+        found = self._seen.get(key)
+        if found is not None:
+            return found
+        headers, _ = content.headers()
+        chosen = None
+        if not self.everything:
+            predicate = self.predicate
+            each = (predicate(header.keys, header.fields) for header in headers)
+            chosen = np.fromiter(each, np.bool_, len(headers))
+            if chosen.all():
+                chosen = None
+        slots = None
+        if self.slots is not None:
+            each_slot = (crc32(header.keys[0].encode()) % SLOTS for header in headers)
+            slots = np.fromiter(each_slot, np.uint16, len(headers))
+        if len(headers) <= TABLES_MAX:
+            if len(self._seen) >= TABLES_MAX:
+                self._seen.clear()
+            self._seen[key] = chosen, slots
+        return chosen, slots
+
+    # --- dividing what waits of a batch ---------------------------------------------------------
+
+    def divided(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
+        """Who is to be given which of the waiting rows of a batch.
+
+        Each is to be handed out before the next is asked for.
+        """
+        if self.slots is not None:
+            yield from self._by_slot(batch, bits)
+            return
+        while bits:
+            takers = self.takers()
+            if not takers:
+                return
+            member, most = takers[0], takers[0].left_records
+            if len(takers) > 1:
+                member = max(takers, key=_freedom)
+                behind = self.holdings.waiting + self.stream.next - self.holdings.read
+                most = min(member.left_records, -(-behind // len(takers)))
+            rows = bits
+            if rows.bit_count() > most:
+                rows = first_bits(rows, most)
+            yield member, rows
+            bits ^= rows
+
+    def _by_slot(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
+        assert self.slots is not None
+        content = batch.content
+        _, slots = self._of_table(content)
+        _, codes = content.headers()
+        owner = self.slots.owner
+        if codes is None:
+            member = self.by_place.get(int(owner[slots[0]]))
+            if member is not None and member.able:
+                most = member.left_records
+                yield member, bits if bits.bit_count() <= most else first_bits(bits, most)
+            return
+        count = batch.next - batch.base
+        owners = owner[slots][codes]
+        waiting = rows_of_bits(bits, count)
+        for place, member in list(self.by_place.items()):
+            if not member.able:
+                continue
+            rows: Rows = waiting & (owners == place)
+            some = int(np.count_nonzero(rows))
+            if some:
+                mine = bits_of_rows(rows)
+                most = member.left_records
+                yield member, mine if some <= most else first_bits(mine, most)
+
+    def hand(self, batch: Batch, member: Member, bits: int, now_ms: int) -> int:
+        """These rows are in the member's hands; returns how many."""
+        self.holdings.hand(batch.base, bits, member, now_ms)
+        count = bits.bit_count()
+        member.held += count
+        self.deliveries += 1
+        member.served = self.deliveries
+        if self.slots is not None:
+            self.slots.hand(self.slots_in(batch, bits), member.place)
+        return count
+
+    def slots_in(self, batch: Batch, bits: int) -> SlotsOfRows:
+        """Slots of rows of a batch."""
+        _, slots = self._of_table(batch.content)
+        _, codes = batch.content.headers()
+        if codes is None:
+            return np.full(bits.bit_count(), slots[0], np.int64)
+        found: SlotsOfRows = slots[codes[rows_of_bits(bits, batch.next - batch.base)]]
+        return found
+
+    # --- what is done or comes back --------------------------------------------------------------
+
+    def close(self, base: int, bits: int) -> None:
+        """Waiting rows from an offset on are done: they have expired."""
+        for page, mask in self.holdings.pieces(base, bits):
+            self.holdings.close(page, mask)
+            if self.slots is not None:
+                self.slots.closed(slots_of(page, mask))
+
+    def close_before(self, first: int) -> int:
+        """What waits or is unread before an offset is gone; returns how many offsets that is."""
+        holdings = self.holdings
+        gone = 0
+        for page, mask in holdings.close_waiting(holdings.low, first):
+            gone += mask.bit_count()
+            if self.slots is not None:
+                self.slots.closed(slots_of(page, mask))
+        if holdings.read < first:
+            gone += first - holdings.read
+            holdings.read = first
+        return gone
+
+    def close_between(self, first: int, end: int) -> int:
+        """The same of [first, end), which the reader has come to."""
+        holdings = self.holdings
+        gone = 0
+        for page, mask in holdings.close_waiting(first, end):
+            gone += mask.bit_count()
+            if self.slots is not None:
+                self.slots.closed(slots_of(page, mask))
+        if first <= holdings.read < end:
+            gone += end - holdings.read
+            holdings.read = end
+        return gone
+
+    def acknowledged(self, picked: Picked) -> None:
+        """What was on its way out is done."""
+        for page, mask in picked:
+            self.holdings.left(page, mask)
+            if self.slots is not None:
+                self.slots.done(slots_of(page, mask))
+
+    @property
+    def moved(self) -> bool:
+        """Whether something is done that the log does not say is."""
+        if self.holdings.low > self.row.next:
+            return True
+        return any(page.dirty for page in self.holdings.pages)
+
+
+def slots_of(page: Page, mask: int) -> SlotsOfRows:
+    """Slots of some offsets of a page of a keyed group."""
+    assert page.slots is not None
+    found: SlotsOfRows = page.slots[: mask.bit_length()][rows_of_bits(mask, mask.bit_length())]
+    return found
+
+
+def _freedom(member: Member) -> tuple[int, int]:
+    return member.left_records, -member.served
