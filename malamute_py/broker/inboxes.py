@@ -365,7 +365,7 @@ class Inboxes:
                 return False
             mask = _lowest(mask, count)
         body = self._bodies.get(base)
-        size = row.bytes
+        size = row.size
         if size > inbox.left_bytes:
             fitting = self._fitting(inbox, row, mask, body)
             if not fitting:
@@ -405,7 +405,7 @@ class Inboxes:
         """Rows that the credit in bytes has room for, though not for the whole batch."""
         if body is not None and inbox.left_bytes > 0 and extractable(body.content):
             # A guess from the mean, proved by extracting.
-            count = min(mask.bit_count(), inbox.left_bytes * row.count // row.bytes)
+            count = min(mask.bit_count(), inbox.left_bytes * row.count // row.size)
             while count:
                 some = _lowest(mask, count)
                 if sum(map(len, body.extracted(some))) <= inbox.left_bytes:
@@ -424,7 +424,7 @@ class Inboxes:
             handout.body = body
             self._flush(inbox)
 
-        self._bodies.want(row.base, row.bytes, found)
+        self._bodies.want(row.base, row.size, found)
 
     def _flush(self, inbox: Inbox) -> None:
         """Send what has its bodies, in order."""
@@ -434,8 +434,8 @@ class Inboxes:
         while pipe and (pipe[0].body is not None or pipe[0].missing):
             handout = pipe.popleft()
             row, mask = handout.row, handout.mask
-            inbox.pipe_bytes -= row.bytes
-            inbox.left_bytes += row.bytes
+            inbox.pipe_bytes -= row.size
+            inbox.left_bytes += row.size
             if handout.body is None:
                 self._unreadable(inbox, handout)
                 continue

@@ -454,16 +454,16 @@ class Peeking:
             if not left:
                 continue
             if count >= self._limit or (
-                self._rows and size + row.bytes > self._admin._shard.settings.peek_bytes_max
+                self._rows and size + row.size > self._admin._shard.settings.peek_bytes_max
             ):
                 self._more = True
                 break
             self._rows.append(row)
             count += left.bit_count()
-            size += row.bytes
+            size += row.size
         for row in self._rows:
             self._waiting += 1
-            self._admin._bodies.want(row.base, row.bytes, self._taker(row.base))
+            self._admin._bodies.want(row.base, row.size, self._taker(row.base))
         self._arrived()
 
     def _taker(self, base: int) -> Callable[[Body | None], None]:

@@ -70,7 +70,7 @@ class Putting:
         self.put = put
         self.part = part
         self.count = put.count
-        self.size = put.bytes
+        self.size = put.size
         self.created = False
 
     def taken(self) -> None:
@@ -267,9 +267,9 @@ class Mailboxes:
             mailbox.order.add(base)
             count = message.left.bit_count()
             mailbox.messages += count
-            mailbox.bytes += message.bytes
+            mailbox.bytes += message.size
             self.messages += count
-            self.bytes += message.bytes
+            self.bytes += message.size
             if message.expires_ms:
                 self.expiries.set((number, base), message.expires_ms)
             rare = message.rare
@@ -772,11 +772,11 @@ class Mailboxes:
         count = mask.bit_count() if mask else row.count
         if not mask or row.left == mask:
             mailbox.order.add(base)
-            mailbox.bytes += row.bytes
+            mailbox.bytes += row.size
             if mailbox.memory:
-                self.memory_bytes += row.bytes
+                self.memory_bytes += row.size
             else:
-                self.bytes += row.bytes
+                self.bytes += row.size
         mailbox.messages += count
         self.messages += count
         self._shard.counters["mail_in"] += count
@@ -830,11 +830,11 @@ class Mailboxes:
             return
         del mailbox.out[base]
         mailbox.order.discard(base)
-        mailbox.bytes -= row.bytes
+        mailbox.bytes -= row.size
         if mailbox.memory:
-            self.memory_bytes -= row.bytes
+            self.memory_bytes -= row.size
         else:
-            self.bytes -= row.bytes
+            self.bytes -= row.size
         self.bodies.drop(base)
         if row.expires_ms:
             self.expiries.drop(place)
