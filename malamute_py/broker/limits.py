@@ -142,6 +142,52 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     peek_bytes_max: int = 8 << 20
     """What one PEEK_MAIL reads; the page ends there."""
 
+    # --- services: beyond a count `limit`, beyond what a queue holds `wait`
+    services_max: int = 10_000
+    service_requests_max: int = 1_000_000
+    """Requests waiting or in hand of one service that names no bound; beyond it `wait`."""
+    service_bytes_max: int = 1 << 30
+    """The same in bytes of their batches."""
+    all_requests_bytes_max: int = 8 << 30
+    """The same over all services."""
+    request_rows_max: int = 4_096
+    """Requests of one REQUEST: what is in hand of a batch is bitmaps of its length; beyond it
+    `too_large`."""
+    request_subjects_max: int = 1_024
+    """Different subjects among them; beyond it `too_large`."""
+    offers_max: int = 100_000
+    lease_ms: int = 30_000
+    """Silence of a worker about a request after which it goes to another, where nobody says."""
+    lease_min_ms: int = 100
+    lease_max_ms: int = 24 * 3_600_000
+    attempts_max: int = 5
+    """Handed out so often without completion, a request becomes a dead letter."""
+    backoff_ms: int = 100
+    """Pause before a request whose worker died or went silent is handed out again; doubles."""
+    backoff_max_ms: int = 60_000
+    default_service: dict[str, Any] = {}
+    """Settings of service queues that first use creates."""
+    hand_outs_max: int = 1_000
+    """Batches that are handed out in one step, over all services."""
+    timers_max: int = 2_000
+    """Requests and leases whose time is over that one step looks at."""
+
+    # --- cursors and groups: beyond a count `limit`
+    cursors_max: int = 100_000
+    pin_bytes_max: int = 1 << 30
+    """Bytes of a ring that a cursor's pin holds back where its settings do not say; beyond it the
+    pin is broken."""
+    groups_max: int = 10_000
+    group_members_max: int = 1_000
+    group_window_records: int = 65_536
+    """How far a group reads ahead of its position; about a quarter of a byte each, a member."""
+    group_hold_ms: int = 10_000
+    """How long the place of a lost holder of an exclusive group is kept, where nobody says."""
+    group_hold_max_ms: int = 600_000
+    group_flush_ms: int = 1_000
+    """How late the log learns of acknowledgements that nobody waits for, and of records passed
+    over."""
+
     # --- administration
     page_max: int = 1_000
     splits_max: int = 10_000

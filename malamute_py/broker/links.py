@@ -2,9 +2,11 @@
 
 Owns every fact about one connected client, its outbox included. The rules: what a client
 may send in which state the protocol's table says and nothing else; a newer HELLO of a
-session ends the older link; what a peer has not shown to have read is bounded by its share
-(a PONG shows it), and what is kept for one that does not read at all by a count. Source:
-SPEC.md, section 2; DESIGN.md, sections 4, 8 and 11.
+session ends the older link, and one that asks for an identity by name ends the link of
+another session that had asked for it (those that have it from their credential alone may be
+many); what a peer has not shown to have read is bounded by its share (a PONG shows it), and
+what is kept for one that does not read at all by a count. Source: SPEC.md, section 2;
+DESIGN.md, sections 4, 8, 9 and 11.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from malamute_py.broker.shard import Shard
 
 if TYPE_CHECKING:
     from malamute_py.broker.subscriptions import Subscription
+    from malamute_py.broker.waiting import Offer, Service
 
 FEATURES = int(Feature.TYPED)
 """What this broker serves beyond the streams themselves."""
@@ -45,17 +48,21 @@ class Link:
         "expiry_ms",
         "frames",
         "half",
+        "happened",
         "heard_ms",
         "heartbeat_ms",
         "holder",
         "identity",
+        "named",
         "number",
+        "offers",
         "opened_ms",
         "out",
         "probe",
         "probe_bytes",
         "publishing",
         "queries",
+        "requesting",
         "results",
         "room",
         "said_ms",
@@ -100,6 +107,13 @@ class Link:
         self.publishing: dict[str, Any] = {}
         """Streams that this link was seen to be allowed to write to."""
         self.subscriptions: dict[int, Subscription] = {}
+        self.offers: dict[int, Offer] = {}
+        self.requesting: dict[str, Service] = {}
+        """Services that this link was seen to be allowed to ask."""
+        self.named = False
+        """Its identity was asked for in HELLO: no other session has it at the same time."""
+        self.happened = ""
+        """How it ended: `bye`, `lost`, `fenced`, ...; empty while it has not."""
         self.queries = 0
         """Questions to the journal that this link waits for."""
         self.results = 0
@@ -120,6 +134,8 @@ class Links:
         self._shard = shard
         self.table: dict[int, Link] = {}
         self._sessions: dict[bytes, Link] = {}
+        self._identities: dict[str, Link] = {}
+        """Identity -> the one link that asked for it by name."""
         self._timers: list[tuple[int, int, Link]] = []
         self._armed = 0
         self._closes: list[int] = []
@@ -188,6 +204,8 @@ class Links:
         if older is not None and older is not link:
             shard.counters["links_fenced"] += 1
             self.close(older, "fenced", "fenced", "a newer link of this session took over")
+        if hello.identity:
+            self._take_identity(link, wanted)
         asked = hello.heartbeat_ms or settings.heartbeat_ms
         link.heartbeat_ms = max(settings.heartbeat_min_ms, min(asked, settings.heartbeat_max_ms))
         link.expiry_ms = link.heartbeat_ms * settings.expiry_beats
@@ -223,6 +241,18 @@ class Links:
         self._arm(link, link.heartbeat_ms)
         shard.event("link_opened", link=link.number, identity=wanted, software=link.software)
 
+    def _take_identity(self, link: Link, identity: str) -> None:
+        """An identity asked for by name belongs to the newest session that asks."""
+        older = self._identities.get(identity)
+        if older is not None and older is not link:
+            self._shard.counters["links_fenced"] += 1
+            self._shard.event(
+                "identity_taken", "warning", identity=identity, link=older.number, by=link.number
+            )
+            self.close(older, "fenced", "fenced", f"another session took the identity '{identity}'")
+        self._identities[identity] = link
+        link.named = True
+
     def close(self, link: Link, happened: str, code: str, reason: str) -> None:
         """End a link; unless it is lost, the peer gets a BYE with the code first."""
         if link.state is State.CLOSED:
@@ -238,6 +268,9 @@ class Links:
         self.table.pop(link.number, None)
         if self._sessions.get(link.session) is link:
             del self._sessions[link.session]
+        if link.named and self._identities.get(link.identity) is link:
+            del self._identities[link.identity]
+        link.happened = happened
         self.ended.append(link)
         self._closes.append(link.number)
         shard.counters["links_closed"] += 1

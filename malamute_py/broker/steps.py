@@ -79,6 +79,8 @@ class Part(msgspec.Struct, eq=False):
     """Of the content, once it is appended; empty in memory."""
     time_ms: int = 0
     """Append time that was asked for; see `stamp` for what it became."""
+    also: list[Part] = []
+    """Further parts that happen with it."""
 
     @property
     def size(self) -> int:
@@ -191,6 +193,17 @@ class Steps:
                 self._confirms.settle_by(self._main, waiter, self._main.end_lsn)
         return True
 
+    def under_way(self, key: tuple[str, bytes]) -> bool:
+        """Whether a step of this key is queued or handed over."""
+        return key in self._under_way
+
+    def number_of(self, key: tuple[str, bytes]) -> int:
+        """Number of the first message or request of the batch of a key; -1: none is known."""
+        row = self._memory_keys.get(key)
+        if row is None:
+            row = self._shard.queues.keys.get(key)
+        return -1 if row is None else row.base
+
     def take(
         self,
         parts: list[Part],
@@ -200,6 +213,7 @@ class Steps:
         reserved: bool = False,
     ) -> None:
         """Take a step: all its parts happen, or none. reserved: `taken` was called already."""
+        parts = [one for part in parts for one in (part, *part.also)]
         if not reserved:
             for part in parts:
                 if part.taken is not None:

@@ -1,0 +1,582 @@
+"""Offers: the workers of services, their credit, and what they say of what they have in hand.
+
+Owns OFFER with its credit and end, the hand-out of what waits, WORK, ACK_WORK and REPLY. The
+rules: a request goes to an offer only within its credit and once the log says so; only who
+has a request in hand may speak of it, and of several at once all or none; a holder that
+comes back after a restart of the broker goes on where it was; whatever a link had in hand when
+it ended waits again at once. Source: DESIGN.md, sections 8 and 9; SPEC.md, section 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.commands import (
+    AckWork,
+    Credit,
+    Ended,
+    Reply,
+    Subscribed,
+    Unsubscribe,
+    Work,
+    WorkState,
+)
+from malamute_protocol.commands import Offer as OfferCommand
+from malamute_protocol.content import Content
+from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_py.broker.bodies import Bodies, Body
+from malamute_py.broker.links import Link, Links
+from malamute_py.broker.mailboxes import Mailboxes
+from malamute_py.broker.requests import Requests, Rows, Share, attempts_of, merged
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.waiting import Grant, Hands, Offer, Put, Service, every, rows_in
+from malamute_py.changelog.records import Run, WorkReceived
+from malamute_py.changelog.tables import rows_of
+
+OFFER: Final = 51
+REASON_MAX: Final = 200
+"""Characters of a worker's reason that are kept."""
+NAMED_MAX: Final = 8
+"""Requests that a refusal names."""
+RANGES_MAX: Final = 4_096
+
+
+class Offers:
+    """The workers."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        steps: Steps,
+        bodies: Bodies,
+        mailboxes: Mailboxes,
+        requests: Requests,
+        in_use: Callable[[Link, int], bool],
+    ) -> None:
+        """in_use: whether a link has something else under a subscription's number."""
+        self._shard = shard
+        self._links = links
+        self._steps = steps
+        self._bodies = bodies
+        self._mailboxes = mailboxes
+        self._requests = requests
+        self._in_use = in_use
+        self.count = 0
+        self.pattern_bytes = 0
+        requests.deliver = self._deliver
+
+    # --- OFFER, CREDIT, UNSUBSCRIBE -----------------------------------------------------------
+
+    def offer(self, link: Link, command: OfferCommand) -> None:
+        """A worker is there for the requests that match."""
+        try:
+            offer = self._prepare_offer(link, command)
+        except RequestRejected as error:
+            self._refuse(link, command, error)
+            return
+        service = offer.service
+
+        def stands(lsn: int) -> None:
+            if offer.ended:
+                return
+            self._links.say(link, Subscribed(offer.number, b"", self._shard.epoch, 0, 0, 0, -1))
+            self._ready(offer)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            if not offer.ended:
+                self._drop(offer)
+                self._refuse(link, command, RequestRejected(code, reason, retry_ms))
+
+        if service.known:
+            stands(0)
+        else:
+            self._requests.make(service, stands, refused)
+
+    def _prepare_offer(self, link: Link, command: OfferCommand) -> Offer:
+        settings = self._shard.settings
+        number = command.subscription
+        if number in link.offers or self._in_use(link, number):
+            raise RequestRejected("subscription_exists", f"subscription {number} exists")
+        if len(link.offers) >= settings.link_subscriptions_max:
+            raise RequestRejected(
+                "limit", f"at most {settings.link_subscriptions_max} offers a link"
+            )
+        if self.count >= settings.offers_max:
+            raise RequestRejected("limit", f"at most {settings.offers_max} offers in all")
+        if not settings.permit(link.identity, "work", command.service):
+            raise RequestRejected("forbidden", f"you may not work for '{command.service}'")
+        size = len(msgspec.msgpack.encode(command.pattern))
+        if size > settings.pattern_bytes_max:
+            raise RequestRejected(
+                "too_large", f"a pattern of {size} bytes, at most {settings.pattern_bytes_max}"
+            )
+        if self.pattern_bytes + size > settings.all_patterns_bytes_max:
+            raise RequestRejected(
+                "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
+            )
+        service = self._requests.use(command.service, link.identity, command.settings or None)
+        offer = Offer(link, number, service, command.pattern)
+        try:
+            service.join(offer)
+        except RequestRejected:
+            self._requests.unused(service)
+            raise
+        offer.pattern_bytes = size
+        offer.lease_ms = self._lease(service, command.lease_ms)
+        offer.credit_records = offer.left_records = command.credit_records
+        offer.credit_bytes = offer.left_bytes = command.credit_bytes
+        self.pattern_bytes += size
+        self.count += 1
+        link.offers[number] = offer
+        return offer
+
+    def _lease(self, service: Service, asked_ms: int) -> int:
+        settings = self._shard.settings
+        lease_ms = asked_ms or service.row.settings.lease_ms or settings.lease_ms
+        return max(settings.lease_min_ms, min(lease_ms, settings.lease_max_ms))
+
+    def _refuse(self, link: Link, command: OfferCommand, error: RequestRejected) -> None:
+        retry_ms = error.retry_ms
+        if error.code == "wait" and not retry_ms:
+            retry_ms = self._shard.settings.retry_ms
+        self._links.refuse(link, OFFER, command.subscription, error.code, error.reason, retry_ms)
+
+    def credit(self, link: Link, command: Credit) -> bool:
+        """Raise an offer's credit; False: it is no offer of this link."""
+        offer = link.offers.get(command.subscription)
+        if offer is None:
+            return False
+        records = command.credit_records - offer.credit_records
+        if records > 0:
+            offer.credit_records += records
+            offer.left_records += records
+        size = command.credit_bytes - offer.credit_bytes
+        if size > 0:
+            offer.credit_bytes += size
+            offer.left_bytes += size
+        self._ready(offer)
+        return True
+
+    def unsubscribe(self, link: Link, command: Unsubscribe) -> bool:
+        """A worker withdraws its offer: what it has in hand waits again. False: not an offer."""
+        offer = link.offers.get(command.subscription)
+        if offer is None:
+            return False
+        self._drop(offer)
+        self._links.say(link, Ended(offer.number, 0, "cancelled"))
+        self._back(offer, "returned", 0)
+        self._leave_orphans(offer, "returned")
+        return True
+
+    def _ready(self, offer: Offer) -> None:
+        if offer.service.known and offer.service.refile(offer):
+            self._requests.hungry[offer.service] = None
+
+    def feed(self, link: Link) -> None:
+        """A link has room again."""
+        for offer in link.offers.values():
+            self._ready(offer)
+
+    # --- ends ---------------------------------------------------------------------------------
+
+    def link_ended(self, link: Link) -> None:
+        """What a link had in hand waits again."""
+        if not link.offers:
+            return
+        why = "fenced" if link.happened == "fenced" else "died"
+        lost: dict[Service, int] = {}
+        for offer in list(link.offers.values()):
+            count = offer.hands.rows
+            service = offer.service
+            self._drop(offer)
+            count += self._leave_orphans(offer, why)
+            self._back(offer, why, None)
+            if count:
+                lost[service] = lost.get(service, 0) + count
+        for service, count in lost.items():
+            self._shard.counters["workers_died"] += 1
+            self._shard.event(
+                "worker_died", "warning", service=service.name, holder=link.holder,
+                link=link.number, happened=link.happened, count=count,
+            )  # fmt: skip
+
+    def _drop(self, offer: Offer) -> None:
+        if offer.ended:
+            return
+        offer.ended = True
+        offer.service.leave(offer)
+        offer.link.offers.pop(offer.number, None)
+        self.count -= 1
+        self.pattern_bytes -= offer.pattern_bytes
+
+    def _back(self, offer: Offer, why: str, again_ms: int | None) -> None:
+        """What an offer that has ended had in hand waits again."""
+        self._give_up(offer.service, offer.hands, why, again_ms)
+
+    def _give_up(self, service: Service, hands: Hands, why: str, again_ms: int | None) -> int:
+        items = [(grant.put, grant.rows) for grants in hands.grants.values() for grant in grants]
+        if items:
+            self._requests.give_up(service, merged(items), why, again_ms)
+        return sum(rows.bit_count() for _, rows in items)
+
+    def _leave_orphans(self, offer: Offer, why: str) -> int:
+        """What a holder had before a restart waits again once no offer of it is left."""
+        service, holder = offer.service, offer.hands.holder
+        hands = service.orphans.get(holder)
+        if hands is None or any(other.hands.holder == holder for other in service.offers):
+            return 0
+        del service.orphans[holder]
+        return self._give_up(service, hands, why, None)
+
+    # --- hand-out -----------------------------------------------------------------------------
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more can be handed out at once."""
+        return bool(self._requests.hungry)
+
+    def hand_out(self) -> None:
+        """Hand out what waits to who is ready, as far as one step may."""
+        hungry = self._requests.hungry
+        budget = self._shard.settings.hand_outs_max
+        for service in list(hungry):
+            if budget <= 0:
+                return
+            del hungry[service]
+            budget = self._serve(service, budget)
+            if budget <= 0 and service.hungry:
+                # Behind the others, so that all have their turn.
+                hungry[service] = None
+
+    def _serve(self, service: Service, budget: int) -> int:
+        """Hand out of one service; returns what is left of the budget."""
+        if service.removing or not service.known:
+            return budget
+        if service.unseen:
+            service.scan()
+            budget -= 1
+            if service.unseen:
+                self._requests.hungry[service] = None
+        shares: list[Share] = []
+        while budget > 0:
+            lane = service.next_lane()
+            if lane is None:
+                break
+            budget -= 1
+            _, rows, put = lane.head()
+            rows &= put.free
+            if rows:
+                change = put.row.put
+                row_bytes = max(1, change.size // change.count)
+                for offer, some in service.allot(lane, rows, row_bytes, lane.rows):
+                    shares.append((offer, put, some))
+                    rows ^= some
+            lane.replace(rows)
+            if not lane.rows:
+                service.emptied(lane)
+        if shares:
+            self._requests.hand_out(service, shares)
+        return budget
+
+    # --- WORK ---------------------------------------------------------------------------------
+
+    def _deliver(self, offer: Offer, put: Put, rows: int) -> None:
+        """Send what an offer has in hand from now on."""
+        body = self._bodies.get(put.base)
+        if body is not None:
+            self._work(offer, put, rows, body)
+            return
+
+        def found(body: Body | None) -> None:
+            held = 0
+            for grant in offer.hands.grants.get(put.base, ()):
+                held |= grant.rows
+            still = rows & held
+            if offer.ended or not still:
+                return
+            if body is None:
+                self._lost(put, still)
+            else:
+                self._work(offer, put, still, body)
+
+        self._bodies.want(put.base, put.row.put.size, found)
+
+    def _lost(self, put: Put, rows: int) -> None:
+        """The bodies of requests cannot be had: they end, and their requesters are told."""
+        service = put.service
+        count = rows.bit_count()
+        self._shard.counters["requests_lost"] += count
+        self._shard.event(
+            "request_lost", "error", service=service.name, number=put.base, count=count
+        )
+        part = self._requests.end(service, [(put, rows)], "removed", notice="lost")
+        self._steps.take([part])
+
+    def _work(self, offer: Offer, put: Put, rows: int, body: Body) -> None:
+        change = put.row.put
+        settings = self._shard.settings
+        link = offer.link
+        sender = "" if change.sender.startswith("~") else change.sender
+        whole = every(change.count)
+        expected = rows.bit_count() * max(1, change.size // change.count)
+        spent = 0
+        for times, some in attempts_of(put, rows):
+            bitmap: bytes | None = None
+            frames, size = body.frames, body.size
+            if some != whole:
+                frames, mapped, size = body.rows(
+                    some, settings.extract_bytes_min, settings.extract_share
+                )
+                if mapped:
+                    bitmap = some.to_bytes((change.count + 7) // 8, "little")
+            self._links.say(
+                link,
+                Work(
+                    offer.number, sender, change.reply_to, change.deadline_ms, times,
+                    offer.lease_ms, len(frames), bitmap, change.key,
+                ),
+            )  # fmt: skip
+            link.frames += frames
+            spent += size
+        link.room -= spent
+        link.delivered_bytes += spent
+        offer.left_bytes += expected - spent
+        self._shard.counters["work_bytes_out"] += spent
+        if link.room < link.half:
+            self._links.spent(link)
+        if offer.bucket < 0:
+            self._ready(offer)
+
+    # --- whose it is ----------------------------------------------------------------------------
+
+    def _mine(self, link: Link, number: int) -> Offer:
+        offer = link.offers.get(number)
+        if offer is None:
+            raise RequestRejected("unknown_subscription", f"no offer {number}")
+        return offer
+
+    def _find(self, offer: Offer, number: int) -> tuple[Put | None, int]:
+        """The batch that a number lies in, and the rows of it that the holder has in hand."""
+        hands, holder = offer.hands, offer.hands.holder
+        put = _put_of(hands, number)
+        if put is None:
+            orphans = offer.service.orphans.get(holder)
+            put = None if orphans is None else _put_of(orphans, number)
+            if put is None:
+                return None, 0
+        held = 0
+        for grant in put.grants:
+            of = grant.hands
+            # What it had before a restart of the broker it may go on with.
+            if of is hands or (of.offer is None and of.holder == holder):
+                held |= grant.rows
+        return put, held
+
+    def _claim(self, offer: Offer, ranges: Iterable[tuple[int, int]]) -> list[Rows]:
+        """The rows that ranges of numbers name. Raises RequestRejected unless all are in hand."""
+        claimed: dict[Put, int] = {}
+        for first, end in ranges:
+            number = first
+            while number < end:
+                put, held = self._find(offer, number)
+                if put is None:
+                    raise RequestRejected("not_held", _named([number]))
+                last = min(end, put.base + put.row.put.count)
+                wanted = every(last - number) << (number - put.base)
+                absent = wanted & ~held
+                if absent:
+                    numbers = [put.base + row for row in islice(rows_in(absent), NAMED_MAX + 1)]
+                    raise RequestRejected("not_held", _named(numbers))
+                claimed[put] = claimed.get(put, 0) | wanted
+                number = last
+        return list(claimed.items())
+
+    def _claim_each(self, offer: Offer, numbers: list[int]) -> tuple[list[Rows], list[Run], bool]:
+        """The rows that single numbers name: (rows, runs in order, whether one comes twice)."""
+        first, count = numbers[0], len(numbers)
+        put, held = self._find(offer, first)
+        if put is not None and (
+            count == 1
+            or (numbers[-1] - first == count - 1 and numbers == list(range(first, first + count)))
+        ):
+            row = first - put.base
+            wanted = every(count) << row
+            if row + count <= put.row.put.count and not wanted & ~held:
+                return [(put, wanted)], [(put.row.put.key, row, count)], False
+        claimed: dict[Put, int] = {}
+        runs: list[Run] = []
+        missing: list[int] = []
+        twice = False
+        for number in numbers:
+            if put is None or not 0 <= number - put.base < put.row.put.count:
+                put, held = self._find(offer, number)
+            row = 0 if put is None else number - put.base
+            bit = 1 << row
+            if put is None or not held & bit:
+                missing.append(number)
+                continue
+            before = claimed.get(put, 0)
+            twice = twice or bool(before & bit)
+            claimed[put] = before | bit
+            key = put.row.put.key
+            if runs and runs[-1][0] is key and runs[-1][1] + runs[-1][2] == row:
+                runs[-1] = key, runs[-1][1], runs[-1][2] + 1
+            else:
+                runs.append((key, row, 1))
+        if missing:
+            raise RequestRejected("not_held", _named(missing))
+        return list(claimed.items()), runs, twice
+
+    # --- REPLY --------------------------------------------------------------------------------
+
+    def prepare_reply(self, link: Link, command: Reply, frame: Any, together: bool = False) -> Part:
+        """Replies to requests in hand. Raises RequestRejected: nothing was done.
+
+        together: as a part of a step with others, which is logged whatever the mailbox is.
+        """
+        offer = self._mine(link, command.subscription)
+        service = offer.service
+        try:
+            content = Content(frame)
+            content.check(self._shard.settings.limits)
+        except BatchError as error:
+            raise RequestRejected(error.code, error.reason) from error
+        numbers = command.requests
+        if len(numbers) != content.head.count:
+            raise RequestRejected(
+                "bad_batch", f"{content.head.count} replies to {len(numbers)} requests"
+            )
+        items, runs, twice = self._claim_each(offer, numbers)
+        if command.last and twice:
+            raise RequestRejected("bad_batch", "two last replies to one request")
+        reply_to = items[0][0].row.put.reply_to
+        if any(put.row.put.reply_to != reply_to for put, _ in items):
+            raise RequestRejected("bad_batch", "the requests have more than one reply_to")
+        mail = self._mail(link, reply_to, content, frame, runs, command.last)
+        count = content.head.count
+        if not command.last:
+            return self._stream(service, items, mail, count, together)
+
+        def done(lsn: int) -> None:
+            counters = self._shard.counters
+            counters["replies_in"] += count
+            counters["requests_completed"] += count
+
+        mails = () if mail is None else (mail,)
+        return self._requests.end(service, items, "completed", mails=mails, then=done)
+
+    def _mail(
+        self, link: Link, reply_to: str, content: Content, frame: Any, runs: list[Run], last: bool
+    ) -> Part | None:
+        """The put of replies; None when their mailbox is gone."""
+        try:
+            return self._mailboxes.put(
+                reply_to, sender=link.holder, content=content, frame=frame,
+                about=runs if any(run[0] for run in runs) else (), last=last,
+            )  # fmt: skip
+        except RequestRejected as error:
+            if error.code != "unknown_mailbox":
+                raise
+            self._requests.undeliverable(reply_to, content.head.count)
+            return None
+
+    def _stream(
+        self, service: Service, items: list[Rows], mail: Part | None, count: int, together: bool
+    ) -> Part:
+        """Replies that are not the last: the requests stay in hand, and their leases begin anew."""
+
+        def renewed(lsn: int) -> None:
+            self._shard.counters["replies_in"] += count
+            self._renew(items)
+
+        if mail is None:
+            return Part(appended=renewed, level=service.level, memory=not together)
+        if mail.memory and together:
+            mail = self._mailboxes.later(mail)
+        before = mail.appended
+
+        def appended(lsn: int) -> None:
+            if before is not None:
+                before(lsn)
+            renewed(lsn)
+
+        mail.appended = appended
+        return mail
+
+    # --- ACK_WORK -----------------------------------------------------------------------------
+
+    def prepare_ack(self, link: Link, command: AckWork, frame: Any = None) -> Part:
+        """What a worker says of requests in hand. Raises RequestRejected: nothing was done."""
+        offer = self._mine(link, command.subscription)
+        service = offer.service
+        state = command.state
+        if len(command.ranges) > RANGES_MAX:
+            raise RequestRejected("too_large", f"at most {RANGES_MAX} ranges")
+        items = self._claim(offer, command.ranges)
+        if not items:
+            raise RequestRejected("malformed", "an ACK_WORK of nothing")
+        reason = command.reason[:REASON_MAX]
+        if state == WorkState.RECEIVED:
+            return self._received(service, items)
+        if state == WorkState.RENEWED:
+            return Part(appended=lambda lsn: self._renew(items), level=service.level, memory=True)
+        if state == WorkState.COMPLETED:
+            count = sum(rows.bit_count() for _, rows in items)
+
+            def completed(lsn: int) -> None:
+                self._shard.counters["requests_completed"] += count
+
+            return self._requests.end(
+                service, items, "completed", notice="completed", then=completed
+            )
+        if state == WorkState.FAILED:
+            return self._requests.bury(service, items, f"failed: {reason}" if reason else "failed")
+        if state == WorkState.RETURNED:
+            return self._requests.returned(service, items, "returned", max(0, command.again_ms))
+        raise RequestRejected("unsupported", f"no state {state} of work")
+
+    def _received(self, service: Service, items: list[Rows]) -> Part:
+        change = WorkReceived(service.number, [(put.base, rows_of(rows)) for put, rows in items])
+
+        def appended(lsn: int) -> None:
+            self._renew(items)
+
+        return self._requests.part(service, [change], appended=appended)
+
+    def _renew(self, items: list[Rows]) -> None:
+        """The leases of rows in hand begin anew; in the wheel they move when it comes to them."""
+        now_ms = self._shard.now_ms
+        for put, rows in items:
+            for grant in list(put.grants):
+                hit = grant.rows & rows
+                if not hit:
+                    continue
+                if hit != grant.rows:
+                    # The others' lease goes on as it was.
+                    rest = Grant(put, grant.rows ^ hit, grant.hands, grant.at_ms, grant.lease_ms)
+                    rest.due_ms = grant.due_ms
+                    grant.hands.add(rest)
+                    rest.slot = self._requests.wheel.add(rest.due_ms, rest)
+                    grant.rows = hit
+                grant.due_ms = now_ms + grant.lease_ms
+
+
+def _put_of(hands: Hands, number: int) -> Put | None:
+    """The batch in somebody's hands that a number lies in."""
+    grants = hands.of(number)
+    if grants is None:
+        return None
+    put = grants[0].put
+    return put if number < put.base + put.row.put.count else None
+
+
+def _named(numbers: list[int]) -> str:
+    named = ", ".join(map(str, numbers[:NAMED_MAX]))
+    more = " and more" if len(numbers) > NAMED_MAX else ""
+    return f"not in this worker's hands (any more): {named}{more}"

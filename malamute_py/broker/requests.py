@@ -1,0 +1,1032 @@
+"""The life of a request: from REQUEST to its end, and every change that the log has of it.
+
+Owns the service queues, what of them is on its way into the log, and the timers of leases,
+back-off and deadlines. The rules: a request that was accepted ends once, as completed, dead,
+cancelled, expired or removed, or is still there; what an end is on its way for nobody can end
+or hand out again; what the log refused is as it was, or tried again; a requester that named
+its request is told when no answer will come. Rows of a batch go together, as bitmaps.
+Source: DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+from malamute_protocol.address import NAME_BYTES_MAX, name_fault
+from malamute_protocol.commands import Request
+from malamute_protocol.content import Content
+from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_py.broker.bodies import Bodies
+from malamute_py.broker.links import Link, Links
+from malamute_py.broker.mailboxes import Mailboxes
+from malamute_py.broker.shard import Shard
+from malamute_py.broker.steps import Part, Steps, content_size
+from malamute_py.broker.waiting import Grant, Hands, Offer, Put, Service, every, runs_of
+from malamute_py.broker.wheel import Wheel
+from malamute_py.changelog.records import (
+    Change,
+    RequestDone,
+    RequestPut,
+    Run,
+    ServiceSet,
+    WorkReturned,
+    WorkTaken,
+)
+from malamute_py.changelog.settings import ServiceSettings, queue_settings
+from malamute_py.changelog.tables import ServiceRow, Tables, apply, rows_of
+
+REQUESTING_MAX: Final = 1_000
+"""Services of a link that need no look-up at a REQUEST."""
+RETRY_MS: Final = 1_000
+"""After which what a timer decided and the log refused is decided again."""
+DEAD: Final = ".dead"
+"""Added to a service's name: its dead-letter mailbox, unless another was named."""
+
+Rows: TypeAlias = tuple[Put, int]
+"""Rows of one batch, as a bitmap."""
+Share: TypeAlias = tuple[Offer, Put, int]
+"""Rows of one batch that an offer gets."""
+Released: TypeAlias = list[tuple[Grant, int]]
+"""What was taken out of whose hands, so that it can be put back."""
+
+
+class Back:
+    """Rows that wait again from some time on."""
+
+    __slots__ = ("put", "rows")
+
+    def __init__(self, put: Put, rows: int) -> None:
+        self.put = put
+        self.rows = rows
+
+
+class Requests:
+    """All service queues, and what happens to what lies in them."""
+
+    def __init__(
+        self, shard: Shard, links: Links, steps: Steps, bodies: Bodies, mailboxes: Mailboxes
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._steps = steps
+        self._bodies = bodies
+        self._mailboxes = mailboxes
+        self.by_name: dict[str, Service] = {}
+        self.names: list[str] = []
+        """Ascending."""
+        self.size = 0
+        """Bytes of all batches of requests, those on their way included."""
+        self.rows = 0
+        self.wheel: Wheel[Grant | Put | Back] = Wheel()
+        self.hungry: dict[Service, None] = {}
+        """Services in which something may be handed out at once."""
+        self._unsettled: dict[Put, None] = {}
+        """Of these something is to be decided again."""
+        self._settle_at_ms = 0
+        self._found: list[Grant] = []
+        """In hand when the broker began; their leases begin when the time is known."""
+        self.deliver: Callable[[Offer, Put, int], None] = _nobody
+        """Sends rows to the worker that has them in hand from now on."""
+
+    # --- the services -----------------------------------------------------------------------
+
+    def use(self, name: str, by: str, settings: dict[str, Any] | None = None) -> Service:
+        """The service of a name, made if need be. Raises RequestRejected."""
+        found = self.by_name.get(name)
+        if found is not None:
+            if found.removing:
+                raise RequestRejected("wait", f"service '{name}' is being removed")
+            return found
+        fault = name_fault(name)
+        if fault:
+            raise RequestRejected("bad_name", fault)
+        limits = self._shard.settings
+        if settings is None and not limits.auto_create:
+            raise RequestRejected("unknown_service", f"there is no service '{name}'")
+        if len(self.by_name) >= limits.services_max:
+            raise RequestRejected("limit", f"at most {limits.services_max} services")
+        made = queue_settings(
+            ServiceSettings,
+            {**limits.default_service, **(settings or {})},
+            limits.settings_bytes_max,
+            None,
+        )
+        number = self._mailboxes.number()
+        service = Service(ServiceRow(number, name, made, by, self._shard.now_ms))
+        self._enter(service)
+        return service
+
+    def _enter(self, service: Service) -> None:
+        self.by_name[service.name] = service
+        insort(self.names, service.name)
+
+    def forget(self, service: Service) -> None:
+        """A service is gone, or never came to be."""
+        if self.by_name.get(service.name) is service:
+            del self.by_name[service.name]
+            del self.names[bisect_left(self.names, service.name)]
+        service.removing = True
+        self.hungry.pop(service, None)
+
+    def creation(self, service: Service) -> Change:
+        """The change that makes a service."""
+        row = service.row
+        return ServiceSet(row.number, row.name, row.settings, row.by, row.created_ms)
+
+    def made(self, service: Service) -> None:
+        """The log has a service."""
+        service.under_way = False
+        self.hungry[service] = None
+        if not service.known:
+            service.known = True
+            self._shard.counters["services_created"] += 1
+            self._shard.event("service_created", service=service.name, by=service.row.by)
+
+    def unmade(self, service: Service) -> None:
+        """The log did not take it."""
+        service.under_way = False
+        self.unused(service)
+
+    def unused(self, service: Service) -> None:
+        """Something that would have made a service was refused: forget it if nobody else does."""
+        if not (
+            service.known
+            or service.under_way
+            or service.offers
+            or service.reserved_rows
+            or service.puts
+        ):
+            self.forget(service)
+
+    def make(
+        self, service: Service, then: Callable[[int], None] | None, refused: Any = None
+    ) -> None:
+        """Put the change that makes a service on its way."""
+        service.under_way = True
+
+        def appended(lsn: int) -> None:
+            self.made(service)
+            if then is not None:
+                then(lsn)
+
+        def not_taken(code: str, reason: str, retry_ms: int) -> None:
+            self.unmade(service)
+            if refused is not None:
+                refused(code, reason, retry_ms)
+
+        self._steps.take([Part([self.creation(service)], appended=appended, refused=not_taken)])
+
+    # --- REQUEST ----------------------------------------------------------------------------
+
+    def prepare(self, link: Link, command: Request, frame: Any) -> Part:
+        """A batch of requests. Raises RequestRejected: nothing was done."""
+        service = link.requesting.get(command.service)
+        if service is None or service.removing:
+            service = self._first_request(link, command.service)
+        try:
+            return self._prepare(link, service, command, frame)
+        except RequestRejected:
+            self.unused(service)
+            raise
+
+    def _prepare(self, link: Link, service: Service, command: Request, frame: Any) -> Part:
+        limits = self._shard.settings
+        try:
+            content = Content(frame)
+            content.check(limits.limits)
+        except BatchError as error:
+            raise RequestRejected(error.code, error.reason) from error
+        count = content.head.count
+        if count > limits.request_rows_max:
+            raise RequestRejected(
+                "too_large", f"{count} requests in a batch, at most {limits.request_rows_max}"
+            )
+        size = content_size(content)
+        self._check_room(service, count, size)
+        if command.timeout_ms < 0:
+            raise RequestRejected("malformed", "a timeout is at least 0")
+        reply_to = command.reply_to
+        if not reply_to:
+            reply_to = link.identity or self._mailboxes.temporary(link)
+        elif reply_to != link.identity:
+            self._check_reply_to(link, reply_to)
+        now_ms = self._shard.now_ms
+        timeout_ms = command.timeout_ms or service.row.settings.timeout_ms
+        put = RequestPut(
+            service.number, -1, count, size, link.holder, reply_to, now_ms,
+            now_ms + timeout_ms if timeout_ms else 0, command.key,
+            _subjects(content, limits.request_subjects_max),
+        )  # fmt: skip
+        return Incoming(self, service, put, content, frame).part
+
+    def _first_request(self, link: Link, name: str) -> Service:
+        if not self._shard.settings.permit(link.identity, "request", name):
+            raise RequestRejected("forbidden", f"you may not ask service '{name}'")
+        service = self.use(name, link.identity)
+        if service.memory and not service.known and not service.under_way:
+            self.make(service, None)
+        if len(link.requesting) >= REQUESTING_MAX:
+            link.requesting.clear()
+        link.requesting[name] = service
+        return service
+
+    def _check_reply_to(self, link: Link, reply_to: str) -> None:
+        if reply_to.startswith("~"):
+            if reply_to != self._mailboxes.temporary(link):
+                raise RequestRejected("forbidden", f"mailbox '{reply_to}' is another session's")
+            return
+        fault = name_fault(reply_to)
+        if fault:
+            raise RequestRejected("bad_name", f"reply_to: {fault}")
+        if not self._shard.settings.permit(link.identity, "send", reply_to):
+            raise RequestRejected("forbidden", f"you may not send to mailbox '{reply_to}'")
+
+    def _check_room(self, service: Service, count: int, size: int) -> None:
+        limits, settings = self._shard.settings, service.row.settings
+        rows_max = settings.max_requests or limits.service_requests_max
+        size_max = settings.max_bytes or limits.service_bytes_max
+        if count > rows_max or size > size_max:
+            raise RequestRejected(
+                "limit", f"service '{service.name}' holds {rows_max} requests of {size_max} bytes"
+            )
+        if (
+            service.rows + service.reserved_rows + count > rows_max
+            or service.size + service.reserved_size + size > size_max
+        ):
+            self._shard.counters["services_full"] += 1
+            raise RequestRejected("wait", f"service '{service.name}' is full", limits.retry_ms)
+        if self.size + size > limits.all_requests_bytes_max:
+            raise RequestRejected("wait", "the service queues are full", limits.retry_ms)
+
+    # --- hand-out ---------------------------------------------------------------------------
+
+    def taken_change(self, service: Service, offer: Offer, rows: Iterable[Rows]) -> WorkTaken:
+        """The change by which a worker has requests in hand."""
+        now_ms = self._shard.now_ms
+        # Whole batches are named without a bitmap: nothing of them waits elsewhere.
+        return WorkTaken(
+            service.number, [(put.base, rows_of(mask)) for put, mask in rows],
+            offer.hands.holder, now_ms, offer.lease_ms,
+        )  # fmt: skip
+
+    def hand_out(self, service: Service, shares: Sequence[Share]) -> None:
+        """Put the hand-out of rows on its way; they were taken out of what waits."""
+        by_offer: dict[Offer, list[Rows]] = {}
+        for offer, put, rows in shares:
+            by_offer.setdefault(offer, []).append((put, rows))
+            put.moving |= rows
+        changes: list[Change] = [
+            self.taken_change(service, offer, rows) for offer, rows in by_offer.items()
+        ]
+
+        def appended(lsn: int) -> None:
+            for offer, put, rows in shares:
+                put.moving &= ~rows
+                self.grant(offer, put, rows)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            for offer, put, rows in shares:
+                put.moving &= ~rows
+                self.give_back(offer, put.row.put, rows.bit_count())
+                if put.row.waiting & rows:
+                    service.wait(put, put.row.waiting & rows, again=True)
+            self._later(())
+
+        self.take(service, changes, appended, refused)
+
+    def give_back(self, offer: Offer, put: RequestPut, count: int) -> None:
+        """An offer did not get what it was to get: its credit is whole again."""
+        offer.left_records += count
+        offer.left_bytes += count * max(1, put.size // put.count)
+        self.less_in_hand(offer, count)
+
+    def less_in_hand(self, offer: Offer, count: int) -> None:
+        """An offer has fewer requests in hand: it may be ready for others."""
+        offer.in_hand -= count
+        service = offer.service
+        if service.refile(offer):
+            self.hungry[service] = None
+
+    def grant(self, offer: Offer, put: Put, rows: int) -> None:
+        """Rows are in the hands of a worker, as the log says."""
+        alive = rows & put.alive
+        gone = (rows ^ alive).bit_count()
+        if gone:
+            self.give_back(offer, put.row.put, gone)
+        if not alive:
+            return
+        if offer.ended:
+            # Its link ended while this was on its way.
+            self.give_up(put.service, [(put, alive)], "died")
+            return
+        grant = Grant(put, alive, offer.hands, self._shard.now_ms, offer.lease_ms)
+        offer.hands.add(grant)
+        grant.slot = self.wheel.add(grant.due_ms, grant)
+        count = alive.bit_count()
+        put.service.held += count
+        self._shard.counters["requests_out"] += count
+        self.deliver(offer, put, alive)
+
+    def let_go(self, put: Put, rows: int) -> Released:
+        """Nobody has these rows in hand any more."""
+        released: Released = []
+        for grant in list(put.grants):
+            hit = grant.rows & rows
+            if not hit:
+                continue
+            released.append((grant, hit))
+            grant.rows ^= hit
+            if not grant.rows:
+                grant.hands.drop(grant)
+                self.wheel.discard(grant.slot, grant)
+            count = hit.bit_count()
+            put.service.held -= count
+            if grant.hands.offer is not None:
+                self.less_in_hand(grant.hands.offer, count)
+        return released
+
+    def take_back(self, released: Released) -> None:
+        """What was let go is in the same hands as before."""
+        for grant, rows in released:
+            put, offer = grant.put, grant.hands.offer
+            if offer is not None and offer.ended:
+                self._later([put])
+                continue
+            if not grant.rows:
+                grant.hands.add(grant)
+                grant.slot = self.wheel.add(max(grant.due_ms, self._shard.now_ms), grant)
+            grant.rows |= rows
+            count = rows.bit_count()
+            put.service.held += count
+            if offer is not None:
+                self.less_in_hand(offer, -count)
+
+    # --- changes ----------------------------------------------------------------------------
+
+    def part(
+        self, service: Service, changes: list[Change], *,
+        taken: Callable[[], None] | None = None,
+        appended: Callable[[int], None] | None = None,
+        refused: Callable[[str, str, int], None] | None = None,
+    ) -> Part:  # fmt: skip
+        """A step's part that changes a service; in memory it takes effect at once."""
+        if not service.memory:
+            return Part(
+                changes, taken=taken, appended=appended, refused=refused, level=service.level
+            )
+
+        def happened(lsn: int) -> None:
+            for change in changes:
+                self.apply(change)
+            if appended is not None:
+                appended(lsn)
+
+        return Part(
+            taken=taken, appended=happened, refused=refused, level=service.level, memory=True
+        )
+
+    def apply(self, change: Change) -> None:
+        """A change of what is in memory only."""
+        apply(_NO_TABLES, self._shard.queues, change)
+
+    def take(self, service: Service, changes: list[Change], appended: Any, refused: Any) -> None:
+        """Put changes on their way as a step of their own."""
+        self._steps.take([self.part(service, changes, appended=appended, refused=refused)])
+
+    def with_mail(self, part: Part, service: Service, mails: list[Part]) -> Part:
+        """Let mail happen in the same step as a change of a service."""
+        if not mails:
+            return part
+        if not service.memory:
+            mails = [self._mailboxes.later(mail) if mail.memory else mail for mail in mails]
+        elif not all(mail.memory for mail in mails):
+            # The change has its effect when the mail is in the log.
+            mails = [self._mailboxes.later(mail) if mail.memory else mail for mail in mails]
+            part.memory = False
+        attach(part, mails)
+        return part
+
+    # --- ends -------------------------------------------------------------------------------
+
+    def end(
+        self, service: Service, items: Sequence[Rows], why: str, *, notice: str = "",
+        mails: Sequence[Part] = (), then: Callable[[int], None] | None = None,
+        failed: Callable[[str, str, int], None] | None = None,
+    ) -> Part:  # fmt: skip
+        """A step's part by which requests end.
+
+        why: as RequestDone has it. notice: what their requesters are told; empty: nothing.
+        """
+        released: Released = []
+
+        def taken() -> None:
+            self._begin_end(items, released)
+
+        def appended(lsn: int) -> None:
+            for put, rows in items:
+                self.gone(put, rows)
+            if then is not None:
+                then(lsn)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            self._undo_end(items, released)
+            if failed is not None:
+                failed(code, reason, retry_ms)
+
+        changes: list[Change] = [
+            RequestDone(service.number, [(put.base, rows_of(rows)) for put, rows in items], why)
+        ]
+        part = self.part(service, changes, taken=taken, appended=appended, refused=refused)
+        told = [*mails, *self.notices(items, notice)] if notice else list(mails)
+        return self.with_mail(part, service, told)
+
+    def _begin_end(self, items: Sequence[Rows], released: Released) -> None:
+        for put, rows in items:
+            put.ending |= rows
+            released += self.let_go(put, rows)
+
+    def _undo_end(self, items: Sequence[Rows], released: Released) -> None:
+        for put, rows in items:
+            put.ending &= ~rows
+            waiting = rows & put.free
+            if waiting:
+                # What waits may have been passed over meanwhile.
+                put.service.wait(put, waiting, again=True)
+                self.hungry[put.service] = None
+        self.take_back(released)
+        released.clear()
+
+    def gone(self, put: Put, rows: int) -> None:
+        """Rows have left their queue, as the tables say."""
+        service = put.service
+        put.ending &= ~rows
+        if put.delayed:
+            service.delayed -= (put.delayed & rows).bit_count()
+            put.delayed &= ~rows
+        count = rows.bit_count()
+        service.rows -= count
+        self.rows -= count
+        if put.row.left:
+            return
+        size = put.row.put.size
+        service.size -= size
+        self.size -= size
+        service.puts.pop(put.base, None)
+        self._unsettled.pop(put, None)
+        if put.slot >= 0:
+            self.wheel.discard(put.slot, put)
+        if (put.buried, put.base) not in self._shard.queues.messages:
+            self._bodies.drop(put.base)
+
+    def bury(
+        self, service: Service, items: Sequence[Rows], why: str, *,
+        failed: Callable[[str, str, int], None] | None = None,
+    ) -> Part:  # fmt: skip
+        """A step's part by which requests become dead letters. Raises RequestRejected."""
+        count = sum(rows.bit_count() for _, rows in items)
+        size = sum(put.row.put.size for put, _ in items)
+        named = [(put.base, rows) for put, rows in items]
+        mailbox = dead_letters(service)
+        try:
+            part = self._mailboxes.bury(
+                mailbox, service=service.number, rows=named, size=size, why=why, force=True
+            )
+        except RequestRejected:
+            # The mailbox that was named cannot take them: what is logged stays in the log.
+            mailbox = default_dead_letters(service)
+            part = self._mailboxes.bury(
+                mailbox, service=service.number, rows=named, size=size, why=why, force=True
+            )
+        before_taken, before_appended, before_refused = part.taken, part.appended, part.refused
+        released: Released = []
+
+        def taken() -> None:
+            self._begin_end(items, released)
+            if before_taken is not None:
+                before_taken()
+
+        def appended(lsn: int) -> None:
+            if before_appended is not None:
+                before_appended(lsn)
+            box = self._mailboxes.get(mailbox)
+            for put, rows in items:
+                put.buried = 0 if box is None else box.number
+                self.gone(put, rows)
+            service.dead += count
+            self._shard.counters["requests_dead"] += count
+            self._shard.event(
+                "request_dead", "warning", service=service.name, count=count, why=why,
+                mailbox=mailbox,
+            )  # fmt: skip
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            if before_refused is not None:
+                before_refused(code, reason, retry_ms)
+            self._undo_end(items, released)
+            if failed is not None:
+                failed(code, reason, retry_ms)
+
+        part.taken, part.appended, part.refused = taken, appended, refused
+        part.level = service.level
+        notices = self.notices(items, why)
+        if not part.memory:
+            notices = [self._mailboxes.later(one) if one.memory else one for one in notices]
+        attach(part, notices)
+        return part
+
+    def notices(self, items: Iterable[Rows], why: str) -> list[Part]:
+        """Mail to the requesters that named their requests: there will be no answer, and why."""
+        places: dict[str, list[Run]] = {}
+        for put, rows in items:
+            change = put.row.put
+            if change.key:
+                runs = places.setdefault(change.reply_to, [])
+                runs += [(change.key, first, count) for first, count in runs_of(rows)]
+        parts: list[Part] = []
+        for reply_to, runs in places.items():
+            count = sum(run[2] for run in runs)
+            part = self._mailboxes.notice(reply_to, sender="", about=runs, why=why)
+            if part is None:
+                self.undeliverable(reply_to, count)
+            else:
+                parts.append(part)
+        return parts
+
+    def undeliverable(self, reply_to: str, count: int) -> None:
+        """The mailbox for replies is gone."""
+        self._shard.counters["replies_undeliverable"] += count
+        self._shard.event("reply_undeliverable", "warning", mailbox=reply_to, count=count)
+
+    # --- back into the queue ----------------------------------------------------------------
+
+    def returned(
+        self, service: Service, items: Sequence[Rows], why: str, again_ms: int | None
+    ) -> Part:
+        """A step's part by which rows in hand wait again; the exhausted become dead letters.
+
+        again_ms: not before so long; None: by the service's back-off.
+        """
+        now_ms = self._shard.now_ms
+        by_time: dict[int, list[Rows]] = {}
+        exhausted: list[Rows] = []
+        for put, rows in items:
+            for times, some in attempts_of(put, rows):
+                if times >= self.attempts_max(service) and why != "requeued":
+                    exhausted.append((put, some))
+                pause_ms = self._backoff(service, times) if again_ms is None else again_ms
+                not_before_ms = now_ms + pause_ms if pause_ms else 0
+                by_time.setdefault(not_before_ms, []).append((put, some))
+        changes: list[Change] = [
+            WorkReturned(
+                service.number, [(put.base, rows_of(rows)) for put, rows in some], why, at_ms
+            )
+            for at_ms, some in by_time.items()
+        ]
+        released: Released = []
+
+        def taken() -> None:
+            for put, rows in items:
+                put.moving |= rows
+                released.extend(self.let_go(put, rows))
+
+        def appended(lsn: int) -> None:
+            for put, rows in items:
+                put.moving &= ~rows
+            self._shard.counters["requests_returned"] += sum(rows.bit_count() for _, rows in items)
+            kept = dict(exhausted)
+            for at_ms, some in by_time.items():
+                for put, rows in some:
+                    rows &= put.alive & ~kept.get(put, 0)
+                    if rows:
+                        self._wait_again(put, rows, at_ms)
+            if exhausted:
+                self._exhausted(service, [(put, rows & put.alive) for put, rows in exhausted], why)
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            for put, rows in items:
+                put.moving &= ~rows
+            self.take_back(released)
+            released.clear()
+
+        return self.part(service, changes, taken=taken, appended=appended, refused=refused)
+
+    def _wait_again(self, put: Put, rows: int, not_before_ms: int) -> None:
+        if not_before_ms > self._shard.now_ms:
+            put.delayed |= rows
+            put.service.delayed += rows.bit_count()
+            self.wheel.add(not_before_ms, Back(put, rows))
+        else:
+            put.service.wait(put, rows, again=True)
+            self.hungry[put.service] = None
+
+    def _exhausted(self, service: Service, items: list[Rows], why: str) -> None:
+        """Rows that were handed out as often as may be become dead letters."""
+        items = [(put, rows) for put, rows in items if rows]
+        if not items:
+            return
+        most = self.attempts_max(service)
+        reason = f"attempts: handed out {most} times; the last time: {why}"
+
+        def failed(code: str, why_not: str, retry_ms: int) -> None:
+            self._later([put for put, _ in items])
+
+        try:
+            part = self.bury(service, items, reason, failed=failed)
+        except RequestRejected as error:
+            self._shard.event(
+                "dead_letter_refused", "error", service=service.name, code=error.code,
+                reason=error.reason,
+            )  # fmt: skip
+            for put, rows in items:
+                self._wait_again(put, rows, self._shard.now_ms + RETRY_MS)
+            return
+        self._steps.take([part])
+
+    def give_up(
+        self, service: Service, items: Sequence[Rows], why: str, again_ms: int | None = None
+    ) -> None:
+        """Rows in hand wait again: who had them died, went silent or was fenced."""
+        part = self.returned(service, items, why, again_ms)
+        before = part.refused
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            if before is not None:
+                before(code, reason, retry_ms)
+            self._later([put for put, _ in items])
+
+        part.refused = refused
+        self._steps.take([part])
+
+    def attempts_max(self, service: Service) -> int:
+        """How often a request may be handed out."""
+        return service.row.settings.attempts_max or self._shard.settings.attempts_max
+
+    def _backoff(self, service: Service, times: int) -> int:
+        settings, limits = service.row.settings, self._shard.settings
+        most = settings.backoff_max_ms or limits.backoff_max_ms
+        first = settings.backoff_ms or limits.backoff_ms
+        return int(min(most, first << min(max(times, 1) - 1, 40)))
+
+    # --- timers -----------------------------------------------------------------------------
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the next timer is due."""
+        if self._found:
+            return self._shard.now_ms
+        due = self.wheel.due_ms
+        if self._unsettled and (due is None or self._settle_at_ms < due):
+            return self._settle_at_ms
+        return due
+
+    def _later(self, puts: Iterable[Put]) -> None:
+        """The log refused what was decided of these: decide again when it may take it."""
+        for put in puts:
+            self._unsettled[put] = None
+        self._settle_at_ms = self._shard.now_ms + RETRY_MS
+
+    def tick(self) -> None:
+        """Do what is due, as far as one step may."""
+        shard = self._shard
+        now_ms = shard.now_ms
+        if self._found:
+            # The leases of before begin anew: their holders may come back.
+            for grant in self._found:
+                if grant.rows:
+                    grant.due_ms = now_ms + grant.lease_ms
+                    grant.slot = self.wheel.add(grant.due_ms, grant)
+            self._found = []
+        if self._unsettled and self._settle_at_ms <= now_ms:
+            self._settle()
+        due = self.wheel.due_ms
+        if due is None or due > now_ms:
+            return
+        leases: dict[tuple[Service, str], list[Rows]] = {}
+        over: dict[Service, list[Rows]] = {}
+        for thing in self.wheel.take(now_ms, shard.settings.timers_max):
+            if type(thing) is Grant:
+                if thing.due_ms > now_ms:
+                    thing.slot = self.wheel.add(thing.due_ms, thing)
+                elif thing.rows:
+                    place = thing.put.service, thing.hands.holder
+                    leases.setdefault(place, []).append((thing.put, thing.rows))
+            elif type(thing) is Put:
+                thing.slot = -1
+                if thing.alive:
+                    over.setdefault(thing.service, []).append((thing, thing.alive))
+            elif type(thing) is Back:
+                put = thing.put
+                rows = thing.rows & put.delayed
+                put.delayed &= ~rows
+                put.service.delayed -= rows.bit_count()
+                rows &= put.free
+                if rows:
+                    put.service.wait(put, rows, again=True)
+                    self.hungry[put.service] = None
+        for service, items in over.items():
+            self._expire(service, items)
+        for (service, holder), items in leases.items():
+            items = [(put, rows & put.granted) for put, rows in items]
+            items = [(put, rows) for put, rows in items if rows]
+            if items:
+                self._lease_over(service, holder, items)
+
+    def _lease_over(self, service: Service, holder: str, items: list[Rows]) -> None:
+        count = sum(rows.bit_count() for _, rows in items)
+        self._shard.counters["leases_expired"] += count
+        self._shard.event(
+            "lease_expired", "warning", service=service.name, holder=holder, count=count
+        )
+        self.give_up(service, merged(items), "lease")
+
+    def _expire(self, service: Service, items: list[Rows]) -> None:
+        """The deadline of these is over."""
+        count = sum(rows.bit_count() for _, rows in items)
+
+        def expired(lsn: int) -> None:
+            self._shard.counters["requests_expired"] += count
+            self._shard.event("request_expired", "warning", service=service.name, count=count)
+
+        def failed(code: str, reason: str, retry_ms: int) -> None:
+            self._later([put for put, _ in items])
+
+        self._steps.take(
+            [self.end(service, items, "expired", notice="expired", then=expired, failed=failed)]
+        )
+
+    def _settle(self) -> None:
+        """Decide again what the log refused."""
+        puts, self._unsettled = list(self._unsettled), {}
+        now_ms = self._shard.now_ms
+        most = self._shard.settings.timers_max
+        if len(puts) > most:
+            self._later(puts[most:])
+        for put in puts[:most]:
+            deadline_ms = put.row.put.deadline_ms
+            if deadline_ms and deadline_ms <= now_ms and put.alive:
+                self._expire(put.service, [(put, put.alive)])
+                continue
+            lost = put.alive & ~put.row.waiting & ~put.moving & ~put.granted
+            if lost:
+                self.give_up(put.service, [(put, lost)], "died")
+            spent = sum(
+                rows for times, rows in attempts_of(put, put.free)
+                if times >= self.attempts_max(put.service)
+            )  # fmt: skip
+            if spent:
+                self._exhausted(put.service, [(put, spent)], "died")
+        for service in {put.service for put in puts}:
+            self.hungry[service] = None
+
+    # --- over restarts ------------------------------------------------------------------------
+
+    def recovered(self) -> None:
+        """Take up what the tables hold."""
+        queues = self._shard.queues
+        by_number: dict[int, Service] = {}
+        for row in queues.services.values():
+            service = Service(row)
+            service.known = True
+            self._enter(service)
+            by_number[row.number] = service
+        for base, request in list(queues.requests.items()):
+            found = by_number.get(request.put.service)
+            if found is None:
+                del queues.requests[base]
+                continue
+            self.take_up(found, Put(found, request))
+
+    def take_up(self, service: Service, put: Put) -> None:
+        """A batch is in a queue, as the tables say: its rows wait, or are in somebody's hands."""
+        row = put.row
+        self.add(service, put)
+        waiting = row.waiting
+        for at_ms, rows in row.delayed.items():
+            rows &= waiting
+            put.delayed |= rows
+            service.delayed += rows.bit_count()
+            self.wheel.add(at_ms, Back(put, rows))
+        waiting &= ~put.delayed
+        if waiting:
+            again = 0
+            for rows in row.attempts.values():
+                again |= rows
+            if waiting & ~again:
+                service.wait(put, waiting & ~again, again=False)
+            if waiting & again:
+                service.wait(put, waiting & again, again=True)
+        for hold in row.holds:
+            hands = service.orphans.get(hold.holder)
+            if hands is None:
+                hands = service.orphans[hold.holder] = Hands(hold.holder, None)
+            lease_ms = hold.lease_ms or self._shard.settings.lease_ms
+            grant = Grant(put, hold.rows, hands, hold.at_ms, lease_ms)
+            hands.add(grant)
+            service.held += hold.rows.bit_count()
+            self._found.append(grant)
+
+    def add(self, service: Service, put: Put) -> None:
+        """Count a batch as one of a queue."""
+        row = put.row
+        count, size = row.left.bit_count(), row.put.size
+        service.puts[put.base] = put
+        service.rows += count
+        service.size += size
+        self.rows += count
+        self.size += size
+        if row.put.deadline_ms:
+            put.slot = self.wheel.add(row.put.deadline_ms, put)
+
+
+class Incoming:
+    """One REQUEST on its way into the log."""
+
+    __slots__ = ("_content", "_makes", "_put", "_requests", "_service", "_shares", "part")
+
+    def __init__(
+        self, requests: Requests, service: Service, put: RequestPut, content: Content, frame: Any
+    ) -> None:
+        self._requests = requests
+        self._service = service
+        self._put = put
+        self._content = content
+        self._makes = False
+        self._shares: dict[Offer, int] = {}
+        self.part = Part(
+            [put], content, frame, based=self._based, taken=self._taken, appended=self._appended,
+            refused=self._refused, level=service.level, memory=service.memory,
+        )  # fmt: skip
+
+    def _taken(self) -> None:
+        service, put = self._service, self._put
+        service.reserved_rows += put.count
+        service.reserved_size += put.size
+        self._requests.size += put.size
+
+    def _based(self, base: int) -> None:
+        """Its number is known: whoever is ready for it gets it in the same bundle."""
+        service, put = self._service, self._put
+        put.base = base
+        changes: list[Change] = []
+        if not (service.known or service.under_way or service.memory):
+            service.under_way = self._makes = True
+            changes.append(self._requests.creation(service))
+        changes.append(put)
+        if any(crew.ready for crew in service.crews.values()):
+            self._share()
+            now_ms = self._requests._shard.now_ms
+            for offer, rows in self._shares.items():
+                changes.append(
+                    WorkTaken(
+                        service.number, [(base, rows_of(rows))], offer.hands.holder, now_ms,
+                        offer.lease_ms,
+                    )
+                )  # fmt: skip
+        self.part.changes = changes
+
+    def _share(self) -> None:
+        service, put = self._service, self._put
+        row_bytes = max(1, put.size // put.count)
+        for subject, rows in _by_subject(put.subjects, put.count):
+            lane = service.lane(subject)
+            if lane.rows:
+                # What waits there goes first.
+                continue
+            for offer, some in service.allot(lane, rows, row_bytes, rows.bit_count()):
+                self._shares[offer] = self._shares.get(offer, 0) | some
+
+    def _appended(self, lsn: int) -> None:
+        requests, service, change, part = self._requests, self._service, self._put, self.part
+        if service.memory:
+            for made in part.changes:
+                requests.apply(made)
+            stamp = requests._mailboxes.stamp(self._content, change.base)
+            requests._bodies.hold(change.base, stamp, part.frame, self._content)
+        else:
+            requests._bodies.keep(change.base, part.stamp, part.frame, self._content)
+        if self._makes:
+            requests.made(service)
+        service.reserved_rows -= change.count
+        service.reserved_size -= change.size
+        requests.size -= change.size
+        put = Put(service, requests._shard.queues.requests[change.base])
+        requests.add(service, put)
+        requests._shard.counters["requests_in"] += change.count
+        given = 0
+        for offer, rows in self._shares.items():
+            given |= rows
+            requests.grant(offer, put, rows)
+        rest = every(change.count) & ~given
+        if rest:
+            service.wait(put, rest, again=False)
+            requests.hungry[service] = None
+
+    def _refused(self, code: str, reason: str, retry_ms: int) -> None:
+        requests, service, put = self._requests, self._service, self._put
+        service.reserved_rows -= put.count
+        service.reserved_size -= put.size
+        requests.size -= put.size
+        for offer, rows in self._shares.items():
+            requests.give_back(offer, put, rows.bit_count())
+        self._shares = {}
+        if self._makes:
+            self._makes = False
+            requests.unmade(service)
+        else:
+            requests.unused(service)
+
+
+# --- rows -----------------------------------------------------------------------------------
+
+
+_NO_TABLES: Final = Tables()
+"""What concerns queues only touches no table."""
+
+
+def _nobody(offer: Offer, put: Put, rows: int) -> None:
+    raise AssertionError("nobody delivers")
+
+
+def attach(part: Part, others: Sequence[Part]) -> None:
+    """Let others happen with a part: what they need is reserved, and given back, with it."""
+    if not others:
+        return
+    reserves = [one.taken for one in (part, *others) if one.taken is not None]
+    undoes = [one.refused for one in (part, *others) if one.refused is not None]
+
+    def taken() -> None:
+        for reserve in reserves:
+            reserve()
+
+    def refused(code: str, reason: str, retry_ms: int) -> None:
+        for undo in undoes:
+            undo(code, reason, retry_ms)
+
+    for one in others:
+        one.taken = one.refused = None
+    part.taken, part.refused = taken, refused
+    part.also = [*part.also, *others]
+
+
+def dead_letters(service: Service) -> str:
+    """Name of the mailbox for what could not be done."""
+    return service.row.settings.dead_letters or default_dead_letters(service)
+
+
+def default_dead_letters(service: Service) -> str:
+    """The same where none is named."""
+    return service.name[: NAME_BYTES_MAX - len(DEAD)] + DEAD
+
+
+def attempts_of(put: Put, rows: int) -> list[tuple[int, int]]:
+    """Rows by how often they were handed out."""
+    attempts = put.row.attempts
+    if len(attempts) == 1:
+        ((times, some),) = attempts.items()
+        if not rows & ~some:
+            return [(times, rows)] if rows else []
+    found: list[tuple[int, int]] = []
+    for times, some in attempts.items():
+        hit = some & rows
+        if hit:
+            found.append((times, hit))
+            rows ^= hit
+    if rows:
+        found.append((0, rows))
+    return found
+
+
+def merged(items: Iterable[Rows]) -> list[Rows]:
+    """The same rows, each batch once."""
+    by_put: dict[Put, int] = {}
+    for put, rows in items:
+        by_put[put] = by_put.get(put, 0) | rows
+    return list(by_put.items())
+
+
+def _subjects(content: Content, most: int) -> list[str]:
+    """Subjects of the rows: one for all, or one for each. Raises RequestRejected."""
+    headers, codes = content.headers()
+    if codes is None:
+        return [headers[0].keys[0]]
+    subjects = [header.keys[0] for header in headers]
+    rows = [subjects[code] for code in codes.tolist()]
+    different = len(set(rows))
+    if different == 1:
+        return rows[:1]
+    if different > most:
+        raise RequestRejected(
+            "too_large", f"{different} different subjects in a batch of requests, at most {most}"
+        )
+    return rows
+
+
+def _by_subject(subjects: Sequence[str], count: int) -> list[tuple[str, int]]:
+    if len(subjects) == 1:
+        return [(subjects[0], every(count))]
+    found: dict[str, int] = {}
+    for row, subject in enumerate(subjects):
+        found[subject] = found.get(subject, 0) | (1 << row)
+    return list(found.items())

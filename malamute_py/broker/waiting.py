@@ -1,0 +1,603 @@
+"""A service queue at run time: which requests wait in which order, and who is ready for them.
+
+Owns the order of hand-out and the choice of the worker. The rules: among requests of one
+subject, and among all that one pattern takes, those that came back go first, then the older
+number; a request goes to the ready offer that has the fewest in hand, in turn between equals,
+and to one offer go at most its share of what waits; what no offer takes waits and is never
+looked at again until one comes that does. Rows of a batch are bitmaps throughout: a batch
+costs about what a lone request does. Source: DESIGN.md, section 9; the whitepaper on services.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from malamute_protocol.commands import Level
+from malamute_py.changelog.tables import RequestRow, ServiceRow
+from malamute_py.matcher import Index, compile_pattern
+
+if TYPE_CHECKING:
+    from malamute_py.broker.links import Link
+
+FRESH: Final = 1 << 62
+"""Added to the order of what was never handed out: all that came back goes before it."""
+LANES_KEPT: Final = 1_024
+"""Lanes that stay although nothing waits in them: the next request needs not make one."""
+EVERYTHING: Final = -1
+"""Number of the pattern that takes every subject."""
+SCANNED_AT_ONCE: Final = 1_000
+"""Lanes that a new pattern is compared with in one step."""
+
+
+class Put:
+    """What is left of one batch of requests, at run time."""
+
+    __slots__ = (
+        "base",
+        "buried",
+        "delayed",
+        "ending",
+        "grants",
+        "moving",
+        "row",
+        "service",
+        "slot",
+    )
+
+    def __init__(self, service: Service, row: RequestRow) -> None:
+        self.service = service
+        self.row = row
+        self.base = row.put.base
+        self.grants: list[Grant] = []
+        """Who has which of its rows in hand."""
+        self.moving = 0
+        """Rows whose hand-out or return is on its way into the log."""
+        self.ending = 0
+        """Rows whose end is."""
+        self.delayed = 0
+        """Rows that wait, but not yet."""
+        self.slot = -1
+        """Of its deadline in the wheel."""
+        self.buried = 0
+        """Number of the dead-letter mailbox that some of it lies in; 0: none does."""
+
+    @property
+    def free(self) -> int:
+        """Rows that may be handed out."""
+        return self.row.waiting & ~(self.moving | self.ending | self.delayed)
+
+    @property
+    def alive(self) -> int:
+        """Rows that have not left and are not about to."""
+        return self.row.left & ~self.ending
+
+    @property
+    def granted(self) -> int:
+        """Rows that somebody has in hand."""
+        rows = 0
+        for grant in self.grants:
+            rows |= grant.rows
+        return rows
+
+    def subjects(self, mask: int) -> list[tuple[str, int]]:
+        """The rows of a mask by subject, in order of their first row."""
+        subjects = self.row.put.subjects
+        if len(subjects) == 1:
+            return [(subjects[0], mask)]
+        found: dict[str, int] = {}
+        for row in rows_in(mask):
+            subject = subjects[row]
+            found[subject] = found.get(subject, 0) | (1 << row)
+        return list(found.items())
+
+
+class Grant:
+    """Rows of one batch that were handed to one holder together."""
+
+    __slots__ = ("at_ms", "due_ms", "hands", "lease_ms", "put", "rows", "slot")
+
+    def __init__(self, put: Put, rows: int, hands: Hands, at_ms: int, lease_ms: int) -> None:
+        self.put = put
+        self.rows = rows
+        self.hands = hands
+        self.at_ms = at_ms
+        self.lease_ms = lease_ms
+        self.due_ms = at_ms + lease_ms
+        """When the lease is over, unless the worker is heard of."""
+        self.slot = -1
+
+
+class Hands:
+    """What one worker has in hand of one service: by an offer, or from before a restart."""
+
+    __slots__ = ("bases", "grants", "holder", "offer")
+
+    def __init__(self, holder: str, offer: Offer | None) -> None:
+        self.holder = holder
+        self.offer = offer
+        self.grants: dict[int, list[Grant]] = {}
+        self.bases: list[int] = []
+        """Of the batches in `grants`, ascending."""
+
+    def add(self, grant: Grant) -> None:
+        """The worker has these rows."""
+        put = grant.put
+        known = self.grants.get(put.base)
+        if known is None:
+            self.grants[put.base] = [grant]
+            if not self.bases or put.base > self.bases[-1]:
+                self.bases.append(put.base)
+            else:
+                insort(self.bases, put.base)
+        else:
+            known.append(grant)
+        put.grants.append(grant)
+
+    def drop(self, grant: Grant) -> None:
+        """The worker has nothing more of a grant."""
+        put = grant.put
+        put.grants.remove(grant)
+        known = self.grants[put.base]
+        known.remove(grant)
+        if not known:
+            del self.grants[put.base]
+            del self.bases[bisect_left(self.bases, put.base)]
+
+    def of(self, number: int) -> list[Grant] | None:
+        """The grants of the batch that a request's number may lie in."""
+        at = bisect_right(self.bases, number) - 1
+        return self.grants[self.bases[at]] if at >= 0 else None
+
+    @property
+    def rows(self) -> int:
+        """How many requests these are."""
+        return sum(grant.rows.bit_count() for one in self.grants.values() for grant in one)
+
+
+class Offer:
+    """One offer of one link: its credit, and what it has in hand."""
+
+    __slots__ = (
+        "bucket",
+        "credit_bytes",
+        "credit_records",
+        "crew",
+        "ended",
+        "hands",
+        "in_hand",
+        "lease_ms",
+        "left_bytes",
+        "left_records",
+        "link",
+        "number",
+        "pattern",
+        "pattern_bytes",
+        "service",
+    )
+
+    def __init__(self, link: Link, number: int, service: Service, pattern: Any) -> None:
+        self.link = link
+        self.number = number
+        self.service = service
+        self.pattern = pattern
+        self.pattern_bytes = 0
+        self.crew: Crew | None = None
+        self.hands = Hands(link.holder, self)
+        self.credit_records = 0
+        self.credit_bytes = 0
+        self.left_records = 0
+        self.left_bytes = 0
+        self.in_hand = 0
+        """Requests that it has, or that are on their way to it."""
+        self.lease_ms = 0
+        self.ended = False
+        self.bucket = -1
+        """In hand, as its crew has filed it; -1: it is not ready."""
+
+    def able(self, row_bytes: int) -> int:
+        """How many requests of this size it may be given now.
+
+        Exact in records; of bytes one request too many is allowed when none is in hand.
+        """
+        most = self.left_records
+        if most <= 0 or self.ended or self.link.room <= 0:
+            return 0
+        if self.left_bytes < most * row_bytes:
+            fitting = max(0, self.left_bytes) // row_bytes
+            most = fitting or (0 if self.in_hand else 1)
+        return most
+
+
+class Crew:
+    """The offers of one service that have the same pattern."""
+
+    __slots__ = ("buckets", "filed", "heap", "number", "offers", "ready")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.offers = 0
+        self.buckets: dict[int, dict[Offer, None]] = {}
+        """How many in hand -> the ready offers that have so many, in turn."""
+        self.ready = 0
+        self.heap: list[tuple[int, str, Lane]] = []
+        """Lanes that it takes, by the order of what waits in them; some entries are stale."""
+        self.filed: dict[Lane, int] = {}
+        """Lane -> the order by which it stands in the heap."""
+
+    def file(self, offer: Offer) -> None:
+        """An offer is ready."""
+        bucket = self.buckets.get(offer.in_hand)
+        if bucket is None:
+            bucket = self.buckets[offer.in_hand] = {}
+        bucket[offer] = None
+        offer.bucket = offer.in_hand
+        self.ready += 1
+
+    def unfile(self, offer: Offer) -> None:
+        """An offer is not ready any more, or will be filed anew."""
+        if offer.bucket < 0:
+            return
+        bucket = self.buckets[offer.bucket]
+        del bucket[offer]
+        if not bucket:
+            del self.buckets[offer.bucket]
+        offer.bucket = -1
+        self.ready -= 1
+
+    def push(self, lane: Lane) -> None:
+        """Something waits in a lane, or something earlier than before."""
+        order = lane.order
+        known = self.filed.get(lane)
+        if known is None or order < known:
+            self.filed[lane] = order
+            heappush(self.heap, (order, lane.subject, lane))
+
+    def first(self) -> Lane | None:
+        """The lane whose turn it is."""
+        heap, filed = self.heap, self.filed
+        while heap:
+            order, _, lane = heap[0]
+            if filed.get(lane) != order:
+                heappop(heap)
+            elif not lane.rows:
+                heappop(heap)
+                del filed[lane]
+            elif lane.order != order:
+                filed[lane] = lane.order
+                heapreplace(heap, (lane.order, lane.subject, lane))
+            else:
+                return lane
+        return None
+
+
+class Lane:
+    """Requests of one subject that wait."""
+
+    __slots__ = ("again", "crews", "fresh", "rows", "subject", "version")
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.fresh: deque[tuple[int, int, Put]] = deque()
+        """(base, rows, batch), ascending. Rows that wait no more may still be in it."""
+        self.again: list[tuple[int, int, Put]] = []
+        """The same of what came back, as a heap."""
+        self.rows = 0
+        """How many rows the entries name."""
+        self.crews: list[Crew] = []
+        self.version = -1
+        """Of the service's crews when `crews` was looked up."""
+
+    def __lt__(self, other: Lane) -> bool:
+        return self.subject < other.subject
+
+    @property
+    def order(self) -> int:
+        """Of what is handed out next."""
+        return self.again[0][0] if self.again else self.fresh[0][0] + FRESH
+
+    def head(self) -> tuple[int, int, Put]:
+        """What is handed out next."""
+        return self.again[0] if self.again else self.fresh[0]
+
+    def replace(self, rows: int) -> None:
+        """Of the head only these rows go on waiting."""
+        if self.again:
+            base, before, put = self.again[0]
+            if rows:
+                heapreplace(self.again, (base, rows, put))
+            else:
+                heappop(self.again)
+        else:
+            base, before, put = self.fresh[0]
+            if rows:
+                self.fresh[0] = (base, rows, put)
+            else:
+                self.fresh.popleft()
+        self.rows += rows.bit_count() - before.bit_count()
+
+
+class Service:
+    """One service queue."""
+
+    __slots__ = (
+        "crews",
+        "dead",
+        "delayed",
+        "held",
+        "index",
+        "known",
+        "lanes",
+        "level",
+        "name",
+        "number",
+        "offers",
+        "orphans",
+        "puts",
+        "removing",
+        "reserved_rows",
+        "reserved_size",
+        "row",
+        "rows",
+        "size",
+        "under_way",
+        "unseen",
+        "version",
+    )
+
+    def __init__(self, row: ServiceRow) -> None:
+        self.row = row
+        self.name = row.name
+        self.number = row.number
+        self.level = int(Level[row.settings.level.upper()])
+        """What level 0 stands for."""
+        self.known = False
+        """The log has it."""
+        self.under_way = False
+        """The change that makes it is on its way into the log."""
+        self.removing = False
+        self.puts: dict[int, Put] = {}
+        self.rows = 0
+        """Requests in it: waiting or in hand."""
+        self.held = 0
+        self.delayed = 0
+        self.size = 0
+        """Bytes of its batches."""
+        self.reserved_rows = 0
+        """Of these, which are on their way into the log."""
+        self.reserved_size = 0
+        self.lanes: dict[str, Lane] = {}
+        self.index = Index()
+        self.crews: dict[int, Crew] = {}
+        """By number of the pattern."""
+        self.version = 0
+        """Counts the changes of `crews`."""
+        self.offers: dict[Offer, None] = {}
+        self.orphans: dict[str, Hands] = {}
+        """Holder -> what it had in hand when the broker ended."""
+        self.unseen: deque[tuple[Crew, Iterator[Lane]]] = deque()
+        """New patterns, with the lanes that they are still to be compared with."""
+        self.dead = 0
+        """Dead letters since the start."""
+
+    @property
+    def memory(self) -> bool:
+        """Its requests are kept in memory only."""
+        return self.row.settings.memory
+
+    # --- who offers -----------------------------------------------------------------------
+
+    def join(self, offer: Offer) -> None:
+        """Take up an offer. Raises PatternError: nothing was changed."""
+        pattern = offer.pattern
+        if pattern in (["all"], ["topic", "#"]) or compile_pattern(pattern).canonical == ("all",):
+            number = EVERYTHING
+        else:
+            number = self.index.add(pattern)
+        crew = self.crews.get(number)
+        if crew is None:
+            crew = self.crews[number] = Crew(number)
+            self.version += 1
+            waiting = [lane for lane in self.lanes.values() if lane.rows]
+            if waiting:
+                self.unseen.append((crew, iter(waiting)))
+        crew.offers += 1
+        offer.crew = crew
+        self.offers[offer] = None
+
+    def leave(self, offer: Offer) -> None:
+        """Forget an offer."""
+        crew = offer.crew
+        if crew is None:
+            return
+        crew.unfile(offer)
+        offer.crew = None
+        del self.offers[offer]
+        crew.offers -= 1
+        if crew.number != EVERYTHING:
+            self.index.discard(crew.number)
+        if not crew.offers:
+            del self.crews[crew.number]
+            self.version += 1
+
+    def refile(self, offer: Offer) -> bool:
+        """Its credit or what it has in hand changed; True when it is ready."""
+        crew = offer.crew
+        if crew is None:
+            return False
+        crew.unfile(offer)
+        if offer.able(1) <= 0:
+            return False
+        crew.file(offer)
+        return True
+
+    def crews_of(self, lane: Lane) -> list[Crew]:
+        """The crews that take a lane's subject."""
+        if lane.version != self.version:
+            crews = self.crews
+            found = [crews[EVERYTHING]] if EVERYTHING in crews else []
+            if len(crews) > len(found):
+                numbers = self.index.match((lane.subject,), ())
+                found += [crews[number] for number in numbers]
+            lane.crews = found
+            lane.version = self.version
+        return lane.crews
+
+    # --- what waits -----------------------------------------------------------------------
+
+    def lane(self, subject: str) -> Lane:
+        """The lane of a subject."""
+        lane = self.lanes.get(subject)
+        if lane is None:
+            lane = self.lanes[subject] = Lane(subject)
+        return lane
+
+    def wait(self, put: Put, mask: int, *, again: bool) -> None:
+        """Let rows wait. again: they came back, and go before those that did not."""
+        for subject, rows in put.subjects(mask):
+            lane = self.lane(subject)
+            fresh = lane.fresh
+            if again or (fresh and fresh[-1][0] >= put.base):
+                heappush(lane.again, (put.base, rows, put))
+            else:
+                fresh.append((put.base, rows, put))
+            lane.rows += rows.bit_count()
+            for crew in self.crews_of(lane):
+                crew.push(lane)
+
+    def emptied(self, lane: Lane) -> None:
+        """Nothing waits in a lane any more."""
+        if len(self.lanes) > LANES_KEPT:
+            for crew in self.crews_of(lane):
+                crew.filed.pop(lane, None)
+            self.lanes.pop(lane.subject, None)
+
+    def scan(self) -> None:
+        """Compare new patterns with the subjects that wait, as far as one step may."""
+        budget = SCANNED_AT_ONCE
+        while self.unseen and budget > 0:
+            crew, lanes = self.unseen[0]
+            some = list(islice(lanes, budget))
+            budget -= len(some)
+            if not some or self.crews.get(crew.number) is not crew:
+                self.unseen.popleft()
+                continue
+            for lane in some:
+                if lane.rows and crew in self.crews_of(lane):
+                    crew.push(lane)
+
+    def next_lane(self) -> Lane | None:
+        """The lane whose turn it is among those that a ready offer takes."""
+        found: Lane | None = None
+        for crew in self.crews.values():
+            if crew.ready:
+                lane = crew.first()
+                if lane is not None and (found is None or lane.order < found.order):
+                    found = lane
+        return found
+
+    # --- who gets what ----------------------------------------------------------------------
+
+    def allot(self, lane: Lane, mask: int, row_bytes: int, waiting: int) -> list[tuple[Offer, int]]:
+        """Share rows of a batch out among the ready offers; credit is taken.
+
+        waiting: how many rows the ready offers have to share. Rows that are in nobody's
+        share are left because nobody is ready for them any more.
+        """
+        crews = self.crews_of(lane)
+        shares: list[tuple[Offer, int]] = []
+        left = mask.bit_count()
+        while left:
+            offer, ready = _least(crews)
+            if offer is None:
+                break
+            most = offer.able(row_bytes)
+            crew = offer.crew
+            assert crew is not None, "who is filed has a crew"
+            crew.unfile(offer)
+            if most <= 0:
+                # Of this size it can take none; it is filed again when that changes.
+                continue
+            count = min(most, left, -(-waiting // ready))
+            rows = mask if count == left else lowest(mask, count)
+            mask ^= rows
+            left -= count
+            waiting -= count
+            offer.left_records -= count
+            offer.left_bytes -= count * row_bytes
+            offer.in_hand += count
+            shares.append((offer, rows))
+            if offer.able(1) > 0:
+                crew.file(offer)
+        return shares
+
+    @property
+    def hungry(self) -> bool:
+        """Whether something may be handed out at once."""
+        return bool(self.unseen) or any(crew.ready and crew.heap for crew in self.crews.values())
+
+
+def _least(crews: list[Crew]) -> tuple[Offer | None, int]:
+    """The ready offer with the fewest in hand, and how many are ready."""
+    if len(crews) == 1:
+        crew = crews[0]
+        if not crew.ready:
+            return None, 0
+        buckets = crew.buckets
+        least = min(buckets) if len(buckets) > 1 else next(iter(buckets))
+        return next(iter(buckets[least])), crew.ready
+    best: Crew | None = None
+    fewest = ready = 0
+    for crew in crews:
+        if crew.ready:
+            ready += crew.ready
+            least = min(crew.buckets)
+            if best is None or least < fewest:
+                best, fewest = crew, least
+    if best is None:
+        return None, 0
+    return next(iter(best.buckets[fewest])), ready
+
+
+def rows_in(mask: int) -> Iterator[int]:
+    """The rows of a bitmap, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def lowest(mask: int, count: int) -> int:
+    """The first so many rows of a bitmap; it has that many."""
+    first = (mask & -mask).bit_length() - 1
+    run = ((1 << count) - 1) << first
+    if mask & run == run:
+        return run
+    found = 0
+    for _ in range(count):
+        low = mask & -mask
+        found |= low
+        mask ^= low
+    return found
+
+
+def runs_of(mask: int) -> Iterator[tuple[int, int]]:
+    """The rows of a bitmap as runs: (first, how many), ascending."""
+    at = 0
+    while mask:
+        skip = (mask & -mask).bit_length() - 1
+        mask >>= skip
+        at += skip
+        length = (~mask & (mask + 1)).bit_length() - 1
+        yield at, length
+        mask >>= length
+        at += length
+
+
+def every(count: int) -> int:
+    """All rows of a batch of so many."""
+    return (1 << count) - 1

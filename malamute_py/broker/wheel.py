@@ -1,0 +1,69 @@
+"""A wheel of timers: what is due when, in slots of some milliseconds.
+
+Owns the order in which things fall due. The rules: nothing falls due early; to add and to
+take out cost the same however many there are, and what is taken out leaves nothing behind
+but its slot; a turn brings a bounded number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from heapq import heappop, heappush
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+SLOT_MS: Final = 8
+"""A slot holds what falls due within so long: what is early in it waits for the slot's end."""
+
+
+class Wheel(Generic[T]):
+    """Things that fall due."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, dict[T, None]] = {}
+        self._order: list[int] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._slots.values()))
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the next slot is over; it may have become empty."""
+        while self._order and not self._slots.get(self._order[0]):
+            self._slots.pop(heappop(self._order), None)
+        return self._order[0] * SLOT_MS if self._order else None
+
+    def add(self, due_ms: int, thing: T) -> int:
+        """Let a thing fall due; returns the slot, by which it can be taken out."""
+        slot = -(-due_ms // SLOT_MS)
+        found = self._slots.get(slot)
+        if found is None:
+            found = self._slots[slot] = {}
+            heappush(self._order, slot)
+        found[thing] = None
+        return slot
+
+    def discard(self, slot: int, thing: T) -> None:
+        """Take a thing out of its slot, if it is there."""
+        found = self._slots.get(slot)
+        if found is not None:
+            found.pop(thing, None)
+
+    def take(self, now_ms: int, most: int) -> list[T]:
+        """At most so many things that are due, the longest due first; they are out."""
+        things: list[T] = []
+        while self._order and self._order[0] * SLOT_MS <= now_ms and len(things) < most:
+            slot = self._order[0]
+            found = self._slots[slot]
+            if len(found) <= most - len(things):
+                things.extend(found)
+                found.clear()
+            else:
+                for thing in list(found)[: most - len(things)]:
+                    del found[thing]
+                    things.append(thing)
+            if not found:
+                heappop(self._order)
+                del self._slots[slot]
+        return things
