@@ -284,7 +284,8 @@ async def test_the_first_connect_fails_at_once_or_in_time_by_choice(
         endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ConnectionLost, match="nothing answers"):
             await kind().connect(endpoint, wait=False, **FAST)
-        with pytest.raises(Timeout, match="nothing answers"):
+        # On a slow machine not even the first attempt has been refused by then.
+        with pytest.raises(Timeout, match=r"no link to .*(nothing answers|no answer)"):
             await kind().connect(endpoint, timeout_ms=100, **FAST)
 
 

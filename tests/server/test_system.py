@@ -31,6 +31,7 @@ SMALL = {
     "limits__record_bytes_max": 1 << 19,
     "journal__segment_bytes": 4 << 20,
     "journal__ring_bytes": 256 << 20,
+    "links__heartbeat_ms": 60_000,
 }
 
 
