@@ -163,7 +163,7 @@ async def _late(stage: Stage, half_way: asyncio.Event) -> None:
         subscription = client.subscribe(STREAM, pattern.topic("flights.*.B6.#"), start="earliest")
         rows = await rows_until(subscription, len(stage.flights))
         stage.report.same_rows("late: from the journal, then live", expected, rows)
-        for _ in range(100):
+        for _ in range(int(SILENCE_S / 0.02)):
             if subscription.live:
                 break
             await asyncio.sleep(0.02)
