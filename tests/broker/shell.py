@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,6 +56,14 @@ class Held:
         self.control_kind = control_kind
 
 
+class Letter(NamedTuple):
+    """One message as an inbox got it."""
+
+    number: int
+    body: bytes
+    mail: wire.Mail
+
+
 class Peer:
     """What one client was told: commands in order, and what its subscriptions received."""
 
@@ -67,6 +75,8 @@ class Peer:
         """Subscription -> `from` of its next cover."""
         self.told: list[tuple[Command, list[bytes]]] = []
         """Each command, and the bodies that came with it."""
+        self.mail: dict[int, list[Letter]] = {}
+        """Inbox -> its messages in the order of arrival."""
         self.closed = False
         self.link = Link(Side.CLIENT)
         """What the protocol's table of states says of this link."""
@@ -106,6 +116,8 @@ class Peer:
                 self.expected[command.subscription] = command.to
             case wire.Rewound():
                 self.expected[command.subscription] = command.to
+            case wire.Mail():
+                self._mail(command, frames)
             case wire.Ended() if command.subscription in self.expected:
                 assert self.expected.pop(command.subscription) == command.next
 
@@ -122,6 +134,18 @@ class Peer:
                 assert command.from_ <= offset < command.next
                 assert not received or received[-1][0] < offset
                 received.append((offset, body))
+
+    def _mail(self, command: wire.Mail, frames: list[Any]) -> None:
+        (batch,) = iter_batches([bytes(frame) for frame in frames])
+        numbers, bodies = batch.offsets.tolist(), batch.bodies()
+        if command.rows is not None:
+            mask = rows_from_bitmap(command.rows, len(batch.content))
+            numbers = [number for number, kept in zip(numbers, mask, strict=True) if kept]
+            bodies = [body for body, kept in zip(bodies, mask, strict=True) if kept]
+        self.mail.setdefault(command.subscription, []).extend(
+            Letter(number, bytes(body), command)
+            for number, body in zip(numbers, bodies, strict=True)
+        )
 
     def of(self, kind: type[Command]) -> list[Any]:
         return [command for command in self.commands if type(command) is kind]
