@@ -21,9 +21,12 @@ from malamute_protocol.errors import RemoteProtocolError
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import (
+    MAIN,
     AppendBundle,
     Appended,
     AppendRefused,
+    BodiesFound,
+    BodiesRead,
     HistoryRead,
     IndexAnswer,
     IndexQuery,
@@ -33,6 +36,7 @@ from malamute_py.broker.ready import (
     Send,
 )
 from malamute_py.config import Config
+from malamute_py.server.checkpoints import Checkpointed, CheckpointFailed, Checkpoints
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.guard import FRAME_BYTES, SUSPECT_MS, Connection, Guard
 from malamute_py.server.keeper import Died, Inbox, RingEvent, Synced, SyncFailed, Trimmed
@@ -73,6 +77,7 @@ class Core(Protocol):
     def history(self, answer: HistoryRead | ReadFailed) -> None: ...  # noqa: D102
     def answered(self, answer: IndexAnswer) -> None: ...  # noqa: D102
     def trimmed(self, ring: str, firsts: Mapping[int, int]) -> None: ...  # noqa: D102
+    def bodies(self, answer: BodiesFound) -> None: ...  # noqa: D102
     def drain(self, now_ms: int) -> None: ...  # noqa: D102
     def take_ready(self) -> Ready: ...  # noqa: D102
 
@@ -86,6 +91,8 @@ class Journaled(Protocol):
     ) -> Iterable[Appended | AppendRefused]: ...
     def read(self, wanted: ReadRange) -> None: ...  # noqa: D102
     def ask(self, query: IndexQuery) -> None: ...  # noqa: D102
+    def read_bodies(self, wanted: BodiesRead) -> None: ...  # noqa: D102
+    def pin(self, ring: str, name: str, stream: int, offset: int | None) -> None: ...  # noqa: D102
     def trim(self, ring: str, stream: int, offset: int) -> None: ...  # noqa: D102
     def sync(self) -> None: ...  # noqa: D102
     def syncing(self) -> bool: ...  # noqa: D102
@@ -107,8 +114,13 @@ class Loop:
         clock: Callable[[], int],
         log: Log,
         counters: Counter[str],
+        checkpoints: Checkpoints | None = None,
     ) -> None:
-        """clock: milliseconds since 1970. But for the inbox, only the loop uses what is given."""
+        """clock: milliseconds since 1970. But for the inbox, only the loop uses what is given.
+
+        checkpoints: None: nothing that is kept here outlives the process.
+        """
+        self._checkpoints = checkpoints
         self._core = core
         self._rings = rings
         self._listeners = listeners
@@ -166,6 +178,8 @@ class Loop:
         # what is partial then is partial.
         if drained or now_ms - self._guard_at_ms > 1000:
             self._after_drain(now_ms)
+        if self._checkpoints is not None:
+            self._checkpoints.tick(now_ms)
         if self._wake_at_ms is not None and now_ms >= self._wake_at_ms:
             self._core.tick(now_ms)
         self.settle(now_ms)
@@ -284,10 +298,17 @@ class Loop:
             kind = type(result)
             if kind is Synced:
                 core.synced(result.ring, result.lsn, now_ms)
+                if self._checkpoints is not None and result.ring == MAIN:
+                    self._checkpoints.synced(result.lsn)
             elif kind is HistoryRead or kind is ReadFailed:
                 core.history(result)
             elif kind is IndexAnswer:
                 core.answered(result)
+            elif kind is BodiesFound:
+                core.bodies(result)
+            elif kind is Checkpointed or kind is CheckpointFailed:
+                if self._checkpoints is not None:
+                    self._checkpoints.take(result, now_ms)
             elif kind is Trimmed:
                 core.trimmed(result.ring, result.first_offsets)
             elif kind is RingEvent:
@@ -336,6 +357,10 @@ class Loop:
                 rings.read(read)
             for query in ready.queries:
                 rings.ask(query)
+            for wanted in ready.bodies:
+                rings.read_bodies(wanted)
+            for pin in ready.pins:
+                rings.pin(*pin)
             for number in ready.closes:
                 self._close(number)
             for trim in ready.trims:

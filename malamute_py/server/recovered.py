@@ -1,22 +1,43 @@
 """From what the journal found at opening to what the core starts with.
 
-Owns the translation of a ring's recovery into the core's RingFacts, and the first look at
-the tables, which say how each ring of its own has to be opened. The rule: nothing is
-guessed; a state that cannot be read whole stops the start by name. Source:
-broker/ready.py, RecoveredState; DESIGN.md, section 6.
+Owns the translation of a ring's recovery into the core's RingFacts, the first look at the
+tables of streams, which say how each ring of its own has to be opened, and the order in which
+the queues come back: the tables of the checkpoint, then the log from there. The rule: nothing is
+guessed; a state that cannot be read whole stops the start by name. Source: broker/ready.py,
+RecoveredState; DESIGN.md, sections 6 and 9.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from malamute_protocol.stamp import CHANGE
-from malamute_py.broker.ready import CHANGE_STREAM, MAIN, RingFacts, StreamFacts
+from malamute_protocol.stamp import CHANGE, Stamp
+from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM, MAIN, RingFacts, StreamFacts
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import ProducerFact, decode_snapshot
 from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
-from malamute_py.journal import Recovery, Ring
+from malamute_py.config import CheckpointSection
+from malamute_py.journal import FollowLost, JournalError, Recovery, Ring, Wanted
 from malamute_py.journal.layout import control_bodies
+from malamute_py.server.checkpoints import Parts
+from malamute_py.server.errors import StartError
+from malamute_py.store.database import DATABASE, Position, lock, position_of
+from malamute_py.store.errors import ChangesLost, StoreError, StoreLocked
+from malamute_py.store.loading import load
+from malamute_py.store.opening import Log, open_store
+from malamute_py.store.reading import Changes
+
+_LOCK_WAIT_S: Final = 30.0
+"""The process of a broker that was killed ends by itself, in the middle of its work, too."""
+_RESTORE: Final = (
+    "restore the directory from a snapshot (malamute snapshot restore SNAPSHOT --data NEW)"
+)
+_ACCEPT: Final = (
+    f'{_RESTORE}, or go on without what is lost: start once with checkpoint.lost_changes = "accept"'
+)
 
 
 def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
@@ -70,3 +91,90 @@ def rings_asked(main: RingFacts) -> dict[str, dict[str, Any]]:
         for row in tables.streams.values()
         if row.settings.ring_bytes and not row.settings.memory
     }
+
+
+# --- the queues --------------------------------------------------------------------------
+
+
+class QueuesFound(NamedTuple):
+    """The queues as a start finds them."""
+
+    queues: Queues
+    changes: Iterator[tuple[int, bytes]]
+    """(offset, record) of the log since; reading it fills `parts`. Raises StartError."""
+    position: Position
+    parts: Parts
+    """Where in the log something lies that the tables do not have."""
+    damages: list[str]
+    """Filled as `changes` is read."""
+    new: bool
+    """The tables were made just now."""
+
+
+class _OfRing:
+    """A ring as one to be followed."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+
+    def read(
+        self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
+    ) -> Iterator[tuple[Stamp, memoryview]]:
+        return self._ring.follow(from_lsn, to_lsn, wanted)
+
+
+def find_queues(
+    directory: Path, uuid: bytes, ring: Ring, facts: RingFacts, config: CheckpointSection
+) -> QueuesFound:
+    """Open the tables, or make new ones, and see where the log goes on from them.
+
+    uuid: of the data directory. ring: main, held. Raises StartError.
+    """
+    where = str(directory / DATABASE)
+    mail = facts.streams.get(MAIL_STREAM)
+    log = Log(uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail is not None and mail.next > 0)
+    try:
+        with lock(directory, _LOCK_WAIT_S):
+            connection, new = open_store(directory, log)
+            try:
+                queues, position = load(connection), position_of(connection)
+            finally:
+                connection.close()
+    except StoreLocked as error:
+        raise StartError(str(error), where, "end that process") from error
+    except StoreError as error:
+        raise StartError(str(error), where, _RESTORE) from error
+    except (OSError, sqlite3.Error) as error:
+        raise StartError(str(error), where, "look at the directory and its disk") from error
+    known = facts.streams[CHANGE_STREAM].next
+    if position.change_next > known:
+        # Damage took the newest changes out of the log; their offsets are spent all the same.
+        facts.streams[CHANGE_STREAM] = StreamFacts(0, position.change_next)
+    parts = Parts()
+    changes = Changes(
+        _OfRing(ring), position.change_next, relevant=parts.add,
+        accept_lost=config.lost_changes == "accept",
+    )  # fmt: skip
+    rest = _rest(changes, max(position.lsn, ring.start_lsn), ring.end_lsn, facts, where, config)
+    return QueuesFound(queues, rest, position, parts, changes.damages, new)
+
+
+def _rest(
+    changes: Changes, lsn: int, end_lsn: int, facts: RingFacts, where: str,
+    config: CheckpointSection,
+) -> Iterator[tuple[int, bytes]]:  # fmt: skip
+    try:
+        yield from changes.read([(lsn, end_lsn)])
+        # The log may have gone round since the tables were written, as long as nothing that
+        # concerns them was in it: then its offsets go on where they are.
+        due = facts.streams[CHANGE_STREAM].next
+        if 0 <= changes.next < due and config.lost_changes != "accept":
+            raise ChangesLost(
+                f"the tables, and the log behind them, end at change {changes.next} of {due}"
+            )
+    except ChangesLost as error:
+        raise StartError(f"changes are lost: {error}", where, _ACCEPT) from error
+    except FollowLost as error:
+        raise StartError(str(error), where, _ACCEPT) from error
+    except (JournalError, OSError) as error:
+        raise StartError(str(error), where, "look at the directory and its disk") from error

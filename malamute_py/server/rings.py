@@ -15,12 +15,17 @@ import errno
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from malamute_py.broker.ready import (
+    CHANGE_STREAM,
+    MAIL_STREAM,
+    MAIN,
     AppendBundle,
     Appended,
     AppendRefused,
+    BodiesFound,
+    BodiesRead,
     HistoryRead,
     HistoryRun,
     IndexAnswer,
@@ -42,6 +47,8 @@ from malamute_py.server.keeper import (
     Worker,
 )
 from malamute_py.server.queries import answer_query, by_key
+from malamute_py.store.bodies import Bodies
+from malamute_py.store.errors import StoreError
 
 _PREPARE_BYTES = 8 << 20
 """What housekeeping writes in one step, and syncs: with 2 MiB it came to 210 MB/s, and appends
@@ -77,6 +84,10 @@ def ring_settings(config: JournalSection, asked: dict[str, Any]) -> RingSettings
     )
 
 
+_Job: TypeAlias = ReadRange | IndexQuery | BodiesRead
+_QUEUES: Final = frozenset([CHANGE_STREAM, MAIL_STREAM])
+
+
 class Unready(NamedTuple):
     """A ring that takes nothing yet: it is being opened, or that failed."""
 
@@ -108,11 +119,16 @@ class Rings:
         self._dirty: dict[str, Ring] = {}
         self.snapshot: Callable[[str], Sequence[bytes]] = lambda ring: ()
         """The core's state that belongs into a ring; set once the core exists."""
+        self.noted: Callable[[int, int], None] | None = None
+        """Told the bounds of each write to ring main that concerns the queues."""
+        self.bodies: Bodies | None = None
+        """Where bodies are that the journal has let go of."""
         self._syncer = SyncThread(inbox, (JournalError,), _explain)
         self._reader: Worker[bool] = Worker("reader", self._take_turn, inbox)
-        self._reads: deque[ReadRange | IndexQuery] = deque()
-        self._questions: deque[ReadRange | IndexQuery] = deque()
-        self._reads_turn = True
+        self._reads: deque[_Job] = deque()
+        self._questions: deque[_Job] = deque()
+        self._bodies_wanted: deque[_Job] = deque()
+        self._turns = deque([self._bodies_wanted, self._reads, self._questions])
         self._opener: Worker[Change] = Worker("opener", self._change, inbox)
         self._housekeeper = Housekeeper(self._keep, inbox, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S)
         self._complaints: dict[str, str] = {}
@@ -136,12 +152,19 @@ class Rings:
 
     def close(self) -> None:
         """Sync and close every ring with a mark of an orderly end. Raises JournalFailed."""
+        if self.bodies is not None:
+            self.bodies.close()
         self._journal.close()
 
-    def recover(self, name: str, asked: dict[str, Any]) -> tuple[Ring, Recovery]:
-        """Open a ring at the start of the broker. Raises JournalError, OSError."""
+    def recover(
+        self, name: str, asked: dict[str, Any], *, held: bool = False
+    ) -> tuple[Ring, Recovery]:
+        """Open a ring at the start of the broker. Raises JournalError, OSError.
+
+        held: see Ring.open.
+        """
         settings = ring_settings(self._config, asked)
-        return self._journal.ring(name, settings, self._snapshot(name))
+        return self._journal.ring(name, settings, self._snapshot(name), held=held)
 
     def prepare(self, name: str) -> None:
         """Have the first segment of a new ring ready. Raises DiskFull, OSError."""
@@ -234,6 +257,8 @@ class Rings:
         except OSError as error:
             return [AppendRefused(token, "disk_full", str(error), _RETRY_MS)]
         self._dirty[name] = ring
+        if name == MAIN and self.noted is not None and _concerns_queues(bundles):
+            self.noted(done.lsn, done.end_lsn)
         answers: list[Appended | AppendRefused] = []
         first = 0
         for bundle in bundles:
@@ -265,6 +290,21 @@ class Rings:
         """Ask the index, elsewhere."""
         self._questions.append(query)
         self._reader.put(True)
+
+    def read_bodies(self, wanted: BodiesRead) -> None:
+        """Read bodies by number, elsewhere."""
+        self._bodies_wanted.append(wanted)
+        self._reader.put(True)
+
+    def pin(self, ring: str, name: str, stream: int, offset: int | None) -> None:
+        """Hold a ring back from a stream's offset on; None: no longer."""
+        found = self._rings.get(ring)
+        if found is None:
+            return
+        if offset is None:
+            found.unpin(name)
+        else:
+            found.pin(name, stream, offset)
 
     def trim(self, ring: str, stream: int, offset: int) -> None:
         """Drop a stream's records before an offset."""
@@ -309,13 +349,31 @@ class Rings:
     # --- the reader thread ---------------------------------------------------------------
 
     def _take_turn(self, _: bool) -> object:
-        """Do a read, or answer a question: in turn, as a question may take long."""
-        self._reads_turn = not self._reads_turn
-        first, second = self._reads, self._questions
-        if self._reads_turn:
-            first, second = second, first
-        job = (first or second).popleft()
-        return None if self._stopping else self._read(job)
+        """Do a read, answer a question, or look for bodies: in turn, as each may take long."""
+        turns = self._turns
+        turns.rotate(-1)
+        job = next(jobs for jobs in turns if jobs).popleft()
+        if self._stopping:
+            return None
+        return self._read_bodies(job) if isinstance(job, BodiesRead) else self._read(job)
+
+    def _read_bodies(self, job: BodiesRead) -> BodiesFound:
+        """From the journal, and then from the tables: what left it before that is in them."""
+        ring, found, failed = self._rings.get(MAIN), {}, ""
+        try:
+            if ring is not None:
+                batches = ring.read_batches(MAIL_STREAM, job.numbers)
+                pairs = zip(job.numbers, batches, strict=True)
+                found = {number: batch for number, batch in pairs if batch is not None}
+        except (JournalError, OSError) as error:
+            failed = str(error)
+        missing = [number for number in job.numbers if number not in found]
+        if missing and self.bodies is not None:
+            try:
+                found |= self.bodies.read(missing)
+            except StoreError as error:
+                failed = str(error)
+        return BodiesFound(job.token, found, failed if len(found) < len(job.numbers) else "")
 
     def _read(self, job: ReadRange | IndexQuery) -> object:
         ring = self._rings.get(job.ring)
@@ -382,6 +440,10 @@ class Rings:
         else:
             self._removals.popleft()
         return True
+
+
+def _concerns_queues(bundles: list[AppendBundle]) -> bool:
+    return any(batch.stream in _QUEUES for bundle in bundles for batch in bundle.batches)
 
 
 def _neighbours(bundles: list[AppendBundle], at: int) -> int:

@@ -21,6 +21,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ from malamute_py.broker.ready import MAIN, RecoveredState, RingFacts
 from malamute_py.config import Config
 from malamute_py.journal import (
     DiskFull,
+    FileStorage,
     JournalCorrupt,
     JournalError,
     JournalFailed,
@@ -42,14 +44,17 @@ from malamute_py.journal import (
 )
 from malamute_py.journal.directory import Journal
 from malamute_py.server.auth import Authenticator
+from malamute_py.server.checkpoints import Checkpoints
 from malamute_py.server.errors import ServerFailed, StartError
 from malamute_py.server.guard import Guard
 from malamute_py.server.keeper import Inbox
 from malamute_py.server.loop import Loop
 from malamute_py.server.permissions import Permissions
-from malamute_py.server.recovered import ring_facts, rings_asked
+from malamute_py.server.recovered import QueuesFound, find_queues, ring_facts, rings_asked
 from malamute_py.server.rings import Rings
 from malamute_py.server.sockets import Listener, check_public, parse_endpoint
+from malamute_py.store.bodies import Bodies
+from malamute_py.store.database import DATABASE
 from malamute_py.telemetry import Log, open_log, prometheus_text
 
 EXIT_OK = 0
@@ -101,6 +106,7 @@ class Server:
         self._authenticator: Authenticator | None = None
         self._guard: Guard
         self._journal: Journal
+        self._checkpoints: Checkpoints | None = None
 
     # --- life ------------------------------------------------------------------------
 
@@ -195,7 +201,12 @@ class Server:
             "connections": len(self._guard),
             "shell": dict(self._counters),
             "disk": self._rings.facts(),
+            **self._checkpoint_facts(),
         }
+
+    def _checkpoint_facts(self) -> dict[str, Any]:
+        checkpoints = self._checkpoints
+        return {} if checkpoints is None else {"checkpoint": checkpoints.facts()}
 
     # --- opening ---------------------------------------------------------------------
 
@@ -215,14 +226,22 @@ class Server:
             self._rings = Rings(self._journal, config.journal, self._inbox)
             parts.callback(self._close_journal)
             facts = self._recover()
+            queues = self._find_queues(facts)
+            state = RecoveredState(facts)
+            if queues is not None:
+                state = RecoveredState(facts, queues.queues, queues.changes)
             self._core = Broker(
                 self._broker_settings(),
                 uuid=self._journal.uuid,
                 epoch=self._journal.epoch,
-                state=RecoveredState(facts),
+                state=state,
                 random=os.urandom,
             )
             self._rings.snapshot = self._core.snapshot
+            self._checkpoints = None
+            if queues is not None:
+                self._follow(queues)
+                parts.callback(self._stop_checkpoints)
             self._guard = Guard(
                 partial_bytes_max=config.limits.partial_message_bytes_max,
                 amplified_bytes_max=config.limits.amplified_bytes_max,
@@ -254,6 +273,7 @@ class Server:
                 clock=self._clock,
                 log=self.log,
                 counters=self._counters,
+                checkpoints=self._checkpoints,
             )
             # From here on _serve() undoes all this, the last first.
             self._parts = parts.pop_all()
@@ -298,20 +318,21 @@ class Server:
         for unknown in self._journal.unknown:
             self.log.warning("file_left_alone", file=unknown.file, reason=unknown.reason)
         try:
-            facts = {MAIN: self._recover_ring(MAIN, {"full": self.config.journal.full})}
+            asked = {"full": self.config.journal.full}
+            facts = {MAIN: self._recover_ring(MAIN, asked, held=self._directory is not None)}
             if not facts[MAIN].end_lsn:
                 # Here a full disk is a reason not to start; and the first publish need not wait.
                 self._rings.prepare(MAIN)
-            asked = rings_asked(facts[MAIN])
+            wanted = rings_asked(facts[MAIN])
             for name in self._journal.names():
                 if name == MAIN:
                     continue
-                if name not in asked:
+                if name not in wanted:
                     self.log.warning(
                         "ring_left_alone", ring=name, reason="no stream lives in it any more"
                     )
                     continue
-                facts[name] = self._recover_ring(name, asked[name])
+                facts[name] = self._recover_ring(name, wanted[name])
         except DiskFull as error:
             raise StartError(str(error), where, "free space on its disk") from error
         except JournalError as error:
@@ -324,8 +345,8 @@ class Server:
             raise _explained(error, where, "") from error
         return facts
 
-    def _recover_ring(self, name: str, asked: dict[str, Any]) -> RingFacts:
-        ring, recovery = self._rings.recover(name, asked)
+    def _recover_ring(self, name: str, asked: dict[str, Any], *, held: bool = False) -> RingFacts:
+        ring, recovery = self._rings.recover(name, asked, held=held)
         self._report(name, recovery)
         if recovery.unreadable_state and name == MAIN:
             raise JournalCorrupt(
@@ -334,6 +355,53 @@ class Server:
                 "give a new stream an old one's records; restore the directory from a backup",
             )
         return ring_facts(name, ring, recovery)
+
+    # --- the queues and their tables -----------------------------------------------------
+
+    @property
+    def _directory(self) -> Path | None:
+        """Where the data is; None when nothing of it outlives the process."""
+        storage = self._journal.storage
+        return Path(storage.describe()) if isinstance(storage, FileStorage) else None
+
+    def _find_queues(self, facts: dict[str, RingFacts]) -> QueuesFound | None:
+        directory = self._directory
+        if directory is None:
+            return None
+        journal = self._journal
+        found = find_queues(
+            directory, journal.uuid, journal.rings[MAIN], facts[MAIN], self.config.checkpoint
+        )
+        self._rings.bodies = Bodies(directory / DATABASE)
+        return found
+
+    def _follow(self, found: QueuesFound) -> None:
+        """Have the tables follow from now on; the core has read the log behind them."""
+        directory = self._directory
+        assert directory is not None
+        for damage in found.damages:
+            self.log.error("checkpoint_met_damage", damage=damage)
+        checkpoints = Checkpoints(
+            directory, self._journal.rings[MAIN], self.config.checkpoint, self._inbox,
+            parts=found.parts, lsn=found.position.lsn, report=self._checkpoint_event,
+            press=self._core.pressed,
+        )  # fmt: skip
+        self._checkpoints = checkpoints
+        self._rings.noted = checkpoints.parts.add
+        self.log.info(
+            "queues_recovered", lsn=found.position.lsn, new=found.new,
+            lag_bytes=checkpoints.parts.bytes, mailboxes=len(found.queues.mailboxes),
+            services=len(found.queues.services), messages=len(found.queues.messages),
+            requests=len(found.queues.requests),
+        )  # fmt: skip
+
+    def _checkpoint_event(self, name: str, level: str, facts: dict[str, Any]) -> None:
+        self._counters[f"{name}_total"] += 1
+        getattr(self.log, level)(name, **facts)
+
+    def _stop_checkpoints(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.stop()
 
     def _report(self, name: str, recovery: Recovery) -> None:
         for damage in recovery.damages:

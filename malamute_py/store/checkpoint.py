@@ -64,6 +64,8 @@ class Done(msgspec.Struct, array_like=True, frozen=True):
     lost: int = 0
     """Changes that are gone; only where that was accepted."""
     damages: Sequence[str] = ()
+    mail_next: int = 0
+    """Number after the last body that was passed; 0: there was none."""
 
 
 class Checkpoint:
@@ -173,8 +175,9 @@ class Checkpoint:
             (to_lsn, change_next, self._queues.next_number),
         )
         return Done(
-            to_lsn, change_next, count, 0, copied, missing, changes.lost, tuple(changes.damages)
-        )
+            to_lsn, change_next, count, 0, copied, missing, changes.lost,
+            tuple(changes.damages), changes.mail_next,
+        )  # fmt: skip
 
     def _flush(self, departed: list[int]) -> None:
         departed += [base for _, base in self._messages.departed]

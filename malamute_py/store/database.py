@@ -26,15 +26,8 @@ MARK: Final = "queues"
 """A small file that says that there was a database: whoever finds it alone misses something."""
 FILES: Final = frozenset(
     [
-        DATABASE,
-        f"{DATABASE}-wal",
-        f"{DATABASE}-shm",
-        f"{DATABASE}-journal",
-        LOCK,
-        MARK,
-        f"{DATABASE}.tmp",
-        f"{DATABASE}.tmp-journal",
-        f"{MARK}.tmp",
+        *(DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"),
+        *(f"{DATABASE}.tmp", f"{DATABASE}.tmp-journal", LOCK, MARK, f"{MARK}.tmp"),
     ]
 )
 """What the store has in a data directory."""

@@ -1,9 +1,10 @@
 """Opening the tables beside a journal: new, as they were, or not at all.
 
 Owns the decision whether tables and log belong together. The rules: nothing is guessed; tables
-that are missing, damaged, of another directory, ahead of the log or behind what the ring still
-has stop the start, with what to do; only where the log says that there never were any are they
-made. Source: DESIGN.md, section 9.
+that are missing, damaged, of another directory, or ahead of the log stop
+the start, with what to do; only where the log says that there never were any are they
+made. That the log goes on where they are is seen by its offsets when it is read (reading.py).
+Source: DESIGN.md, section 9.
 """
 
 from __future__ import annotations
@@ -27,8 +28,6 @@ from malamute_py.store.database import (
 )
 from malamute_py.store.errors import StoreError, StoreMoved
 from malamute_py.store.loading import check
-
-RESTORE = "restore the directory from a snapshot: malamute snapshot restore SNAPSHOT --data NEW"
 
 
 class Mark(msgspec.Struct, array_like=True):
@@ -108,9 +107,4 @@ def _check_position(position: Position, log: Log, path: Path) -> None:
         raise StoreMoved(
             f"{path.name} is at position {position.lsn} of a log that ends at {log.end_lsn}: the"
             " journal is older than its tables, or lost its end"
-        )
-    if position.lsn < log.start_lsn:
-        raise StoreMoved(
-            f"{path.name} is at position {position.lsn}, and the log begins at {log.start_lsn}:"
-            " the tables are older than the journal"
         )

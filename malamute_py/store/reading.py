@@ -29,7 +29,8 @@ class Following(Protocol):
 
     def read(
         self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
-    ) -> Iterator[tuple[Stamp, memoryview]]: ...
+    ) -> Iterator[tuple[Stamp, memoryview]]:
+        """The batches in [from, to), those that are wanted."""
 
 
 class Place:
@@ -68,6 +69,8 @@ class Changes:
         """What could not be read."""
         self.places: list[Place] = []
         """Where bodies lie, ascending."""
+        self.mail_next = 0
+        """Number after the last body that was passed; 0: there was none."""
         self._follower = follower
         self._accept_lost = accept_lost
         self._relevant = relevant
@@ -94,6 +97,7 @@ class Changes:
             if stream == MAIL_STREAM:
                 if stamp.control_kind != DATA:
                     return False
+                self.mail_next = stamp.next_offset
                 at, end = stamp.lsn, stamp.lsn + stamp.size
                 if last is None or at - last.lsn > _PLACE_BYTES:
                     last = Place(stamp.base_offset, at, end)

@@ -1,0 +1,485 @@
+"""The checkpoint as the loop sees it: what there is to follow, when, and how full the ring is.
+
+Owns the parts of ring main that the tables do not have yet, the hold on the ring, the water
+marks, and the process that writes (store/follow.py). The rules: nothing here waits: a thread
+that sleeps speaks to the process; the tables are sent only where the ring is synced; the ring is
+held from the first part that they lack; a process that dies is started again, later each time;
+an orderly stop lets the tables catch up, within a bound. Source: DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+import malamute_protocol
+import malamute_py
+from malamute_protocol.errors import MalamuteError
+from malamute_py.config import CheckpointSection
+from malamute_py.server.keeper import Died, Inbox
+from malamute_py.store.checkpoint import Abandoned, Done
+from malamute_py.store.follow import (
+    Began,
+    Failed,
+    Follow,
+    Stepped,
+    failed,
+    following,
+    read_answer,
+    write_frame,
+)
+from malamute_py.store.reading import MAIL_STREAM
+
+_NEAR_BYTES: Final = 64 << 10
+"""Parts of the log this close to each other are followed as one."""
+_PARTS_MAX: Final = 1_000
+_RELIEF_PERCENT: Final = 5
+"""How far the use has to fall below a mark before it counts as left."""
+_STDERR_BYTES: Final = 2_000
+
+Report = Callable[[str, str, dict[str, Any]], None]
+"""(name, level, facts) of an event."""
+
+
+class Held(Protocol):
+    """What is asked of ring main."""
+
+    @property
+    def held_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def capacity_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def synced_lsn(self) -> int: ...  # noqa: D102
+    @property
+    def settings(self) -> Any: ...  # noqa: D102
+    def hold(self, lsn: int | None) -> None: ...  # noqa: D102
+    def remove_before(  # noqa: D102
+        self, stream: int, *, offset: int | None = None, time_ms: int | None = None
+    ) -> int: ...
+
+
+class Parts:
+    """The parts of the log that may hold something for the queues, and are in no table yet."""
+
+    def __init__(self) -> None:
+        self._parts: deque[list[int]] = deque()
+        """[from, to), ascending."""
+        self.bytes = 0
+
+    def add(self, lsn: int, end_lsn: int) -> None:
+        """A bundle concerns the queues; bundles come in order."""
+        parts = self._parts
+        if parts and (lsn - parts[-1][1] <= _NEAR_BYTES or len(parts) >= _PARTS_MAX):
+            if end_lsn > parts[-1][1]:
+                self.bytes += end_lsn - parts[-1][1]
+                parts[-1][1] = end_lsn
+        else:
+            parts.append([lsn, end_lsn])
+            self.bytes += end_lsn - lsn
+
+    def upto(self, lsn: int) -> list[tuple[int, int]]:
+        """What lies before a position, which is the end of a bundle."""
+        return [(first, min(stop, lsn)) for first, stop in self._parts if first < lsn]
+
+    def drop(self, lsn: int) -> None:
+        """What lies before a position is in the tables."""
+        parts = self._parts
+        while parts and parts[0][1] <= lsn:
+            first, stop = parts.popleft()
+            self.bytes -= stop - first
+        if parts and parts[0][0] < lsn:
+            self.bytes -= lsn - parts[0][0]
+            parts[0][0] = lsn
+
+    @property
+    def first(self) -> int | None:
+        """Where the first of them begins."""
+        return self._parts[0][0] if self._parts else None
+
+
+class Checkpointed(NamedTuple):
+    """The tables have come to a position (to the loop)."""
+
+    done: Done
+    took_ms: int
+    restarted: int
+    """The process that did it is a new one, the so-manieth; 0: the same as before, or the first."""
+
+
+class CheckpointFailed(NamedTuple):
+    """The tables are where they were (to the loop)."""
+
+    code: str
+    reason: str
+
+
+class Checkpoints:
+    """See the module. For the loop thread, but for start and stop."""
+
+    def __init__(
+        self,
+        directory: Path,
+        ring: Held,
+        config: CheckpointSection,
+        inbox: Inbox,
+        *,
+        parts: Parts,
+        lsn: int,
+        report: Report,
+        press: Callable[[bool], None],
+    ) -> None:
+        """parts: what the log had behind the tables at the start. lsn: where the tables are.
+
+        report: takes events. press: told when new mail and requests have to wait, or may go on.
+        """
+        self.parts = parts
+        self.lsn = lsn
+        self.pressed = False
+        self.failures = 0
+        self.restarts = 0
+        self.took_ms = 0
+        self._ring = ring
+        self._config = config
+        self._report = report
+        self._press = press
+        self._visible = ring.synced_lsn
+        self._asked = False
+        self._since_ms: int | None = None
+        """When the first part was seen that the tables lack."""
+        self._done_ms: int | None = None
+        self._not_before_ms = 0
+        self._backoff_ms = 0
+        self._forced = False
+        self._keeper = _Keeper(directory, config, inbox)
+        self._directory = directory
+        self._hold()
+
+    # --- the loop ----------------------------------------------------------------------
+
+    def synced(self, lsn: int) -> None:
+        """Ring main is synced up to here."""
+        self._visible = max(lsn, self._visible)
+        self._hold()
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed, something was appended or synced: see what is to be done."""
+        ring, config = self._ring, self._config
+        percent = 100 * ring.held_bytes / max(ring.capacity_bytes, 1)
+        if percent >= config.pressure_percent or self.pressed:
+            self._weigh(percent)
+        parts = self.parts
+        if parts.bytes and self._since_ms is None:
+            self._since_ms = now_ms
+        if self._asked or now_ms < self._not_before_ms:
+            return
+        if not parts.bytes:
+            self._idle(now_ms)
+            return
+        forced = percent >= config.force_percent
+        due = (
+            forced
+            or parts.bytes >= config.log_bytes
+            or (self._since_ms is not None and now_ms - self._since_ms >= config.interval_ms)
+        )
+        if not due:
+            return
+        ranges = parts.upto(self._visible)
+        if not ranges:
+            return
+        if forced and not self._forced:
+            self._report(
+                "checkpoint_forced", "warning",
+                {"ring_use": round(percent / 100, 3), "lag_bytes": parts.bytes},
+            )  # fmt: skip
+        self._forced = forced
+        self._ask(ranges)
+
+    def _idle(self, now_ms: int) -> None:
+        """Nothing for the queues: now and then only the position is written.
+
+        Not for the hold's sake, which has moved on, but for the next start's: it reads the log
+        from there.
+        """
+        if self._done_ms is None:
+            self._done_ms = now_ms
+        if (
+            self._visible - self.lsn >= self._config.log_bytes
+            and now_ms - self._done_ms >= self._config.idle_ms
+        ):
+            self._ask([])
+
+    def _ask(self, ranges: list[tuple[int, int]]) -> None:
+        self._asked = True
+        self._keeper.ask(Follow(self._visible, ranges))
+
+    def take(self, answer: Checkpointed | CheckpointFailed, now_ms: int) -> None:
+        """The process answered."""
+        self._asked = False
+        if isinstance(answer, CheckpointFailed):
+            self.failures += 1
+            config = self._config
+            self._backoff_ms = min(max(2 * self._backoff_ms, config.retry_ms), config.retry_max_ms)
+            self._not_before_ms = now_ms + self._backoff_ms
+            self._report("checkpoint_failed", "error", {
+                "code": answer.code, "reason": answer.reason, "lag_bytes": self.parts.bytes,
+                "retry_ms": self._backoff_ms,
+            })  # fmt: skip
+            return
+        done = answer.done
+        self._backoff_ms = 0
+        if answer.restarted:
+            self.restarts = answer.restarted
+            self._report("checkpoint_process_restarted", "warning", {"restarts": answer.restarted})
+        self.lsn = done.lsn
+        self.took_ms = answer.took_ms
+        self._done_ms = now_ms
+        self.parts.drop(done.lsn)
+        self._since_ms = None
+        self._hold()
+        if done.mail_next and self._ring.settings.full == "refuse":
+            # Nobody else would ever give the bodies' room back in such a ring.
+            self._ring.remove_before(MAIL_STREAM, offset=done.mail_next)
+        self._report("checkpoint_done", "debug", {
+            "lsn": done.lsn, "changes": done.changes, "rows": done.rows, "bodies": done.bodies,
+            "took_ms": answer.took_ms,
+        })  # fmt: skip
+        if done.missing or done.damages or done.lost:
+            self._report("checkpoint_met_damage", "error", {
+                "bodies_missing": done.missing, "changes_lost": done.lost,
+                "damages": list(done.damages[:10]),
+            })  # fmt: skip
+
+    def _hold(self) -> None:
+        first = self.parts.first
+        at = self._visible if first is None else min(first, self._visible)
+        self._ring.hold(at)
+
+    def _weigh(self, percent: float) -> None:
+        if not self.pressed and percent >= self._config.pressure_percent:
+            self.pressed = True
+            self._press(True)
+            self._report(
+                "pressure_begins", "warning",
+                {"ring_use": round(percent / 100, 3), "lag_bytes": self.parts.bytes},
+            )  # fmt: skip
+        elif self.pressed and percent < self._config.pressure_percent - _RELIEF_PERCENT:
+            self.pressed = False
+            self._press(False)
+            self._report("pressure_ends", "info", {"ring_use": round(percent / 100, 3)})
+
+    # --- facts -------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        """For BROKER_INFO and metrics; from any thread."""
+        ring = self._ring
+        return {
+            "lsn": self.lsn,
+            "lag_bytes": self.parts.bytes,
+            "seconds": self.took_ms / 1000,
+            "failures_total": self.failures,
+            "restarts_total": self.restarts,
+            "ring_use": round(ring.held_bytes / max(ring.capacity_bytes, 1), 4),
+            "pressed": self.pressed,
+        }
+
+    @property
+    def pid(self) -> int:
+        """Of the process; 0 while there is none."""
+        return self._keeper.pid
+
+    # --- the end -----------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Let the tables catch up and end the process, within stop_ms; the loop has ended."""
+        deadline = time.monotonic() + self._config.stop_ms / 1000
+        visible = self._ring.synced_lsn
+        self._visible = visible
+        answer = self._keeper.last(deadline)
+        if isinstance(answer, Checkpointed):
+            self.lsn = answer.done.lsn
+            self.parts.drop(self.lsn)
+        try:
+            if visible > self.lsn and time.monotonic() < deadline:
+                accept_lost = self._config.lost_changes == "accept"
+                with following(
+                    self._directory,
+                    accept_lost=accept_lost,
+                    wait_s=max(deadline - time.monotonic(), 0.0),
+                ) as checkpoint:
+                    done = checkpoint.step(
+                        visible,
+                        self.parts.upto(visible),
+                        going_on=lambda: time.monotonic() < deadline,
+                    )
+                self.lsn = done.lsn
+                self.parts.drop(done.lsn)
+        except Abandoned:
+            self._report(
+                "checkpoint_left_behind", "info",
+                {"lag_bytes": self.parts.bytes, "stop_ms": self._config.stop_ms},
+            )  # fmt: skip
+        except (MalamuteError, OSError) as error:
+            # Nothing is lost: the next start reads the log from where the tables are.
+            fault = failed(error)
+            self._report("checkpoint_failed", "error", {"code": fault.code, "reason": fault.reason})
+
+
+class _Keeper:
+    """The thread that speaks to the process, and the process."""
+
+    def __init__(self, directory: Path, config: CheckpointSection, inbox: Inbox) -> None:
+        self._directory = directory
+        self._config = config
+        self._inbox = inbox
+        self._jobs: SimpleQueue[Follow | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+        self._answer: Checkpointed | CheckpointFailed | None = None
+        """The last one, for stop()."""
+
+    @property
+    def pid(self) -> int:
+        process = self._process
+        return 0 if process is None else process.pid
+
+    def ask(self, job: Follow) -> None:
+        """Have a step done; from the loop."""
+        if self._thread is None:
+            # Only now: a broker that has nothing to follow has neither thread nor process.
+            self._thread = threading.Thread(
+                target=self._run, name="malamute-checkpoint", daemon=True
+            )
+            self._thread.start()
+        self._jobs.put(job)
+
+    def last(self, deadline: float) -> Checkpointed | CheckpointFailed | None:
+        """End thread and process; returns the last answer. A step under way may be finished."""
+        thread = self._thread
+        if thread is None:
+            return None
+        self._jobs.put(None)
+        thread.join(max(deadline - time.monotonic(), 0.0))
+        process = self._process
+        if thread.is_alive() and process is not None:
+            process.kill()
+        thread.join()
+        return self._answer
+
+    def _run(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                self._answer = answer = self._step(job)
+                self._inbox.put(answer)
+        except BaseException as error:  # noqa: BLE001 - told to the loop, which stops the daemon
+            self._inbox.put(Died("checkpoint", error, traceback.format_exc()))
+        finally:
+            self._end()
+
+    def _step(self, job: Follow) -> Checkpointed | CheckpointFailed:
+        restarted = 0
+        try:
+            if self._process is None:
+                fault = self._start()
+                if fault is not None:
+                    return fault
+                restarted = self._starts - 1
+            process = self._process
+            assert process is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
+            write_frame(process.stdin, job)  # type: ignore[arg-type]
+            answer = read_answer(process.stdout)  # type: ignore[arg-type]
+        except (OSError, msgspec.MsgspecError) as error:
+            return self._died(str(error))
+        if isinstance(answer, Stepped):
+            return Checkpointed(answer.done, answer.took_ms, restarted)
+        if isinstance(answer, Failed):
+            # Whatever it was: a new process begins from what is on the disk.
+            self._end()
+            return CheckpointFailed(answer.code, answer.reason)
+        return self._died("")
+
+    def _start(self) -> CheckpointFailed | None:
+        options = ["--accept-lost"] if self._config.lost_changes == "accept" else []
+        self._process = process = subprocess.Popen(
+            [
+                sys.executable, "-P", "-m", "malamute_py.store.follow",
+                str(self._directory), str(os.getpid()), *options,
+            ],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=_environment(),
+        )  # fmt: skip
+        self._starts += 1
+        assert process.stdout is not None
+        answer = read_answer(process.stdout)  # type: ignore[arg-type]
+        if isinstance(answer, Began):
+            return None
+        if isinstance(answer, Failed):
+            self._end()
+            return CheckpointFailed(answer.code, answer.reason)
+        return self._died("")
+
+    def _died(self, reason: str) -> CheckpointFailed:
+        process = self._process
+        if process is None:
+            return CheckpointFailed("died", f"no process could be started: {reason}")
+        process.kill()
+        assert process.stderr is not None
+        with contextlib.suppress(OSError):
+            text = process.stderr.read().decode("utf-8", "replace").strip()
+            reason = reason or text[-_STDERR_BYTES:]
+        code = process.wait()
+        self._close(process)
+        what = f"the process that writes the tables ended ({code})"
+        return CheckpointFailed("died", f"{what}: {reason}" if reason else what)
+
+    def _end(self) -> None:
+        """Have the process end: by the end of its input, or else."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._close(process)
+
+    def _close(self, process: subprocess.Popen[bytes]) -> None:
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._process = None
+
+
+_END_S: Final = 5.0
+"""How long a process without work may take to end."""
+
+
+def _environment() -> dict[str, str]:
+    """Ours, and where this program lies: it may have been found by a path set in it only."""
+    homes = [
+        str(Path(package.__file__).resolve().parent.parent)
+        for package in (malamute_py, malamute_protocol)
+        if package.__file__
+    ]
+    known = os.environ.get("PYTHONPATH", "")
+    paths = list(dict.fromkeys([*homes, *([known] if known else [])]))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
