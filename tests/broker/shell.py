@@ -64,6 +64,14 @@ class Letter(NamedTuple):
     mail: wire.Mail
 
 
+class Task(NamedTuple):
+    """One request as a worker got it."""
+
+    number: int
+    body: bytes
+    work: wire.Work
+
+
 class Peer:
     """What one client was told: commands in order, and what its subscriptions received."""
 
@@ -77,6 +85,8 @@ class Peer:
         """Each command, and the bodies that came with it."""
         self.mail: dict[int, list[Letter]] = {}
         """Inbox -> its messages in the order of arrival."""
+        self.work: dict[int, list[Task]] = {}
+        """Offer -> the requests that were handed to it, in the order of arrival."""
         self.closed = False
         self.link = Link(Side.CLIENT)
         """What the protocol's table of states says of this link."""
@@ -118,6 +128,8 @@ class Peer:
                 self.expected[command.subscription] = command.to
             case wire.Mail():
                 self._mail(command, frames)
+            case wire.Work():
+                self._work(command, frames)
             case wire.Ended() if command.subscription in self.expected:
                 assert self.expected.pop(command.subscription) == command.next
 
@@ -136,15 +148,13 @@ class Peer:
                 received.append((offset, body))
 
     def _mail(self, command: wire.Mail, frames: list[Any]) -> None:
-        (batch,) = iter_batches([bytes(frame) for frame in frames])
-        numbers, bodies = batch.offsets.tolist(), batch.bodies()
-        if command.rows is not None:
-            mask = rows_from_bitmap(command.rows, len(batch.content))
-            numbers = [number for number, kept in zip(numbers, mask, strict=True) if kept]
-            bodies = [body for body, kept in zip(bodies, mask, strict=True) if kept]
         self.mail.setdefault(command.subscription, []).extend(
-            Letter(number, bytes(body), command)
-            for number, body in zip(numbers, bodies, strict=True)
+            Letter(number, body, command) for number, body in _numbered(command.rows, frames)
+        )
+
+    def _work(self, command: wire.Work, frames: list[Any]) -> None:
+        self.work.setdefault(command.subscription, []).extend(
+            Task(number, body, command) for number, body in _numbered(command.rows, frames)
         )
 
     def of(self, kind: type[Command]) -> list[Any]:
@@ -152,6 +162,17 @@ class Peer:
 
     def last(self, kind: type[Command]) -> Any:
         return self.of(kind)[-1]
+
+
+def _numbered(rows: bytes | None, frames: list[Any]) -> list[tuple[int, bytes]]:
+    """(number, body) of the rows of the one batch in these frames."""
+    (batch,) = iter_batches([bytes(frame) for frame in frames])
+    numbers, bodies = batch.offsets.tolist(), batch.bodies()
+    if rows is not None:
+        mask = rows_from_bitmap(rows, len(batch.content))
+        numbers = [number for number, kept in zip(numbers, mask, strict=True) if kept]
+        bodies = [body for body, kept in zip(bodies, mask, strict=True) if kept]
+    return [(number, bytes(body)) for number, body in zip(numbers, bodies, strict=True)]
 
 
 class Shell:
