@@ -1,0 +1,548 @@
+"""The checkpoint beside a broker: when it follows, what a start finds, and who dies when."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from malamute_protocol.content import Content
+from malamute_protocol.encode import encode
+from malamute_protocol.stamp import CHANGE
+from malamute_py.broker.ready import (
+    CHANGE_STREAM,
+    MAIL_STREAM,
+    MAIN,
+    Append,
+    AppendBundle,
+    Appended,
+    BodiesFound,
+    BodiesRead,
+)
+from malamute_py.changelog import records as r
+from malamute_py.changelog.tables import Queues, Tables, apply
+from malamute_py.config import CheckpointSection, JournalSection
+from malamute_py.journal.directory import Journal
+from malamute_py.journal.layout import control_content
+from malamute_py.server.checkpoints import (
+    Checkpointed,
+    CheckpointFailed,
+    Checkpoints,
+    Parts,
+)
+from malamute_py.server.errors import StartError
+from malamute_py.server.keeper import Inbox
+from malamute_py.server.recovered import QueuesFound, find_queues, ring_facts
+from malamute_py.server.rings import Rings
+from malamute_py.store import reading
+from malamute_py.store.bodies import Bodies
+from malamute_py.store.database import DATABASE, FILES, MARK, connect, position_of
+from malamute_py.store.loading import load
+from tests.store.logs import bodies_of
+from tests.waiting import WAIT_S
+
+SMALL = JournalSection(segment_bytes=1 << 20, ring_bytes=8 << 20)
+
+
+def test_the_store_and_the_broker_mean_the_same_streams() -> None:
+    assert (reading.CHANGE_STREAM, reading.MAIL_STREAM) == (CHANGE_STREAM, MAIL_STREAM)
+
+
+def test_the_journal_knows_the_files_of_the_store(tmp_path: Path) -> None:
+    Journal.open(tmp_path).close()
+    for name in FILES:
+        (tmp_path / name).write_bytes(b"")
+    journal = Journal.open(tmp_path)
+    assert not journal.unknown
+    journal.close()
+
+
+# --- a broker's shell without its sockets --------------------------------------------------
+
+
+class Shell:
+    """Journal, rings and checkpoint as a server has them, over a clock that a test moves."""
+
+    def __init__(self, directory: Path, config: JournalSection = SMALL, **checkpoint: Any) -> None:
+        self.closed = False
+        self.directory = directory
+        self.config = CheckpointSection(**checkpoint)
+        self.journal = Journal.open(directory)
+        self.inbox = Inbox()
+        self.rings = Rings(self.journal, config, self.inbox)
+        ring, recovery = self.rings.recover(MAIN, {"full": config.full}, held=True)
+        self.ring = ring
+        try:
+            facts = ring_facts(MAIN, ring, recovery)
+            self.found: QueuesFound = find_queues(
+                directory, self.journal.uuid, ring, facts, self.config
+            )
+            self.queues = self.found.queues
+            for _, record in self.found.changes:
+                self._apply(r.decode_change(record))
+        except BaseException:
+            self.journal.close()
+            self.inbox.close()
+            raise
+        self.change_next = facts.streams[CHANGE_STREAM].next
+        self.mail_next = ring.next_offset(MAIL_STREAM)
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.pressed: list[bool] = []
+        self.checkpoints = Checkpoints(
+            directory, ring, self.config, self.inbox,
+            parts=self.found.parts, lsn=self.found.position.lsn,
+            report=lambda name, level, facts: self.events.append((name, facts)),
+            press=self.pressed.append,
+        )  # fmt: skip
+        self.rings.noted = self.checkpoints.parts.add
+        self.rings.bodies = Bodies(directory / DATABASE)
+        self.now_ms = 0
+        self.rings.start()
+
+    def _apply(self, change: Any) -> None:
+        if not isinstance(change, r.StreamCreated | r.ProducerOpened):
+            apply(Tables(), self.queues, change)
+
+    def log(self, *changes: Any, body: bytes = b"body") -> None:
+        """One bundle, appended and synced."""
+        batches = []
+        for change in changes:
+            if isinstance(change, r.MailPut | r.RequestPut):
+                change.base = self.mail_next
+                content = encode([body] * change.count)
+                batches.append(self._batch(MAIL_STREAM, change.base, change.count, content))
+                self.mail_next += change.count
+        content, _ = control_content([r.encode_change(change) for change in changes])
+        base, count = self.change_next, len(changes)
+        batches.append(self._batch(CHANGE_STREAM, base, count, content, CHANGE))
+        self.append(batches)
+        self.change_next += count
+        for change in changes:
+            self._apply(r.decode_change(r.encode_change(change)))
+
+    @staticmethod
+    def _batch(stream: int, base: int, count: int, content: bytes, kind: int = 0) -> Append:
+        crc = Content(content).head.content_crc
+        keys = ((), ()) if stream == MAIL_STREAM else None
+        return Append(stream, base, count, 1, content, crc, keys, kind)
+
+    def append(self, batches: list[Append]) -> None:
+        (answer,) = self.rings.append([AppendBundle(MAIN, 1, tuple(batches))])
+        assert isinstance(answer, Appended), answer
+        self.ring.sync()
+        self.checkpoints.synced(self.ring.synced_lsn)
+
+    def noise(self, size: int) -> None:
+        """Something of a stream."""
+        content = encode([b"n" * size])
+        self.append([self._batch(7, self.ring.next_offset(7), 1, content)])
+
+    def tick(self, ms: int = 0) -> None:
+        self.now_ms += ms
+        self.checkpoints.tick(self.now_ms)
+
+    def answer(self) -> Checkpointed | CheckpointFailed:
+        """Wait for the process; the loop's part of it."""
+        return self.wait(Checkpointed | CheckpointFailed, self.checkpoints.take)
+
+    def wait(self, kind: Any, take: Callable[..., Any] | None = None) -> Any:
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            for result in self.inbox.take():
+                if isinstance(result, kind):
+                    if take is not None:
+                        take(result, self.now_ms)
+                    return result
+            time.sleep(0.005)
+        raise AssertionError("no answer")
+
+    def checkpoint(self) -> Checkpointed | CheckpointFailed:
+        """One whole checkpoint."""
+        self.tick()
+        self.tick(self.config.interval_ms)
+        return self.answer()
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.events]
+
+    def bodies(self, *numbers: int) -> BodiesFound:
+        self.rings.read_bodies(BodiesRead(9, numbers))
+        found: BodiesFound = self.wait(BodiesFound)
+        return found
+
+    def close(self) -> None:
+        """An orderly stop."""
+        self.checkpoints.stop()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """As when the broker is killed, as far as that can be had in one process."""
+        if self.closed:
+            return
+        self.closed = True
+        self.checkpoints._keeper.last(time.monotonic() + WAIT_S)
+        self.rings.stop_threads()
+        with contextlib.suppress(OSError):
+            self.rings.close()
+        self.inbox.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Shell]]:
+    open_ones: list[Shell] = []
+
+    def begin(**options: Any) -> Shell:
+        shell = Shell(tmp_path / "data", **options)
+        open_ones.append(shell)
+        return shell
+
+    yield begin
+    for shell in open_ones:
+        shell.abandon()
+
+
+def stored(shell: Shell) -> Queues:
+    connection = connect(shell.directory / DATABASE, read_only=True)
+    try:
+        return load(connection)
+    finally:
+        connection.close()
+
+
+def put(count: int = 1) -> r.MailPut:
+    return r.MailPut(1, -1, count, 100, "a", 1)
+
+
+def test_the_process_follows_after_the_interval_and_the_ring_is_let_go(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start()
+    shell.log(put())
+    held = shell.ring.held_lsn
+    shell.tick()
+    shell.tick(shell.config.interval_ms - 1)
+    assert not shell.checkpoints.pid
+    shell.tick(1)
+    answer = shell.answer()
+    assert isinstance(answer, Checkpointed)
+    assert answer.done.bodies == 1
+    assert stored(shell) == shell.queues
+    assert shell.ring.held_lsn == shell.ring.synced_lsn
+    assert held is not None
+    assert held < shell.ring.synced_lsn
+    assert shell.names() == ["checkpoint_done"]
+    facts = shell.checkpoints.facts()
+    assert (facts["lsn"], facts["lag_bytes"]) == (shell.ring.synced_lsn, 0)
+
+
+def test_what_concerns_no_queue_moves_the_hold_without_any_process(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start()
+    for _ in range(40):  # the ring goes round more than once
+        shell.noise(500_000)
+        shell.tick(10_000)
+    assert shell.ring.start_lsn > 0
+    assert shell.ring.held_lsn == shell.ring.synced_lsn
+    assert not shell.checkpoints.pid
+    assert not shell.events
+    # The tables are as they were at the beginning, and still the log proves that nothing is lost.
+    shell.abandon()
+    again = start()
+    again.log(put())
+    again.close()
+    assert stored(again) == again.queues
+
+
+def test_with_nothing_to_follow_the_position_is_written_now_and_then(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start(log_bytes=1_000_000)
+    shell.tick()
+    for _ in range(4):
+        shell.noise(500_000)
+    shell.tick(shell.config.idle_ms - 1)
+    assert not shell.checkpoints.pid
+    shell.tick(1)
+    answer = shell.answer()
+    assert isinstance(answer, Checkpointed)
+    assert (answer.done.lsn, answer.done.rows) == (shell.ring.synced_lsn, 0)
+
+
+def test_a_full_ring_forces_a_checkpoint_then_lets_what_adds_to_it_wait(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start(interval_ms=1_000_000, log_bytes=1 << 40)
+    capacity = shell.ring.capacity_bytes
+    shell.log(put())
+    while shell.ring.held_bytes < 0.74 * capacity:
+        shell.noise(20_000)
+    shell.tick()
+    assert not shell.checkpoints.pid
+    while shell.ring.held_bytes < 0.91 * capacity:
+        shell.noise(20_000)
+    shell.tick()
+    assert shell.pressed == [True]
+    assert shell.names() == ["pressure_begins", "checkpoint_forced"]
+    assert isinstance(shell.answer(), Checkpointed)
+    shell.tick()
+    assert shell.pressed == [True, False]
+    assert shell.names()[2:] == ["checkpoint_done", "pressure_ends"]
+
+
+def test_a_stop_lets_the_tables_catch_up_so_that_the_next_start_reads_no_log(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start()
+    shell.log(put(3))
+    shell.log(r.MailDone(1, [(0, b"\1")]))
+    shell.close()
+    assert stored(shell) == shell.queues
+    again = start()
+    assert again.found.position.lsn == shell.ring.synced_lsn
+    assert not again.found.parts.bytes
+    assert again.queues == shell.queues
+
+
+def test_without_time_at_the_stop_the_next_start_reads_the_log(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start(stop_ms=0)
+    shell.log(put(3))
+    shell.close()
+    again = start()
+    assert again.found.position.lsn == 0
+    assert again.found.parts.bytes
+    assert again.queues == shell.queues
+    assert isinstance(again.checkpoint(), Checkpointed)
+    assert stored(again) == shell.queues
+
+
+def test_a_process_that_dies_is_started_again_later_each_time(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start()
+    shell.log(put())
+    assert isinstance(shell.checkpoint(), Checkpointed)
+    first = shell.checkpoints.pid
+    os.kill(first, signal.SIGKILL)
+    shell.log(put())
+    answer = shell.checkpoint()
+    assert isinstance(answer, CheckpointFailed)
+    assert answer.code == "died"
+    assert shell.checkpoints.facts()["failures_total"] == 1
+    shell.tick(shell.config.retry_ms - 1)
+    assert not shell.checkpoints.pid
+    shell.tick(1)
+    assert isinstance(shell.answer(), Checkpointed)
+    assert shell.checkpoints.pid not in (0, first)
+    assert shell.names()[1:] == [
+        "checkpoint_failed", "checkpoint_process_restarted", "checkpoint_done",
+    ]  # fmt: skip
+    assert stored(shell) == shell.queues
+
+
+def test_a_broker_that_is_killed_takes_the_process_with_it(start: Callable[..., Shell]) -> None:
+    shell = start()
+    shell.log(put())
+    shell.checkpoint()
+    process = shell.checkpoints._keeper._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()  # what the kernel does for a process that is killed
+    assert process.wait(WAIT_S) == 0
+
+
+def test_a_process_killed_while_it_writes_leaves_whole_tables(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start(config=JournalSection(segment_bytes=4 << 20, ring_bytes=256 << 20), retry_ms=1)
+    for turn in range(8):
+        for _ in range(30):
+            shell.log(*(put() for _ in range(60)), body=b"b" * 300)
+        shell.log(*(r.MailDone(1, [(number, b"")]) for number in range(turn * 900, turn * 1000)))
+        shell.tick()
+        shell.tick(shell.config.interval_ms)
+        pid = wait_for(lambda: shell.checkpoints.pid)
+        time.sleep(0.02 * turn)  # whatever it is doing by then
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        shell.answer()
+        found = stored(shell)
+        assert set(found.messages) <= {(1, number) for number in range(shell.mail_next)}
+    while shell.checkpoints.parts.bytes:
+        shell.tick()
+        shell.tick(shell.config.interval_ms)
+        shell.answer()
+    assert stored(shell) == shell.queues
+    connection = connect(shell.directory / DATABASE)
+    numbers = {base for (base,) in connection.execute("SELECT base FROM bodies")}
+    connection.close()
+    assert numbers == {base for _, base in shell.queues.messages}
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.001)
+    return found
+
+
+def test_bodies_are_found_in_the_journal_and_behind_it(start: Callable[..., Shell]) -> None:
+    shell = start()
+    shell.log(put(2), body=b"old")
+    shell.log(put(), body=b"gone")
+    shell.log(r.MailDone(1, [(2, b"")]))
+    assert bodies_of(shell.bodies(0).batches[0]) == [b"old"] * 2
+    assert isinstance(shell.checkpoint(), Checkpointed)
+    while shell.ring.first_offset(MAIL_STREAM) < 3:
+        shell.noise(500_000)
+    shell.log(put(), body=b"new")
+    found = shell.bodies(0, 2, 3)
+    assert {base: bodies_of(batch) for base, batch in found.batches.items()} == {
+        0: [b"old"] * 2, 3: [b"new"],
+    }  # fmt: skip
+    assert not found.failed
+
+
+def test_a_ring_that_refuses_gets_the_room_of_stored_bodies_back(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start(config=JournalSection(segment_bytes=1 << 20, ring_bytes=4 << 20, full="refuse"))
+    for _ in range(12):
+        shell.log(put(), body=b"b" * 500_000)
+        shell.log(r.MailDone(1, [(shell.mail_next - 1, b"")]))
+        assert isinstance(shell.checkpoint(), Checkpointed)
+    assert shell.ring.start_lsn > 0
+
+
+# --- starts that cannot be -----------------------------------------------------------------
+
+
+def refused(start: Callable[..., Shell], **options: Any) -> StartError:
+    with pytest.raises(StartError) as caught:
+        start(**options)
+    return caught.value
+
+
+def make(start: Callable[..., Shell]) -> Shell:
+    shell = start()
+    shell.log(put(), r.CursorSet(1, "c", 5, 1))
+    shell.close()
+    return shell
+
+
+def test_tables_that_are_missing_are_not_made_anew(start: Callable[..., Shell]) -> None:
+    shell = make(start)
+    (shell.directory / DATABASE).unlink()
+    error = refused(start)
+    assert "queues.db is missing" in error.what
+    assert "malamute snapshot restore" in error.remedy
+    (shell.directory / MARK).unlink()  # the log alone says so, too
+    assert "queues.db is missing" in refused(start).what
+    assert not (shell.directory / DATABASE).exists()
+
+
+@pytest.mark.parametrize("at", [0, 30, 4096 * 2 + 5, -300])
+def test_damaged_tables_are_refused_by_name(start: Callable[..., Shell], at: int) -> None:
+    shell = make(start)
+    path = shell.directory / DATABASE
+    data = bytearray(path.read_bytes())
+    if at == -300:
+        at = data.rindex(b"\x64\xa1a")  # in a row: its sender
+    for place in range(at, at + 40):
+        data[place] ^= 0x5A
+    path.write_bytes(data)
+    error = refused(start)
+    assert error.where.endswith(DATABASE)
+    assert "malamute snapshot restore" in error.remedy
+
+
+def test_tables_ahead_of_the_log_are_refused(start: Callable[..., Shell], tmp_path: Path) -> None:
+    shell = make(start)
+    connection = sqlite3.connect(shell.directory / DATABASE)
+    connection.execute("UPDATE position SET lsn = lsn + 4096")
+    connection.commit()
+    connection.close()
+    assert "older than its tables" in refused(start).what
+
+
+def test_tables_of_another_directory_are_refused(
+    start: Callable[..., Shell], tmp_path: Path
+) -> None:
+    shell = make(start)
+    other = Shell(tmp_path / "other")
+    other.close()
+    (other.directory / DATABASE).replace(shell.directory / DATABASE)
+    assert "another data directory" in refused(start).what
+
+
+def test_tables_older_than_the_log_reaches_are_refused_unless_what_is_lost_may_be(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start()
+    shell.log(put())
+    shell.close()
+    old = (shell.directory / DATABASE).read_bytes()
+    shell = start()
+    shell.log(r.CursorSet(1, "lost", 5, 1))
+    assert isinstance(shell.checkpoint(), Checkpointed)
+    for _ in range(30):
+        shell.noise(500_000)
+    shell.log(r.CursorSet(1, "kept", 5, 1))
+    shell.close()
+    (shell.directory / DATABASE).write_bytes(old)
+    error = refused(start)
+    assert "changes are lost" in error.what
+    assert 'checkpoint.lost_changes = "accept"' in error.remedy
+    shell = start(lost_changes="accept")
+    assert list(shell.queues.cursors) == [(1, "kept")]
+    shell.log(put())
+    assert isinstance(shell.checkpoint(), Checkpointed)
+    shell.close()
+    assert start().queues == shell.queues
+
+
+def test_a_directory_of_an_older_program_gets_tables(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start()
+    for _ in range(30):
+        shell.noise(500_000)
+    shell.abandon()
+    for name in FILES:
+        (shell.directory / name).unlink(missing_ok=True)
+    again = start()
+    assert again.found.new
+    again.log(put())
+    again.close()
+    assert start().queues == again.queues
+
+
+def test_position_of_new_tables_is_the_beginning(start: Callable[..., Shell]) -> None:
+    shell = start()
+    connection = connect(shell.directory / DATABASE, read_only=True)
+    assert position_of(connection)[:3] == (0, 0, 1)
+    connection.close()
+
+
+def test_parts_that_lie_near_are_one() -> None:
+    parts = Parts()
+    parts.add(100, 200)
+    parts.add(300, 400)
+    parts.add(1_000_000, 1_000_100)
+    assert parts.upto(2_000_000) == [(100, 400), (1_000_000, 1_000_100)]
+    assert parts.bytes == 400
+    assert parts.upto(1_000_050) == [(100, 400), (1_000_000, 1_000_050)]
+    parts.drop(1_000_050)
+    assert (parts.first, parts.bytes) == (1_000_050, 50)
+    parts.drop(1_000_100)
+    assert (parts.first, parts.bytes) == (None, 0)
