@@ -111,7 +111,7 @@ class Peer:
 
     def _one(self, command: Command, frames: list[Any]) -> None:
         match command:
-            case wire.Subscribed():
+            case wire.Subscribed() if command.stream:
                 self.expected[command.subscription] = command.next
                 self.received[command.subscription] = []
             case wire.Deliver():
