@@ -72,6 +72,8 @@ class Appender:
         """Position after the last bundle; swapped when a bundle is whole."""
         self.last_time_ms = scan.last_time_ms
         self.last_epoch = scan.epoch
+        self.last_lsn = scan.last_lsn
+        """Where the ring's last batch begins; -1: not known, or there is damage behind it."""
         self._storage = storage
         self._space = space
         self._streams = streams
@@ -269,7 +271,8 @@ class Appender:
         self._close_part(segment, sparse, time_ms)
         self.last_time_ms = time_ms
         self.last_epoch = epoch
-        self._set_end(rows[-1][0] + rows[-1][1])
+        self.last_lsn = rows[-1][0]
+        self._set_end(self.last_lsn + rows[-1][1])
         if turned:
             space.note_snapshot(self.end, begin)
 
@@ -339,6 +342,7 @@ class Appender:
         last = founds[-1].stamp
         self.last_epoch = last.epoch
         self.last_time_ms = max(self.last_time_ms, last.append_time_ms)
+        self.last_lsn = last.lsn
         self._set_end(last.lsn + last.size)
         return self.end
 

@@ -78,6 +78,12 @@ class HeaderTable:
         self._last: dict[int, tuple[Any, int, tuple[BitMap, ...]]] = {}
         self._memo: dict[tuple[int, int], tuple[Any, tuple[BitMap, ...]]] = {}
 
+    def restore(self, depth: int | None, streams: dict[int, StreamHeaders]) -> None:
+        """Go on from what was stored of the segment, in a table that is still empty."""
+        self.depth = depth
+        self.streams = streams
+        self._distinct = sum(map(len, streams.values()))
+
     def add(self, stream: int, ordinal: int, keys: Any) -> None:
         """Note that the entry holds records with these headers.
 

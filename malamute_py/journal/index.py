@@ -130,6 +130,12 @@ class _SparseRuns:
         self.view = (len(self.rows), entry)
         return total
 
+    def restore(self, rows: Sequence[bytes]) -> None:
+        """Go on from stored rows, at least one."""
+        self.rows = list(rows[:-1])
+        self.bases = [ENTRY.unpack(row)[4] for row in self.rows]
+        self.view = (len(self.rows), ENTRY.unpack(rows[-1]))
+
     def entries(self, from_offset: int, end_offset: int) -> Entries:
         count, entry = self.view
         low = max(bisect_right(self.bases, from_offset, 0, count) - 1, 0)
@@ -160,6 +166,39 @@ class LiveIndex:
         self.spans: dict[int, Span] = {}
         self.expires_ms = 0
         """When the last record expires; NEVER when some record does not; 0: no data."""
+
+    def restore(self, stored: StoredIndex) -> bool:
+        """Go on from what was stored of a segment that is not full; False: it is not sound.
+
+        For an index that is still empty; of no use after False.
+        """
+        rows, table = stored.rows, stored.table
+        streams = rows["stream"]
+        count = int(np.count_nonzero(streams < UNINDEXED_FROM))
+        if np.any(streams[:count] >= UNINDEXED_FROM):
+            return False
+        if count:
+            # The last entry may still grow; the closed ones lie in whole chunks.
+            closed = table[: (count - 1) * ENTRY.size]
+            step = _CHUNK * ENTRY.size
+            self._chunks = [
+                bytearray(closed[at : at + step].ljust(step, b"\0"))
+                for at in range(0, len(closed), step)
+            ]
+            self._view = (count - 1, ENTRY.unpack_from(table, (count - 1) * ENTRY.size))
+        order = np.argsort(streams, kind="stable")
+        numbers, begins = np.unique(streams[order], return_index=True)
+        for number, places in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
+            if number < UNINDEXED_FROM:
+                self._ordinals[number] = array("I", places.astype(np.uint32).tobytes())
+            else:
+                at = [int(place) * ENTRY.size for place in places]
+                runs = self._sparse[number] = _SparseRuns()
+                runs.restore([table[place : place + ENTRY.size] for place in at])
+        self._headers.restore(stored.depth, stored.all_headers())
+        self.spans.update(stored.spans)
+        self.expires_ms = stored.expires_ms
+        return set(numbers.tolist()) == set(self.spans)
 
     def add(
         self,
@@ -351,6 +390,20 @@ class StoredIndex:
     def table(self) -> bytes:
         """All entries as they are stored."""
         return self._stored.table
+
+    @property
+    def rows(self) -> Rows:
+        """The same as ENTRY_DTYPE."""
+        return self._rows
+
+    @property
+    def depth(self) -> int | None:
+        """Leading parts kept of each subject; None: whole subjects and values."""
+        return self._stored.depth
+
+    def all_headers(self) -> dict[int, StreamHeaders]:
+        """Every stream's inverted index."""
+        return {number: self.headers(number) for number in self._stored.headers}
 
     def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
         """See SegmentIndex."""

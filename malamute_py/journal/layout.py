@@ -24,6 +24,7 @@ from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Buffer
 
 RING_FILE: Final = "ring"
 CLOSED_FILE: Final = "closed"
+ACTIVE_FILE: Final = "active"
 FAILED_FILE: Final = "failed"
 TRIMS_FILE: Final = "trims"
 TRUNCATING_FILE: Final = "truncating"
@@ -32,7 +33,17 @@ PREPARING_FILE: Final = "preparing.tmp"
 REWRITE_FILE: Final = "rewrite.tmp"
 TEMPORARIES: Final = frozenset(
     [PREPARING_FILE, REWRITE_FILE, "index.tmp"]
-    + [f"{name}.tmp" for name in (RING_FILE, CLOSED_FILE, FAILED_FILE, TRIMS_FILE, TRUNCATING_FILE)]
+    + [
+        f"{name}.tmp"
+        for name in (
+            RING_FILE,
+            CLOSED_FILE,
+            ACTIVE_FILE,
+            FAILED_FILE,
+            TRIMS_FILE,
+            TRUNCATING_FILE,
+        )
+    ]
 )
 """Ours, and never the only copy of anything: what a crash left of them is removed."""
 
@@ -152,6 +163,35 @@ class StreamRow(msgspec.Struct, array_like=True):
     next: int
     first: int
     epochs: list[tuple[int, int]]
+
+
+class ActiveOut(msgspec.Struct, array_like=True):
+    """Active as it is written: the rows as plain tuples."""
+
+    ring: bytes
+    number: int
+    end_lsn: int
+    epoch: int
+    last_lsn: int
+    streams: Mapping[int, tuple[int, int, tuple[tuple[int, int], ...]]]
+    index: bytes
+
+
+class Active(msgspec.Struct, array_like=True):
+    """The file `active`: what a walk over the last segment of a closed ring would find."""
+
+    ring: bytes
+    number: int
+    """Of the segment."""
+    end_lsn: int
+    epoch: int
+    """Both as in `closed`: this file counts only beside that one."""
+    last_lsn: int
+    """Where the ring's last batch begins."""
+    streams: dict[int, StreamRow]
+    """All of the ring, as in a snapshot."""
+    index: bytes
+    """An index file's bytes, of the segment up to the end."""
 
 
 class SnapshotOut(msgspec.Struct, array_like=True):

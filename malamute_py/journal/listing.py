@@ -12,6 +12,7 @@ from typing import Final
 
 from malamute_py.journal.index import read_index
 from malamute_py.journal.layout import (
+    ACTIVE_FILE,
     CLOSED_FILE,
     FAILED_FILE,
     LOCK_FILE,
@@ -29,7 +30,7 @@ from malamute_py.journal.storage import Storage, read_file
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Unknown
 
 _OWN_FILES: Final = frozenset(
-    [RING_FILE, CLOSED_FILE, FAILED_FILE, TRIMS_FILE, TRUNCATING_FILE, LOCK_FILE]
+    [RING_FILE, CLOSED_FILE, ACTIVE_FILE, FAILED_FILE, TRIMS_FILE, TRUNCATING_FILE, LOCK_FILE]
 )
 
 

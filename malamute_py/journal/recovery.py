@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from malamute_protocol.content import CONTENT_BYTES
 from malamute_protocol.stamp import (
     DATA,
     EPOCH_START,
@@ -20,19 +21,25 @@ from malamute_protocol.stamp import (
     SNAPSHOT,
     STAMP_BYTES,
     STAMP_MAGIC,
+    Stamp,
+    stamp_here,
 )
 from malamute_py.journal.check import (
     Found,
     candidates,
     check,
     content_facts,
+    content_fault,
     header_table,
     producer_head,
+    stamp_or_fault,
 )
-from malamute_py.journal.index import LiveIndex
+from malamute_py.journal.index import LiveIndex, read_index
 from malamute_py.journal.layout import (
+    ACTIVE_FILE,
     CLOSED_FILE,
     TRIMS_FILE,
+    Active,
     Closed,
     Failed,
     RingMeta,
@@ -100,6 +107,8 @@ class Scan:
         self.end_lsn = 0
         self.epoch = 0
         self.last_time_ms = 0
+        self.last_lsn = -1
+        """Where the last batch begins; -1: there is none, or damage lies behind it."""
         self.safe_lsn = 0
         """Everything before it was proven durable; what lies from here to the end was not."""
         self.snapshot: Snapshot | None = None
@@ -112,12 +121,18 @@ class Scan:
         self._closed = closed if closed is not None and closed.ring == self.ring else None
         self._failed = failed if failed is not None and failed.ring == self.ring else None
         self._trust_indexes = trust_indexes
+        self._active: Active | None = None
+        if trust_indexes and self._closed is not None and self._closed.clean:
+            # Only beside the mark of an orderly close, which the next opening takes away.
+            self._active = read_mark(storage, ACTIVE_FILE, Active)
         self._bundle = _ANY_BUNDLE
         self._pending: list[tuple[Segment, Found, memoryview]] = []
         self._complete = 0
         self._headless: set[int] = set()
         self._stale: set[int] = set()
         self._indexed: set[int] = set()
+        self._known: set[int] = set()
+        """Numbers of segments that were not read: what they hold of state is still to come."""
         self._later: list[_Later] | None = None
         self._all: list[Segment] = []
         self._data: tuple[int, memoryview] | None = None
@@ -138,6 +153,7 @@ class Scan:
         if self._trust_indexes:
             listing.load_indexes()
         self._all, self._indexed = listing.segments, listing.indexed
+        self._known = set(listing.indexed)
         self._headless, self._stale = listing.headless, listing.stale
         self.unknown, self.temporaries = listing.unknown, listing.temporaries
         self.orphans = listing.orphans
@@ -193,6 +209,9 @@ class Scan:
             expected = segment.number + 1
             if segment.number in self._indexed:
                 self._accept_indexed(segment)
+            elif self._accept_active(segment):
+                yield at + 1
+                break
             elif not self._walk(segment, at):
                 break
             yield at + 1
@@ -256,6 +275,60 @@ class Scan:
         self._close_segment(base + size)
         return True
 
+    def _accept_active(self, segment: Segment) -> bool:
+        """Take the last segment from the file `active`; False: it has to be walked."""
+        active, closed = self._active, self._closed
+        if (
+            active is None
+            or closed is None
+            or self._failed is not None
+            or segment.number in self._headless | self._stale
+            or (active.ring, active.number) != (self.ring, segment.number)
+            or (active.end_lsn, active.epoch) != (closed.end_lsn, closed.epoch)
+            or not self._is_last(segment, active)
+        ):
+            return False
+        stored = read_index(active.index, self.ring, segment.number)
+        live = LiveIndex(self.settings.index_interval_bytes, self.settings.distinct_headers_max)
+        if stored is None or stored.last_epoch != active.epoch or not live.restore(stored):
+            return False
+        self._flush()
+        segment.live, segment.spans, segment.expires_ms = live, live.spans, live.expires_ms
+        segment.last_epoch, segment.last_time_ms = stored.last_epoch, stored.last_time_ms
+        self.segments.append(segment)
+        self._known.add(segment.number)
+        self.epoch = max(self.epoch, segment.last_epoch)
+        self.last_time_ms = max(self.last_time_ms, segment.last_time_ms)
+        for number, span in segment.spans.items():
+            self.streams.note_span(number, span)
+        for number, row in active.streams.items():
+            self.streams.note_row(number, row)
+        self._bundle = _CLOSED_BUNDLE
+        self._complete = active.end_lsn
+        self.safe_lsn = max(self.safe_lsn, active.end_lsn)
+        self.last_lsn = active.last_lsn
+        return True
+
+    def _is_last(self, segment: Segment, active: Active) -> bool:
+        """True when the ring's last batch is where the file says, good, and the last."""
+        begin, stop = active.last_lsn - segment.base_lsn, active.end_lsn - segment.base_lsn
+        if not SEGMENT_HEADER_BYTES <= begin < stop < self.segment_bytes:
+            return False
+        try:
+            file = segment.file or self.storage.open(segment.name)
+            data = memoryview(self.storage.read(file, begin, stop - begin))
+        except OSError:
+            return False
+        found = check(data, active.last_lsn, 0)
+        if isinstance(found, str) or not found.content_good or self.epoch > active.epoch:
+            return False
+        stamp = found.stamp
+        return (
+            stamp.epoch == active.epoch
+            and bool(stamp.flags & LAST_OF_BUNDLE)
+            and self._boundary(found.end) == active.end_lsn
+        )
+
     def _begin(self, segment: Segment) -> None:
         self.segments.append(segment)
         if segment.number in self._headless:
@@ -295,6 +368,7 @@ class Scan:
         self.batches += 1
         self._pending.append((segment, found, data))
         if stamp.flags & LAST_OF_BUNDLE:
+            self.last_lsn = stamp.lsn
             self._flush()
             self._bundle = _CLOSED_BUNDLE
             self._complete = self._boundary(found.end)
@@ -476,6 +550,7 @@ class Scan:
         if segment is not None:
             segment.damaged = True
         self._bundle = _ANY_BUNDLE
+        self.last_lsn = -1
         self._complete = self._boundary(to_lsn)
 
     def _note_tail(self, found: Found | str, lsn: int, fault: str, at: int) -> None:
@@ -549,7 +624,7 @@ class Scan:
         newest = self.snapshot
         parts: list[Scan] = [self]
         for segment in reversed(self.segments):
-            if segment.number in self._indexed:
+            if segment.number in self._known:
                 part = _State(self, segment)
                 parts.append(part)
                 if part.snapshot is not None and (newest is None or part.snapshot.lsn > newest.lsn):
@@ -592,13 +667,33 @@ class Scan:
 
 
 class _State(Scan):
-    """The state batches of one more segment, read apart from the scan."""
+    """The state batches of one more segment, read apart from the scan.
+
+    Stamps are walked; a content is looked at, and checked, only where it is state.
+    """
 
     def __init__(self, scan: Scan, segment: Segment) -> None:
-        super().__init__(scan.storage, RingMeta(scan.ring, scan.segment_bytes), scan.settings)
-        data = self.bytes_of(segment)
-        for found in self.walk_valid(segment):
-            stamp = found.stamp
-            if stamp.control_kind not in (PADDING, EPOCH_START):
-                begin = found.position + stamp.stamp_bytes
-                self.note_state(found, data[begin : found.position + stamp.size])
+        meta = RingMeta(scan.ring, scan.segment_bytes)
+        super().__init__(scan.storage, meta, scan.settings, trust_indexes=False)
+        data, base = self.bytes_of(segment), segment.base_lsn
+        stop = min(scan.end_lsn - base, self.segment_bytes)
+        position: int | None = SEGMENT_HEADER_BYTES
+        while position is not None and stop - position >= STAMP_BYTES:
+            stamp: Stamp | str | None = stamp_here(data, position, base + position)
+            if stamp is None:
+                stamp = stamp_or_fault(data, position, base + position)
+            if isinstance(stamp, str):
+                position = next(candidates(data, base, position), None)
+                continue
+            begin, end = position + stamp.stamp_bytes, position + stamp.size
+            if self._is_state(stamp, data, begin, min(end, stop)):
+                self.note_state(Found(stamp, position, True), data[begin:end])
+            position = end
+
+    @staticmethod
+    def _is_state(stamp: Stamp, data: memoryview, begin: int, end: int) -> bool:
+        if stamp.control_kind in (PADDING, EPOCH_START) or end - begin < CONTENT_BYTES:
+            return False
+        if stamp.control_kind == DATA and producer_head(data[begin:end]) is None:
+            return False
+        return not content_fault(data, begin, end, stamp)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.journal.layout import (
+    ACTIVE_FILE,
     CLOSED_FILE,
     REWRITE_FILE,
     TRUNCATING_FILE,
@@ -21,7 +22,7 @@ from malamute_py.journal.layout import (
 )
 from malamute_py.journal.recovery import Scan
 from malamute_py.journal.segment import Segment
-from malamute_py.journal.storage import Storage
+from malamute_py.journal.storage import Storage, read_around
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 
 _STEP_BYTES = 1 << 20
@@ -93,6 +94,7 @@ def finish_truncation(storage: Storage, meta: RingMeta, lsn: int) -> None:
     """
     size = meta.segment_bytes
     storage.remove(CLOSED_FILE)
+    storage.remove(ACTIVE_FILE)
     for name in sorted(storage.names(), reverse=True):
         number = segment_number(name)
         if number is None or (number + 1) * size <= lsn:
@@ -147,7 +149,7 @@ def _clear_end(storage: Storage, scan: Scan) -> None:
     if last is None or scan.end_lsn >= last.base_lsn + scan.segment_bytes:
         return
     position = scan.end_lsn - last.base_lsn
-    if any(scan.bytes_of(last)[position : position + STAMP_BYTES]):
-        file = last.file or storage.open(last.name)
+    file = last.file or storage.open(last.name)
+    if any(read_around(storage, file, position, STAMP_BYTES)):
         storage.write(file, position, [bytes(STAMP_BYTES)])
         storage.sync(file)

@@ -10,6 +10,7 @@ thread, `sync` to the sync thread, the reads to the reader thread, `prepare_step
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +25,12 @@ from malamute_py.journal.errors import (
 from malamute_py.journal.follow import Follower, Wanted
 from malamute_py.journal.index import LiveIndex
 from malamute_py.journal.layout import (
+    ACTIVE_FILE,
     CLOSED_FILE,
     FAILED_FILE,
     RING_FILE,
     TRUNCATING_FILE,
+    ActiveOut,
     Closed,
     Failed,
     RingMeta,
@@ -153,6 +156,10 @@ class Ring:
         if held:
             ring._space.held_lsn = ring.start_lsn
         ring._mark(clean=False)
+        # After the mark without which it means nothing; what a power loss brings back of it
+        # has nothing to stand beside.
+        with contextlib.suppress(OSError):
+            storage.remove(ACTIVE_FILE)
         return ring, _recovery(scan, rewritten)
 
     def _place(self, scan: Scan) -> None:
@@ -187,11 +194,40 @@ class Ring:
         self.sync()
         try:
             self._space.save_floors()
+            self._write_active()
             self._mark(clean=True)
         except (OSError, DiskFull) as error:
             self._closed = True
             raise self._fail(f"its end could not be written down ({error})") from error
         self._closed = True
+
+    def _write_active(self) -> None:
+        """Spare the next opening the walk over the last segment; nothing needs this file."""
+        end, space, appender = self._appender.end, self._space, self._appender
+        segment = space.segments[-1] if space.segments else None
+        if (
+            segment is None
+            or segment.live is None
+            or segment.damaged
+            or not segment.base_lsn < end < segment.base_lsn + self._segment_bytes
+            or appender.last_lsn < segment.base_lsn
+            or not self._storage.persistent
+        ):
+            return
+        index = segment.live.pack(
+            self.uuid, segment.number, segment.last_epoch, segment.last_time_ms
+        )
+        active = ActiveOut(
+            self.uuid,
+            segment.number,
+            end,
+            appender.last_epoch,
+            appender.last_lsn,
+            self._streams.rows(),
+            index,
+        )
+        with contextlib.suppress(OSError, DiskFull):
+            replace_file(self._storage, ACTIVE_FILE, pack_file(active))
 
     def _mark(self, *, clean: bool) -> None:
         """Write down durably how far the ring is synced: the proof for what no stamp tells."""

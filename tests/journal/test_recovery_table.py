@@ -12,6 +12,7 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES, Stamp
 from malamute_py.journal import JournalCorrupt, JournalFailed, Ring, RingSettings
 from malamute_py.journal.layout import (
+    ACTIVE_FILE,
     CLOSED_FILE,
     PREPARING_FILE,
     RING_FILE,
@@ -660,6 +661,22 @@ def test_e7_a_dropped_batch_is_not_completed_by_the_first_bytes_of_the_next(
     place.write(end, stamp)  # the new one's first sector is kept, the next is lost
     ring, recovery = place.open()
     assert recovery.end_lsn == end < lost.end_lsn
+
+
+def test_e8_what_a_close_wrote_of_the_last_segment_is_ignored_where_it_does_not_fit(
+    tmp_path: Path,
+) -> None:
+    """tests/journal/test_orderly_close.py has every way in which it may not fit."""
+    place = file_place(tmp_path / "ring")
+    ring, _ = place.open()
+    put(ring, 1, b"kept")
+    ring.close()
+    file = place.storage.open(ACTIVE_FILE)
+    place.storage.write(file, file.size - 1, [b"\xff"])
+    ring, recovery = place.open()
+    assert recovery.clean
+    assert recovery.unknown == ()
+    assert everything(ring, 1) == [(0, b"kept")]
 
 
 def test_every_row_of_the_table_has_a_test_named_by_it() -> None:
