@@ -115,6 +115,8 @@ class Groups:
         self.reads: list[ReadRange] = []
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._armed = 0
+        self.in_use: Callable[[Link, int], bool] = _not_in_use
+        """Whether a number on a link is a subscription's, an inbox's or an offer's."""
 
     # --- facts ------------------------------------------------------------------------------
 
@@ -247,9 +249,9 @@ class Groups:
 
     # --- members ------------------------------------------------------------------------------
 
-    def members_of(self, link: Link) -> dict[int, Member]:
-        """Memberships of a link by the client's number for them; not to be changed."""
-        return self._members.get(link, {})
+    def uses(self, link: Link, number: int) -> bool:
+        """Whether a number on a link is a membership's."""
+        return number in self._members.get(link, {})
 
     def join(self, link: Link, command: JoinGroup) -> None:
         """Take up a member; answered when its group is there."""
@@ -275,7 +277,7 @@ class Groups:
     def _check(self, link: Link, command: JoinGroup) -> None:
         settings = self._shard.settings
         mine = self._members.get(link, {})
-        if command.subscription in mine or command.subscription in link.subscriptions:
+        if command.subscription in mine or self.in_use(link, command.subscription):
             raise RequestRejected(
                 "subscription_exists", f"subscription {command.subscription} exists"
             )
@@ -1028,6 +1030,11 @@ class Groups:
             "credit_records": member.left_records,
             "holds": group.kind != "exclusive" or member is group.holder,
         }
+
+
+def _not_in_use(link: Link, number: int) -> bool:
+    """No link has anything else."""
+    return False
 
 
 _NO_TABLES = Tables()

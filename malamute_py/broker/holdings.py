@@ -350,7 +350,7 @@ class Holdings:
             for begin, stop in runs:
                 start = page.base + begin
                 if not begin and page is first_page:
-                    start = min(start, logged)
+                    start = min(logged, page.base + stop)
                 if found and found[-1][1] >= start:
                     found[-1] = found[-1][0], page.base + stop
                 else:
