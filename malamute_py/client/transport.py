@@ -127,8 +127,12 @@ class Transport:
                 reason = f"{self.endpoint} asks for another kind of credential"
                 return Failure("unauthenticated", reason, True)
             case zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
-                # A wrong server key shows as this, and so does a broker that dies just then.
-                reason = f"the handshake with {self.endpoint} failed; is its key the right one?"
+                # A wrong server key shows as this, a broker that dies just then, and mostly another
+                # kind of credential: libzmq closes before it has sent which one it wants.
+                reason = (
+                    f"the handshake with {self.endpoint} failed; does it ask for another kind of "
+                    "credential, or is its key another?"
+                )
                 return Failure("closed", reason, False)
             case _:
                 return None
