@@ -81,6 +81,8 @@ class Peer:
         """Subscription -> (offset, body) in the order of arrival."""
         self.expected: dict[int, int] = {}
         """Subscription -> `from` of its next cover."""
+        self.members: set[int] = set()
+        """Subscriptions that are memberships: their covers need not touch."""
         self.told: list[tuple[Command, list[bytes]]] = []
         """Each command, and the bodies that came with it."""
         self.mail: dict[int, list[Letter]] = {}
@@ -114,6 +116,10 @@ class Peer:
             case wire.Subscribed() if command.stream:
                 self.expected[command.subscription] = command.next
                 self.received[command.subscription] = []
+            case wire.Deliver() if command.subscription in self.members:
+                self._deliver(command, frames, ascending=False)
+            case wire.Gap() | wire.Ended() if command.subscription in self.members:
+                pass
             case wire.Deliver():
                 assert self.expected[command.subscription] == command.from_
                 self.expected[command.subscription] = command.next
@@ -133,7 +139,7 @@ class Peer:
             case wire.Ended() if command.subscription in self.expected:
                 assert self.expected.pop(command.subscription) == command.next
 
-    def _deliver(self, command: wire.Deliver, frames: list[Any]) -> None:
+    def _deliver(self, command: wire.Deliver, frames: list[Any], ascending: bool = True) -> None:
         received = self.received[command.subscription]
         for batch in iter_batches([bytes(frame) for frame in frames]):
             offsets = batch.offsets
@@ -144,7 +150,7 @@ class Peer:
                 bodies = [body for body, kept in zip(bodies, mask, strict=True) if kept]
             for offset, body in zip(offsets.tolist(), bodies, strict=True):
                 assert command.from_ <= offset < command.next
-                assert not received or received[-1][0] < offset
+                assert not received or received[-1][0] < offset or not ascending
                 received.append((offset, body))
 
     def _mail(self, command: wire.Mail, frames: list[Any]) -> None:
@@ -198,6 +204,8 @@ class Shell:
         self.bodies: list[BodiesRead] = []
         self.events: list[Event] = []
         self.trims: list[tuple[str, int, int]] = []
+        self.pins: dict[tuple[str, str], tuple[int, int]] = {}
+        """(ring, name) -> (stream, offset) of what is kept."""
         self.firsts: dict[int, int] = {}
         self.peers: dict[int, Peer] = {}
         self.readies: list[Ready] = []
@@ -235,6 +243,7 @@ class Shell:
             else:
                 self.synced_to[ring] = self.ends[ring]
         self.peers.clear()
+        self.pins.clear()
         self.reads.clear()
         self.queries.clear()
         self.bodies.clear()
@@ -336,6 +345,10 @@ class Shell:
         self.reads += ready.reads
         self.queries += ready.queries
         self.bodies += ready.bodies
+        for ring, pin, stream, offset in ready.pins:
+            self.pins.pop((ring, pin), None)
+            if offset is not None:
+                self.pins[ring, pin] = (stream, offset)
         self.events += ready.events
         for ring, stream, offset in ready.trims:
             self.trims.append((ring, stream, offset))
@@ -463,6 +476,8 @@ class Shell:
         for command in commands:
             with contextlib.suppress(LocalProtocolError):  # some tests break the rules
                 peer.link.sent(command)
+            if isinstance(command, wire.JoinGroup):
+                peer.members.add(command.subscription)
         self.broker.receive(link, identity, commands, frames, self.now_ms)
         self.run()
         return peer
