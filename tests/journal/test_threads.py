@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 from pyroaring import BitMap
 
-from malamute_py.journal import HeaderIndex, Ring, RingSettings
+from malamute_protocol.content import Content
+from malamute_protocol.stamp import Stamp
+from malamute_py.journal import UNINDEXED_FROM, HeaderIndex, Ring, RingSettings
 from tests.journal.rings import Place, S, batch, everything, records
 
 BUNDLES = 1500
+MAIL = UNINDEXED_FROM + 254
 
 
 def test_loop_sync_reader_and_housekeeping_share_a_ring(place: Place) -> None:
@@ -48,8 +51,9 @@ def test_loop_sync_reader_and_housekeeping_share_a_ring(place: Place) -> None:
             done.wait(0.001)
 
     def read() -> None:
-        for stream in (1, 2):
+        for stream in (1, 2, MAIL):
             read_once(ring, stream)
+        pick(ring)
 
     threads = [guarded(sync), guarded(keep_house), guarded(read)]
     try:
@@ -62,6 +66,7 @@ def test_loop_sync_reader_and_housekeeping_share_a_ring(place: Place) -> None:
                 [
                     batch(ring, 1, [body], subject=subject),
                     batch(ring, 2, [body, body], subject=subject),
+                    batch(ring, MAIL, [body, body]),
                 ]
             )
     finally:
@@ -90,7 +95,7 @@ def read_once(ring: Ring, stream: int) -> None:
         got = records(history)
         for offset, body in got:
             number = offset if stream == 1 else offset // 2
-            assert body.startswith(b"%d:" % number)
+            assert body.startswith(b"%d:" % number), (stream, offset)
         told |= {offset for offset, _ in got}
         assert told >= set(range(position, history.next))
         position = history.next
@@ -98,6 +103,21 @@ def read_once(ring: Ring, stream: int) -> None:
         ring.read(stream, start, end, 1 << 20, one_subject)
         for _, offset in ring.last_per_subject(stream):
             assert offset < ring.next_offset(stream)
+
+
+def pick(ring: Ring) -> None:
+    first, end = ring.first_offset(MAIL), ring.next_offset(MAIL)
+    offsets = [first, *range(first + 1, end, 97), end - 1, end] if end > first else []
+    found = ring.read_batches(MAIL, offsets)
+    for offset, data in zip(offsets, found, strict=True):
+        if data is None:
+            # Not there yet, or retired meanwhile.
+            assert offset >= end or ring.first_offset(MAIL) > offset
+        else:
+            stamp = Stamp.unpack(data)
+            assert stamp.base_offset <= offset < stamp.next_offset
+            blob, _, _ = Content(data[stamp.stamp_bytes :]).bodies()
+            assert bytes(blob[:20]).startswith(b"%d:" % (offset // 2))
 
 
 def one_subject(index: HeaderIndex) -> BitMap:
