@@ -34,7 +34,7 @@ from malamute_py.broker.mailboxes import Mailboxes
 from malamute_py.broker.requests import Requests, Rows, Share, attempts_of, merged
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
-from malamute_py.broker.waiting import Grant, Hands, Offer, Put, Service, every, rows_in
+from malamute_py.broker.waiting import Grant, Hands, Offer, Parcel, Put, Service, every, rows_in
 from malamute_py.changelog.records import Run, WorkReceived
 from malamute_py.changelog.tables import rows_of
 
@@ -214,6 +214,7 @@ class Offers:
         offer.link.offers.pop(offer.number, None)
         self.count -= 1
         self.pattern_bytes -= offer.pattern_bytes
+        self._requests.unused(offer.service)
 
     def _back(self, offer: Offer, why: str, again_ms: int | None) -> None:
         """What an offer that has ended had in hand waits again."""
@@ -239,10 +240,13 @@ class Offers:
     @property
     def hungry(self) -> bool:
         """Whether more can be handed out at once."""
-        return bool(self._requests.hungry)
+        requests = self._requests
+        return bool(requests.hungry) and self._shard.now_ms >= requests.paused_to_ms
 
     def hand_out(self) -> None:
         """Hand out what waits to who is ready, as far as one step may."""
+        if not self.hungry:
+            return
         hungry = self._requests.hungry
         budget = self._shard.settings.hand_outs_max
         for service in list(hungry):
@@ -287,25 +291,35 @@ class Offers:
     # --- WORK ---------------------------------------------------------------------------------
 
     def _deliver(self, offer: Offer, put: Put, rows: int) -> None:
-        """Send what an offer has in hand from now on."""
+        """Send what an offer has in hand from now on, in the order in which it was handed out."""
         body = self._bodies.get(put.base)
-        if body is not None:
+        coming = offer.coming
+        if body is not None and not coming:
             self._work(offer, put, rows, body)
             return
+        parcel = Parcel(put, rows)
+        coming.append(parcel)
 
         def found(body: Body | None) -> None:
-            held = 0
-            for grant in offer.hands.grants.get(put.base, ()):
-                held |= grant.rows
-            still = rows & held
-            if offer.ended or not still:
-                return
-            if body is None:
-                self._lost(put, still)
-            else:
-                self._work(offer, put, still, body)
+            parcel.body = body
+            parcel.answered = True
+            while coming and coming[0].answered:
+                self._arrived(offer, coming.popleft())
 
         self._bodies.want(put.base, put.row.put.size, found)
+
+    def _arrived(self, offer: Offer, parcel: Parcel) -> None:
+        """The bodies of requests in hand were read back."""
+        put, held = parcel.put, 0
+        for grant in offer.hands.grants.get(put.base, ()):
+            held |= grant.rows
+        rows = parcel.rows & held
+        if offer.ended or not rows:
+            return
+        if parcel.body is None:
+            self._lost(put, rows)
+        else:
+            self._work(offer, put, rows, parcel.body)
 
     def _lost(self, put: Put, rows: int) -> None:
         """The bodies of requests cannot be had: they end, and their requesters are told."""

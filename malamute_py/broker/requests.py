@@ -85,6 +85,8 @@ class Requests:
         self._unsettled: dict[Put, None] = {}
         """Of these something is to be decided again."""
         self._settle_at_ms = 0
+        self.paused_to_ms = 0
+        """Nothing is handed out before: the log has refused a hand-out."""
         self._found: list[Grant] = []
         """In hand when the broker began; their leases begin when the time is known."""
         self.deliver: Callable[[Offer, Put, int], None] = _nobody
@@ -292,7 +294,8 @@ class Requests:
                 self.give_back(offer, put.row.put, rows.bit_count())
                 if put.row.waiting & rows:
                     service.wait(put, put.row.waiting & rows, again=True)
-            self._later(())
+            self.hungry[service] = None
+            self.paused_to_ms = self._shard.now_ms + (retry_ms or RETRY_MS)
 
         self.take(service, changes, appended, refused)
 
@@ -678,7 +681,9 @@ class Requests:
             return self._shard.now_ms
         due = self.wheel.due_ms
         if self._unsettled and (due is None or self._settle_at_ms < due):
-            return self._settle_at_ms
+            due = self._settle_at_ms
+        if self.paused_to_ms > self._shard.now_ms and self.hungry:
+            due = self.paused_to_ms if due is None else min(due, self.paused_to_ms)
         return due
 
     def _later(self, puts: Iterable[Put]) -> None:
@@ -890,7 +895,7 @@ class Incoming:
         service, put = self._service, self._put
         row_bytes = max(1, put.size // put.count)
         for subject, rows in _by_subject(put.subjects, put.count):
-            lane = service.lane(subject)
+            lane = service.lane(subject, waits=False)
             if lane.rows:
                 # What waits there goes first.
                 continue

@@ -22,6 +22,7 @@ from malamute_py.changelog.tables import RequestRow, ServiceRow
 from malamute_py.matcher import Index, compile_pattern
 
 if TYPE_CHECKING:
+    from malamute_py.broker.bodies import Body
     from malamute_py.broker.links import Link
 
 FRESH: Final = 1 << 62
@@ -159,11 +160,24 @@ class Hands:
         return sum(grant.rows.bit_count() for one in self.grants.values() for grant in one)
 
 
+class Parcel:
+    """Rows in hand whose bodies are being read back, or that must not overtake such rows."""
+
+    __slots__ = ("answered", "body", "put", "rows")
+
+    def __init__(self, put: Put, rows: int) -> None:
+        self.put = put
+        self.rows = rows
+        self.body: Body | None = None
+        self.answered = False
+
+
 class Offer:
     """One offer of one link: its credit, and what it has in hand."""
 
     __slots__ = (
         "bucket",
+        "coming",
         "credit_bytes",
         "credit_records",
         "crew",
@@ -196,6 +210,8 @@ class Offer:
         """Requests that it has, or that are on their way to it."""
         self.lease_ms = 0
         self.ended = False
+        self.coming: deque[Parcel] = deque()
+        """What it has in hand and has not been sent yet, in order."""
         self.bucket = -1
         """In hand, as its crew has filed it; -1: it is not ready."""
 
@@ -449,11 +465,13 @@ class Service:
 
     # --- what waits -----------------------------------------------------------------------
 
-    def lane(self, subject: str) -> Lane:
-        """The lane of a subject."""
+    def lane(self, subject: str, *, waits: bool = True) -> Lane:
+        """The lane of a subject. waits: something is to wait in it."""
         lane = self.lanes.get(subject)
         if lane is None:
-            lane = self.lanes[subject] = Lane(subject)
+            lane = Lane(subject)
+            if waits or len(self.lanes) < LANES_KEPT:
+                self.lanes[subject] = lane
         return lane
 
     def wait(self, put: Put, mask: int, *, again: bool) -> None:

@@ -1,0 +1,879 @@
+"""Offers: who gets which request, what a worker may say of it, and what happens when it goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from malamute_protocol import commands as wire
+from malamute_protocol.commands import WorkState
+from malamute_protocol.encode import encode
+from malamute_py.broker.waiting import Lane, lowest, rows_in, runs_of
+from tests.broker.service_world import INBOX, MANY, World
+
+LATER_MS = 200
+"""Past the first back-off."""
+
+
+def pair(**settings: object) -> World:
+    """A requester (link 1) and a worker (link 2) that has offered nothing yet."""
+    world = World(**settings)
+    world.client(1)
+    world.worker(2, "ann")
+    return world
+
+
+# --- hand-out -------------------------------------------------------------------------------------
+
+
+def test_a_request_is_handed_out_in_the_bundle_that_logs_it() -> None:
+    world = pair()
+    world.offer(2)
+    bundles = len([one for ready in world.shell.readies for one in ready.appends])
+    world.request(1, b"a", b"b", key=b"k")
+    appends = [one for ready in world.shell.readies for one in ready.appends][bundles:]
+    assert len(appends) == 1, "content, put and hand-out share one bundle"
+    assert [task.body for task in world.work(2)] == [b"a", b"b"]
+    work = world.work(2)[0].work
+    assert (work.key, work.attempts, work.rows) == (b"k", 1, None)
+
+
+def test_requests_wait_for_a_worker_and_come_in_their_order() -> None:
+    world = pair()
+    for body in (b"a", b"b", b"c"):
+        world.request(1, body)
+    assert world.info(1)["waiting"] == 3
+    world.offer(2)
+    assert [task.body for task in world.work(2)] == [b"a", b"b", b"c"]
+    assert world.info(1)["held"] == 3
+
+
+def test_a_worker_gets_no_more_than_its_credit() -> None:
+    world = pair()
+    world.offer(2, credit=2)
+    world.request(1, *[b"%d" % n for n in range(5)])
+    assert world.numbers(2) == [0, 1]
+    world.credit(2, 3)
+    assert world.numbers(2) == [0, 1, 2]
+    world.credit(2, 3)
+    assert world.numbers(2) == [0, 1, 2], "credit is absolute"
+    world.credit(2, 10)
+    assert world.numbers(2) == [0, 1, 2, 3, 4]
+
+
+def test_a_worker_without_credit_is_not_ready_even_with_nothing_in_hand() -> None:
+    world = pair()
+    world.offer(2, credit=0)
+    world.request(1, b"a")
+    assert world.work(2) == []
+
+
+def test_one_request_beyond_the_credit_of_bytes_is_allowed_to_an_empty_hand() -> None:
+    world = pair()
+    world.offer(2, credit=10, size=1)
+    world.request(1, b"a" * 1000)
+    world.request(1, b"b" * 1000)
+    assert world.numbers(2) == [0]
+    world.reply(2, [0])
+    assert world.numbers(2) == [0, 1]
+
+
+def test_a_batch_is_shared_among_the_ready() -> None:
+    world = pair()
+    world.worker(3, "bob")
+    world.offer(2)
+    world.offer(3)
+    world.request(1, *[b"%d" % n for n in range(5)])
+    assert sorted(world.numbers(2) + world.numbers(3)) == [0, 1, 2, 3, 4]
+    assert {len(world.numbers(2)), len(world.numbers(3))} == {2, 3}
+
+
+def test_the_one_with_the_fewest_in_hand_is_next() -> None:
+    world = pair()
+    world.worker(3, "bob")
+    world.offer(2)
+    world.request(1, b"a")
+    world.request(1, b"b")
+    world.offer(3)
+    for body in (b"c", b"d"):
+        world.request(1, body)
+    assert world.numbers(2) == [0, 1]
+    assert world.numbers(3) == [2, 3]
+
+
+def test_equals_take_turns() -> None:
+    world = pair()
+    world.worker(3, "bob")
+    world.offer(2)
+    world.offer(3)
+    for body in (b"a", b"b", b"c", b"d"):
+        world.request(1, body)
+    assert len(world.numbers(2)) == len(world.numbers(3)) == 2
+
+
+def test_a_pattern_takes_its_subjects_and_leaves_the_others_waiting() -> None:
+    world = pair()
+    world.offer(2, pattern=["topic", "air.*"])
+    world.request(1, b"a", b"b", b"c", subjects=["air.port", "sea.port", "air.line"])
+    assert world.numbers(2) == [0, 2]
+    assert world.info(1)["waiting"] == 1
+    world.worker(3, "bob")
+    world.offer(3, pattern=["topic", "sea.*"])
+    assert world.numbers(3) == [1]
+
+
+def test_what_nobody_takes_holds_up_nobody() -> None:
+    world = pair()
+    for n in range(50):
+        world.request(1, b"x", subject=f"lonely.{n}")
+    world.offer(2, pattern=["topic", "wanted"])
+    world.request(1, b"y", subject="wanted")
+    assert [task.body for task in world.work(2)] == [b"y"]
+
+
+def test_a_new_pattern_finds_what_waits_however_many_subjects_there_are() -> None:
+    world = pair()
+    for n in range(30):
+        world.request(1, *[b"x"] * 100, subjects=[f"{n}.{m}" for m in range(100)])
+    world.offer(2, pattern=["topic", "29.7"])
+    assert [task.number for task in world.work(2)] == [2907]
+
+
+def test_what_waits_longest_goes_first_over_all_subjects() -> None:
+    world = pair()
+    for subject in ("b", "a", "b", "c", "a"):
+        world.request(1, subject.encode(), subject=subject)
+    world.offer(2)
+    assert world.numbers(2) == [0, 1, 2, 3, 4]
+
+
+def test_a_thousand_offers_of_one_service_share_what_comes() -> None:
+    world = pair()
+    for number in range(1, 1001):
+        world.offer(2, number=number, credit=1)
+    world.request(1, *[b"x"] * 1000)
+    assert all(len(world.work(2, number)) == 1 for number in range(1, 1001))
+
+
+def test_a_thousand_different_patterns_each_get_their_own() -> None:
+    world = pair()
+    for number in range(1, 1001):
+        world.offer(2, pattern=["topic", f"t.{number}"], number=number)
+    for number in (1, 500, 1000):
+        world.request(1, b"x", subject=f"t.{number}")
+    assert [number for number in range(1, 1001) if world.work(2, number)] == [1, 500, 1000]
+
+
+def test_a_step_hands_out_a_bounded_number_and_the_next_goes_on() -> None:
+    world = pair(hand_outs_max=3)
+    for n in range(20):
+        world.request(1, b"%d" % n)
+    world.offer(2)
+    assert world.numbers(2) == list(range(20))
+
+
+def test_few_rows_of_a_large_batch_are_extracted_and_many_go_as_they_came() -> None:
+    world = pair()
+    world.request(1, *[b"%03d" % n * 100 for n in range(100)])
+    world.offer(2, credit=2)
+    first = world.work(2)[0].work
+    assert first.rows is None
+    assert world.numbers(2) == [0, 1]
+    world.credit(2, 100)
+    assert world.work(2)[2].work.rows is not None
+    assert world.numbers(2) == list(range(100))
+
+
+def test_a_body_that_is_in_memory_no_more_is_read_back() -> None:
+    world = pair(mail_hot_bytes=1)
+    for n in range(5):
+        world.request(1, b"%d" % n * 100)
+    world.offer(2)
+    assert [task.body for task in world.work(2)] == [b"%d" % n * 100 for n in range(5)]
+
+
+def test_a_request_whose_body_cannot_be_read_ends_and_its_requester_is_told() -> None:
+    world = pair(mail_hot_bytes=1, read=False)
+    world.request(1, b"a" * 100, key=b"k")
+    world.request(1, b"b" * 100)
+    world.offer(2)
+    world.shell.rings["main"] = [
+        held for held in world.shell.rings["main"] if held.base != 0 or held.control_kind
+    ]
+    world.shell.answer_bodies()
+    world.shell.run()
+    world.shell.answer_bodies()
+    world.shell.run()
+    assert world.counter("requests_lost") == 1
+    assert [task.body for task in world.work(2)] == [b"b" * 100]
+    assert world.mail(1)[0].mail.why == "lost"
+
+
+# --- replies --------------------------------------------------------------------------------------
+
+
+def test_a_last_reply_answers_and_completes_in_one_bundle() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b", key=b"k")
+    world.reply(2, [0, 1])
+    assert world.replies(1) == [b"re: 0", b"re: 1"]
+    mail = world.mail(1)[0].mail
+    assert (mail.sender, mail.last, mail.about) == ("ann", True, [(b"k", 0, 2)])
+    assert world.queued() == 0
+    assert world.info(1)["held"] == 0
+
+
+def test_several_replies_come_before_the_last() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", key=b"k")
+    world.reply(2, [0, 0], last=False, bodies=[b"1", b"2"])
+    assert world.info(1)["held"] == 1
+    world.reply(2, [0], bodies=[b"3"])
+    assert world.replies(1) == [b"1", b"2", b"3"]
+    assert [letter.mail.last for letter in world.mail(1)] == [False, False, True]
+    assert world.mail(1)[0].mail.about == [(b"k", 0, 1), (b"k", 0, 1)]
+    assert world.queued() == 0
+
+
+def test_replies_to_rows_out_of_order_name_what_each_answers() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b", b"c", key=b"k")
+    world.request(1, b"d", key=b"l")
+    world.reply(2, [2, 3, 0, 1])
+    assert world.replies(1) == [b"re: 2", b"re: 3", b"re: 0", b"re: 1"]
+    assert world.mail(1)[0].mail.about == [(b"k", 2, 1), (b"l", 0, 1), (b"k", 0, 2)]
+    assert world.queued() == 0
+
+
+def test_a_last_reply_to_some_rows_leaves_the_others_in_hand() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b", b"c", key=b"k")
+    world.reply(2, [1])
+    assert world.info(1)["held"] == 2
+    assert world.mail(1)[0].mail.about == [(b"k", 1, 1)]
+    world.reply(2, [0, 2])
+    assert world.queued() == 0
+
+
+def test_rows_of_one_batch_are_answered_by_several_workers() -> None:
+    world = pair()
+    world.worker(3, "bob")
+    world.offer(2)
+    world.offer(3)
+    world.request(1, *[b"x"] * 6, key=b"k")
+    world.reply(2, world.numbers(2))
+    world.reply(3, world.numbers(3))
+    assert sorted(world.replies(1)) == [b"re: %d" % n for n in range(6)]
+    assert world.queued() == 0
+
+
+@pytest.mark.parametrize("requests", [[7], [0, 7], [1]])
+def test_a_reply_to_what_is_not_in_hand_is_refused_and_does_nothing(requests: list[int]) -> None:
+    world = pair()
+    world.offer(2, credit=1)
+    world.request(1, b"a", b"b")
+    tracker = world.reply(2, requests)
+    assert world.refused(2, tracker).code == "not_held"
+    assert world.replies(1) == []
+    assert world.info(1)["held"] == 1
+
+
+def test_a_second_last_reply_is_refused() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a")
+    world.reply(2, [0])
+    assert world.refused(2, world.reply(2, [0])).code == "not_held"
+    assert world.replies(1) == [b"re: 0"]
+
+
+def test_of_two_last_replies_in_one_turn_the_first_counts() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a")
+    contents = [encode([body], subject="r") for body in (b"first", b"second")]
+    world.shell.send(
+        2, wire.Reply(1, [0], 901, True), wire.Reply(1, [0], 902, True), frames=contents
+    )
+    assert world.confirmed(2, 901).level == 3
+    assert world.refused(2, 902).code == "not_held"
+    assert world.replies(1) == [b"first"]
+
+
+def test_two_last_replies_to_one_request_in_one_batch_are_refused() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b")
+    assert world.refused(2, world.reply(2, [0, 0])).code == "bad_batch"
+    assert world.info(1)["held"] == 2
+
+
+def test_one_reply_cannot_go_to_two_mailboxes() -> None:
+    world = pair()
+    world.client(3)
+    world.offer(2)
+    world.request(1, b"a")
+    world.request(3, b"b")
+    assert world.refused(2, world.reply(2, [0, 1])).code == "bad_batch"
+    world.reply(2, [0])
+    world.reply(2, [1])
+    assert (world.replies(1), world.replies(3)) == ([b"re: 0"], [b"re: 1"])
+
+
+def test_a_reply_of_another_count_is_refused() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b")
+    assert world.refused(2, world.reply(2, [0, 1], bodies=[b"one"])).code == "bad_batch"
+
+
+def test_a_worker_speaks_only_of_its_own() -> None:
+    world = pair()
+    world.worker(3, "bob")
+    world.offer(2)
+    world.request(1, b"a")
+    world.offer(3)
+    assert world.refused(3, world.reply(3, [0])).code == "not_held"
+    assert world.refused(3, world.ack(3, [(0, 1)], WorkState.COMPLETED)).code == "not_held"
+    assert world.refused(3, world.reply(3, [0], number=9)).code == "unknown_subscription"
+    assert world.info(1)["held"] == 1
+
+
+def test_a_reply_into_a_full_mailbox_waits_and_the_request_stays_in_hand() -> None:
+    world = World()
+    world.shell.hello(1, identity="req")
+    world.shell.send(1, wire.EditMailbox(5, "req", {"max_messages": 1}))
+    world.worker(2, "ann")
+    world.offer(2)
+    world.request(1, b"a")
+    world.request(1, b"b")
+    world.reply(2, [0])
+    refused = world.refused(2, world.reply(2, [1]))
+    assert (refused.code, refused.retry_ms) == ("wait", 100)
+    assert world.info(1)["held"] == 1
+    world.shell.send(1, wire.OpenInbox(INBOX, "req", MANY, MANY))
+    world.shell.send(
+        1,
+        wire.AckMail(
+            INBOX,
+            [(world.mail(1)[0].number, 1 << 40)][:0]
+            or [(world.mail(1)[0].number, world.mail(1)[0].number + 1)],
+        ),
+    )
+    world.confirmed(2, world.reply(2, [1]))
+    assert world.queued() == 0
+
+
+def test_a_reply_to_a_session_that_has_ended_is_dropped_and_completes() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b", key=b"k")
+    world.shell.send(1, wire.Bye())
+    world.reply(2, [0], last=False)
+    world.confirmed(2, world.reply(2, [0, 1]))
+    assert world.queued() == 0
+    assert world.counter("replies_undeliverable") == 3
+    assert world.events("reply_undeliverable")[0]["count"] == 1
+
+
+def test_replies_to_an_absent_identity_are_there_when_it_comes_back() -> None:
+    world = World()
+    world.shell.hello(1, identity="req")
+    world.worker(2, "ann")
+    world.offer(2)
+    world.request(1, b"a", key=b"k")
+    world.drop(1)
+    world.reply(2, [0])
+    world.client(3, "req")
+    assert world.replies(3) == [b"re: 0"]
+
+
+def test_a_reply_that_the_log_refuses_leaves_the_request_in_hand() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", key=b"k")
+    world.shell.refuse["main"] = ("disk_full", "no space")
+    assert world.refused(2, world.reply(2, [0])).code == "disk_full"
+    del world.shell.refuse["main"]
+    assert world.replies(1) == []
+    assert world.info(1)["held"] == 1
+    world.confirmed(2, world.reply(2, [0]))
+    assert world.replies(1) == [b"re: 0"]
+
+
+# --- what a worker says of its work ---------------------------------------------------------------
+
+
+def test_receipt_is_in_the_log_and_completion_apart() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b")
+    world.confirmed(2, world.ack(2, [(0, 2)], WorkState.RECEIVED))
+    assert world.info(1)["workers"][0]["received"] == 2
+    world.confirmed(2, world.ack(2, [(0, 2)], WorkState.COMPLETED))
+    assert world.queued() == 0
+    assert world.mail(1) == [], "the requester gave them no name"
+
+
+def test_completion_without_a_last_reply_tells_the_requester_that_nothing_more_comes() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b", key=b"k")
+    world.reply(2, [0], last=False)
+    world.ack(2, [(0, 2)], WorkState.COMPLETED)
+    last = world.mail(1)[-1].mail
+    assert (last.why, last.last, last.about) == ("completed", True, [(b"k", 0, 2)])
+
+
+def test_a_failed_request_is_a_dead_letter_that_says_why_and_the_requester_knows() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"poison", key=b"k")
+    world.ack(2, [(0, 1)], WorkState.FAILED, reason="no such flight")
+    assert world.mail(1)[0].mail.why == "failed: no such flight"
+    world.shell.send(1, wire.OpenInbox(50, "s.dead", MANY, MANY))
+    (letter,) = world.shell.peers[1].mail[50]
+    assert (letter.body, letter.mail.why) == (b"poison", "failed: no such flight")
+    assert world.events("request_dead")[0]["why"] == "failed: no such flight"
+    assert world.info(1)["dead"] == 1
+
+
+def test_a_returned_request_goes_to_whoever_is_ready_not_before_its_time() -> None:
+    world = pair()
+    world.offer(2, credit=1)
+    world.worker(3, "bob")
+    world.request(1, b"a")
+    world.offer(3)
+    world.ack(2, [(0, 1)], WorkState.RETURNED, again_ms=500)
+    assert world.info(1)["delayed"] == 1
+    world.shell.wait(490)
+    assert world.work(3) == []
+    world.shell.wait(20)
+    assert world.work(3)[0].work.attempts == 2
+    assert world.info(1)["delayed"] == 0
+
+
+def test_a_returned_request_goes_before_new_ones() -> None:
+    world = pair()
+    world.offer(2, credit=1)
+    for body in (b"a", b"b", b"c"):
+        world.request(1, body)
+    world.ack(2, [(0, 1)], WorkState.RETURNED)
+    world.credit(2, 4)
+    assert world.numbers(2) == [0, 0, 1, 2]
+
+
+def test_rows_of_one_batch_with_different_attempts_come_apart() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b", b"c")
+    world.ack(2, [(1, 2)], WorkState.RETURNED)
+    world.drop(2)
+    world.worker(3, "bob")
+    world.offer(3)
+    world.shell.wait(500)
+    attempts = {task.number: task.work.attempts for task in world.work(3)}
+    assert attempts == {0: 2, 1: 3, 2: 2}
+
+
+@pytest.mark.parametrize("ranges", [[(0, 3)], [(5, 6)], [(0, 1 << 20)], [(0, 1), (2, 3)]])
+def test_an_ack_of_what_is_not_in_hand_is_refused_whole(ranges: list[tuple[int, int]]) -> None:
+    world = pair()
+    world.offer(2, credit=2)
+    world.request(1, *[b"x"] * 3)
+    for state in WorkState:
+        assert world.refused(2, world.ack(2, ranges, state)).code == "not_held"
+    assert world.info(1)["held"] == 2
+
+
+def test_an_ack_of_an_unknown_state_is_refused() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a")
+    assert world.refused(2, world.ack(2, [(0, 1)], 9)).code == "unsupported"
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def test_a_silent_worker_loses_what_it_has_when_the_lease_is_over() -> None:
+    world = pair()
+    world.offer(2, lease_ms=1_000, credit=2)
+    world.request(1, b"a", b"b")
+    world.worker(3, "bob")
+    world.offer(3)
+    assert world.work(2)[0].work.lease_ms == 1_000
+    world.shell.wait(990)
+    assert world.work(3) == []
+    world.shell.wait(20)
+    assert world.events("lease_expired")[0]["count"] == 2
+    assert world.work(3) == [], "not before its pause"
+    world.shell.wait(LATER_MS)
+    assert world.numbers(3) == [0, 1]
+    assert world.refused(2, world.reply(2, [0])).code == "not_held"
+    world.reply(3, [0, 1])
+    assert world.queued() == 0
+    assert world.counter("leases_expired") == 2
+
+
+def test_renewal_keeps_what_it_names_and_nothing_else() -> None:
+    world = pair()
+    world.offer(2, lease_ms=1_000, credit=3)
+    world.request(1, b"a", b"b", b"c")
+    world.shell.wait(800)
+    world.confirmed(2, world.ack(2, [(1, 2)], WorkState.RENEWED))
+    world.shell.wait(300)
+    assert world.info(1)["held"] == 1
+    world.shell.wait(600)
+    assert world.info(1)["held"] == 1
+    world.shell.wait(300)
+    assert world.info(1)["held"] == 0
+
+
+@pytest.mark.parametrize("how", ["received", "reply"])
+def test_whatever_is_heard_of_a_request_renews_its_lease(how: str) -> None:
+    world = pair()
+    world.offer(2, lease_ms=1_000)
+    world.request(1, b"a")
+    world.shell.wait(800)
+    if how == "received":
+        world.ack(2, [(0, 1)], WorkState.RECEIVED)
+    else:
+        world.reply(2, [0], last=False)
+    world.shell.wait(800)
+    assert world.info(1)["held"] == 1
+
+
+def test_heartbeats_renew_no_lease() -> None:
+    world = pair()
+    world.offer(2, lease_ms=1_000)
+    world.request(1, b"a")
+    for _ in range(11):
+        world.shell.send(2, wire.Ping(0))
+        world.shell.wait(100)
+    assert world.counter("leases_expired") == 1
+
+
+def test_a_lease_that_ends_while_the_reply_is_queued_loses_to_the_reply() -> None:
+    world = pair()
+    world.offer(2, lease_ms=1_000)
+    world.request(1, b"a")
+    broker, shell = world.shell.broker, world.shell
+    shell.now_ms += 1_100
+    content = encode([b"just in time"], subject="r")
+    broker.receive(2, "", [wire.Reply(1, [0], 77, True)], [content], shell.now_ms)
+    broker.tick(shell.now_ms)
+    shell.run()
+    assert world.replies(1) == [b"just in time"]
+    assert world.queued() == 0
+    assert world.counter("leases_expired") == 0
+
+
+def test_a_reply_after_the_lease_ended_in_the_same_turn_is_refused() -> None:
+    world = pair()
+    world.offer(2, lease_ms=1_000)
+    world.request(1, b"a")
+    broker, shell = world.shell.broker, world.shell
+    shell.now_ms += 1_100
+    content = encode([b"too late"], subject="r")
+    broker.tick(shell.now_ms)
+    broker.receive(2, "", [wire.Reply(1, [0], 77, True)], [content], shell.now_ms)
+    shell.run()
+    assert world.refused(2, 77).code == "not_held"
+    assert world.replies(1) == []
+    assert world.queued() == 1
+
+
+def test_a_lease_is_kept_within_bounds() -> None:
+    world = pair(lease_min_ms=100, lease_max_ms=5_000)
+    world.offer(2, lease_ms=1)
+    world.offer(2, lease_ms=1 << 40, number=2)
+    leases = {offer.lease_ms for offer in world.service().offers}
+    assert leases == {100, 5_000}
+
+
+# --- ends of links and offers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["lost", "bye", "silent", "kicked"])
+def test_what_a_worker_had_in_hand_goes_to_another_when_its_link_ends(how: str) -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, *[b"x"] * 4, key=b"k")
+    world.worker(3, "bob")
+    world.offer(3)
+    world.reply(2, [1])
+    if how == "lost":
+        world.drop(2)
+    elif how == "bye":
+        world.shell.send(2, wire.Bye())
+    elif how == "kicked":
+        world.shell.send(1, wire.Kick(8, 2))
+    else:
+        for _ in range(16):
+            for link in (1, 3):
+                world.shell.send(link, wire.Ping(0))
+            world.shell.wait(1_000)
+    world.shell.wait(LATER_MS)
+    assert world.numbers(3) == [0, 2, 3]
+    assert world.work(3)[0].work.attempts == 2
+    assert world.events("worker_died")[0]["count"] == 3
+    world.reply(3, [0, 2, 3])
+    assert world.queued() == 0
+    assert sorted(world.replies(1)) == [b"re: %d" % n for n in range(4)]
+
+
+def test_a_withdrawn_offer_gives_back_what_it_had_at_once() -> None:
+    world = pair()
+    world.offer(2, credit=2)
+    world.request(1, b"a", b"b", b"c")
+    world.offer(2, number=2)
+    world.shell.send(2, wire.Unsubscribe(1))
+    assert world.shell.peers[2].last(wire.Ended).code == "cancelled"
+    assert world.numbers(2, 2) == [2, 0, 1]
+    assert world.refused(2, world.reply(2, [0], number=1)).code == "unknown_subscription"
+    world.reply(2, [0, 1, 2], number=2)
+    assert world.queued() == 0
+
+
+def test_a_worker_that_dies_before_its_work_is_logged_leaves_it_to_others() -> None:
+    world = pair()
+    world.offer(2)
+    shell, broker = world.shell, world.shell.broker
+    content = encode([b"a"], subject="x")
+    broker.receive(1, "", [wire.Request("s", 5)], [content], shell.now_ms)
+    ready = broker.take_ready()
+    broker.link_lost(2, shell.now_ms)
+    shell._do(ready)
+    shell.run()
+    world.worker(3, "bob")
+    world.offer(3)
+    shell.wait(LATER_MS)
+    assert world.numbers(3) == [0]
+    assert world.service().held == 1
+
+
+def test_a_hand_out_that_the_log_refuses_has_not_happened() -> None:
+    world = pair()
+    world.request(1, b"a", b"b")
+    world.offer(2, credit=0)
+    world.shell.refuse["main"] = ("full", "no room")
+    world.credit(2, 5)
+    assert world.work(2) == []
+    row = next(iter(world.shell.broker._shard.queues.requests.values()))
+    assert (row.waiting, row.holds) == (3, [])
+    del world.shell.refuse["main"]
+    world.shell.wait(2_000)
+    assert world.numbers(2) == [0, 1]
+    assert world.work(2)[0].work.attempts == 1
+    world.request(1, *[b"x"] * 9)
+    assert len(world.numbers(2)) == 5, "its credit is what it was"
+
+
+def test_a_request_that_the_log_refuses_costs_nobody_credit() -> None:
+    world = pair()
+    world.offer(2, credit=2)
+    world.shell.refuse["main"] = ("full", "no room")
+    assert world.refused(1, world.request(1, b"a", b"b", key=b"k")).code == "full"
+    del world.shell.refuse["main"]
+    world.confirmed(1, world.request(1, b"a", b"b", key=b"k"))
+    assert [task.body for task in world.work(2)] == [b"a", b"b"]
+    assert world.service().reserved_rows == 0
+
+
+def test_a_return_that_the_log_refuses_is_tried_again() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b")
+    world.shell.refuse["main"] = ("full", "no room")
+    world.drop(2)
+    assert world.queued() == 2
+    del world.shell.refuse["main"]
+    world.worker(3, "bob")
+    world.offer(3)
+    world.shell.wait(2_000)
+    world.shell.wait(LATER_MS)
+    assert world.numbers(3) == [0, 1]
+
+
+def test_a_lease_whose_end_the_log_refuses_is_tried_again() -> None:
+    world = pair()
+    world.offer(2, lease_ms=1_000, credit=1)
+    world.request(1, b"a")
+    world.shell.refuse["main"] = ("full", "no room")
+    world.shell.wait(1_010)
+    del world.shell.refuse["main"]
+    world.worker(3, "bob")
+    world.offer(3)
+    world.shell.wait(1_100)
+    world.shell.wait(LATER_MS)
+    assert world.numbers(3) == [0]
+
+
+def test_requests_wait_for_the_room_of_a_link() -> None:
+    world = pair()
+    world.offer(2)
+    broker = world.shell.broker
+    world.shell.blocked.add(2)
+    broker.blocked(2)
+    world.request(1, b"a")
+    assert world.info(1)["waiting"] == 1
+    world.shell.blocked.discard(2)
+    broker.writable(2)
+    world.shell.run()
+    assert world.numbers(2) == [0]
+
+
+# --- offers, named --------------------------------------------------------------------------------
+
+
+def test_an_offer_creates_its_service_with_its_settings() -> None:
+    world = pair()
+    world.offer(2, service="made", settings={"attempts_max": 7})
+    assert world.info(2, "made")["settings"]["attempts_max"] == 7
+    assert world.events("service_created") == [{"service": "made", "by": "ann"}]
+    world.shell.restart()
+    world.worker(2)
+    assert world.info(2, "made")["settings"]["attempts_max"] == 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"service": "b@d name"}, "bad_name"),
+        ({"pattern": ["topic"]}, "bad_pattern"),
+        ({"pattern": ["no such kind", 1]}, "unknown_pattern_kind"),
+        ({"service": "t", "settings": {"nonsense": 1}}, "bad_setting"),
+        ({"number": 3}, "subscription_exists"),
+        ({"number": INBOX}, "subscription_exists"),
+    ],
+)
+def test_an_offer_that_cannot_be_is_refused_by_name(fields: dict, code: str) -> None:
+    world = World()
+    world.client(2)
+    world.offer(2, number=3, service="other")
+    peer = world.offer(2, **{"number": 4, **fields})
+    refused = peer.last(wire.Refused)
+    assert (refused.command, refused.code) == (51, code)
+    gauges = world.shell.broker._services.gauges
+    assert (gauges["offers"], gauges["services"]) == (1, 1)
+
+
+def test_an_offer_needs_its_permission() -> None:
+    world = World(permit=lambda identity, action, name: action != "work")
+    world.worker(2)
+    assert world.offer(2).last(wire.Refused).code == "forbidden"
+
+
+def test_an_offer_of_a_service_that_the_log_refuses_is_refused() -> None:
+    world = pair()
+    world.shell.refuse["main"] = ("full", "no room")
+    assert world.offer(2).last(wire.Refused).code == "full"
+    del world.shell.refuse["main"]
+    assert world.shell.broker._services.gauges["services"] == 0
+    world.offer(2)
+    assert world.shell.peers[2].last(wire.Subscribed).subscription == 1
+
+
+# --- over restarts --------------------------------------------------------------------------------
+
+
+def test_a_holder_that_comes_back_after_a_restart_goes_on() -> None:
+    world = World()
+    world.shell.hello(1, identity="req")
+    world.worker(2, "ann")
+    world.offer(2)
+    world.request(1, *[b"x"] * 4, key=b"k")
+    world.reply(2, [1])
+    world.shell.restart()
+    world.client(1, "req")
+    world.worker(2, "ann")
+    world.offer(2, number=9)
+    assert world.work(2, 9) == [], "it has them already"
+    world.confirmed(2, world.ack(2, [(0, 1)], WorkState.RENEWED, number=9))
+    world.confirmed(2, world.reply(2, [0, 2, 3], number=9))
+    assert sorted(world.replies(1)) == [b"re: %d" % n for n in range(4)]
+    assert world.queued() == 0
+
+
+def test_a_holder_that_does_not_come_back_loses_it_when_a_new_lease_is_over() -> None:
+    world = pair()
+    world.offer(2, lease_ms=1_000)
+    world.request(1, b"a")
+    world.shell.wait(900)
+    world.shell.restart()
+    world.worker(3, "bob")
+    world.offer(3)
+    world.shell.wait(900)
+    assert world.work(3) == []
+    world.shell.wait(200)
+    world.shell.wait(LATER_MS)
+    assert world.work(3)[0].work.attempts == 2
+    assert world.info(3)["workers"][0]["attempts"] == 2
+
+
+def test_a_holder_that_came_back_and_dies_returns_what_it_had_before() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a")
+    world.shell.restart()
+    world.worker(2, "ann")
+    world.offer(2)
+    world.drop(2)
+    world.worker(3, "bob")
+    world.offer(3)
+    world.shell.wait(LATER_MS)
+    assert world.numbers(3) == [0]
+
+
+def test_a_stranger_cannot_go_on_with_what_another_held_before_the_restart() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a")
+    world.shell.restart()
+    world.worker(3, "bob")
+    world.offer(3)
+    assert world.refused(3, world.reply(3, [0])).code == "not_held"
+
+
+def test_a_restart_knows_what_waits_what_is_delayed_and_how_often_it_was_tried() -> None:
+    world = pair()
+    world.offer(2, credit=2)
+    world.request(1, b"a", b"b", b"c", b"d")
+    world.ack(2, [(0, 1)], WorkState.RETURNED)
+    world.ack(2, [(1, 2)], WorkState.RETURNED, again_ms=5_000)
+    world.shell.restart()
+    world.worker(3, "bob")
+    info = world.info(3)
+    assert (info["waiting"], info["delayed"], info["held"]) == (3, 1, 0)
+    world.offer(3)
+    assert world.numbers(3) == [0, 2, 3], "what came back goes first"
+    assert [task.work.attempts for task in world.work(3)] == [2, 1, 1]
+    world.shell.wait(6_000)
+    assert world.numbers(3) == [0, 2, 3, 1]
+
+
+# --- the structures -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0, 1, 0b1011, 0b11110000, (1 << 70) | 7, (1 << 64) - 1])
+def test_rows_runs_and_the_lowest_of_a_bitmap_agree(mask: int) -> None:
+    rows = list(rows_in(mask))
+    assert rows == [row for row in range(80) if mask >> row & 1]
+    assert [row for first, count in runs_of(mask) for row in range(first, first + count)] == rows
+    for count in range(len(rows) + 1) if rows else ():
+        if count:
+            assert list(rows_in(lowest(mask, count))) == rows[:count]
+
+
+def test_lanes_of_nobody_do_not_gather() -> None:
+    world = pair()
+    world.offer(2, credit=1 << 30)
+    for n in range(40):
+        world.request(1, *[b"x"] * 100, subjects=[f"{n}.{m}" for m in range(100)])
+        world.ack(2, [(n * 100, n * 100 + 100)], WorkState.COMPLETED)
+    assert len(world.service().lanes) <= 1_024 + 100
+    assert all(isinstance(lane, Lane) for lane in world.service().lanes.values())
