@@ -102,9 +102,8 @@ class Intake:
         retry_ms = error.retry_ms
         if error.code == "wait" and not retry_ms:
             retry_ms = self._shard.settings.retry_ms
-        reference = command.tracker or getattr(command, "subscription", 0)
         number = STEP_COMMANDS.get(type(command), ATOMIC)
-        self._links.refuse(link, number, reference, error.code, error.reason, retry_ms)
+        self._links.refuse(link, number, command.tracker, error.code, error.reason, retry_ms)
 
     # --- together --------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ Source: DESIGN.md, section 4; SPEC.md, sections 3 and 4.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, get_args
 
 from malamute_protocol import commands as wire
@@ -17,11 +18,18 @@ from malamute_protocol.link import State
 from malamute_py.broker.admin import COMMANDS as RESULT_COMMANDS
 from malamute_py.broker.admin import Admin
 from malamute_py.broker.atomic import Intake
+from malamute_py.broker.bodies import Bodies
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.confirms import Confirms
+from malamute_py.broker.cursors import COMMANDS as CURSOR_COMMANDS
+from malamute_py.broker.cursors import Cursors
 from malamute_py.broker.delivery import Delivery
+from malamute_py.broker.groups import NUMBERS as GROUP_COMMANDS
+from malamute_py.broker.groups import Groups
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.links import RECEIVES, Link, Links
+from malamute_py.broker.mail import COMMANDS as MAIL_COMMANDS
+from malamute_py.broker.mail import Mail
 from malamute_py.broker.producers import Producers
 from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import (
@@ -31,7 +39,7 @@ from malamute_py.broker.ready import (
     AppendBundle,
     Appended,
     AppendRefused,
-    BodiesRead,
+    BodiesFound,
     HistoryRead,
     IndexAnswer,
     ReadFailed,
@@ -40,11 +48,13 @@ from malamute_py.broker.ready import (
 )
 from malamute_py.broker.recovery import recover, recover_queues
 from malamute_py.broker.retention import Retention
+from malamute_py.broker.services import COMMANDS as SERVICE_COMMANDS
+from malamute_py.broker.services import Services
 from malamute_py.broker.serving import Serving
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import Starts
 from malamute_py.broker.steps import Steps
-from malamute_py.broker.streams import Stream
+from malamute_py.broker.streams import Settlement, Stream
 from malamute_py.broker.subscriptions import Subscriptions
 from malamute_py.changelog.records import Change, ProducerOpened, ProducersForgotten, StreamRemoved
 from malamute_py.changelog.snapshots import Snapshot, encode_snapshot
@@ -55,12 +65,10 @@ NUMBERS: Final[dict[type[Command], int]] = {
 }
 """Number on the wire of each type of command."""
 
-FEATURES: Final[dict[type[Command], str]] = {
-    command: "mailboxes" if number < 50 else "services" if number < 60 else "cursors"
-    for command, number in NUMBERS.items()
-    if 40 <= number < 70
-}
-"""What the broker refuses by the name of the feature, where it has it not."""
+ANSWERED: Final = frozenset(
+    (*RESULT_COMMANDS, *MAIL_COMMANDS, *SERVICE_COMMANDS, *CURSOR_COMMANDS, *GROUP_COMMANDS)
+)
+"""Commands that a RESULT answers: its size is bounded, and how many wait is too."""
 PUBLISHING_MAX: Final = 1_000
 """Streams of a link that need no look-up at a PUBLISH."""
 
@@ -101,6 +109,22 @@ class Broker:
         self._catalogue.publishing = self._publishing
         self._serving = Serving(shard, self._links, self._delivery)
         starts = Starts(shard)
+        self._bodies = Bodies(shard)
+        self._mail = Mail(
+            shard, self._links, self._steps, self._bodies, self._when_visible, self._in_use
+        )
+        self._services = Services(
+            shard, self._links, self._steps, self._bodies, self._mail.mailboxes,
+            self._when_visible, self._in_use,
+        )  # fmt: skip
+        self._cursors = Cursors(
+            shard, self._links, self._catalogue, self._publishing, self._steps, starts
+        )
+        self._groups = Groups(
+            shard, self._links, self._catalogue, self._publishing, self._steps, starts,
+            self._delivery,
+        )  # fmt: skip
+        self._groups.in_use = self._in_use
         self._subscriptions = Subscriptions(
             shard, self._links, self._delivery, self._serving, starts
         )
@@ -110,22 +134,35 @@ class Broker:
         )  # fmt: skip
         self._intake = Intake(
             shard, self._links, self._steps, self._publishing, self._catalogue,
-            prepares={}, together={},
+            prepares={
+                **self._mail.prepares(),
+                wire.Request: self._services.prepare_request,
+                wire.Reply: self._services.prepare_reply,
+                wire.AckWork: self._services.prepare_ack,
+                wire.MoveCursor: self._cursors.prepare_move,
+                wire.AckRecords: self._groups.prepare_ack,
+            },
+            together={
+                wire.Reply: partial(self._services.prepare_reply, together=True),
+                wire.AckRecords: self._groups.prepare_ack_together,
+            },
         )  # fmt: skip
         self._retention = Retention(shard)
         self._handlers = self._table()
+        for part in (self._mail, self._services, self._cursors, self._groups):
+            part.recovered()
 
     def _table(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """What handles each command, apart from PUBLISH; the state of the link was looked at."""
-        subscriptions, admin = self._subscriptions, self._admin
+        admin = self._admin
         return {
             wire.Hello: self._links.hello,
             wire.Ping: self._links.answer_ping,
             wire.Pong: self._pong,
             wire.Bye: self._bye,
             wire.Subscribe: self._subscribe,
-            wire.Unsubscribe: subscriptions.unsubscribe,
-            wire.Credit: subscriptions.credit,
+            wire.Unsubscribe: self._unsubscribe,
+            wire.Credit: self._credit,
             wire.OpenProducer: admin.open_producer,
             wire.CreateStream: admin.create_stream,
             wire.EditStream: admin.edit_stream,
@@ -137,6 +174,10 @@ class Broker:
             wire.BrokerInfo: admin.broker_info,
             wire.ListLinks: admin.list_links,
             wire.Kick: admin.kick,
+            **self._mail.handlers(),
+            **self._services.handlers(),
+            **self._cursors.handlers(),
+            **self._groups.handlers(),
         }
 
     # --- facts ------------------------------------------------------------------------------
@@ -158,6 +199,11 @@ class Broker:
             "unsettled_bytes": self._publishing.unsettled_bytes + self._steps.unsettled_bytes,
             "reads_under_way": self._serving.reads_under_way,
             "queries_under_way": self._shard.questions,
+            **self._bodies.gauges,
+            **self._mail.gauges,
+            **self._services.gauges,
+            **self._cursors.gauges,
+            **self._groups.gauges,
         }
 
     # --- from the peers ---------------------------------------------------------------------
@@ -263,9 +309,9 @@ class Broker:
         if handler is None:
             self._links.refuse(
                 link, NUMBERS[kind], _reference(command), "unsupported",
-                f"this broker has no {FEATURES[kind]}",
+                f"this broker has no {kind.__name__}",
             )  # fmt: skip
-        elif link.results >= settings.link_results_max and kind in RESULT_COMMANDS:
+        elif link.results >= settings.link_results_max and kind in ANSWERED:
             self._links.refuse(
                 link, NUMBERS[kind], _reference(command), "wait",
                 "too many results wait to be sent", settings.retry_ms,
@@ -320,6 +366,9 @@ class Broker:
         for sub in link.subscriptions.values():
             if not sub.live:
                 self._serving.consider(sub)
+        self._mail.feed(link)
+        self._services.feed(link)
+        self._groups.feed(link)
 
     def drain(self, now_ms: int) -> None:
         """The broker is about to stop: end every link by name."""
@@ -390,11 +439,47 @@ class Broker:
 
         self._catalogue.use(command.stream, link.identity, use, refused)
 
+    # --- numbers of a link: subscriptions, inboxes, offers, memberships ---------------------
+
+    def _in_use(self, link: Link, number: int) -> bool:
+        return (
+            number in link.subscriptions
+            or self._mail.uses(link, number)
+            or self._services.uses(link, number)
+            or self._groups.uses(link, number)
+        )
+
+    def _credit(self, link: Link, command: wire.Credit) -> None:
+        if command.subscription not in link.subscriptions and (
+            self._mail.credit(link, command)
+            or self._services.credit(link, command)
+            or self._groups.credit(link, command)
+        ):
+            return
+        self._subscriptions.credit(link, command)
+
+    def _unsubscribe(self, link: Link, command: wire.Unsubscribe) -> None:
+        if command.subscription not in link.subscriptions and (
+            self._mail.unsubscribe(link, command)
+            or self._services.unsubscribe(link, command)
+            or self._groups.unsubscribe(link, command)
+        ):
+            return
+        self._subscriptions.unsubscribe(link, command)
+
+    def _when_visible(self, lsn: int, settlement: Settlement) -> None:
+        """Call when ring main is visible up to a position, or with why it never will be."""
+        self._publishing.when_visible(self._catalogue.rings[MAIN], lsn, settlement)
+
     def _clean_up(self) -> None:
         """Forget what ended links held."""
         ended = self._links.ended
         while ended:
-            self._subscriptions.link_ended(ended.pop())
+            link = ended.pop()
+            self._subscriptions.link_ended(link)
+            self._mail.link_ended(link)
+            self._services.link_ended(link)
+            self._groups.link_ended(link)
 
     # --- from the journal -----------------------------------------------------------------------
 
@@ -436,10 +521,17 @@ class Broker:
 
     def history(self, answer: HistoryRead | ReadFailed) -> None:
         """A read of history is answered."""
-        if isinstance(answer, ReadFailed):
+        if self._groups.history(answer):
+            pass
+        elif isinstance(answer, ReadFailed):
             self._serving.failed(answer)
         else:
             self._serving.history(answer)
+        self._clean_up()
+
+    def bodies(self, answer: BodiesFound) -> None:
+        """A read of batches of the mail stream is answered."""
+        self._bodies.found(answer)
         self._clean_up()
 
     def answered(self, answer: IndexAnswer) -> None:
@@ -454,6 +546,8 @@ class Broker:
                 stream.first = min(first, stream.next)
                 stream.ledger.trimmed(first)
                 self._delivery.forget(stream, first)
+                self._cursors.trimmed(stream)
+                self._groups.trimmed(stream)
 
     retired = trimmed
     """A segment was given back: the same, for every stream that had records in it."""
@@ -468,6 +562,8 @@ class Broker:
         elif isinstance(change, StreamRemoved) and removed is not None:
             self._producers.stream_removed(removed.number)
             self._subscriptions.stream_removed(removed)
+            self._cursors.stream_removed(removed)
+            self._groups.stream_removed(removed)
             self._delivery.forget(removed, removed.next)
             if not removed.settings.ring_bytes:
                 self._retention.trims.append((removed.ring.name, removed.number, removed.next))
@@ -483,6 +579,8 @@ class Broker:
             self._links.keep_alive(link)
         if self._catalogue.bounded:
             self._retention.tick(self._catalogue.bounded)
+        for part in (self._mail, self._services, self._cursors, self._groups):
+            part.tick()
         self._clean_up()
 
     # --- out --------------------------------------------------------------------------------
@@ -492,18 +590,26 @@ class Broker:
         shard, serving = self._shard, self._serving
         if serving.hungry:
             serving.serve()
-            self._clean_up()
+        if self._groups.hungry:
+            self._groups.serve()
+        if self._services.hungry:
+            self._services.hand_out()
+        if self._mail.hungry:
+            self._mail.deliver()
+        self._clean_up()
         appends = self._appends()
         sends, closes = self._links.take()
-        reads, serving.reads = serving.reads, []
+        reads = serving.reads + self._groups.reads
+        serving.reads, self._groups.reads = [], []
         queries, shard.queries = shard.queries, []
-        bodies: list[BodiesRead] = []
+        bodies = self._bodies.take()
+        pins, self._cursors.pins = self._cursors.pins, []
         trims, self._retention.trims = self._retention.trims, []
         rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
         return Ready(
             rings, appends, sends, reads, queries, bodies, closes, trims, events,
-            self._wake_at_ms(),
+            self._wake_at_ms(), pins,
         )  # fmt: skip
 
     def _appends(self) -> list[AppendBundle]:
@@ -517,12 +623,17 @@ class Broker:
         return [*first, *main, *last, *others]
 
     def _wake_at_ms(self) -> int | None:
-        if self._serving.hungry:
+        parts = (self._mail, self._services, self._groups)
+        if self._serving.hungry or any(part.hungry for part in parts):
             return self._shard.now_ms
         wake = self._links.wake_at_ms
         if self._catalogue.bounded:
             due = self._retention.due_ms
             wake = due if wake is None else min(wake, due)
+        for part in (*parts, self._cursors):
+            due_ms = part.due_ms
+            if due_ms is not None and (wake is None or due_ms < wake):
+                wake = due_ms
         return wake
 
     # --- over restarts ------------------------------------------------------------------------

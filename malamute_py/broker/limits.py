@@ -122,7 +122,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     mailbox_messages_max: int = 10_000_000
     """Of one mailbox that has no bound of its own."""
     mailbox_bytes_max: int = 64 << 30
-    """The same in bytes of the batches that its messages came in, until the last of each is gone."""
+    """The same in bytes of the batches that its messages came in, until none of a batch is left."""
     mail_bytes_max: int = 256 << 30
     """Over all mailboxes in the log; beyond it `wait`."""
     mail_memory_bytes_max: int = 256 << 20

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from malamute_py.broker.subscriptions import Subscription
     from malamute_py.broker.waiting import Offer, Service
 
-FEATURES = int(Feature.TYPED)
+FEATURES = int(Feature.MAIL | Feature.SERVICES | Feature.CURSORS | Feature.ATOMIC | Feature.TYPED)
 """What this broker serves beyond the streams themselves."""
 PROBE_TOKENS = 1 << 32
 """Tokens of PINGs that ask how far the peer has read begin here; those below keep alive."""
@@ -154,6 +154,10 @@ class Links:
     def get(self, number: int) -> Link | None:
         """The link of this number, unless it has ended."""
         return self.table.get(number)
+
+    def session(self, session: bytes) -> Link | None:
+        """The open link of this session."""
+        return self._sessions.get(session)
 
     def heard(self, number: int, credential: str) -> Link | None:
         """The link that something arrived on, made on the first sound of it.

@@ -73,7 +73,10 @@ def test_an_authenticated_link_has_the_identity_of_its_credential() -> None:
     assert peer.last(wire.Welcome).identity == "alice"
 
 
-VALUES = {"start": [0], "numbers": [0], "requests": [0], "ranges": [(0, 1)]}
+VALUES = {
+    "start": [0], "numbers": [0], "requests": [0], "ranges": [(0, 1)],
+    "settings": {"description": "d"},
+}  # fmt: skip
 
 
 def any_of(kind: type[wire.Command]) -> wire.Command:
@@ -266,26 +269,6 @@ def test_bytes_from_a_stranger_that_could_not_be_decoded_are_answered_and_forgot
     shell.run()
     assert shell.peers[9].closed
     assert shell.broker.gauges["links"] == 0
-
-
-@pytest.mark.parametrize(
-    ("command", "feature"),
-    [
-        (wire.OpenInbox(1, "box"), "mailboxes"),
-        (wire.Offer(1, "job", ["all"]), "services"),
-        (wire.MoveCursor("s", "c", 1, 5), "cursors"),
-    ],
-)
-def test_a_feature_that_is_not_there_is_refused_by_its_name(
-    command: wire.Command, feature: str
-) -> None:
-    shell = Shell()
-    shell.hello(1)
-    peer = shell.send(1, command)
-    refused = peer.last(wire.Refused)
-    assert refused.code == "unsupported"
-    assert feature in refused.reason
-    assert not peer.closed
 
 
 def test_no_part_of_a_refused_atomic_step_is_done() -> None:
