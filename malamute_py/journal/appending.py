@@ -206,7 +206,7 @@ class Appender:
             fields.append(
                 (
                     CONTROL if kind else 0, lsn, bundle_lsn, synced, epoch, base, last_time,
-                    stream, 0, size, count, kind, crc,
+                    stream, 0, size, count, kind, 0, crc, 0,
                 )
             )  # fmt: skip
         fields[-1] = (fields[-1][0] | LAST_OF_BUNDLE, *fields[-1][1:])
