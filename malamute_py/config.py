@@ -171,6 +171,58 @@ class JournalSection(Section, frozen=True):
     open_files_max: Count = 32
 
 
+class Mailboxes(Section, frozen=True):
+    """Mailboxes: a full one answers `wait`, never drops; too many of them `limit`."""
+
+    mailboxes_max: Count = 1_000_000
+    default: dict[str, Any] = {}
+    """Settings of mailboxes that first use creates, as in EDIT_MAILBOX."""
+    messages_max: Count = 10_000_000
+    bytes_max: Bytes = 64 << 30
+    all_bytes_max: Bytes = 256 << 30
+    memory_bytes_max: Bytes = 256 << 20
+    temporary_bytes_max: Bytes = 64 << 20
+    hot_bytes: Bytes = 32 << 20
+    read_bytes: Bytes = 16 << 20
+    reads_max: Count = 8
+    inbox_read_bytes: Bytes = 1 << 20
+    inbox_reads: Count = 512
+    peek_bytes_max: Bytes = 8 << 20
+
+
+class Services(Section, frozen=True):
+    """Service queues: beyond a count `limit`, beyond what a queue holds `wait`."""
+
+    services_max: Count = 10_000
+    default: dict[str, Any] = {}
+    """Settings of service queues that first use creates, as in EDIT_SERVICE."""
+    requests_max: Count = 1_000_000
+    bytes_max: Bytes = 1 << 30
+    all_bytes_max: Bytes = 8 << 30
+    rows_max: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 4_096
+    subjects_max: Count = 1_024
+    offers_max: Count = 100_000
+    lease_ms: Milliseconds = 30_000
+    lease_min_ms: Milliseconds = 100
+    lease_max_ms: Milliseconds = 86_400_000
+    attempts_max: Count = 5
+    backoff_ms: MaybeMilliseconds = 100
+    backoff_max_ms: Milliseconds = 60_000
+
+
+class Groups(Section, frozen=True):
+    """Cursors and consumer groups: beyond a count `limit`."""
+
+    cursors_max: Count = 100_000
+    pin_bytes_max: Bytes = 1 << 30
+    groups_max: Count = 10_000
+    members_max: Count = 1_000
+    window_records: Count = 65_536
+    hold_ms: Milliseconds = 10_000
+    hold_max_ms: Milliseconds = 600_000
+    flush_ms: Milliseconds = 1_000
+
+
 class CheckpointSection(Section, frozen=True):
     """The tables of mailboxes, services, cursors and groups, which follow ring main."""
 
@@ -213,6 +265,9 @@ class Config(Section, frozen=True):
     links: Links = Links()
     limits: LimitsSection = LimitsSection()
     streams: Streams = Streams()
+    mailboxes: Mailboxes = Mailboxes()
+    services: Services = Services()
+    groups: Groups = Groups()
     memory: Memory = Memory()
     journal: JournalSection = JournalSection()
     checkpoint: CheckpointSection = CheckpointSection()
@@ -439,6 +494,13 @@ def _check_together(config: Config) -> None:
             "limits.partial_message_bytes_max",
             f"must be at least limits.batch_bytes_max and links.window_bytes together "
             f"({limits.batch_bytes_max + links.window_bytes}): an honest client may send as much",
+        )
+    services = config.services
+    if not services.lease_min_ms <= services.lease_ms <= services.lease_max_ms:
+        raise ConfigError(
+            "services.lease_ms",
+            f"{services.lease_ms} lies outside services.lease_min_ms and lease_max_ms "
+            f"({services.lease_min_ms} to {services.lease_max_ms})",
         )
     if journal.segment_bytes % 4096 or not 65_536 <= journal.segment_bytes < 1 << 32:
         raise ConfigError(

@@ -129,7 +129,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Over all that are in memory only, temporary ones included; beyond it `wait`."""
     temporary_bytes_max: int = 64 << 20
     """Of one temporary mailbox."""
-    mail_hot_bytes: int = 64 << 20
+    mail_hot_bytes: int = 32 << 20
     """Newest batches of mail, requests and replies kept in memory; older ones are read back."""
     mail_read_bytes: int = 16 << 20
     """What is being read back at one time; a batch larger than that is read alone."""

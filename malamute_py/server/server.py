@@ -418,6 +418,7 @@ class Server:
     def _broker_settings(self) -> BrokerSettings:
         config = self.config
         links, streams, memory = config.links, config.streams, config.memory
+        mailboxes, services, groups = config.mailboxes, config.services, config.groups
         return BrokerSettings(
             limits=_limits(config),
             software=f"malamute-py {_version()}",
@@ -454,6 +455,41 @@ class Server:
             last_per_subject_max=streams.last_per_subject_max,
             retention_ms=streams.retention_ms,
             retry_ms=streams.retry_ms,
+            mailboxes_max=mailboxes.mailboxes_max,
+            default_mailbox=mailboxes.default,
+            mailbox_messages_max=mailboxes.messages_max,
+            mailbox_bytes_max=mailboxes.bytes_max,
+            mail_bytes_max=mailboxes.all_bytes_max,
+            mail_memory_bytes_max=mailboxes.memory_bytes_max,
+            temporary_bytes_max=mailboxes.temporary_bytes_max,
+            mail_hot_bytes=mailboxes.hot_bytes,
+            mail_read_bytes=mailboxes.read_bytes,
+            mail_reads_max=mailboxes.reads_max,
+            inbox_read_bytes=mailboxes.inbox_read_bytes,
+            inbox_reads=mailboxes.inbox_reads,
+            peek_bytes_max=mailboxes.peek_bytes_max,
+            services_max=services.services_max,
+            default_service=services.default,
+            service_requests_max=services.requests_max,
+            service_bytes_max=services.bytes_max,
+            all_requests_bytes_max=services.all_bytes_max,
+            request_rows_max=services.rows_max,
+            request_subjects_max=services.subjects_max,
+            offers_max=services.offers_max,
+            lease_ms=services.lease_ms,
+            lease_min_ms=services.lease_min_ms,
+            lease_max_ms=services.lease_max_ms,
+            attempts_max=services.attempts_max,
+            backoff_ms=services.backoff_ms,
+            backoff_max_ms=services.backoff_max_ms,
+            cursors_max=groups.cursors_max,
+            pin_bytes_max=groups.pin_bytes_max,
+            groups_max=groups.groups_max,
+            group_members_max=groups.members_max,
+            group_window_records=groups.window_records,
+            group_hold_ms=groups.hold_ms,
+            group_hold_max_ms=groups.hold_max_ms,
+            group_flush_ms=groups.flush_ms,
         )
 
     def _count(self, name: str) -> None:
