@@ -13,42 +13,24 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.content import Content
-from malamute_protocol.encode import encode
-from malamute_protocol.stamp import CHANGE
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
     MAIL_STREAM,
-    MAIN,
-    Append,
-    AppendBundle,
-    Appended,
-    BodiesFound,
-    BodiesRead,
 )
 from malamute_py.changelog import records as r
-from malamute_py.changelog.tables import Queues, Tables, apply
-from malamute_py.config import CheckpointSection, JournalSection
+from malamute_py.config import JournalSection
 from malamute_py.journal.directory import Journal
-from malamute_py.journal.layout import control_content
 from malamute_py.server.checkpoints import (
     Checkpointed,
     CheckpointFailed,
-    Checkpoints,
     Parts,
 )
 from malamute_py.server.errors import StartError
-from malamute_py.server.keeper import Inbox
-from malamute_py.server.recovered import QueuesFound, find_queues, ring_facts
-from malamute_py.server.rings import Rings
 from malamute_py.store import reading
-from malamute_py.store.bodies import Bodies
 from malamute_py.store.database import DATABASE, FILES, MARK, connect, position_of
-from malamute_py.store.loading import load
+from tests.server.shell import Shell, put, stored
 from tests.store.logs import bodies_of
 from tests.waiting import WAIT_S
-
-SMALL = JournalSection(segment_bytes=1 << 20, ring_bytes=8 << 20)
 
 
 def test_the_store_and_the_broker_mean_the_same_streams() -> None:
@@ -64,136 +46,6 @@ def test_the_journal_knows_the_files_of_the_store(tmp_path: Path) -> None:
     journal.close()
 
 
-# --- a broker's shell without its sockets --------------------------------------------------
-
-
-class Shell:
-    """Journal, rings and checkpoint as a server has them, over a clock that a test moves."""
-
-    def __init__(self, directory: Path, config: JournalSection = SMALL, **checkpoint: Any) -> None:
-        self.closed = False
-        self.directory = directory
-        self.config = CheckpointSection(**checkpoint)
-        self.journal = Journal.open(directory)
-        self.inbox = Inbox()
-        self.rings = Rings(self.journal, config, self.inbox)
-        ring, recovery = self.rings.recover(MAIN, {"full": config.full}, held=True)
-        self.ring = ring
-        try:
-            facts = ring_facts(MAIN, ring, recovery)
-            self.found: QueuesFound = find_queues(
-                directory, self.journal.uuid, ring, facts, self.config
-            )
-            self.queues = self.found.queues
-            for _, record in self.found.changes:
-                self._apply(r.decode_change(record))
-        except BaseException:
-            self.journal.close()
-            self.inbox.close()
-            raise
-        self.change_next = facts.streams[CHANGE_STREAM].next
-        self.mail_next = ring.next_offset(MAIL_STREAM)
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.pressed: list[bool] = []
-        self.checkpoints = Checkpoints(
-            directory, ring, self.config, self.inbox,
-            parts=self.found.parts, lsn=self.found.position.lsn,
-            report=lambda name, level, facts: self.events.append((name, facts)),
-            press=self.pressed.append,
-        )  # fmt: skip
-        self.rings.noted = self.checkpoints.parts.add
-        self.rings.bodies = Bodies(directory / DATABASE)
-        self.now_ms = 0
-        self.rings.start()
-
-    def _apply(self, change: Any) -> None:
-        if not isinstance(change, r.StreamCreated | r.ProducerOpened):
-            apply(Tables(), self.queues, change)
-
-    def log(self, *changes: Any, body: bytes = b"body") -> None:
-        """One bundle, appended and synced."""
-        batches = []
-        for change in changes:
-            if isinstance(change, r.MailPut | r.RequestPut):
-                change.base = self.mail_next
-                content = encode([body] * change.count)
-                batches.append(self._batch(MAIL_STREAM, change.base, change.count, content))
-                self.mail_next += change.count
-        content, _ = control_content([r.encode_change(change) for change in changes])
-        base, count = self.change_next, len(changes)
-        batches.append(self._batch(CHANGE_STREAM, base, count, content, CHANGE))
-        self.append(batches)
-        self.change_next += count
-        for change in changes:
-            self._apply(r.decode_change(r.encode_change(change)))
-
-    @staticmethod
-    def _batch(stream: int, base: int, count: int, content: bytes, kind: int = 0) -> Append:
-        crc = Content(content).head.content_crc
-        keys = ((), ()) if stream == MAIL_STREAM else None
-        return Append(stream, base, count, 1, content, crc, keys, kind)
-
-    def append(self, batches: list[Append]) -> None:
-        (answer,) = self.rings.append([AppendBundle(MAIN, 1, tuple(batches))])
-        assert isinstance(answer, Appended), answer
-        self.ring.sync()
-        self.checkpoints.synced(self.ring.synced_lsn)
-
-    def noise(self, size: int) -> None:
-        """Something of a stream."""
-        content = encode([b"n" * size])
-        self.append([self._batch(7, self.ring.next_offset(7), 1, content)])
-
-    def tick(self, ms: int = 0) -> None:
-        self.now_ms += ms
-        self.checkpoints.tick(self.now_ms)
-
-    def answer(self) -> Checkpointed | CheckpointFailed:
-        """Wait for the process; the loop's part of it."""
-        return self.wait(Checkpointed | CheckpointFailed, self.checkpoints.take)
-
-    def wait(self, kind: Any, take: Callable[..., Any] | None = None) -> Any:
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline:
-            for result in self.inbox.take():
-                if isinstance(result, kind):
-                    if take is not None:
-                        take(result, self.now_ms)
-                    return result
-            time.sleep(0.005)
-        raise AssertionError("no answer")
-
-    def checkpoint(self) -> Checkpointed | CheckpointFailed:
-        """One whole checkpoint."""
-        self.tick()
-        self.tick(self.config.interval_ms)
-        return self.answer()
-
-    def names(self) -> list[str]:
-        return [name for name, _ in self.events]
-
-    def bodies(self, *numbers: int) -> BodiesFound:
-        self.rings.read_bodies(BodiesRead(9, numbers))
-        found: BodiesFound = self.wait(BodiesFound)
-        return found
-
-    def close(self) -> None:
-        """An orderly stop."""
-        self.checkpoints.stop()
-        self.abandon()
-
-    def abandon(self) -> None:
-        """As when the broker is killed, as far as that can be had in one process."""
-        if self.closed:
-            return
-        self.closed = True
-        self.checkpoints._keeper.last(time.monotonic() + WAIT_S)
-        self.rings.stop_threads()
-        with contextlib.suppress(OSError):
-            self.rings.close()
-        self.inbox.close()
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Shell]]:
     open_ones: list[Shell] = []
@@ -206,18 +58,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Shell]]:
     yield begin
     for shell in open_ones:
         shell.abandon()
-
-
-def stored(shell: Shell) -> Queues:
-    connection = connect(shell.directory / DATABASE, read_only=True)
-    try:
-        return load(connection)
-    finally:
-        connection.close()
-
-
-def put(count: int = 1) -> r.MailPut:
-    return r.MailPut(1, -1, count, 100, "a", 1)
 
 
 def test_the_process_follows_after_the_interval_and_the_ring_is_let_go(

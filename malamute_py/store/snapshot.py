@@ -1,0 +1,551 @@
+"""Snapshots of a whole data directory: taken beside a running broker, verified, restored.
+
+Owns the copy of rings and tables that belong together, without asking the broker for anything.
+The rules: a ring is copied up to a position that is proven to be synced, and no further; ring
+main goes at least as far as the tables, and as everything that was there when the copy was asked
+for; what the ring gave up while it was read is left out, in front only; nothing has its name
+before it is whole and verified; a restored directory begins far above every epoch that the
+original may have had since. Source: journal/FORMAT.md, sections 2 to 5; DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import google_crc32c
+import msgspec
+
+from malamute_protocol.stamp import DATA, LAST_OF_BUNDLE, Stamp
+from malamute_py.changelog.records import decode_change
+from malamute_py.changelog.tables import TABLE_CHANGES, Tables, apply
+from malamute_py.journal import FileStorage, Follower, FollowLost, JournalLocked
+from malamute_py.journal import inspect as journal_inspect
+from malamute_py.journal.directory import (
+    EPOCH_FILE,
+    FAILED,
+    IDENTITY_FILE,
+    RINGS,
+    Epoch,
+    directory_name,
+    read_epoch,
+    read_identity,
+    ring_names,
+)
+from malamute_py.journal.errors import JournalCorrupt, JournalError
+from malamute_py.journal.layout import (
+    CLOSED_FILE,
+    LOCK_FILE,
+    RING_FILE,
+    TRIMS_FILE,
+    Closed,
+    index_name,
+    pack_file,
+    read_segment_header,
+    segment_name,
+    segment_number,
+)
+from malamute_py.journal.marks import read_mark, read_meta
+from malamute_py.journal.storage import replace_file
+from malamute_py.journal.types import SEGMENT_HEADER_BYTES
+from malamute_py.store.database import (
+    DATABASE,
+    MARK,
+    connect,
+    damaged,
+    lock,
+    position_of,
+    sync_directory,
+)
+from malamute_py.store.errors import ChangesLost, StoreError
+from malamute_py.store.loading import check, load
+from malamute_py.store.reading import MAIL_STREAM, Changes
+
+MAIN: Final = "main"
+MANIFEST: Final = "snapshot.json"
+CONTENT: Final = "data"
+"""Directory of the copied files, beside the manifest."""
+EPOCH_LEAP: Final = 1 << 20
+"""Epochs between a snapshot's and those of what is restored from it: the original may go on, and
+a position must never mean two records."""
+_FORM: Final = 1
+_PIECE_BYTES: Final = 4 << 20
+_TRIES: Final = 5
+_SYNC_WAIT_S: Final = 30.0
+_LOCK_WAIT_S: Final = 30.0
+
+Progress = Callable[[int, str], None]
+"""(bytes done so far, of what)."""
+
+
+class SnapshotFailed(StoreError):
+    """A snapshot could not be taken, verified or restored; nothing is left of the attempt."""
+
+    code = "snapshot"
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """What a snapshot says of itself."""
+
+    form: int = _FORM
+    taken_ms: int
+    directory: str
+    """uuid of the data directory."""
+    epoch: int
+    rings: dict[str, tuple[int, int]]
+    """Name -> (first position, end)."""
+    lsn: int
+    """Where the tables are; -1: there were none."""
+    files: dict[str, tuple[int, int]]
+    """Path below the content -> (bytes, CRC32C)."""
+    findings: list[str] = []
+    """Damage that was there already."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(size for size, _ in self.files.values())
+
+
+class _Lapped(Exception):
+    """The ring went on over what was being copied."""
+
+
+def _nobody(_: int, __: str) -> None:
+    return
+
+
+# --- taking ------------------------------------------------------------------------------
+
+
+def take(
+    directory: Path, target: Path, *, progress: Progress = _nobody, now_ms: int | None = None
+) -> Manifest:
+    """Copy a data directory, of a running broker or a stopped one, to a new directory.
+
+    Everything that was confirmed as synced before the call is in it. Raises SnapshotFailed,
+    JournalError, StoreError, OSError.
+    """
+    source = FileStorage(directory, read_only=True)
+    identity = read_identity(source)
+    if identity is None:
+        raise SnapshotFailed(f"{directory} holds no journal; name a broker's --data")
+    with _made(target) as made, contextlib.ExitStack() as held:
+        try:
+            held.callback(source.lock(LOCK_FILE).release)
+            # The process of a broker that was killed may be at its last step.
+            held.enter_context(lock(directory, _LOCK_WAIT_S))
+            running = False
+        except JournalLocked:
+            running = True
+        except FileNotFoundError:
+            running = False
+        copy = _Copy(directory, made / CONTENT, progress, running=running)
+        rings, lsn = copy.run()
+        manifest = Manifest(
+            taken_ms=time.time_ns() // 1_000_000 if now_ms is None else now_ms,
+            directory=identity.uuid.hex(),
+            epoch=read_epoch(FileStorage(made / CONTENT, read_only=True), identity).epoch,
+            rings=rings,
+            lsn=lsn,
+            files={},
+        )
+        manifest.findings = list(_findings(made / CONTENT, progress))
+        manifest.files = dict(_sums(made / CONTENT))
+        data = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+        (made / MANIFEST).write_bytes(data)
+        _sync_all(made)
+    return manifest
+
+
+@contextlib.contextmanager
+def _made(target: Path) -> Iterator[Path]:
+    """A directory that gets its name when everything has gone well."""
+    target = target.absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise SnapshotFailed(f"{target} is there already; name a new directory")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        if target.exists():
+            target.rmdir()
+        partial.rename(target)
+        sync_directory(target.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+class _Copy:
+    """One copy of a data directory under way."""
+
+    def __init__(self, directory: Path, target: Path, progress: Progress, *, running: bool) -> None:
+        self._directory = directory
+        self._target = target
+        self._progress = progress
+        self._running = running
+        self._storage = FileStorage(directory, read_only=True)
+        self.done = 0
+
+    def run(self) -> tuple[dict[str, tuple[int, int]], int]:
+        """Returns the rings' bounds and the position of the tables."""
+        self._target.mkdir()
+        for name in (IDENTITY_FILE, EPOCH_FILE, MARK):
+            if (self._directory / name).exists():
+                shutil.copyfile(self._directory / name, self._target / name)
+        failed = self._directory / FAILED
+        if failed.is_dir() and not self._running:
+            shutil.copytree(failed, self._target / FAILED)
+        (self._target / RINGS).mkdir()
+        bounds: dict[str, tuple[int, int]] = {}
+        lsn = -1
+        names = ring_names(self._storage)
+        # Main first: a stream that it knows has its ring by then.
+        for name in sorted(names, key=lambda name: name != MAIN):
+            ring = _RingCopy(self, name, running=self._running)
+            for tries in range(1, _TRIES + 1):
+                try:
+                    ring.begin()
+                    ring.extend(ring.proven())
+                    if name == MAIN:
+                        lsn = self._copy_tables()
+                        ring.extend(max(ring.proven(), lsn))
+                    break
+                except _Lapped:
+                    if tries == _TRIES:
+                        raise SnapshotFailed(
+                            f"the ring {name} went round {tries} times while it was read, or"
+                            " segments of it are missing: try again with less load, look at it"
+                            " with malamute journal verify, or give it a larger ring_bytes"
+                        ) from None
+            bounds[name] = ring.finish()
+        return bounds, lsn
+
+    def _copy_tables(self) -> int:
+        path, to = self._directory / DATABASE, self._target / DATABASE
+        to.unlink(missing_ok=True)
+        if not path.exists():
+            return -1
+        try:
+            with (
+                contextlib.closing(connect(path)) as source,
+                contextlib.closing(sqlite3.connect(to, isolation_level=None)) as copy,
+            ):
+                source.execute("PRAGMA query_only = 1")
+                source.backup(copy)
+                # One file: what is beside it would be forgotten by whoever copies it on.
+                copy.execute("PRAGMA journal_mode = DELETE")
+                return position_of(copy).lsn
+        except sqlite3.Error as error:
+            raise damaged(error) from error
+
+    def count(self, size: int, what: str) -> None:
+        self.done += size
+        self._progress(self.done, what)
+
+
+class _RingCopy:
+    """One ring, copied in pieces up to positions that are known to be synced."""
+
+    def __init__(self, copy: _Copy, name: str, *, running: bool) -> None:
+        self._copy = copy
+        self._name = name
+        self._running = running
+        here = f"{RINGS}/{directory_name(name)}"
+        self._from = copy._directory / here
+        self._to = copy._target / here
+        self._storage = FileStorage(self._from, read_only=True)
+        meta = read_meta(self._storage)
+        if meta is None:
+            raise JournalCorrupt(RING_FILE, f"missing in {self._from}")
+        self._meta = meta
+        self._size = meta.segment_bytes
+        self._first = self._at = 0
+        self._epoch = 0
+
+    def begin(self) -> None:
+        """Begin with the oldest segment; what was copied before is thrown away."""
+        shutil.rmtree(self._to, ignore_errors=True)
+        self._to.mkdir()
+        # First offsets before the segments: they may not be ahead of what is copied.
+        for name in (RING_FILE, TRIMS_FILE):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(self._from / name, self._to / name)
+        numbers = self._numbers()
+        self._first = self._at = numbers[0] * self._size if numbers else 0
+
+    def _numbers(self) -> list[int]:
+        """Segments that hold, or held, something; spares have their number, too."""
+        found = []
+        for name in self._storage.names():
+            number = segment_number(name)
+            if number is not None and self._header_number(name) == number:
+                found.append(number)
+        return sorted(found)
+
+    def _header_number(self, name: str) -> int | None:
+        try:
+            with (self._from / name).open("rb") as file:
+                header = read_segment_header(file.read(SEGMENT_HEADER_BYTES))
+        except FileNotFoundError:
+            return None
+        ours = header is not None and header.ring == self._meta.uuid
+        return header.number if ours and header is not None else None
+
+    def proven(self) -> int:
+        """Up to where the ring is synced: at least to where it ends now.
+
+        Of a stopped broker: to where it ends. Raises SnapshotFailed.
+        """
+        end, synced = self._ends()
+        if not self._running:
+            return end
+        deadline = time.monotonic() + _SYNC_WAIT_S
+        while synced < end:
+            # A later batch says so, or the ring's mark once it is at rest.
+            if time.monotonic() > deadline:
+                raise SnapshotFailed(
+                    f"the ring {self._name} is not synced beyond position {synced}: see the"
+                    " broker's log"
+                )
+            time.sleep(0.05)
+            synced = self._ends()[1]
+        return synced
+
+    def _ends(self) -> tuple[int, int]:
+        """(where the last batch ends, up to where the ring says that it is synced)."""
+        end = synced = epoch = 0
+        last: Stamp | None = None
+
+        def note(stamp: Stamp) -> bool:
+            nonlocal last, epoch
+            if stamp.epoch < epoch:
+                epoch = 1 << 64  # a ghost of an earlier life: the ring ended before it
+            elif stamp.flags & LAST_OF_BUNDLE:
+                last, epoch = stamp, stamp.epoch
+            return False
+
+        for number in reversed(self._numbers()):
+            base, epoch = number * self._size, 0
+            with contextlib.suppress(FollowLost):
+                for _ in Follower(self._storage, self._meta).read(base, base + self._size, note):
+                    pass
+            if last is not None:
+                end, synced, self._epoch = last.lsn + last.size, last.synced_lsn, last.epoch
+                break
+        closed = read_mark(self._storage, CLOSED_FILE, Closed)
+        if closed is not None and closed.ring == self._meta.uuid:
+            synced = max(synced, closed.end_lsn)
+            end = max(end, closed.end_lsn)
+        return end, synced
+
+    def extend(self, to_lsn: int) -> None:
+        """Copy on, up to the end of a bundle. Raises _Lapped."""
+        while self._at < to_lsn:
+            number, begin = divmod(self._at, self._size)
+            stop = min(to_lsn - number * self._size, self._size)
+            self._piece(number, begin, stop)
+            self._at = number * self._size + stop
+
+    def _piece(self, number: int, begin: int, stop: int) -> None:
+        name = segment_name(number)
+        try:
+            source = (self._from / name).open("rb", buffering=0)
+        except FileNotFoundError:
+            raise _Lapped from None
+        with source, (self._to / name).open("r+b" if begin else "w+b") as copy:
+            # What is not copied reads as zeros, and needs no room in the snapshot.
+            copy.truncate(self._size)
+            copy.seek(begin)
+            source.seek(begin)
+            left = stop - begin
+            while left:
+                data = source.read(min(left, _PIECE_BYTES))
+                if not data:
+                    raise _Lapped
+                copy.write(data)
+                left -= len(data)
+                self._copy.count(len(data), f"ring {self._name}")
+        # Used again, a file has another name by now, and another number inside.
+        if self._header_number(name) != number:
+            raise _Lapped
+
+    def finish(self) -> tuple[int, int]:
+        """Write down where the copy ends, as an orderly close does; returns its bounds."""
+        numbers = range(self._first // self._size, self._at // self._size)
+        for name in map(index_name, numbers):
+            # Never needed: it says itself to which segment it belongs.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(self._from / name, self._to / name)
+        mark = Closed(self._meta.uuid, self._at, self._epoch, clean=True)
+        if self._at:
+            replace_file(FileStorage(self._to), CLOSED_FILE, pack_file(mark))
+        return self._first, self._at
+
+
+# --- verifying -----------------------------------------------------------------------------
+
+
+def verify(snapshot: Path, *, progress: Progress = _nobody) -> tuple[Manifest, list[str]]:
+    """What is wrong with a snapshot: with its files, its rings, its tables.
+
+    Raises SnapshotFailed: it is none; OSError.
+    """
+    manifest = _manifest(snapshot)
+    content = snapshot / CONTENT
+    wrong = []
+    done = 0
+    for name, (size, crc) in manifest.files.items():
+        found = _sum(content / name) if (content / name).is_file() else None
+        if found != (size, crc):
+            wrong.append(f"{name}: {'missing' if found is None else 'not as it was written'}")
+        done += size
+        progress(done, "files")
+    if not wrong:
+        known = set(manifest.findings)
+        wrong += [finding for finding in _findings(content, progress) if finding not in known]
+    return manifest, wrong
+
+
+def _manifest(snapshot: Path) -> Manifest:
+    try:
+        data = (snapshot / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        raise SnapshotFailed(f"{snapshot} is no snapshot: it has no {MANIFEST}") from None
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise SnapshotFailed(f"{snapshot / MANIFEST} cannot be understood: {error}") from None
+    if manifest.form != _FORM:
+        raise SnapshotFailed(f"{snapshot} is of form {manifest.form}, this program knows {_FORM}")
+    return manifest
+
+
+def _findings(content: Path, progress: Progress) -> Iterator[str]:
+    """What is wrong with copied files, as far as they tell by themselves."""
+    for finding in journal_inspect.verify(content):
+        if finding.kind == "progress":
+            progress(finding.done, f"verifying ring {finding.ring}")
+        elif finding.kind not in ("ok", "index"):
+            yield f"ring {finding.ring}: {finding.message}"
+    path = content / DATABASE
+    if path.exists():
+        try:
+            yield from _tables_against_log(path, content)
+        except sqlite3.Error as error:
+            yield f"{DATABASE}: {error}"
+        except (StoreError, JournalError) as error:
+            yield f"{DATABASE}: {error}"
+
+
+def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
+    """Tables and log make queues, each body of which is in one of them."""
+    main = FileStorage(content / RINGS / directory_name(MAIN), read_only=True)
+    meta, closed = read_meta(main), read_mark(main, CLOSED_FILE, Closed)
+    numbers = [n for n in map(segment_number, main.names()) if n is not None]
+    with contextlib.closing(connect(path, read_only=True)) as connection:
+        check(connection, whole=True)
+        queues, position = load(connection), position_of(connection)
+        kept = {base for (base,) in connection.execute("SELECT base FROM bodies")}
+    if meta is None or closed is None or not numbers:
+        if position.lsn:
+            raise ChangesLost(f"the tables are at {position.lsn} of a log that is not there")
+        return
+    if position.lsn > closed.end_lsn:
+        raise ChangesLost(f"the tables are at {position.lsn}, the log ends at {closed.end_lsn}")
+    first = min(numbers) * meta.segment_bytes
+    follower = Follower(main, meta)
+    changes = Changes(follower, position.change_next)
+    for _, record in changes.read([(max(first, position.lsn), closed.end_lsn)]):
+        change = decode_change(record)
+        if not isinstance(change, TABLE_CHANGES):
+            apply(Tables(), queues, change)
+
+    def note(stamp: Stamp) -> bool:
+        if stamp.stream == MAIL_STREAM and stamp.control_kind == DATA:
+            kept.add(stamp.base_offset)
+        return False
+
+    with contextlib.suppress(FollowLost):  # told by the journal's own tool
+        for _ in follower.read(first, closed.end_lsn, note):
+            pass
+    gone = sorted(({base for _, base in queues.messages} | set(queues.requests)) - kept)
+    if gone:
+        yield f"{DATABASE}: {len(gone)} bodies are nowhere, the first is of message {gone[0]}"
+
+
+# --- restoring -----------------------------------------------------------------------------
+
+
+def restore(snapshot: Path, target: Path, *, progress: Progress = _nobody) -> Manifest:
+    """Make a new data directory from a snapshot; its epoch is above all that came before.
+
+    Raises SnapshotFailed: it is damaged, or the target is there; OSError.
+    """
+    manifest, wrong = verify(snapshot, progress=progress)
+    if wrong:
+        raise SnapshotFailed(
+            f"{snapshot} is damaged ({'; '.join(wrong[:3])}): use another snapshot"
+        )
+    with _made(target) as made:
+        done = 0
+        for name, (size, _) in manifest.files.items():
+            to = made / name
+            to.parent.mkdir(parents=True, exist_ok=True)
+            _copy_allocated(snapshot / CONTENT / name, to, size)
+            done += size
+            progress(done, "restoring")
+        storage = FileStorage(made)
+        identity = read_identity(storage)
+        if identity is None:
+            raise SnapshotFailed(f"{snapshot} has no identity of a data directory")
+        last = read_epoch(storage, identity)
+        raised = Epoch(identity.uuid, last.epoch + EPOCH_LEAP, last.openings)
+        replace_file(storage, EPOCH_FILE, pack_file(raised))
+        _sync_all(made)
+    return manifest
+
+
+def _copy_allocated(source: Path, to: Path, size: int) -> None:
+    """Copy a file to one whose space is its own: a full disk refuses now, not amid an append."""
+    with source.open("rb") as data, to.open("wb") as copy:
+        if size:
+            os.posix_fallocate(copy.fileno(), 0, size)
+        shutil.copyfileobj(data, copy, _PIECE_BYTES)
+
+
+# --- files ---------------------------------------------------------------------------------
+
+
+def _sums(content: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    for path in sorted(content.rglob("*")):
+        if path.is_file():
+            yield str(path.relative_to(content)), _sum(path)
+
+
+def _sum(path: Path) -> tuple[int, int]:
+    crc: Any = google_crc32c.Checksum()
+    size = 0
+    with path.open("rb") as file:
+        while data := file.read(_PIECE_BYTES):
+            crc.update(data)
+            size += len(data)
+    return size, int.from_bytes(crc.digest(), "big")
+
+
+def _sync_all(directory: Path) -> None:
+    for path in [directory, *directory.rglob("*")]:
+        if path.is_dir():
+            sync_directory(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
