@@ -51,7 +51,11 @@ def test_variables_override_the_file_and_the_command_line_overrides_both(tmp_pat
         ({"journal": {"ringbytes": 1}}, "journal.ringbytes", "journal.ring_bytes"),
         ({"ring_bytes": 1}, "ring_bytes", "journal.ring_bytes"),
         ({"jornal": {}}, "jornal", "did you mean journal?"),
-        ({"broker": {"port": 1}}, "broker", "authentication, checkpoint, journal, limits, links, log, loop"),
+        (
+            {"broker": {"port": 1}},
+            "broker",
+            "authentication, checkpoint, groups, journal, limits, links, log, loop",
+        ),
         ({"broker": {"port": 1}}, "broker", "outside them stand data_directory, listen"),
         ({"log": {"zzz": 1}}, "log.zzz", "[log] has level, form"),
         ({"permissions": {"a": {"reed": []}}}, "permissions", "did you mean read?"),
