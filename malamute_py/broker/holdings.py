@@ -11,7 +11,7 @@ thousand. Source: DESIGN.md, section 9.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -20,6 +20,8 @@ from malamute_py.changelog.records import Range
 
 PAGE: Final = 4_096
 PAGE_BYTES: Final = PAGE // 8
+FEW_RANGES: Final = 8
+"""More are looked at by array."""
 WHOLE: Final = (1 << PAGE) - 1
 
 Rows: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
@@ -206,11 +208,13 @@ class Holdings:
         self.waiting -= count
         self.held += count
 
-    def pick(self, member: Any, ranges: Iterable[Range], also_waiting: bool) -> Picked | None:
+    def pick(self, member: Any, ranges: Sequence[Range], also_waiting: bool) -> Picked | None:
         """These ranges as pages and masks; None unless the member holds every offset of them.
 
         also_waiting: what waits counts as its own.
         """
+        if len(ranges) > FEW_RANGES:
+            return self._pick_many(member, ranges, also_waiting)
         picked: Picked = []
         for first, end in ranges:
             wanted = end - first
@@ -228,6 +232,31 @@ class Holdings:
             if wanted:
                 return None
         return picked
+
+    def _pick_many(self, member: Any, ranges: Sequence[Range], also_waiting: bool) -> Picked | None:
+        """The same for many ranges, which a keyed group's members have: no loop over them."""
+        bounds = np.array(ranges, np.int64)
+        firsts, ends = bounds[:, 0], bounds[:, 1]
+        wanted = int((ends - firsts).sum())
+        picked: Picked = []
+        for page, _ in self.within(ranges[0][0], ranges[-1][1]):
+            here = slice(
+                int(ends.searchsorted(page.base, "right")),
+                int(firsts.searchsorted(page.base + PAGE, "left")),
+            )
+            edges = np.bincount(np.maximum(firsts[here] - page.base, 0), minlength=PAGE + 1)
+            edges -= np.bincount(np.minimum(ends[here] - page.base, PAGE), minlength=PAGE + 1)
+            mask = bits_of_rows(np.cumsum(edges[:PAGE]) > 0)
+            if not mask:
+                continue
+            mine = page.held.get(member, 0)
+            if also_waiting:
+                mine |= page.waiting
+            if mask & ~mine:
+                return None
+            wanted -= mask.bit_count()
+            picked.append((page, mask))
+        return None if wanted else picked
 
     def unhand(self, page: Page, member: Any, mask: int) -> tuple[int, int]:
         """Take offsets from a member, or from those that wait: (which it held, which waited)."""

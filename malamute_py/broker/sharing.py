@@ -472,6 +472,7 @@ class Group:
         if self.slots is not None:
             yield from self._by_slot(batch, bits)
             return
+        share = 0
         while bits:
             takers = self.takers()
             if not takers:
@@ -479,8 +480,10 @@ class Group:
             member, most = takers[0], takers[0].left_records
             if len(takers) > 1:
                 member = max(takers, key=_freedom)
-                behind = self.holdings.waiting + self.stream.next - self.holdings.read
-                most = min(member.left_records, -(-behind // len(takers)))
+                if not share:
+                    behind = self.holdings.waiting + self.stream.next - self.holdings.read
+                    share = -(-behind // len(takers))
+                most = min(member.left_records, share)
             rows = bits
             if rows.bit_count() > most:
                 rows = first_bits(rows, most)
