@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from malamute_protocol.stamp import CONTROL_KINDS, PADDING, STAMP_BYTES, Stamp
 from malamute_py.journal.check import Found, candidates, check
@@ -25,7 +26,7 @@ from malamute_py.journal.directory import (
     unknown_entries,
 )
 from malamute_py.journal.errors import JournalCorrupt, JournalError, JournalLocked
-from malamute_py.journal.index import StoredIndex, read_index
+from malamute_py.journal.index import ENTRY_DTYPE, StoredIndex, read_index
 from malamute_py.journal.layout import (
     FAILED_FILE,
     LOCK_FILE,
@@ -41,6 +42,7 @@ from malamute_py.journal.recovery import Scan
 from malamute_py.journal.storage import FileStorage, Storage, read_file
 from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
+    UNINDEXED_FROM,
     Finding,
     RingSettings,
     StreamFacts,
@@ -234,7 +236,31 @@ def _verify_indexes(scan: Scan, name: str) -> list[Finding]:
 
 
 def _agree(index: StoredIndex, spans: object, table: bytes) -> bool:
-    return index.spans == spans and index.table == table
+    if index.spans != spans:
+        return False
+    # Entries may be cut otherwise: whoever wrote them may have had another interval.
+    return index.table == table or _covered(index.table) == _covered(table)
+
+
+def _covered(table: bytes) -> dict[int, list[int]]:
+    """What the entries of each stream cover together; empty where they overlap."""
+    rows = np.frombuffer(table, ENTRY_DTYPE)
+    covered = {}
+    for stream in np.unique(rows["stream"]).tolist():
+        mine = rows[rows["stream"] == stream]
+        ends = mine["position"].astype(np.int64) + mine["bytes"]
+        if np.any(mine["next"][:-1] > mine["base"][1:]) or np.any(ends[:-1] > mine["position"][1:]):
+            return {}
+        sparse = stream >= UNINDEXED_FROM  # whose entries cover others' batches, too
+        covered[stream] = [
+            int(mine["position"][0]),
+            int(ends[-1]),
+            int(mine["base"][0]),
+            int(mine["next"][-1]),
+            int(mine["batches"].sum()),
+            0 if sparse else int(mine["bytes"].astype(np.int64).sum()),
+        ]
+    return covered
 
 
 def _scan(storage: Storage, name: str, *, trust_indexes: bool) -> Scan:

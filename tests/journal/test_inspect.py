@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
+import google_crc32c
+import msgspec
+import numpy as np
 import pytest
 
-from malamute_py.journal import Journal, JournalCorrupt
+from malamute_py.journal import UNINDEXED_FROM, Journal, JournalCorrupt, RingSettings
+from malamute_py.journal.index import ENTRY_DTYPE
 from malamute_py.journal.inspect import dump, stat, verify
-from malamute_py.journal.layout import index_name, segment_name
+from malamute_py.journal.layout import index_name, segment_name, unpack_file
 from tests.journal.rings import SMALL, S, batch, put
 
 
@@ -80,6 +85,36 @@ def test_verify_finds_an_index_that_is_damaged_or_lies(tmp_path: Path) -> None:
     ring = tmp_path / "rings" / "main"
     (ring / index_name(0)).write_bytes(b"nonsense")
     assert any(kind == "index" for kind, _ in findings(tmp_path))
+
+
+@pytest.mark.parametrize("interval", [0, 300, 1 << 20])
+def test_verify_bears_an_index_whose_entries_were_cut_otherwise_and_no_lie(
+    tmp_path: Path, interval: int
+) -> None:
+    journal = Journal.open(tmp_path)
+    settings = RingSettings(segment_bytes=S, ring_bytes=8 * S, index_interval_bytes=interval)
+    ring, _ = journal.ring("main", settings)
+    for number in range(300):
+        bodies = [b"%d" % number]
+        ring.append([batch(ring, 1, bodies), batch(ring, 1, bodies, base=2 * number + 1)])
+        ring.append([batch(ring, UNINDEXED_FROM, bodies)])
+    ring.sync()
+    while ring.prepare_step():
+        pass
+    journal.close()
+    assert [kind for kind, _ in findings(tmp_path)] == ["ok"]
+
+    path = tmp_path / "rings" / "main" / index_name(0)
+    stored = unpack_file(path.read_bytes(), list)
+    table = np.frombuffer(stored[6], ENTRY_DTYPE).copy()
+    table["bytes"][0] += 8
+    stored[6] = table.tobytes()
+    body = msgspec.msgpack.encode(stored)
+    head = path.read_bytes()[:8]
+    path.write_bytes(head + struct.pack("<II", google_crc32c.value(body), len(body)) + body)
+    ((kind, message),) = findings(tmp_path)
+    assert kind == "damaged"
+    assert "does not agree" in message
 
 
 def test_verify_names_unknown_files_and_a_broker_in_the_way(tmp_path: Path) -> None:
