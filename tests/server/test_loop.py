@@ -200,7 +200,8 @@ def test_endless_frames_cost_the_sender_its_connection_and_others_notice_nothing
         peak = max(peak, resident())
         print(f"frames of {size} B: cut after {sent >> 20} MiB, RSS +{(peak - before) >> 20} MiB, "
               f"slowest ping of another {slowest * 1000:.0f} ms")  # fmt: skip
-        assert peak - before < 128 << 20
+        # Unguarded it is gigabytes; how much comes between two looks is the machine's speed.
+        assert peak - before < 320 << 20
         ping(other, 4)
         (event,) = running.log.of("connection_cut")
         assert "message" in event["reason"]
@@ -218,7 +219,7 @@ def test_endless_frames_over_ipc_cost_the_sender_its_connection(tmp_path: Path) 
         burst = frame(bytes(100), MORE) * 1000
         with Zmtp(running.endpoint) as attacker:
             assert is_refused(attacker.socket, burst)
-        assert resident() - before < 256 << 20
+        assert resident() - before < 320 << 20
         ping(other, 2)
 
 
