@@ -241,10 +241,13 @@ class Offers:
     def hungry(self) -> bool:
         """Whether more can be handed out at once."""
         requests = self._requests
-        return bool(requests.hungry) and self._shard.now_ms >= requests.paused_to_ms
+        return bool(requests.drafts) or (
+            bool(requests.hungry) and self._shard.now_ms >= requests.paused_to_ms
+        )
 
     def hand_out(self) -> None:
         """Hand out what waits to who is ready, as far as one step may."""
+        self._requests.forget_drafts()
         if not self.hungry:
             return
         hungry = self._requests.hungry
@@ -281,6 +284,8 @@ class Offers:
                 for offer, some in service.allot(lane, rows, row_bytes, lane.rows):
                     shares.append((offer, put, some))
                     rows ^= some
+                    # At once: another entry may name the same rows.
+                    put.moving |= some
             lane.replace(rows)
             if not lane.rows:
                 service.emptied(lane)

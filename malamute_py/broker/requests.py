@@ -76,6 +76,8 @@ class Requests:
         self.by_name: dict[str, Service] = {}
         self.names: list[str] = []
         """Ascending."""
+        self.drafts: list[Service] = []
+        """Made since the last step."""
         self.size = 0
         """Bytes of all batches of requests, those on their way included."""
         self.rows = 0
@@ -118,7 +120,14 @@ class Requests:
         number = self._mailboxes.number()
         service = Service(ServiceRow(number, name, made, by, self._shard.now_ms))
         self._enter(service)
+        self.drafts.append(service)
         return service
+
+    def forget_drafts(self) -> None:
+        """Services whose first use came to nothing are not there."""
+        drafts, self.drafts = self.drafts, []
+        for service in drafts:
+            self.unused(service)
 
     def _enter(self, service: Service) -> None:
         self.by_name[service.name] = service
@@ -187,13 +196,6 @@ class Requests:
         service = link.requesting.get(command.service)
         if service is None or service.removing:
             service = self._first_request(link, command.service)
-        try:
-            return self._prepare(link, service, command, frame)
-        except RequestRejected:
-            self.unused(service)
-            raise
-
-    def _prepare(self, link: Link, service: Service, command: Request, frame: Any) -> Part:
         limits = self._shard.settings
         try:
             content = Content(frame)
@@ -274,11 +276,10 @@ class Requests:
         )  # fmt: skip
 
     def hand_out(self, service: Service, shares: Sequence[Share]) -> None:
-        """Put the hand-out of rows on its way; they were taken out of what waits."""
+        """Put the hand-out of rows on its way; they are moving already."""
         by_offer: dict[Offer, list[Rows]] = {}
         for offer, put, rows in shares:
             by_offer.setdefault(offer, []).append((put, rows))
-            put.moving |= rows
         changes: list[Change] = [
             self.taken_change(service, offer, rows) for offer, rows in by_offer.items()
         ]
