@@ -87,6 +87,137 @@ class ReadPlan(Facts, frozen=True, kw_only=True, rename={"from_offset": "from", 
     rewound: bool = False
 
 
+class MailboxFacts(Facts, frozen=True, kw_only=True):
+    """One mailbox."""
+
+    name: str = ""
+    messages: int = 0
+    bytes: int = 0
+    oldest_ms: int = 0
+    """When the oldest message was put; 0: there is none."""
+    readers: int = 0
+    held: int = 0
+    """Messages that a reader has in hand."""
+    delayed: int = 0
+    """Messages that are not due yet."""
+    settings: dict[str, Any] = {}
+    created_ms: int = 0
+    by: str = ""
+
+
+class PeekedMail(Facts, frozen=True, kw_only=True):
+    """One message, looked at where it lies."""
+
+    number: int = 0
+    sender: str = ""
+    at_ms: int = 0
+    """When it was put."""
+    bytes: int = 0
+    """Of its body."""
+    subject: str = ""
+    fields: dict[str, str] = {}
+    priority: int = 0
+    attempts: int = 0
+    held: bool = False
+    not_before_ms: int = 0
+    expires_ms: int = 0
+    why: str = ""
+    body: Any = b""
+    """As much of it as was asked for."""
+
+
+class Purged(Facts, frozen=True, kw_only=True):
+    """What became of the messages of a mailbox that was emptied."""
+
+    count: int = 0
+    """Taken out."""
+    held: int = 0
+    """Left, because a reader has them in hand."""
+
+
+class WorkerFacts(Facts, frozen=True, kw_only=True):
+    """Who has requests of a service in hand."""
+
+    holder: str = ""
+    link: int = 0
+    """0: it is not there; the requests wait for it, or for the end of their lease."""
+    held: int = 0
+    received: int = 0
+    since_ms: int = 0
+    lease_until_ms: int = 0
+    attempts: int = 0
+    """The most that one of them was handed out."""
+
+
+class ServiceFacts(Facts, frozen=True, kw_only=True):
+    """One service queue."""
+
+    name: str = ""
+    waiting: int = 0
+    held: int = 0
+    delayed: int = 0
+    bytes: int = 0
+    oldest_ms: int = 0
+    offers: int = 0
+    credit: int = 0
+    """Requests that the offers would take now."""
+    attempts: list[tuple[int, int]] = []
+    """(times handed out, how many requests)."""
+    workers: list[WorkerFacts] = []
+    dead: int = 0
+    """Dead letters that lie in the mailbox `dead_letters`."""
+    dead_letters: str = ""
+    settings: dict[str, Any] = {}
+    created_ms: int = 0
+    by: str = ""
+
+
+class CursorFacts(Facts, frozen=True, kw_only=True):
+    """One cursor."""
+
+    stream: str = ""
+    cursor: str = ""
+    next: int = 0
+    first: int = 0
+    """Oldest offset of the stream that can be read."""
+    tail: int = 0
+    lag: int = 0
+    """Records from `next` to the tail."""
+    moved_ms: int = 0
+    by: str = ""
+    pinned: bool = False
+    pinned_bytes: int = 0
+    settings: dict[str, Any] = {}
+
+
+class MemberFacts(Facts, frozen=True, kw_only=True):
+    """One member of a group."""
+
+    identity: str = ""
+    link: int = 0
+    held: int = 0
+    since_ms: int = 0
+    oldest_ms: int = 0
+    """When the oldest record that it holds was delivered; 0: none."""
+
+
+class GroupFacts(Facts, frozen=True, kw_only=True):
+    """One group."""
+
+    stream: str = ""
+    group: str = ""
+    kind: str = ""
+    pattern: list[Any] = []
+    next: int = 0
+    tail: int = 0
+    lag: int = 0
+    done: int = 0
+    """Offsets that are done ahead of `next`."""
+    moved_ms: int = 0
+    by: str = ""
+    members: list[MemberFacts] = []
+
+
 Kind = TypeVar("Kind", bound=Facts)
 
 
@@ -109,3 +240,13 @@ def fact_list(kind: type[Kind], value: Mapping[str, Any], name: str) -> list[Kin
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise RemoteProtocolError("malformed", f"the answer has no list of maps {name!r}")
     return [facts(kind, entry) for entry in entries]
+
+
+def place_of(entry: Facts) -> str:
+    """What names an entry of a page, for the page behind it."""
+    if isinstance(entry, CursorFacts):
+        return f"{entry.stream}/{entry.cursor}"
+    if isinstance(entry, GroupFacts):
+        return f"{entry.stream}/{entry.group}"
+    name: str = entry.name  # type: ignore[attr-defined]  # mailboxes and services
+    return name

@@ -26,6 +26,11 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
     """In the batch as it came, not among the delivered rows."""
 
     @property
+    def batch(self) -> Batch:
+        """The batch that it lies in."""
+        return self._batch
+
+    @property
     def offset(self) -> int:
         """Position in the stream."""
         return self._batch.offset_of(self._row)

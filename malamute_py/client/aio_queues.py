@@ -1,0 +1,501 @@
+"""Cursors, groups, atomic steps and the asking about queues, in asyncio.
+
+Owns these verbs as awaitables. The rule: as in aio.py: a cancelled call leaves everybody else's
+as they were; a step whose commit was cancelled may still be taken, and then is taken whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from malamute_protocol import commands as c
+from malamute_protocol.batch import Record
+from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_protocol.pattern import Pattern
+from malamute_py.client.atomic import Step
+from malamute_py.client.calls import make_pattern
+from malamute_py.client.cursors import CursorName
+from malamute_py.client.facts import (
+    CursorFacts,
+    Facts,
+    GroupFacts,
+    MailboxFacts,
+    PeekedMail,
+    Purged,
+    ServiceFacts,
+    fact_list,
+    facts,
+    place_of,
+)
+from malamute_py.client.groups import (
+    CREDIT_BYTES,
+    CREDIT_RECORDS,
+    Handed,
+    HeldBatch,
+    Joining,
+    numbers_of,
+)
+from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
+from malamute_py.client.reading import Notice
+from malamute_py.client.verbs import AsyncVerbs
+
+if TYPE_CHECKING:
+    from malamute_py.client.loop import LoopLink
+
+_PAUSE_EVERY: Final = 256
+"""Records after which the event loop gets its turn, though more are at hand."""
+
+Kind = TypeVar("Kind", bound=Facts)
+
+
+class AtomicStep(Step):
+    """One step, taken as a whole when its `async with` block ends without an exception."""
+
+    __slots__ = ("_link",)
+
+    def __init__(self, link: LoopLink, confirm: str = "default", key: bytes = b"") -> None:
+        """See Client.atomic()."""
+        super().__init__(confirm, key)
+        self._link = link
+
+    async def __aenter__(self) -> AtomicStep:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commit; after an exception nothing of it happens."""
+        if kind is None:
+            await self.commit()
+        else:
+            self.give_up()
+
+    async def commit(self) -> Confirmation | None:
+        """Have it taken, and wait for the confirm; None: there was nothing in it.
+
+        Raises RequestRejected (nothing of it happened), LocalProtocolError (nothing was sent)
+        or ConnectionLost (the client was closed; it may have been taken, as a whole).
+        """
+        if not self.parts:
+            return None
+        link = self._link
+        if not link.has_room:
+            try:
+                await link.room(self.size)
+            except asyncio.CancelledError:
+                self.give_up()
+                raise
+        steps = link.session.steps
+        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        steps.add(self, future)
+        link.wake_up()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            steps.withdraw(self)
+            raise
+
+
+class StreamCursor(CursorName):
+    """One cursor that the broker keeps."""
+
+    def __init__(self, link: LoopLink, stream: str, name: str) -> None:
+        """See Client.cursor()."""
+        super().__init__(stream, name)
+        self._link = link
+
+    async def info(self) -> CursorFacts:
+        """Where it stands. Raises RequestRejected `unknown_cursor`."""
+        value = await self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name))
+        return facts(CursorFacts, value)
+
+    async def move(self, next: int | Position, *, since: int | None = None) -> Confirmation | None:
+        """Have it stand at `next`, which must be ahead of it.
+
+        since: where it stands until now. Raises RequestRejected `conflict`.
+        """
+        step = AtomicStep(self._link)
+        step.move_cursor(self.stream, self.name, next, since=since)
+        return await step.commit()
+
+    async def reset(self, start: StartPoint) -> int:
+        """Have it stand at a start point, wherever it stands; returns the offset."""
+        wire = start_on_wire(start)
+        value = await self._link.ask(lambda number: c.FindOffset(number, self.stream, wire))
+        offset = int(value["offset"])
+        step = AtomicStep(self._link)
+        step.move_cursor(self.stream, self.name, offset, force=True)
+        await step.commit()
+        return offset
+
+    async def edit(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        *,
+        start: StartPoint = "earliest",
+        **more: Any,
+    ) -> CursorFacts:
+        """Change its settings, or create it where `start` says. Raises RequestRejected."""
+        named, wire = {**(settings or {}), **more}, start_on_wire(start)
+        value = await self._link.ask(
+            lambda number: c.EditCursor(number, self.stream, self.name, named, wire)
+        )
+        return facts(CursorFacts, {"stream": self.stream, "cursor": self.name, **value})
+
+    async def remove(self) -> None:
+        """Have the broker forget it. Raises RequestRejected."""
+        await self._link.ask(lambda number: c.RemoveCursor(number, self.stream, self.name))
+
+
+class Member(Handed):
+    """A member of a group: records and batches that nobody else gets; for one task at a time."""
+
+    def __init__(
+        self,
+        link: LoopLink,
+        asked: Joining,
+        *,
+        ack: str,
+        strict: bool,
+        on_notice: Callable[[Notice], None] | None,
+    ) -> None:
+        """See Client.group(). Raises what ended the session."""
+        super().__init__(ack, strict, on_notice)
+        self._link = link
+        self._members = link.session.memberships
+        self._membership = self._members.join(asked)
+        self._arrival = link.arrivals(self._membership)
+        self._until_pause = _PAUSE_EVERY
+        self._closed = False
+        # `async for record in client.group(...)` with a break leaves nobody to close it.
+        self._finalizer = weakref.finalize(self, link.dropped, self._membership)
+        self._finalizer.atexit = False
+        link.wake_up()
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will arrive."""
+        return self._closed or self._membership.ended
+
+    async def accepted(self) -> None:
+        """Wait until the broker accepted. Raises the refusal."""
+        membership = self._membership
+        while not membership.accepted:
+            if self.ended:
+                raise membership.error or RequestRejected("cancelled")
+            self._arrival.clear()
+            await self._arrival.wait()
+
+    # --- taking ----------------------------------------------------------------------------
+
+    async def next_batch(self, timeout_ms: int | None = None) -> HeldBatch | None:
+        """The next batch; None at the end.
+
+        Raises Timeout (nothing is lost), the broker's refusal, or GapError when strict.
+        """
+        self._acknowledge_handed()
+        batch = self._rest()
+        if batch is None:
+            if timeout_ms is None:
+                batch = await self._next()
+            else:
+                try:
+                    async with asyncio.timeout(timeout_ms / 1000):
+                        batch = await self._next()
+                except TimeoutError:
+                    raise Timeout(f"no record within {timeout_ms} ms") from None
+        if batch is not None:
+            self._handing(batch.numbers)
+        return batch
+
+    async def _next(self) -> HeldBatch | None:
+        membership, arrival = self._membership, self._arrival
+        while True:
+            if self._closed:
+                return None
+            item = membership.take()
+            if self._link.session.consumed(membership):
+                self._link.wake_up()
+            if item is None:
+                if membership.error is not None:
+                    raise membership.error
+                if membership.ended:
+                    return None
+                arrival.clear()
+                await arrival.wait()
+            elif isinstance(item, HeldBatch):
+                return item
+            else:
+                self._note(item)
+
+    async def batches(self) -> AsyncIterator[HeldBatch]:
+        """The batches, to the end. Raises as next_batch()."""
+        while (batch := await self.next_batch()) is not None:
+            yield batch
+            await asyncio.sleep(0)
+
+    def __aiter__(self) -> Member:
+        return self
+
+    async def __anext__(self) -> Record:
+        self._acknowledge_handed()
+        self._until_pause -= 1
+        if self._until_pause <= 0:
+            self._until_pause = _PAUSE_EVERY
+            await asyncio.sleep(0)
+        while not self._left:
+            batch = await self._next()
+            if batch is None:
+                raise StopAsyncIteration
+            self._open(batch)
+        record = next(self._rows)
+        self._left -= 1
+        self._handing([record.offset])
+        return record
+
+    # --- acknowledging ---------------------------------------------------------------------
+
+    def _acknowledge_handed(self) -> None:
+        if self._handed:
+            handed, self._handed = self._handed, []
+            self._membership.ack(handed)
+            self._link.wake_up()
+
+    def ack_nowait(self, held: Any) -> asyncio.Future[bool]:
+        """Say that a record or batch is done; the future is what ack() returns."""
+        return self._ack(held, -1)
+
+    async def ack(self, held: Any) -> bool:
+        """A record or batch is done. True: confirmed.
+
+        False: the broker does not take all of it for ours (any more), as the link was lost in
+        between: some member gets it again. Raises LocalProtocolError: not from this member.
+        """
+        return await self._ack(held, -1)
+
+    async def again(self, held: Any, delay_ms: int = 0) -> bool:
+        """A record or batch is wanted again, by any member, after a time. As ack()."""
+        return await self._ack(held, max(0, delay_ms))
+
+    def _ack(self, held: Any, again_ms: int) -> asyncio.Future[bool]:
+        offsets = numbers_of(held, self._membership)
+        future: asyncio.Future[bool] = self._link.loop.create_future()
+        self._unhand(offsets)
+        if self._membership.ended:
+            future.set_result(False)
+            return future
+        self._membership.ack(offsets, again_ms, future)
+        self._link.wake_up()
+        return future
+
+    # --- life ------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Leave the group; what was not acknowledged goes to other members."""
+        if self._closed:
+            return
+        self._closed = True
+        self._finalizer.detach()
+        self._left = 0
+        self._members.leave(self._membership)
+        self._link.forget(self._membership)
+        # At once, not with ENDED: a task that waits, or asks later, finds the end.
+        self._arrival.set()
+        self._link.wake_up()
+
+    async def __aenter__(self) -> Member:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave; without an exception what was handed over last is done, too (ack="next")."""
+        if kind is None:
+            self._acknowledge_handed()
+        await self.close()
+
+
+class QueueVerbs(AsyncVerbs):
+    """Verbs over cursors, groups, steps, mailboxes and services."""
+
+    # --- steps -----------------------------------------------------------------------------
+
+    def atomic(self, *, confirm: str = "default", key: bytes = b"") -> AtomicStep:
+        """One atomic step: `async with client.atomic() as step`, then `step.publish(...)` etc.
+
+        All that was put into it happens or none of it, when the block ends; step.confirmation
+        tells of it. Steps of tasks that wait at the same time go to the broker together.
+        confirm: "synced" or "stored". key: a name of its own, to be taken once however often
+        it is tried, by this or a later process of the same identity.
+        """
+        return AtomicStep(self._link, confirm, key)
+
+    # --- cursors -----------------------------------------------------------------------------
+
+    def cursor(self, stream: str, name: str) -> StreamCursor:
+        """A cursor by name; it comes into being when it is moved or edited."""
+        return StreamCursor(self._link, stream, name)
+
+    async def cursor_info(self, stream: str, cursor: str) -> CursorFacts:
+        """Facts about one cursor. Raises RequestRejected `unknown_cursor`."""
+        return await self.cursor(stream, cursor).info()
+
+    async def cursors(self, stream: str = "", prefix: str = "") -> list[CursorFacts]:
+        """Facts about the cursors of a stream (empty: of all), those that begin so."""
+        return await self._pages(
+            CursorFacts,
+            lambda number, after: c.CursorInfo(number, stream, f"{prefix}*", after),
+        )
+
+    # --- groups ------------------------------------------------------------------------------
+
+    def group(
+        self,
+        stream: str,
+        group: str,
+        *,
+        kind: str = "shared",
+        pattern: str | Pattern = "#",
+        start: StartPoint = "latest",
+        ack: str = "next",
+        credit_records: int = CREDIT_RECORDS,
+        credit_bytes: int = CREDIT_BYTES,
+        hold_ms: int = 0,
+        strict: bool = False,
+        on_notice: Callable[[Notice], None] | None = None,
+    ) -> Member:
+        """Become a member of a group: `async with client.group(...) as member`, and iterate.
+
+        kind: "shared" (each record to one member), "keyed" (each subject to one member, in
+        order) or "exclusive" (one member at a time, whose place is kept for hold_ms). start:
+        where a new group begins. ack: "next": what was handed over is done when the next is
+        asked for; "manual": only ack() says so. credit_records: how many may be in hand.
+        Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
+        """
+        asked = Joining(
+            stream, group, make_pattern(pattern), kind, start_on_wire(start),
+            credit_records, credit_bytes, hold_ms,
+        ).check()  # fmt: skip
+        return Member(self._link, asked, ack=ack, strict=strict, on_notice=on_notice)
+
+    async def group_info(self, stream: str, group: str) -> GroupFacts:
+        """Lag, members and what each holds. Raises RequestRejected `unknown_group`."""
+        value = await self._link.ask(lambda number: c.GroupInfo(number, stream, group))
+        return facts(GroupFacts, {"stream": stream, "group": group, **value})
+
+    async def groups(self, stream: str = "", prefix: str = "") -> list[GroupFacts]:
+        """Facts about the groups of a stream (empty: of all), those that begin so."""
+        return await self._pages(
+            GroupFacts,
+            lambda number, after: c.GroupInfo(number, stream, f"{prefix}*", after),
+        )
+
+    async def remove_group(self, stream: str, group: str) -> None:
+        """Forget a group without members. Raises RequestRejected `in_use`, `unknown_group`."""
+        await self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
+
+    # --- mailboxes ---------------------------------------------------------------------------
+
+    async def mailboxes(self, prefix: str = "") -> list[MailboxFacts]:
+        """Facts about all mailboxes whose name begins so, in name order."""
+        return await self._pages(
+            MailboxFacts, lambda number, after: c.MailboxInfo(number, f"{prefix}*", after)
+        )
+
+    async def mailbox_info(self, mailbox: str) -> MailboxFacts:
+        """Facts about one mailbox. Raises RequestRejected `unknown_mailbox`."""
+        value = await self._link.ask(lambda number: c.MailboxInfo(number, mailbox))
+        return facts(MailboxFacts, {"name": mailbox, **value})
+
+    async def peek(
+        self, mailbox: str, *, after: int = -1, limit: int = 100, body_bytes: int = 1024
+    ) -> list[PeekedMail]:
+        """Look at messages without taking them, those with a number above `after`.
+
+        body_bytes: how much of each body is shown. Raises RequestRejected.
+        """
+        value = await self._link.ask(
+            lambda number: c.PeekMail(number, mailbox, after, limit, body_bytes)
+        )
+        return fact_list(PeekedMail, value, "messages")
+
+    async def purge_mailbox(self, mailbox: str) -> Purged:
+        """Take out all that no reader has in hand. Raises RequestRejected."""
+        value = await self._link.ask(lambda number: c.PurgeMail(number, mailbox, mailbox))
+        return facts(Purged, value)
+
+    async def edit_mailbox(
+        self, mailbox: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+    ) -> MailboxFacts:
+        """Create a mailbox or change its settings. Raises RequestRejected `bad_setting`."""
+        named = {**(settings or {}), **more}
+        value = await self._link.ask(lambda number: c.EditMailbox(number, mailbox, named))
+        return facts(MailboxFacts, {"name": mailbox, **value})
+
+    async def remove_mailbox(self, mailbox: str) -> int:
+        """Remove a mailbox and what lies in it; returns how much that was."""
+        value = await self._link.ask(lambda number: c.RemoveMailbox(number, mailbox, mailbox))
+        return int(value.get("count", 0))
+
+    # --- services ----------------------------------------------------------------------------
+
+    async def services(self, prefix: str = "") -> list[ServiceFacts]:
+        """Facts about all service queues whose name begins so, in name order."""
+        return await self._pages(
+            ServiceFacts, lambda number, after: c.ServiceInfo(number, f"{prefix}*", after)
+        )
+
+    async def service_info(self, service: str) -> ServiceFacts:
+        """Facts about one service queue. Raises RequestRejected `unknown_service`."""
+        value = await self._link.ask(lambda number: c.ServiceInfo(number, service))
+        return facts(ServiceFacts, {"name": service, **value})
+
+    async def edit_service(
+        self, service: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+    ) -> ServiceFacts:
+        """Create a service queue or change its settings. Raises RequestRejected."""
+        named = {**(settings or {}), **more}
+        value = await self._link.ask(lambda number: c.EditService(number, service, named))
+        return facts(ServiceFacts, {"name": service, **value})
+
+    async def requeue(self, service: str, numbers: Sequence[int] = ()) -> int:
+        """Put dead letters, or requests that workers hold, back into the queue.
+
+        numbers: which; none: all dead letters. Returns how many. Raises RequestRejected.
+        """
+        listed = list(numbers)
+        value = await self._link.ask(lambda number: c.Requeue(number, service, listed))
+        return int(value.get("count", 0))
+
+    async def remove_service(self, service: str) -> int:
+        """Remove a service queue and what lies in it; returns how much that was."""
+        value = await self._link.ask(lambda number: c.RemoveService(number, service, service))
+        return int(value.get("count", 0))
+
+    async def _pages(self, kind: type[Kind], make: Callable[[int, str], Any]) -> list[Kind]:
+        """All entries of all pages; make: (request number, after) -> the question."""
+        found: list[Kind] = []
+        after = ""
+        while True:
+            value = await self._link.ask(partial(_following, make, after))
+            page = fact_list(kind, value, "entries")
+            found += page
+            if not page or not value.get("more"):
+                return found
+            after = place_of(page[-1])
+
+
+def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:
+    return make(number, after)

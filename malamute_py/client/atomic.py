@@ -1,0 +1,803 @@
+"""Atomic steps: what callers put together, and how it leaves and is confirmed.
+
+Owns the parts of each step and the steps that were merged into one. The rules: steps that wait
+at the same time leave as one ATOMIC, the contents of the same place gathered row by row, as long
+as they may be taken or refused together; a merged one that was refused was not taken at all and
+goes again in halves, so that each step has its own answer in the end; one that was not answered
+goes again with the same bytes under the same key, and is taken once. Source: SPEC.md, section
+4.8; DESIGN.md, section 9.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from malamute_protocol.commands import (
+    Atomic,
+    Command,
+    Confirm,
+    Level,
+    MoveCursor,
+    Publish,
+    Reply,
+    Request,
+    Send,
+    Welcome,
+    WorkState,
+)
+from malamute_protocol.errors import LocalProtocolError, MalamuteError, RequestRejected
+from malamute_protocol.limits import (
+    DEFAULT_LIMITS,
+    KEY_BYTES_MAX,
+    REASON_BYTES_MAX,
+    Limits,
+)
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.client.acks import Form, merged
+from malamute_py.client.calls import Body, Fields, Properties, Time, make_row
+from malamute_py.client.events import Event, Settled
+from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
+from malamute_py.client.position import Confirmation, Position, milliseconds
+from malamute_py.client.publishing import Row, confirmation, content_of, level_number
+from malamute_py.client.settings import ClientSettings
+
+KEY_BYTES: Final = 16
+PARTS_MAX: Final = 256
+"""Parts of a merged step; a single one may have as many as a message takes."""
+ROWS_MAX: Final = 16_384
+"""Records and acknowledged numbers of a merged step."""
+_ROW_BYTES: Final = 24
+"""What a record is taken to cost beside its body."""
+
+_PUBLISH, _SEND, _REQUEST, _REPLY, _ACK, _MOVE = range(6)
+_OWNING: Final = (_PUBLISH, _SEND, _REQUEST, _REPLY)
+
+Place: TypeAlias = tuple[Any, ...]
+"""What parts must have in common to be one: the kind and all of the command but its rows."""
+
+
+class Holder(Protocol):
+    """What was delivered to this client under a number: an inbox, an offer, a membership."""
+
+    number: int
+
+    def ack_command(self, form: Form, ranges: list[tuple[int, int]], tracker: int) -> Command:
+        """The command that acknowledges."""
+
+    def lend(self, numbers: list[int]) -> None:
+        """A step acknowledges these: nobody else does. Raises RequestRejected `not_held`."""
+
+    def settled(self, numbers: list[int]) -> None:
+        """The step was taken: these are gone."""
+
+    def regained(self, numbers: list[int]) -> None:
+        """The step was not taken: these are the caller's again."""
+
+
+class Held(Protocol):
+    """One message, request or record in hand."""
+
+    @property
+    def opened(self) -> Any:
+        """Its Holder."""
+
+    @property
+    def number(self) -> int:
+        """Its number, or its offset."""
+
+
+class Move(NamedTuple):
+    """Where a cursor is to go."""
+
+    next: int
+    since: int = -1
+    """Where it must stand until now; -1: anywhere before."""
+    uuid: bytes = b""
+    epoch: int = 0
+    force: bool = False
+
+
+class Asked:
+    """A request that a step makes: how its replies name it, known once the step has left."""
+
+    __slots__ = ("key", "row")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.row = 0
+
+    @property
+    def about(self) -> tuple[bytes, int]:
+        """As `about` of a reply has it."""
+        return self.key, self.row
+
+
+class Step:
+    """The parts of one step, in the order of the calls."""
+
+    __slots__ = (
+        "confirmation", "count", "first", "key", "lent", "level", "parts", "size", "state", "token",
+    )  # fmt: skip
+
+    def __init__(self, confirm: str = "default", key: bytes = b"") -> None:
+        """confirm: "synced" (the default), or "stored". key: the caller's own name for it.
+
+        Raises LocalProtocolError: neither of these levels, or a key that is too long.
+        """
+        self.level = level_number(confirm)
+        if self.level == Level.NONE:
+            raise LocalProtocolError("bad_setting", "a step is confirmed: 'synced' or 'stored'")
+        if len(key) > KEY_BYTES_MAX:
+            raise LocalProtocolError("too_large", f"a key has at most {KEY_BYTES_MAX} bytes")
+        self.key = key
+        self.parts: dict[Place, list[Any]] = {}
+        self.size = 0
+        self.count = 0
+        """Records and numbers."""
+        self.lent: list[tuple[Holder, list[int]]] = []
+        self.state = OPEN
+        self.token: Any = None
+        self.first = -1
+        """Row of its first record in the first content of what it was merged into; -1: it
+        has none there."""
+        self.confirmation: Confirmation | None = None
+        """Once the step was taken."""
+
+    # --- contents ----------------------------------------------------------------------------
+
+    def publish(
+        self,
+        stream: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        client_time_ms: Time | None = None,
+        expires_ms: Time | None = None,
+        properties: Properties | None = None,
+    ) -> None:
+        """A record for a stream. Raises LocalProtocolError: a body that is none."""
+        row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, None)
+        self._add((_PUBLISH, stream), row)
+
+    def publish_many(
+        self,
+        stream: str,
+        bodies: Sequence[bytes],
+        *,
+        subject: str | Sequence[str | Sequence[str]] = "",
+        fields: Fields | Sequence[Fields | None] | None = None,
+        client_time_ms: int | Sequence[int | None] | None = None,
+        expires_ms: int | Sequence[int | None] | None = None,
+        properties: Properties | Sequence[Properties | None] | None = None,
+    ) -> None:
+        """Records for a stream; what is given as a sequence has one value a record.
+
+        Raises LocalProtocolError: the columns differ in length, or a body is none.
+        """
+        count = len(bodies)
+        rows = [
+            make_row(body, keys, named, time_ms, expiry_ms, kept, None)
+            for body, keys, named, time_ms, expiry_ms, kept in zip(
+                bodies,
+                _column("subject", subject, count),
+                _column("fields", fields, count),
+                _column("client_time_ms", client_time_ms, count),
+                _column("expires_ms", expires_ms, count),
+                _column("properties", properties, count),
+                strict=False,
+            )
+        ]
+        if rows:
+            self._check_open()
+            self.parts.setdefault((_PUBLISH, stream), []).extend(rows)
+            self.size += sum(len(row[0]) + _ROW_BYTES for row in rows)
+            self.count += count
+
+    def send(
+        self,
+        mailbox: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        expires_ms: Time | None = None,
+        deliver_at_ms: Time = 0,
+        priority: int = 0,
+    ) -> None:
+        """A message for a mailbox. Raises LocalProtocolError: a body that is none."""
+        row = make_row(body, subject, fields, None, expires_ms, properties, None)
+        self._add((_SEND, mailbox, milliseconds(deliver_at_ms), priority), row)
+
+    def request(
+        self,
+        service: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        expires_ms: Time | None = None,
+        reply_to: str = "",
+        timeout_ms: int = 0,
+        key: bytes = b"",
+    ) -> Asked:
+        """A request for a service, whose replies come as mail to `reply_to`.
+
+        reply_to: empty: the own mailbox. key: the caller's own name for it; else one is drawn.
+        Returns what names it in its replies. Raises LocalProtocolError as send().
+        """
+        asked = Asked(key)
+        row = make_row(body, subject, fields, None, expires_ms, properties, asked)
+        self._add((_REQUEST, service, reply_to, timeout_ms, key), row)
+        return asked
+
+    def reply(
+        self,
+        request: Any,
+        body: Body,
+        *,
+        last: bool = True,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        expires_ms: Time | None = None,
+    ) -> None:
+        """An answer to a request in hand. last: it completes the request.
+
+        Raises RequestRejected `not_held`, or LocalProtocolError as send().
+        """
+        row = make_row(body, subject, fields, None, expires_ms, properties, request.number)
+        if last:
+            self._lend(request.opened, [request.number])
+        self._add((_REPLY, request.opened, last, request.reply_to), row)
+
+    # --- acknowledgements -----------------------------------------------------------------------
+
+    def complete(self, request: Held) -> None:
+        """A request in hand is done, without a (further) reply. Raises RequestRejected."""
+        self._acknowledge(request, Form(WorkState.COMPLETED, 0))
+
+    def fail(self, request: Held, reason: str = "") -> None:
+        """A request in hand becomes a dead letter. Raises RequestRejected `not_held`."""
+        self._acknowledge(request, Form(WorkState.FAILED, 0, reason[:REASON_BYTES_MAX]))
+
+    def give_back(self, request: Held, delay_ms: int = 0) -> None:
+        """A request in hand waits again. Raises RequestRejected `not_held`."""
+        self._acknowledge(request, Form(WorkState.RETURNED, delay_ms))
+
+    def ack(self, held: Any) -> None:
+        """Mail, a record of a group, or a batch of these is done.
+
+        Raises RequestRejected `not_held`, LocalProtocolError: it came from no inbox or group.
+        """
+        self._acknowledge(held, Form())
+
+    def again(self, held: Any, delay_ms: int = 0) -> None:
+        """Mail, a record of a group, or a batch of these is wanted again. Raises as ack()."""
+        self._acknowledge(held, Form(0, max(0, delay_ms)))
+
+    def _acknowledge(self, held: Any, form: Form) -> None:
+        batch = getattr(held, "batch", held)
+        opened = getattr(held, "opened", None) or getattr(batch, "opened", None)
+        if opened is None:
+            raise LocalProtocolError(
+                "unexpected",
+                f"{held!r} came from no inbox, worker or group: nothing to acknowledge",
+            )
+        numbers = getattr(held, "numbers", None)
+        if numbers is None:
+            numbers = [held.number if hasattr(held, "number") else held.offset]
+        self._lend(opened, numbers)
+        self.parts.setdefault((_ACK, opened, form), []).extend(numbers)
+        self.count += len(numbers)
+
+    def _lend(self, holder: Holder, numbers: list[int]) -> None:
+        self._check_open()
+        holder.lend(numbers)
+        self.lent.append((holder, numbers))
+
+    # --- cursors ------------------------------------------------------------------------------
+
+    def move_cursor(
+        self,
+        stream: str,
+        cursor: str,
+        next: int | Position,
+        *,
+        since: int | None = None,
+        force: bool = False,
+    ) -> None:
+        """A cursor is to stand at `next`: an offset, or a subscription's position.
+
+        since: where it stands until now: the step is refused `conflict` when somebody else moved
+        it meanwhile. Without it any place before `next` will do. force: any place at all.
+        Raises LocalProtocolError: the step moves this cursor already.
+        """
+        self._check_open()
+        place = (_MOVE, stream, cursor)
+        if place in self.parts:
+            raise LocalProtocolError("conflict", f"the step moves cursor {cursor!r} already")
+        before = -1 if since is None else since
+        if isinstance(next, Position):
+            move = Move(next.next, before, next.stream, next.epoch, force)
+        else:
+            move = Move(next, before, force=force)
+        if move.next < 0 or before < -1:
+            raise LocalProtocolError("bad_start", "a cursor stands at an offset of at least 0")
+        self.parts[place] = [move]
+
+    def _add(self, place: Place, row: Row) -> None:
+        self._check_open()
+        rows = self.parts.get(place)
+        if rows is None:
+            self.parts[place] = [row]
+        else:
+            rows.append(row)
+        self.size += len(row[0]) + _ROW_BYTES
+        self.count += 1
+
+    def _check_open(self) -> None:
+        if self.state != OPEN:
+            raise LocalProtocolError("unexpected", "the step was committed or given up already")
+
+    def give_up(self) -> None:
+        """Nothing of it is to happen."""
+        if self.state == OPEN:
+            self.state = OVER
+            self.regain()
+
+    def regain(self) -> None:
+        """What it acknowledged is the caller's again."""
+        for holder, numbers in self.lent:
+            holder.regained(numbers)
+        self.lent = []
+
+    def settle(self) -> None:
+        """It was taken."""
+        for holder, numbers in self.lent:
+            holder.settled(numbers)
+        self.lent = []
+
+
+OPEN, QUEUED, SENT, OVER = range(4)
+"""States of a step: being put together, waiting to leave, under way, answered or given up."""
+
+
+def _column(name: str, value: Any, count: int) -> Iterable[Any]:
+    if value is None or isinstance(value, str | int | Mapping):
+        return repeat(value, count)
+    if len(value) != count:
+        raise LocalProtocolError("bad_batch", f"{len(value)} values in {name} for {count} records")
+    return value  # type: ignore[no-any-return]
+
+
+class Bundle:
+    """Steps that leave as one ATOMIC, from the first of them until it is answered."""
+
+    __slots__ = (
+        "closed", "commands", "contents", "count", "key", "level", "moves", "owner", "places",
+        "serial", "size", "steps", "unconfirmed",
+    )  # fmt: skip
+
+    def __init__(self, owner: Steps, level: int, serial: int) -> None:
+        self.owner = owner
+        self.level = level
+        self.serial = serial
+        self.steps: list[Step] = []
+        self.places: set[Place] = set()
+        self.moves: dict[Place, Move] = {}
+        self.size = 0
+        self.count = 0
+        self.key = b""
+        self.closed = False
+        """Nothing may join it: it was refused before, and others are not to suffer for it."""
+        self.commands: list[Command] = []
+        """Its parts, once it has left for the first time."""
+        self.contents: list[bytes] = []
+        self.unconfirmed = 0
+        """Bytes that it takes of the window while it is under way."""
+
+    def confirmed(self, confirm: Confirm) -> None:
+        """It was taken."""
+        self.owner.confirmed(self, confirm)
+
+    def refused(self, error: RequestRejected, now_ms: int) -> None:
+        """It was not taken."""
+        self.owner.refused(self, error, now_ms)
+
+    def joins(self, step: Step, parts_max: int, bytes_max: int) -> bool:
+        """A step of the same level may be taken or refused together with these."""
+        if (
+            self.closed
+            or step.key
+            or self.steps[0].key
+            or self.size + step.size > bytes_max
+            or self.count + step.count > ROWS_MAX
+        ):
+            return False
+        fresh = step.parts.keys() - self.places
+        if len(self.places) + len(fresh) > parts_max:
+            return False
+        for place in step.parts:
+            if place[0] == _MOVE:
+                before = self.moves.get(place)
+                if before is not None and not _follows(step.parts[place][0], before):
+                    return False
+            elif place[0] == _REQUEST and place[4]:
+                # A request with a name of its own is alone in its content.
+                return False
+        return True
+
+    def take_in(self, step: Step) -> None:
+        """Add a step."""
+        self.steps.append(step)
+        self.places.update(step.parts)
+        for place, rows in step.parts.items():
+            if place[0] == _MOVE:
+                self.moves[place] = rows[0]
+        self.size += step.size
+        self.count += step.count
+
+    def encode(self, random: Callable[[int], bytes], limits: Limits) -> None:
+        """Make the parts. Raises what a row that cannot be encoded raises."""
+        gathered: dict[Place, list[Any]] = {}
+        first: Place | None = None
+        for step in self.steps:
+            step.first = -1
+            for place, rows in step.parts.items():
+                known = gathered.get(place)
+                if first is None and place[0] in _OWNING:
+                    first = place
+                if place == first:
+                    step.first = 0 if known is None else len(known)
+                if known is None:
+                    gathered[place] = rows.copy()
+                else:
+                    known += rows
+        commands: list[Command] = []
+        contents: list[bytes] = []
+        for place, rows in gathered.items():
+            kind = place[0]
+            if kind == _MOVE:
+                commands.append(_move(place, rows))
+            elif kind == _ACK:
+                _, holder, form = place
+                ranges = merged([(number, number + 1) for number in rows])
+                commands.append(holder.ack_command(form, ranges, 0))
+            else:
+                contents.append(content_of(rows, limits))
+                commands.append(_owning(place, rows, random))
+        self.closed = True
+        self.key = self.steps[0].key or random(KEY_BYTES)
+        self.commands = [Atomic(0, len(commands), self.level, self.key), *commands]
+        self.contents = contents
+        self.unconfirmed = sum(map(len, contents)) + STAMP_BYTES * len(contents)
+
+
+def _follows(move: Move, before: Move) -> bool:
+    """One move after the other is the same as one that goes the whole way."""
+    return (
+        not (move.force or before.force)
+        and (move.uuid, move.epoch) == (before.uuid, before.epoch)
+        and move.next > before.next
+        and move.since in (-1, before.next)
+    )
+
+
+def _move(place: Place, moves: list[Move]) -> MoveCursor:
+    _, stream, cursor = place
+    last = moves[-1]
+    return MoveCursor(
+        stream, cursor, last.next, 0, 0, last.force, last.uuid, last.epoch, moves[0].since
+    )
+
+
+def _owning(place: Place, rows: list[Row], random: Callable[[int], bytes]) -> Command:
+    kind = place[0]
+    if kind == _PUBLISH:
+        return Publish(place[1], 0)
+    if kind == _SEND:
+        _, mailbox, deliver_at_ms, priority = place
+        return Send(mailbox, 0, 0, b"", deliver_at_ms, priority)
+    if kind == _REQUEST:
+        _, service, reply_to, timeout_ms, key = place
+        name = key or random(KEY_BYTES)
+        for number, row in enumerate(rows):
+            asked = row[6]
+            asked.key, asked.row = name, number
+        return Request(service, 0, reply_to, timeout_ms, 0, name)
+    _, holder, last, _ = place
+    return Reply(holder.number, [row[6] for row in rows], 0, last)
+
+
+class Steps:
+    """All steps of a session."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        random: Callable[[int], bytes],
+        trackers: Trackers,
+        window: Window,
+        tell: Callable[[Event], None],
+    ) -> None:
+        """tell: takes the event that settles who waits."""
+        self._settings = settings
+        self._random = random
+        self._trackers = trackers
+        self._window = window
+        self._tell = tell
+        self._queue: deque[Bundle] = deque()
+        self._sent: dict[Bundle, None] = {}
+        self._put_off: dict[Bundle, int] = {}
+        """Refused for now, and when to try again."""
+        self._limits = DEFAULT_LIMITS
+        self._parts_max = PARTS_MAX
+        self._message_parts_max = DEFAULT_LIMITS.message_commands_max - 1
+        self._serial = 0
+        self._linked = False
+        self._taken_ms = -1
+        self._fatal: MalamuteError | None = None
+
+    # --- what callers do --------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is unconfirmed."""
+        return not self._queue and not self._sent and not self._put_off
+
+    def add(self, step: Step, token: Any) -> None:
+        """Put a step on its way; the token gets its Confirmation, or why it was not taken.
+
+        Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken,
+        and what the step acknowledged is the caller's again.
+        """
+        try:
+            self._check(step)
+        except MalamuteError:
+            step.give_up()
+            raise
+        step.token = token
+        step.state = QUEUED
+        self._window.queued_bytes += step.size
+        queue = self._queue
+        last = queue[-1] if queue else None
+        if (
+            last is None
+            or last.level != step.level
+            or not last.joins(step, self._parts_max, self._settings.batch_bytes)
+        ):
+            last = self._bundle(step.level)
+            queue.append(last)
+        last.take_in(step)
+
+    def _check(self, step: Step) -> None:
+        step._check_open()
+        if self._fatal is not None:
+            raise self._fatal
+        limits = self._limits
+        if len(step.parts) > self._message_parts_max:
+            raise LocalProtocolError(
+                "too_large", f"a step of {len(step.parts)} parts, at most {self._message_parts_max}"
+            )
+        if step.size > limits.batch_bytes_max or step.count > limits.batch_records_max:
+            raise LocalProtocolError(
+                "too_large", f"a step of {step.size} bytes and {step.count} records or numbers"
+            )
+
+    def _bundle(self, level: int) -> Bundle:
+        self._serial += 1
+        return Bundle(self, level, self._serial)
+
+    def withdraw(self, step: Step) -> None:
+        """Nobody waits for it any more: it does not leave if it has not."""
+        step.token = None
+        if step.state != QUEUED:
+            return
+        for bundle in (*self._queue, *self._put_off):
+            # One that has left before may have been taken: the answer to it decides.
+            if step in bundle.steps and not bundle.commands:
+                bundle.steps.remove(step)
+                bundle.size -= step.size
+                bundle.count -= step.count
+                self._window.queued_bytes -= step.size
+                step.state = OVER
+                step.regain()
+                if not bundle.steps:
+                    self._forget(bundle)
+                return
+
+    def _forget(self, bundle: Bundle) -> None:
+        if self._put_off.pop(bundle, None) is None:
+            self._queue.remove(bundle)
+
+    # --- the link ---------------------------------------------------------------------------
+
+    def link_up(self, welcome: Welcome) -> None:
+        """A link is open: what is unconfirmed leaves again."""
+        self._linked = True
+        self._message_parts_max = welcome.message_commands_max - 1
+        self._parts_max = min(PARTS_MAX, self._message_parts_max)
+        self._limits = Limits(
+            record_bytes_max=welcome.record_bytes_max,
+            batch_bytes_max=welcome.batch_bytes_max,
+            batch_records_max=welcome.batch_records_max,
+        )
+
+    def link_down(self) -> None:
+        """The link is gone: what was under way goes before all that waits, as it is."""
+        self._linked = False
+        for bundle in self._sent:
+            self._window.unconfirmed_bytes -= bundle.unconfirmed
+            self._window.queued_bytes += bundle.size
+        again = sorted((*self._sent, *self._put_off), key=lambda bundle: bundle.serial)
+        self._queue.extendleft(reversed(again))
+        self._sent.clear()
+        self._put_off.clear()
+
+    def fail_all(self, error: MalamuteError) -> None:
+        """The session ends: everything unconfirmed fails, and so does every later call."""
+        self._fatal = error
+        for bundle in self._sent:
+            self._window.unconfirmed_bytes -= bundle.unconfirmed
+        for bundle in (*self._queue, *self._put_off):
+            self._window.queued_bytes -= bundle.size
+        for bundle in (*self._sent, *self._queue, *self._put_off):
+            self._fail(bundle, error)
+        self._sent.clear()
+        self._queue.clear()
+        self._put_off.clear()
+
+    # --- sending ----------------------------------------------------------------------------
+
+    def wake(self, now_ms: int) -> None:
+        """Nothing of it is due but what take() does."""
+
+    def take(self, now_ms: int, out: Put) -> bool:
+        """Hand over what may leave now; False: the window holds something back."""
+        self._taken_ms = now_ms
+        if not self._linked:
+            return True
+        if self._put_off:
+            due = [bundle for bundle, at_ms in self._put_off.items() if at_ms <= now_ms]
+            for bundle in due:
+                del self._put_off[bundle]
+            self._queue.extendleft(reversed(due))
+        queue = self._queue
+        while queue:
+            bundle = queue[0]
+            if not bundle.commands:
+                queue.popleft()
+                if not self._encode(bundle):
+                    continue
+                queue.appendleft(bundle)
+            if bundle.unconfirmed and not self._window.lets_go(bundle.unconfirmed):
+                return False
+            queue.popleft()
+            self._leave(bundle, out)
+        return True
+
+    def _encode(self, bundle: Bundle) -> bool:
+        """Make the parts; when one cannot be made, its step fails and the others go on."""
+        try:
+            bundle.encode(self._random, self._limits)
+        except (MalamuteError, TypeError, ValueError, OverflowError) as error:
+            if len(bundle.steps) > 1:
+                self._halve(bundle, -1)
+                return False
+            self._window.queued_bytes -= bundle.size
+            if not isinstance(error, MalamuteError):
+                error = LocalProtocolError("bad_batch", f"the step cannot be encoded: {error}")
+            self._fail(bundle, error)
+            return False
+        return True
+
+    def _leave(self, bundle: Bundle, out: Put) -> None:
+        self._window.queued_bytes -= bundle.size
+        self._window.unconfirmed_bytes += bundle.unconfirmed
+        for step in bundle.steps:
+            step.state = SENT
+        self._sent[bundle] = None
+        parts = len(bundle.commands) - 1
+        bundle.commands[0] = Atomic(self._trackers.give(bundle), parts, bundle.level, bundle.key)
+        out.put_together(bundle.commands.copy(), bundle.contents)
+
+    # --- answers ----------------------------------------------------------------------------
+
+    def confirmed(self, bundle: Bundle, confirm: Confirm) -> None:
+        """The broker has it."""
+        if not self._came_back(bundle):
+            return
+        told = []
+        for step in bundle.steps:
+            step.state = OVER
+            step.settle()
+            known = step.first >= 0 and confirm.offset >= 0
+            step.confirmation = confirmation(confirm, step.first, 1) if known else _nowhere(confirm)
+            if step.token is not None:
+                told.append((step.token, step.confirmation))
+        self._tell(Settled(told))
+
+    def refused(self, bundle: Bundle, error: RequestRejected, now_ms: int) -> None:
+        """The broker took nothing of it: in halves, again later, or never."""
+        if not self._came_back(bundle):
+            return
+        again_ms = now_ms + (error.retry_ms or RETRY_MS) if error.code in RETRYABLE else -1
+        if len(bundle.steps) > 1:
+            self._window.queued_bytes += bundle.size
+            self._halve(bundle, again_ms)
+        elif again_ms >= 0 and bundle.steps[0].token is not None:
+            self._window.queued_bytes += bundle.size
+            self._wait(bundle, again_ms)
+        else:
+            self._fail(bundle, error)
+
+    def _came_back(self, bundle: Bundle) -> bool:
+        if bundle not in self._sent:
+            return False
+        del self._sent[bundle]
+        self._window.unconfirmed_bytes -= bundle.unconfirmed
+        return True
+
+    def _halve(self, bundle: Bundle, again_ms: int) -> None:
+        """Replace a merged step that was not taken by two, under keys of their own.
+
+        Nobody will hear of steps that nobody waits for: those are dropped.
+        """
+        kept = [step for step in bundle.steps if step.token is not None]
+        for step in bundle.steps:
+            if step.token is None:
+                self._window.queued_bytes -= step.size
+                step.state = OVER
+                step.regain()
+        middle = (len(kept) + 1) // 2
+        halves = []
+        for steps in (kept[:middle], kept[middle:]):
+            if steps:
+                half = self._bundle(bundle.level)
+                half.serial = bundle.serial
+                half.closed = True
+                for step in steps:
+                    step.state = QUEUED
+                    half.take_in(step)
+                halves.append(half)
+        if again_ms >= 0:
+            for half in halves:
+                self._wait(half, again_ms)
+        else:
+            self._queue.extendleft(reversed(halves))
+
+    def _wait(self, bundle: Bundle, again_ms: int) -> None:
+        for step in bundle.steps:
+            step.state = QUEUED
+        # It was not taken: who withdraws from it now is not in it.
+        bundle.commands = []
+        bundle.contents = []
+        self._put_off[bundle] = again_ms
+
+    def _fail(self, bundle: Bundle, error: MalamuteError) -> None:
+        told = []
+        for step in bundle.steps:
+            step.state = OVER
+            step.regain()
+            if step.token is not None:
+                told.append((step.token, error))
+        self._tell(Settled(told))
+
+    def next_wake(self) -> int | None:
+        """When take() is to be called at the latest; None: no need."""
+        if not self._linked or not self._put_off:
+            return None
+        later = [at_ms for at_ms in self._put_off.values() if at_ms > self._taken_ms]
+        return min(later, default=None)
+
+
+def _nowhere(confirm: Confirm) -> Confirmation:
+    """A step without a place of its own that the confirm would name."""
+    plain = confirmation(confirm, 0, 0)
+    return Confirmation(-1, plain.epoch, plain.level, plain.append_time_ms, 0, plain.duplicate)

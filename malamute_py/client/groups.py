@@ -1,0 +1,507 @@
+"""Membership of a group: what the broker handed to this member, and what it acknowledged.
+
+Owns the records in hand, the credit, and the acknowledgements of every group that a session has
+joined. The rules: credit comes back as records are acknowledged, so that who is slow is given
+less; a record that was handed over is handed over once, also when the broker gives it to this
+member again after a reconnect; nothing is acknowledged that the broker does not take for ours.
+Source: SPEC.md, section 4.8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.batch import Batch, iter_batches
+from malamute_protocol.commands import (
+    AckRecords,
+    Cover,
+    Credit,
+    Deliver,
+    Gap,
+    JoinGroup,
+    Mode,
+    Pattern,
+    Rewound,
+    Start,
+    Subscribed,
+    Unsubscribe,
+    Welcome,
+)
+from malamute_protocol.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    MalamuteError,
+    RemoteProtocolError,
+    RequestRejected,
+)
+from malamute_protocol.limits import Limits
+from malamute_py.client.acks import Ack, Acks, Form, Range, merged
+from malamute_py.client.cursor import Cursor
+from malamute_py.client.events import Event, Settled, Warned
+from malamute_py.client.letters import chosen, ranges_of, rows_of
+from malamute_py.client.opened import Opened
+from malamute_py.client.outgoing import Put, Trackers
+from malamute_py.client.reading import GapNotice, Notice, RewoundNotice, cut
+
+DONE: Final = Form()
+KINDS: Final = ("shared", "exclusive", "keyed")
+CREDIT_RECORDS: Final = 8192
+CREDIT_BYTES: Final = 8 << 20
+_AWAY_MAX: Final = 1 << 17
+"""Records of lost links that are remembered; beyond it the oldest may be handed over again."""
+
+
+class Joining(msgspec.Struct, frozen=True):
+    """A membership as asked for."""
+
+    stream: str
+    group: str
+    pattern: Pattern
+    kind: str = "shared"
+    start: Start = []
+    credit_records: int = CREDIT_RECORDS
+    """Records that this member may have in hand: not acknowledged."""
+    credit_bytes: int = CREDIT_BYTES
+    """Bytes that may wait in this client, not taken by its reader."""
+    hold_ms: int = 0
+
+    def check(self) -> Joining:
+        """Raises LocalProtocolError `bad_setting` for what the broker would refuse anyway."""
+        if self.kind not in KINDS:
+            raise LocalProtocolError(
+                "bad_setting", f"kind={self.kind!r}; known: {', '.join(KINDS)}"
+            )
+        if self.credit_records < 1 or self.credit_bytes < 1:
+            raise LocalProtocolError("bad_setting", "credit must be greater than 0")
+        if self.hold_ms < 0:
+            raise LocalProtocolError("bad_setting", "hold_ms must not be negative")
+        return self
+
+
+class HeldBatch(Batch):
+    """Records of a group in hand; their member knows them by it."""
+
+    def __init__(self, batch: Batch, opened: Membership) -> None:
+        super().__init__(batch.stamp, batch.content, batch.rows)
+        self.opened = opened
+
+    @property
+    def numbers(self) -> list[int]:
+        """Offsets of its records."""
+        listed: list[int] = self.offsets.tolist()
+        return listed
+
+    def cut(self, first: int, end: int) -> HeldBatch:
+        """Its records [first, end), counted among those delivered."""
+        return HeldBatch(cut(self, first, end), self.opened)
+
+
+class Membership(Opened):
+    """One member of one group, over all links."""
+
+    def __init__(self, number: int, asked: Joining, memberships: Memberships) -> None:
+        super().__init__(number)
+        self.asked = asked
+        self.queue: deque[HeldBatch | Notice] = deque()
+        """What nobody has taken yet."""
+        self.in_hand: set[int] = set()
+        """Offsets that were delivered on this link, and neither acknowledged nor lent."""
+        self.stream_uuid = b""
+        self.tail = 0
+        """Of the stream, when the broker accepted."""
+        self.leaving = False
+        """Nobody reads it: it ends once all that was acknowledged is confirmed."""
+        self._memberships = memberships
+        self._accepted = False
+        self._lent: set[int] = set()
+        """In a step that is not answered."""
+        self._acked: set[int] = set()
+        """Acknowledged, and not yet confirmed by the broker."""
+        self._away: dict[int, None] = {}
+        """With the reader since an earlier link; the broker may have given them to others."""
+        self._queued_bytes = 0
+        self._received_records = 0
+        self._received_bytes = 0
+        self._granted_records = 0
+        self._granted_bytes = 0
+
+    # --- the reader's side -------------------------------------------------------------------
+
+    def take(self) -> HeldBatch | Notice | None:
+        """The next records, or a notice; None: none yet."""
+        if not self.queue:
+            return None
+        item = self.queue.popleft()
+        if isinstance(item, HeldBatch):
+            self._queued_bytes -= item.stamp.size
+        return item
+
+    def give_up(self, offsets: Iterable[int]) -> list[int]:
+        """The reader is done with these; which of them the broker takes for ours."""
+        mine = []
+        for offset in offsets:
+            if offset in self.in_hand:
+                self.in_hand.discard(offset)
+                mine.append(offset)
+        return mine
+
+    def ack(self, offsets: Sequence[int], again_ms: int = -1, token: Any = None) -> None:
+        """Records are done, or are wanted again after a time, by any member.
+
+        token: gets True when the broker has confirmed all of them, else False: what it does not
+        take for ours, because the link went, it gives to some member again.
+        """
+        mine = self.give_up(offsets)
+        whole = len(mine) == len(offsets)
+        if again_ms < 0:
+            # Should the broker give them to us again, they are done already.
+            self._acked.update(offset for offset in offsets if offset in self._away)
+            self._acked.update(mine)
+        else:
+            for offset in offsets:
+                self._away.pop(offset, None)
+        if mine:
+            ranges = merged([(offset, offset + 1) for offset in mine])
+            form = DONE if again_ms < 0 else Form(0, again_ms)
+            self._memberships.acks.add(self, form, ranges, token if whole else None)
+        if token is not None and not (mine and whole):
+            self._memberships.told(token, None if offsets else True)
+        self._memberships.freed(self)
+
+    def discard(self) -> None:
+        """Drop what waits: the broker gives it to others."""
+        self.queue.clear()
+        self._queued_bytes = 0
+
+    @property
+    def settling(self) -> bool:
+        """Acknowledgements or steps of it are under way on this link."""
+        return bool(self._lent) or any(offset not in self._away for offset in self._acked)
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def lend(self, numbers: list[int]) -> None:
+        """A step acknowledges these. Raises RequestRejected `not_held`: nothing was lent."""
+        if not self.in_hand.issuperset(numbers):
+            raise RequestRejected(
+                "not_held", "not in hand: acknowledged already, or the link was lost since"
+            )
+        self.in_hand.difference_update(numbers)
+        self._lent.update(numbers)
+
+    def settled(self, numbers: list[int]) -> None:
+        """The step was taken."""
+        self._lent.difference_update(numbers)
+        for number in numbers:
+            self._away.pop(number, None)
+        self._memberships.freed(self)
+
+    def regained(self, numbers: list[int]) -> None:
+        """The step was not taken: what is still ours is in hand again."""
+        mine = self._lent.intersection(numbers)
+        self._lent -= mine
+        self.in_hand |= mine
+        for number in numbers:
+            # Of an earlier link: if it comes again, the reader is to have it again.
+            self._away.pop(number, None)
+
+    # --- acknowledgements --------------------------------------------------------------------
+
+    def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> AckRecords:
+        """ACK_RECORDS."""
+        return AckRecords(self.number, ranges, tracker, 0, form.again_ms)
+
+    def acked(self, form: Form, ranges: list[Range]) -> None:
+        """The broker confirmed it."""
+        if form.again_ms < 0:
+            for first, end in ranges:
+                self._acked.difference_update(range(first, end))
+        self._memberships.freed(self)
+
+    def not_acked(self, form: Form, number: int, error: MalamuteError) -> None:
+        """The broker says that it is not ours any more."""
+        self._acked.discard(number)
+        self._memberships.not_held += 1
+        self._memberships.tell(
+            Warned(f"record {number} of group {self.asked.group} of {self.asked.stream}: {error}")
+        )
+
+    def ack_lost(self, ack: Ack) -> bool:
+        """Whom the broker gives it next, it says itself: if it is us, it is said again then."""
+        for token, _ in ack.tokens:
+            self._memberships.told(token, None)
+        ack.tokens = []
+        return False
+
+    # --- commands to the broker --------------------------------------------------------------
+
+    @property
+    def accepted(self) -> bool:
+        """SUBSCRIBED has come once."""
+        return self._accepted
+
+    def open(self) -> JoinGroup:
+        """JOIN_GROUP for a new link."""
+        asked = self.asked
+        self._received_records = self._received_bytes = 0
+        self._granted_records, self._granted_bytes = self._credit_limits()
+        return JoinGroup(
+            self.number,
+            asked.stream,
+            asked.group,
+            asked.pattern,
+            asked.kind,
+            asked.start,
+            self._granted_records,
+            self._granted_bytes,
+            asked.hold_ms,
+        )
+
+    @property
+    def credit_due(self) -> bool:
+        """At least half of a window was freed since the last CREDIT."""
+        records, size = self._credit_limits()
+        return (
+            records - self._granted_records >= self.asked.credit_records / 2
+            or size - self._granted_bytes >= self.asked.credit_bytes / 2
+        )
+
+    def credit(self) -> Credit:
+        """CREDIT for what was acknowledged and taken."""
+        records, size = self._credit_limits()
+        self._granted_records = max(records, self._granted_records)
+        self._granted_bytes = max(size, self._granted_bytes)
+        return Credit(self.number, self._granted_records, self._granted_bytes)
+
+    def _credit_limits(self) -> tuple[int, int]:
+        held = len(self.in_hand) + len(self._lent)
+        return (
+            self._received_records + self.asked.credit_records - held,
+            self._received_bytes + self.asked.credit_bytes - self._queued_bytes,
+        )
+
+    # --- commands from the broker ------------------------------------------------------------
+
+    def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
+        """Any command of the membership but ENDED."""
+        kind = type(command)
+        if kind is Deliver:
+            self._deliver(command, frames, limits)
+        elif kind is Subscribed:
+            self.active = self._accepted = True
+            self.stream_uuid = command.stream
+            self.tail = command.tail
+        elif kind is Gap:
+            self.queue.append(GapNotice(command.from_, command.to, command.code, command.reason))
+        elif kind is Rewound:
+            self.queue.append(RewoundNotice(command.from_, command.to, command.epoch))
+        elif kind is not Cover and kind is not Mode:
+            # Covers and modes are the group's reader's, and say nothing of this member.
+            raise RemoteProtocolError("unexpected", f"{kind.__name__} for a member of a group")
+
+    def _deliver(self, command: Deliver, frames: Sequence[Any], limits: Limits) -> None:
+        batches = [
+            batch for batch in iter_batches(frames, command.rows, limits=limits) if len(batch)
+        ]
+        for batch in batches:
+            offsets = batch.offsets
+            if offsets[0] < command.from_ or offsets[-1] >= command.next:
+                raise RemoteProtocolError(
+                    "unexpected",
+                    f"records beyond what DELIVER names, of subscription {self.number}",
+                )
+        for batch in () if self.leaving else batches:
+            self._received_records += len(batch)
+            self._received_bytes += batch.stamp.size
+            left = self._without_known(batch) if self._away else batch
+            if left is None:
+                continue
+            held = HeldBatch(left, self)
+            self.in_hand.update(held.numbers)
+            self.queue.append(held)
+            self._queued_bytes += held.stamp.size
+
+    def _without_known(self, batch: Batch) -> Batch | None:
+        """The rows that were not handed over on an earlier link."""
+        rows: list[int] = []
+        done: list[int] = []
+        for row in rows_of(batch):
+            offset = batch.offset_of(row)
+            if offset not in self._away:
+                rows.append(row)
+                continue
+            del self._away[offset]
+            if offset in self._acked:
+                done.append(offset)
+            else:
+                self.in_hand.add(offset)  # the reader has it, and it is ours again
+        if done:
+            ranges = merged([(offset, offset + 1) for offset in done])
+            self._memberships.acks.add(self, DONE, ranges)
+        if len(rows) == len(batch):
+            return batch
+        return chosen(batch, rows) if rows else None
+
+    def link_down(self) -> None:
+        """What nobody took goes to whom the broker will; what the reader has is remembered."""
+        super().link_down()
+        for item in self.queue:
+            if isinstance(item, HeldBatch):
+                for first, end in ranges_of(item):
+                    self.in_hand.difference_update(range(first, end))
+        self.discard()
+        for offset in sorted(self.in_hand | self._acked | self._lent):
+            self._away[offset] = None
+        while len(self._away) > _AWAY_MAX:
+            oldest = next(iter(self._away))
+            del self._away[oldest]
+            self._acked.discard(oldest)
+        self.in_hand.clear()
+        # A step that was under way names them itself: the broker knows whether it was taken.
+        self._lent.clear()
+
+    def over(self) -> None:
+        """The membership has ended."""
+        self._memberships.over(self)
+
+
+class Memberships:
+    """All memberships of a session, and their acknowledgements."""
+
+    def __init__(
+        self,
+        trackers: Trackers,
+        tell: Callable[[Event], None],
+        opening: Callable[[Callable[[int], Membership]], Membership],
+        ending: Callable[[Opened], None],
+        consumed: Callable[[Opened], bool],
+        arrived: Callable[[Opened], None],
+    ) -> None:
+        """opening, ending, consumed, arrived: the session's open, end, consumed, arrived."""
+        self.acks = Acks(trackers, self.told)
+        self.tell = tell
+        self.not_held = 0
+        """Acknowledgements that came too late."""
+        self._open = opening
+        self._end = ending
+        self._consumed = consumed
+        self._arrived = arrived
+        self._leaving: dict[Membership, None] = {}
+        self._linked = False
+
+    def join(self, asked: Joining) -> Membership:
+        """Become a member. Raises what ended the session."""
+        return self._open(lambda number: Membership(number, asked, self))
+
+    def leave(self, membership: Membership) -> None:
+        """Its reader is gone: what it did not acknowledge goes to other members."""
+        membership.leaving = True
+        membership.discard()
+        if not membership.ended:
+            self._leaving[membership] = None
+        self._arrived(membership)
+
+    def freed(self, membership: Membership) -> None:
+        """Records of it are in hand no longer."""
+        self._consumed(membership)
+
+    def told(self, token: Any, outcome: Any) -> None:
+        """An acknowledgement that somebody waits for has its outcome."""
+        if not isinstance(outcome, MalamuteError):
+            outcome = outcome is not None
+        elif isinstance(outcome, RequestRejected) and outcome.code == "not_held":
+            outcome = False
+        self.tell(Settled([(token, outcome)]))
+
+    def over(self, membership: Membership) -> None:
+        """A membership ended."""
+        self._leaving.pop(membership, None)
+        error = membership.error or ConnectionLost("the membership was closed")
+        self.acks.forget(membership, error)
+
+    # --- outgoing --------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Every acknowledgement is confirmed."""
+        return self.acks.idle
+
+    def link_up(self, welcome: Welcome) -> None:
+        """A link is open."""
+        self._linked = True
+
+    def link_down(self) -> None:
+        """The link is gone."""
+        self._linked = False
+        self.acks.link_down()
+
+    def fail_all(self, error: MalamuteError) -> None:
+        """The session ends."""
+        self.acks.fail_all(error)
+
+    def wake(self, now_ms: int) -> None:
+        """Nothing of it is due but what take() does."""
+
+    def take(self, now_ms: int, out: Put) -> bool:
+        """Acknowledge; leave groups that nobody reads."""
+        self.acks.take(now_ms, out)
+        for membership in list(self._leaving):
+            if not self._linked:
+                self._end(membership)
+            elif not membership.settling:
+                # Not before: ENDED would overtake the confirms, which wait for the disk.
+                del self._leaving[membership]
+                membership.ending = True
+                out.put(Unsubscribe(membership.number), None)
+        return True
+
+    def next_wake(self) -> int | None:
+        """When take() is to be called at the latest; None: no need."""
+        return self.acks.next_wake()
+
+
+class Handed(Cursor):
+    """What both shells share of a member: the place in a batch, what was handed over last."""
+
+    def __init__(
+        self,
+        ack: str,
+        strict: bool,
+        on_notice: Callable[[Notice], None] | None,
+    ) -> None:
+        """ack: "next" or "manual". Raises LocalProtocolError: neither."""
+        super().__init__(strict, on_notice)
+        if ack not in ("next", "manual"):
+            raise LocalProtocolError("bad_setting", f"ack={ack!r}; known are 'next', 'manual'")
+        self._by_itself = ack == "next"
+        self._handed: list[int] = []
+        """Handed over last; acknowledged when the next is asked for."""
+
+    def _handing(self, numbers: list[int]) -> None:
+        if self._by_itself:
+            self._handed = numbers
+
+    def _unhand(self, offsets: list[int]) -> None:
+        """These were acknowledged by name."""
+        if self._handed:
+            named = set(offsets)
+            self._handed = [offset for offset in self._handed if offset not in named]
+
+    def _rest(self) -> HeldBatch | None:
+        rest = super()._rest()
+        if rest is None or isinstance(rest, HeldBatch):
+            return rest
+        assert isinstance(self._batch, HeldBatch)
+        return HeldBatch(rest, self._batch.opened)
+
+
+def numbers_of(held: Any, membership: Membership) -> list[int]:
+    """Offsets of a record or batch. Raises LocalProtocolError: not of this membership."""
+    batch = held if isinstance(held, HeldBatch) else getattr(held, "batch", None)
+    if not isinstance(batch, HeldBatch) or batch.opened is not membership:
+        raise LocalProtocolError("unexpected", f"{held!r} did not come from this member")
+    return held.numbers if held is batch else [held.offset]

@@ -1,0 +1,513 @@
+"""Cursors, groups, atomic steps and the asking about queues, for threads.
+
+Owns these verbs as blocking calls. The rule: as in sync.py: whoever waits can be interrupted by
+a timeout or by the client's end; a step whose commit timed out may still be taken, whole.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from malamute_protocol import commands as c
+from malamute_protocol.batch import Record
+from malamute_protocol.errors import RequestRejected
+from malamute_protocol.pattern import Pattern
+from malamute_py.client.atomic import Step
+from malamute_py.client.calls import make_pattern
+from malamute_py.client.cursors import CursorName
+from malamute_py.client.facts import (
+    CursorFacts,
+    Facts,
+    GroupFacts,
+    MailboxFacts,
+    PeekedMail,
+    Purged,
+    ServiceFacts,
+    fact_list,
+    facts,
+    place_of,
+)
+from malamute_py.client.groups import (
+    CREDIT_BYTES,
+    CREDIT_RECORDS,
+    Handed,
+    HeldBatch,
+    Joining,
+    numbers_of,
+)
+from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
+from malamute_py.client.reading import Notice
+from malamute_py.client.session import State
+from malamute_py.client.thread import Pending
+from malamute_py.client.verbs import SyncVerbs
+
+if TYPE_CHECKING:
+    from malamute_py.client.thread import ThreadLink
+
+Kind = TypeVar("Kind", bound=Facts)
+
+
+class SyncAtomicStep(Step):
+    """One step, taken as a whole when its `with` block ends without an exception."""
+
+    __slots__ = ("_link",)
+
+    def __init__(self, link: ThreadLink, confirm: str = "default", key: bytes = b"") -> None:
+        """See SyncClient.atomic()."""
+        super().__init__(confirm, key)
+        self._link = link
+
+    def __enter__(self) -> SyncAtomicStep:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commit; after an exception nothing of it happens."""
+        if kind is None:
+            self.commit()
+        else:
+            with self._link.lock:
+                self.give_up()
+
+    def _lend(self, holder: Any, numbers: list[int]) -> None:
+        with self._link.lock:
+            super()._lend(holder, numbers)
+
+    def commit(self, timeout_ms: int | None = None) -> Confirmation | None:
+        """Have it taken, and wait for the confirm; None: there was nothing in it.
+
+        Raises RequestRejected (nothing of it happened), LocalProtocolError (nothing was sent),
+        Timeout or ConnectionLost (it may have been taken, as a whole).
+        """
+        if not self.parts:
+            return None
+        pending = self.commit_nowait(timeout_ms)
+        try:
+            return pending.result(timeout_ms)
+        except BaseException:
+            with self._link.lock:
+                self._link.session.steps.withdraw(self)
+            raise
+
+    def commit_nowait(self, timeout_ms: int | None = None) -> Pending[Confirmation]:
+        """Put it on its way; waits only while the window is full. Raises as commit()."""
+        link = self._link
+        pending: Pending[Confirmation] = Pending(link)
+        with link.lock:
+            session = link.session
+            try:
+                link.wait_for(
+                    lambda: session.window.has_room or session.state is State.CLOSED,
+                    timeout_ms,
+                    "no room for more that is unconfirmed",
+                )
+            except BaseException:
+                self.give_up()
+                raise
+            session.steps.add(self, pending)
+            link.wake_up()
+        return pending
+
+
+class SyncStreamCursor(CursorName):
+    """One cursor that the broker keeps."""
+
+    def __init__(self, link: ThreadLink, stream: str, name: str) -> None:
+        """See SyncClient.cursor()."""
+        super().__init__(stream, name)
+        self._link = link
+
+    def info(self) -> CursorFacts:
+        """Where it stands. Raises RequestRejected `unknown_cursor`."""
+        value = self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name), None)
+        return facts(CursorFacts, value)
+
+    def move(self, next: int | Position, *, since: int | None = None) -> Confirmation | None:
+        """Have it stand at `next`, which must be ahead of it.
+
+        since: where it stands until now. Raises RequestRejected `conflict`.
+        """
+        step = SyncAtomicStep(self._link)
+        step.move_cursor(self.stream, self.name, next, since=since)
+        return step.commit()
+
+    def reset(self, start: StartPoint) -> int:
+        """Have it stand at a start point, wherever it stands; returns the offset."""
+        wire = start_on_wire(start)
+        value = self._link.ask(lambda number: c.FindOffset(number, self.stream, wire), None)
+        offset = int(value["offset"])
+        step = SyncAtomicStep(self._link)
+        step.move_cursor(self.stream, self.name, offset, force=True)
+        step.commit()
+        return offset
+
+    def edit(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        /,
+        *,
+        start: StartPoint = "earliest",
+        **more: Any,
+    ) -> CursorFacts:
+        """Change its settings, or create it where `start` says. Raises RequestRejected."""
+        named, wire = {**(settings or {}), **more}, start_on_wire(start)
+        value = self._link.ask(
+            lambda number: c.EditCursor(number, self.stream, self.name, named, wire), None
+        )
+        return facts(CursorFacts, {"stream": self.stream, "cursor": self.name, **value})
+
+    def remove(self) -> None:
+        """Have the broker forget it. Raises RequestRejected."""
+        self._link.ask(lambda number: c.RemoveCursor(number, self.stream, self.name), None)
+
+
+class SyncMember(Handed):
+    """A member of a group: records and batches that nobody else gets; for one thread at a time."""
+
+    def __init__(
+        self,
+        link: ThreadLink,
+        asked: Joining,
+        *,
+        ack: str,
+        strict: bool,
+        on_notice: Callable[[Notice], None] | None,
+        timeout_ms: int | None,
+    ) -> None:
+        """See SyncClient.group(). Raises what ended the session."""
+        super().__init__(ack, strict, on_notice)
+        self._link = link
+        self._timeout_ms = timeout_ms
+        self._closed = False
+        with link.lock:
+            self._members = link.session.memberships
+            self._membership = self._members.join(asked)
+            link.wake_up()
+        # `for record in client.group(...)` with a break leaves nobody to close it.
+        self._finalizer = weakref.finalize(self, link.dropped, self._membership)
+        self._finalizer.atexit = False
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will arrive."""
+        return self._closed or self._membership.ended
+
+    def accepted(self, timeout_ms: int | None = None) -> None:
+        """Wait until the broker accepted. Raises the refusal, or Timeout."""
+        membership = self._membership
+        with self._link.lock:
+            self._link.wait_for(
+                lambda: membership.accepted or self.ended, timeout_ms, "not accepted"
+            )
+        if not membership.accepted:
+            raise membership.error or RequestRejected("cancelled")
+
+    # --- taking ----------------------------------------------------------------------------
+
+    def next_batch(self, timeout_ms: int | None = None) -> HeldBatch | None:
+        """The next batch; None at the end.
+
+        Raises Timeout (nothing is lost), the broker's refusal, or GapError when strict.
+        """
+        self._acknowledge_handed()
+        batch = self._rest()
+        if batch is None:
+            batch = self._next(timeout_ms)
+        if batch is not None:
+            self._handing(batch.numbers)
+        return batch
+
+    def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        membership, link = self._membership, self._link
+        while True:
+            with link.lock:
+                if self._closed:
+                    return None
+                item = membership.take()
+                if link.session.consumed(membership):
+                    link.wake_up()
+                if item is None:
+                    if membership.error is not None:
+                        raise membership.error
+                    if membership.ended:
+                        return None
+                    link.wait_for(
+                        lambda: bool(membership.queue) or self.ended, timeout_ms, "no record"
+                    )
+                    continue
+            if isinstance(item, HeldBatch):
+                return item
+            self._note(item)
+
+    def batches(self) -> Iterator[HeldBatch]:
+        """The batches, to the end. Raises as next_batch()."""
+        while (batch := self.next_batch(self._timeout_ms)) is not None:
+            yield batch
+
+    def __iter__(self) -> SyncMember:
+        return self
+
+    def __next__(self) -> Record:
+        self._acknowledge_handed()
+        while not self._left:
+            batch = self._next(self._timeout_ms)
+            if batch is None:
+                raise StopIteration
+            self._open(batch)
+        record = next(self._rows)
+        self._left -= 1
+        self._handing([record.offset])
+        return record
+
+    # --- acknowledging ---------------------------------------------------------------------
+
+    def _acknowledge_handed(self) -> None:
+        if self._handed:
+            handed, self._handed = self._handed, []
+            with self._link.lock:
+                self._membership.ack(handed)
+                self._link.wake_up()
+
+    def ack_nowait(self, held: Any) -> Pending[bool]:
+        """Say that a record or batch is done; its result is what ack() returns."""
+        return self._ack(held, -1)
+
+    def ack(self, held: Any, timeout_ms: int | None = None) -> bool:
+        """A record or batch is done. True: confirmed.
+
+        False: the broker does not take all of it for ours (any more), as the link was lost in
+        between: some member gets it again. Raises Timeout, or LocalProtocolError: not from
+        this member.
+        """
+        return self._ack(held, -1).result(timeout_ms)
+
+    def again(self, held: Any, delay_ms: int = 0, timeout_ms: int | None = None) -> bool:
+        """A record or batch is wanted again, by any member, after a time. As ack()."""
+        return self._ack(held, max(0, delay_ms)).result(timeout_ms)
+
+    def _ack(self, held: Any, again_ms: int) -> Pending[bool]:
+        offsets = numbers_of(held, self._membership)
+        pending: Pending[bool] = Pending(self._link)
+        self._unhand(offsets)
+        with self._link.lock:
+            if self._membership.ended:
+                pending.settle(False)
+            else:
+                self._membership.ack(offsets, again_ms, pending)
+                self._link.wake_up()
+        return pending
+
+    # --- life ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the group; what was not acknowledged goes to other members."""
+        if self._closed:
+            return
+        self._finalizer.detach()
+        self._left = 0
+        with self._link.lock:
+            self._closed = True
+            self._members.leave(self._membership)
+            self._link.tell()
+            self._link.wake_up()
+
+    def __enter__(self) -> SyncMember:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave; without an exception what was handed over last is done, too (ack="next")."""
+        if kind is None:
+            self._acknowledge_handed()
+        self.close()
+
+
+class SyncQueueVerbs(SyncVerbs):
+    """Verbs over cursors, groups, steps, mailboxes and services."""
+
+    # --- steps -----------------------------------------------------------------------------
+
+    def atomic(self, *, confirm: str = "default", key: bytes = b"") -> SyncAtomicStep:
+        """One atomic step: `with client.atomic() as step`, then `step.publish(...)` etc.
+
+        All that was put into it happens or none of it, when the block ends; step.confirmation
+        tells of it. Steps of threads that wait at the same time go to the broker together.
+        confirm: "synced" or "stored". key: a name of its own, to be taken once however often
+        it is tried, by this or a later process of the same identity.
+        """
+        return SyncAtomicStep(self._link, confirm, key)
+
+    # --- cursors -----------------------------------------------------------------------------
+
+    def cursor(self, stream: str, name: str) -> SyncStreamCursor:
+        """A cursor by name; it comes into being when it is moved or edited."""
+        return SyncStreamCursor(self._link, stream, name)
+
+    def cursor_info(self, stream: str, cursor: str) -> CursorFacts:
+        """Facts about one cursor. Raises RequestRejected `unknown_cursor`."""
+        return self.cursor(stream, cursor).info()
+
+    def cursors(self, stream: str = "", prefix: str = "") -> list[CursorFacts]:
+        """Facts about the cursors of a stream (empty: of all), those that begin so."""
+        return self._pages(
+            CursorFacts,
+            lambda number, after: c.CursorInfo(number, stream, f"{prefix}*", after),
+        )
+
+    # --- groups ------------------------------------------------------------------------------
+
+    def group(
+        self,
+        stream: str,
+        group: str,
+        *,
+        kind: str = "shared",
+        pattern: str | Pattern = "#",
+        start: StartPoint = "latest",
+        ack: str = "next",
+        credit_records: int = CREDIT_RECORDS,
+        credit_bytes: int = CREDIT_BYTES,
+        hold_ms: int = 0,
+        strict: bool = False,
+        on_notice: Callable[[Notice], None] | None = None,
+        timeout_ms: int | None = None,
+    ) -> SyncMember:
+        """Become a member of a group: `with client.group(...) as member`, and iterate.
+
+        kind: "shared" (each record to one member), "keyed" (each subject to one member, in
+        order) or "exclusive" (one member at a time, whose place is kept for hold_ms). start:
+        where a new group begins. ack: "next": what was handed over is done when the next is
+        asked for; "manual": only ack() says so. credit_records: how many may be in hand.
+        timeout_ms: how long the iteration waits for a record.
+        Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
+        """
+        asked = Joining(
+            stream, group, make_pattern(pattern), kind, start_on_wire(start),
+            credit_records, credit_bytes, hold_ms,
+        ).check()  # fmt: skip
+        return SyncMember(
+            self._link, asked, ack=ack, strict=strict, on_notice=on_notice, timeout_ms=timeout_ms
+        )
+
+    def group_info(self, stream: str, group: str) -> GroupFacts:
+        """Lag, members and what each holds. Raises RequestRejected `unknown_group`."""
+        value = self._ask(lambda number: c.GroupInfo(number, stream, group))
+        return facts(GroupFacts, {"stream": stream, "group": group, **value})
+
+    def groups(self, stream: str = "", prefix: str = "") -> list[GroupFacts]:
+        """Facts about the groups of a stream (empty: of all), those that begin so."""
+        return self._pages(
+            GroupFacts,
+            lambda number, after: c.GroupInfo(number, stream, f"{prefix}*", after),
+        )
+
+    def remove_group(self, stream: str, group: str) -> None:
+        """Forget a group without members. Raises RequestRejected `in_use`, `unknown_group`."""
+        self._ask(lambda number: c.RemoveGroup(number, stream, group))
+
+    # --- mailboxes ---------------------------------------------------------------------------
+
+    def mailboxes(self, prefix: str = "") -> list[MailboxFacts]:
+        """Facts about all mailboxes whose name begins so, in name order."""
+        return self._pages(
+            MailboxFacts, lambda number, after: c.MailboxInfo(number, f"{prefix}*", after)
+        )
+
+    def mailbox_info(self, mailbox: str) -> MailboxFacts:
+        """Facts about one mailbox. Raises RequestRejected `unknown_mailbox`."""
+        value = self._ask(lambda number: c.MailboxInfo(number, mailbox))
+        return facts(MailboxFacts, {"name": mailbox, **value})
+
+    def peek(
+        self, mailbox: str, *, after: int = -1, limit: int = 100, body_bytes: int = 1024
+    ) -> list[PeekedMail]:
+        """Look at messages without taking them, those with a number above `after`.
+
+        body_bytes: how much of each body is shown. Raises RequestRejected.
+        """
+        value = self._ask(lambda number: c.PeekMail(number, mailbox, after, limit, body_bytes))
+        return fact_list(PeekedMail, value, "messages")
+
+    def purge_mailbox(self, mailbox: str) -> Purged:
+        """Take out all that no reader has in hand. Raises RequestRejected."""
+        value = self._ask(lambda number: c.PurgeMail(number, mailbox, mailbox))
+        return facts(Purged, value)
+
+    def edit_mailbox(
+        self, mailbox: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+    ) -> MailboxFacts:
+        """Create a mailbox or change its settings. Raises RequestRejected `bad_setting`."""
+        named = {**(settings or {}), **more}
+        value = self._ask(lambda number: c.EditMailbox(number, mailbox, named))
+        return facts(MailboxFacts, {"name": mailbox, **value})
+
+    def remove_mailbox(self, mailbox: str) -> int:
+        """Remove a mailbox and what lies in it; returns how much that was."""
+        value = self._ask(lambda number: c.RemoveMailbox(number, mailbox, mailbox))
+        return int(value.get("count", 0))
+
+    # --- services ----------------------------------------------------------------------------
+
+    def services(self, prefix: str = "") -> list[ServiceFacts]:
+        """Facts about all service queues whose name begins so, in name order."""
+        return self._pages(
+            ServiceFacts, lambda number, after: c.ServiceInfo(number, f"{prefix}*", after)
+        )
+
+    def service_info(self, service: str) -> ServiceFacts:
+        """Facts about one service queue. Raises RequestRejected `unknown_service`."""
+        value = self._ask(lambda number: c.ServiceInfo(number, service))
+        return facts(ServiceFacts, {"name": service, **value})
+
+    def edit_service(
+        self, service: str, settings: Mapping[str, Any] | None = None, /, **more: Any
+    ) -> ServiceFacts:
+        """Create a service queue or change its settings. Raises RequestRejected."""
+        named = {**(settings or {}), **more}
+        value = self._ask(lambda number: c.EditService(number, service, named))
+        return facts(ServiceFacts, {"name": service, **value})
+
+    def requeue(self, service: str, numbers: Sequence[int] = ()) -> int:
+        """Put dead letters, or requests that workers hold, back into the queue.
+
+        numbers: which; none: all dead letters. Returns how many. Raises RequestRejected.
+        """
+        listed = list(numbers)
+        value = self._ask(lambda number: c.Requeue(number, service, listed))
+        return int(value.get("count", 0))
+
+    def remove_service(self, service: str) -> int:
+        """Remove a service queue and what lies in it; returns how much that was."""
+        value = self._ask(lambda number: c.RemoveService(number, service, service))
+        return int(value.get("count", 0))
+
+    def _pages(self, kind: type[Kind], make: Callable[[int, str], Any]) -> list[Kind]:
+        """All entries of all pages; make: (request number, after) -> the question."""
+        found: list[Kind] = []
+        after = ""
+        while True:
+            value = self._ask(partial(_following, make, after))
+            page = fact_list(kind, value, "entries")
+            found += page
+            if not page or not value.get("more"):
+                return found
+            after = place_of(page[-1])
+
+    def _ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
+        return self._link.ask(make, None)
+
+
+def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:
+    return make(number, after)
