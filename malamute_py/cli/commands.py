@@ -42,6 +42,9 @@ COMMANDS: Final[dict[str, Entry]] = {
     "journal": Entry(
         "journal:app", "Files of a stopped broker: stat, verify, dump.", at_a_broker=False
     ),
+    "snapshot": Entry(
+        "snapshot:app", "Copies of a broker's data: take, verify, restore.", at_a_broker=False
+    ),
     "link": Entry("links:app", "Links of clients: list, end."),
     "client": Entry("links:app", "Links of clients: list, end.", hidden=True),
     "info": Entry("links:info", "Show facts and counters of the broker."),

@@ -1,0 +1,105 @@
+"""`malamute snapshot ...`: copies of a broker's data, taken while it runs.
+
+Owns the words for what was taken, found and restored, and the exit codes: 1 when anything is
+damaged. The rules: the broker is not asked, its directory is read on the machine where it lies;
+nothing that is there is ever written over. Source: store/snapshot.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from malamute_py.cli import output
+from malamute_py.cli.commands import group, say
+from malamute_py.cli.failures import FAILED
+from malamute_py.cli.progress import Progress
+from malamute_py.cli.values import iso_text, size_text
+
+if TYPE_CHECKING:
+    from malamute_py.store.snapshot import Manifest
+
+app = group("snapshot")
+
+_DATA: Final = "malamute-data"
+
+Snapshot = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The snapshot's directory.", show_default=False)
+]
+
+
+@app.command("take")
+def take(
+    directory: Snapshot,
+    data: Annotated[Path, typer.Option(metavar="DATA", help="The broker's data directory.")] = Path(
+        _DATA
+    ),
+    as_json: output.Json = False,
+) -> int:
+    """Copy a broker's data directory to a new directory, while it runs or not, and verify it."""
+    from malamute_py.store.snapshot import take as take_it
+
+    with Progress("copying") as progress:
+        manifest = take_it(data, directory, progress=_shown(progress))
+    _tell(directory, manifest, manifest.findings, as_json=as_json)
+    if manifest.findings:
+        say(
+            "it was taken as it is; the original is damaged, see: malamute journal verify"
+            f" {data} (with the broker stopped)"
+        )
+        return FAILED
+    return 0
+
+
+@app.command("verify")
+def verify(directory: Snapshot, as_json: output.Json = False) -> int:
+    """Read a whole snapshot and say whether it can be restored."""
+    from malamute_py.store.snapshot import verify as verify_it
+
+    with Progress("verifying") as progress:
+        manifest, wrong = verify_it(directory, progress=_shown(progress))
+    _tell(directory, manifest, [*manifest.findings, *wrong], as_json=as_json)
+    if wrong:
+        say("it cannot be restored; use another snapshot")
+        return FAILED
+    return 0
+
+
+@app.command("restore")
+def restore(
+    directory: Snapshot,
+    data: Annotated[
+        Path,
+        typer.Option(metavar="NEW", help="The data directory to be made.", show_default=False),
+    ],
+    as_json: output.Json = False,
+) -> int:
+    """Make a new data directory from a snapshot; a broker can then be started on it."""
+    from malamute_py.store.snapshot import restore as restore_it
+
+    with Progress("restoring") as progress:
+        manifest = restore_it(directory, data, progress=_shown(progress))
+    _tell(data, manifest, manifest.findings, as_json=as_json)
+    if not as_json and output.on_terminal():
+        say(f"start it with: malamute broker --data {data}")
+    return 0
+
+
+def _shown(progress: Progress) -> Any:
+    return lambda done, what: progress.update(done, f"{size_text(done)}  {what}")
+
+
+def _tell(directory: Path, manifest: Manifest, findings: list[str], *, as_json: bool) -> None:
+    facts = {
+        "directory": str(directory),
+        "taken": iso_text(manifest.taken_ms),
+        "bytes": manifest.bytes,
+        "files": len(manifest.files),
+        "rings": {name: list(bounds) for name, bounds in manifest.rings.items()},
+        "tables at": manifest.lsn,
+        "epoch": manifest.epoch,
+        "findings": findings,
+    }
+    output.facts(facts, as_json=as_json)
