@@ -349,7 +349,7 @@ class Inboxes:
             free &= ~over
             if not free:
                 # The timer takes it out; until then it is nobody's.
-                self._mailboxes.expiries.set((mailbox.number, base), self._shard.now_ms)
+                self._mailboxes.expire_soon(mailbox, row)
         if not free:
             mailbox.pull(base, row.priority)
             return True

@@ -855,8 +855,14 @@ class Mailboxes:
             return
         mailbox.push(row.base, row.priority)
         if row.expires_ms and row.expires_ms <= self._shard.now_ms:
-            self.expiries.set((mailbox.number, row.base), self._shard.now_ms)
+            self.expire_soon(mailbox, row)
         self.wake(mailbox)
+
+    def expire_soon(self, mailbox: Mailbox, row: MessageRow) -> None:
+        """A put has free rows that have expired: look at it, unless that will be done anyway."""
+        place = mailbox.number, row.base
+        if place not in self.expiries:
+            self.expiries.set(place, self._shard.now_ms)
 
     def postpone(self, mailbox: Mailbox, row: MessageRow, mask: int, at_ms: int) -> None:
         """Rows that were held wait again, and not before a time."""

@@ -132,6 +132,9 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._at)
 
+    def __contains__(self, place: Place) -> bool:
+        return place in self._at
+
     @property
     def due_ms(self) -> int | None:
         """When the next is due."""

@@ -353,7 +353,7 @@ def test_what_was_given_back_with_a_delay_can_be_purged() -> None:
     assert post.broker.gauges["mail_bytes"] == 0
 
 
-# --- the end of a link ------------------------------------------------------------------------------
+# --- the end of a link --------------------------------------------------------------------------
 
 
 def test_what_was_not_acknowledged_is_delivered_again_before_what_is_new() -> None:
