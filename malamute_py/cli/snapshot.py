@@ -98,7 +98,7 @@ def _tell(directory: Path, manifest: Manifest, findings: list[str], *, as_json: 
         "bytes": manifest.bytes,
         "files": len(manifest.files),
         "rings": {name: list(bounds) for name, bounds in manifest.rings.items()},
-        "tables at": manifest.lsn,
+        "tables_lsn": manifest.lsn,
         "epoch": manifest.epoch,
         "findings": findings,
     }

@@ -14,7 +14,17 @@ from typing import Any
 from malamute_py.changelog.tables import Queues
 from malamute_py.store.database import check_form, damaged, position_of
 from malamute_py.store.errors import StoreDamaged
-from malamute_py.store.forms import FORMS, Form
+from malamute_py.store.forms import (
+    CURSORS,
+    FORMS,
+    GROUPS,
+    KEYS,
+    MAILBOXES,
+    MESSAGES,
+    REQUESTS,
+    SERVICES,
+    Form,
+)
 
 
 def load(connection: sqlite3.Connection) -> Queues:
@@ -25,8 +35,16 @@ def load(connection: sqlite3.Connection) -> Queues:
     try:
         check_form(connection)
         position = position_of(connection)
-        *others, keys = (_rows(connection, form) for form in FORMS)
-        return Queues(*others, OrderedDict(keys), position.next_number)
+        return Queues(
+            _rows(connection, MAILBOXES),
+            _rows(connection, SERVICES),
+            _rows(connection, MESSAGES),
+            _rows(connection, REQUESTS),
+            _rows(connection, CURSORS),
+            _rows(connection, GROUPS),
+            OrderedDict(_rows(connection, KEYS)),
+            position.next_number,
+        )
     except sqlite3.Error as error:
         raise damaged(error) from error
     finally:

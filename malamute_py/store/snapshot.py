@@ -17,7 +17,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import google_crc32c
 import msgspec
@@ -533,13 +533,12 @@ def _sums(content: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _sum(path: Path) -> tuple[int, int]:
-    crc: Any = google_crc32c.Checksum()
-    size = 0
+    crc = size = 0
     with path.open("rb") as file:
         while data := file.read(_PIECE_BYTES):
-            crc.update(data)
+            crc = google_crc32c.extend(crc, data)
             size += len(data)
-    return size, int.from_bytes(crc.digest(), "big")
+    return size, crc
 
 
 def _sync_all(directory: Path) -> None:

@@ -21,7 +21,7 @@ def test_a_snapshot_of_a_running_broker_is_taken_verified_and_restored(tmp_path:
     run_cli("snapshot", "restore", str(snap), "--data", str(new)).ok()
     with EmbeddedBroker(new, **SMALL) as broker, broker.connect_sync() as client:  # type: ignore[arg-type]
         assert client.stream_info("orders").tail == 30
-    assert run_cli("journal", "verify", str(new)).ok()
+    run_cli("journal", "verify", str(new)).ok()
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:

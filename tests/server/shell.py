@@ -121,7 +121,10 @@ class Shell:
 
     def answer(self) -> Checkpointed | CheckpointFailed:
         """Wait for the process; the loop's part of it."""
-        return self.wait(Checkpointed | CheckpointFailed, self.checkpoints.take)
+        answer: Checkpointed | CheckpointFailed = self.wait(
+            Checkpointed | CheckpointFailed, self.checkpoints.take
+        )
+        return answer
 
     def wait(self, kind: Any, take: Callable[..., Any] | None = None) -> Any:
         deadline = time.monotonic() + WAIT_S
