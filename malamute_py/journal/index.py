@@ -188,7 +188,9 @@ class LiveIndex:
             self._view = (count - 1, ENTRY.unpack_from(table, (count - 1) * ENTRY.size))
         order = np.argsort(streams, kind="stable")
         numbers, begins = np.unique(streams[order], return_index=True)
-        for number, places in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
+        ends = [*begins[1:].tolist(), len(order)]
+        for number, begin, end in zip(numbers.tolist(), begins.tolist(), ends, strict=False):
+            places = order[begin:end]
             if number < UNINDEXED_FROM:
                 self._ordinals[number] = array("I", places.astype(np.uint32).tobytes())
             else:

@@ -154,6 +154,43 @@ def test_a_ring_opened_without_the_walk_is_the_one_that_the_walk_finds(
     assert facts(ring, recovery) == facts(twin, twin_recovery)
 
 
+@pytest.mark.parametrize("kinds", [["change"], ["data"], ["mail"], ["data", "change", "mail"]])
+def test_a_ring_with_few_batches_of_any_kind_is_opened_again_and_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, kinds: list[str]
+) -> None:
+    numbers = walked(monkeypatch)
+    for opening in range(4):
+        ring, recovery = place.open()
+        assert numbers == []
+        assert recovery.clean or opening == 0
+        assert [control.base_offset for control in recovery.controls] == [
+            number for number in range(opening) if "change" in kinds
+        ]
+        content, crc = control_content([b"record"])
+        batches = []
+        if "change" in kinds:
+            batches.append(Append(0, opening, 1, 1000, content, crc, None, CHANGE))
+        if "data" in kinds:
+            batches.append(batch(ring, 1, [b"x"]))
+        if "mail" in kinds:
+            batches.append(Append(MAIL, opening, 1, 1000, content, crc, NO_KEYS))
+        ring.append(batches)
+        for stream in (1, MAIL):
+            here = {1: "data", MAIL: "mail"}[stream] in kinds
+            assert [offset for offset, _ in everything(ring, stream)] == [
+                offset for offset in range(opening + 1) if here
+            ]
+        ring.close()
+
+
+def test_a_ring_closed_empty_is_opened_again(place: Place) -> None:
+    for _ in range(3):
+        ring, recovery = place.open()
+        ring.close()
+    assert recovery.end_lsn == 0
+    put(place.open()[0], 1, b"a")
+
+
 def test_the_tools_find_nothing_wrong_with_a_ring_closed_twice(tmp_path: Path) -> None:
     settings = RingSettings(segment_bytes=1 << 20, ring_bytes=8 << 20)
     for start in (0, 100):
