@@ -1,0 +1,168 @@
+"""The daemon and the process that follows its log: who ends with whom, and what comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from malamute_protocol.commands import (
+    AckMail,
+    BrokerInfo,
+    Confirm,
+    Mail,
+    OpenInbox,
+    Publish,
+    Result,
+    Send,
+)
+from malamute_protocol.encode import encode
+from tests.server.daemon import PROGRAM, Daemon
+from tests.server.peer import RawPeer
+from tests.store.logs import bodies_of
+from tests.waiting import WAIT_S
+
+pytestmark = pytest.mark.system
+
+SMALL = {
+    "limits__batch_bytes_max": 1 << 20,
+    "limits__record_bytes_max": 1 << 19,
+    "journal__segment_bytes": 2 << 20,
+    "journal__ring_bytes": 16 << 20,
+    "links__heartbeat_ms": 60_000,
+    "checkpoint__interval_ms": 50,
+}
+
+
+def until(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Processes that follow for this one."""
+    found = []
+    for place in Path("/proc").iterdir():
+        try:
+            words = (place / "cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            continue
+        if b"malamute_py.store.follow" in words and str(pid).encode() in words:
+            found.append(int(place.name))
+    return found
+
+
+def send(peer: RawPeer, number: int, body: bytes, mailbox: str = "box") -> None:
+    peer.send(Send(mailbox, number), frames=(encode([body]),))
+    peer.get(Confirm)
+
+
+def lag(peer: RawPeer) -> Any:
+    peer.send(BrokerInfo(1))
+    result, _ = peer.get(Result)
+    return result.value["checkpoint"]["lag_bytes"]
+
+
+def received(peer: RawPeer, count: int) -> list[bytes]:
+    """Messages of a mailbox, confirmed as they come."""
+    peer.send(OpenInbox(7, "box", 1 << 40, 1 << 40))
+    found: list[bytes] = []
+    while len(found) < count:
+        mail, frames = peer.get(Mail)
+        assert mail.rows is None
+        found += bodies_of(b"".join(frames))
+    return found
+
+
+def test_mail_is_there_after_a_kill_out_of_the_tables_and_out_of_the_log(tmp_path: Path) -> None:
+    with Daemon(tmp_path, **SMALL) as daemon, RawPeer(daemon.endpoint) as peer:
+        for number in range(1, 21):
+            send(peer, number, b"tables %d" % number)
+        until(lambda: lag(peer) == 0)
+        for number in range(1, 31):  # the ring goes round: their bodies are in the tables only
+            peer.send(Publish("s", number), frames=(encode([b"n" * 500_000]),))
+            peer.get(Confirm)
+            until(lambda: lag(peer) == 0)
+        for number in range(21, 31):
+            send(peer, number, b"log %d" % number)
+        (follower,) = children(daemon.process.pid)
+        daemon.kill()
+        until(lambda: not Path(f"/proc/{follower}").exists())
+    with Daemon(tmp_path, **SMALL) as daemon, RawPeer(daemon.endpoint) as peer:
+        assert daemon.wait_for("queues_recovered")["messages"] == 30
+        wanted = [b"tables %d" % n for n in range(1, 21)] + [b"log %d" % n for n in range(21, 31)]
+        assert received(peer, 30) == wanted
+        peer.send(AckMail(7, [(0, 30)], 99))
+        peer.get(Confirm)
+        assert daemon.terminate() == 0
+    with Daemon(tmp_path, **SMALL) as daemon:
+        line = daemon.wait_for("queues_recovered")
+        assert (line["messages"], line["mailboxes"], line["lag_bytes"]) == (0, 1, 0)
+
+
+def test_the_process_is_started_again_when_it_dies_and_goes_when_the_broker_goes(
+    tmp_path: Path,
+) -> None:
+    settings = {**SMALL, "checkpoint__retry_ms": 10}
+    with Daemon(tmp_path, **settings) as daemon, RawPeer(daemon.endpoint) as peer:
+        send(peer, 1, b"one")
+        until(lambda: lag(peer) == 0)
+        (first,) = children(daemon.process.pid)
+        os.kill(first, signal.SIGKILL)
+        send(peer, 2, b"two")
+        daemon.wait_for("checkpoint_process_restarted")
+        until(lambda: lag(peer) == 0)
+        (second,) = children(daemon.process.pid)
+        assert second != first
+        assert daemon.terminate() == 0
+        assert not Path(f"/proc/{second}").exists()
+
+
+def test_ctrl_c_on_a_terminal_ends_both_in_order(tmp_path: Path) -> None:
+    with Daemon(tmp_path, **SMALL) as daemon, RawPeer(daemon.endpoint) as peer:
+        send(peer, 1, b"one")
+        until(lambda: lag(peer) == 0)
+        (follower,) = children(daemon.process.pid)
+        send(peer, 2, b"two")
+        os.kill(follower, signal.SIGINT)  # as the terminal does, to each of the group
+        daemon.process.send_signal(signal.SIGINT)
+        assert daemon.process.wait(timeout=WAIT_S) == 0
+        assert not Path(f"/proc/{follower}").exists()
+    with Daemon(tmp_path, **SMALL) as daemon:
+        line = daemon.wait_for("queues_recovered")
+        assert (line["messages"], line["lag_bytes"]) == (2, 0)
+
+
+def test_a_broker_in_memory_has_no_process() -> None:
+    with Daemon("", **SMALL) as daemon, RawPeer(daemon.endpoint) as peer:
+        send(peer, 1, b"one")
+        peer.send(BrokerInfo(1))
+        result, _ = peer.get(Result)
+        assert "checkpoint" not in result.value
+        assert not children(daemon.process.pid)
+
+
+def test_a_start_that_cannot_be_says_what_to_do(tmp_path: Path) -> None:
+    with Daemon(tmp_path, **SMALL) as daemon, RawPeer(daemon.endpoint) as peer:
+        send(peer, 1, b"one")
+        assert daemon.terminate() == 0
+    (tmp_path / "queues.db").unlink()
+    words = [f"data_directory={tmp_path}", "listen=tcp://127.0.0.1:0"]
+    refused = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        capture_output=True, text=True, check=False, timeout=WAIT_S,
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert "queues.db is missing" in refused.stderr
+    assert "malamute snapshot restore" in refused.stderr
+    assert not (tmp_path / "queues.db").exists()
