@@ -191,6 +191,10 @@ class LiveIndex:
         ends = [*begins[1:].tolist(), len(order)]
         for number, begin, end in zip(numbers.tolist(), begins.tolist(), ends, strict=False):
             places = order[begin:end]
+            span = stored.spans.get(number)
+            low, high = rows["base"][places[0]], rows["next"][places[-1]]
+            if span is None or (span.first, span.next) != (low, high):
+                return False
             if number < UNINDEXED_FROM:
                 self._ordinals[number] = array("I", places.astype(np.uint32).tobytes())
             else:
@@ -200,7 +204,7 @@ class LiveIndex:
         self._headers.restore(stored.depth, stored.all_headers())
         self.spans.update(stored.spans)
         self.expires_ms = stored.expires_ms
-        return set(numbers.tolist()) == set(self.spans)
+        return len(numbers) == len(self.spans)
 
     def add(
         self,

@@ -8,9 +8,12 @@ valid batch, marker, segment header or index that says so. Source: DESIGN.md, se
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
+
+import msgspec
 
 from malamute_protocol.content import CONTENT_BYTES
 from malamute_protocol.stamp import (
@@ -290,7 +293,13 @@ class Scan:
             return False
         stored = read_index(active.index, self.ring, segment.number)
         live = LiveIndex(self.settings.index_interval_bytes, self.settings.distinct_headers_max)
-        if stored is None or stored.last_epoch != active.epoch or not live.restore(stored):
+        if stored is None or stored.last_epoch != active.epoch:
+            return False
+        try:
+            if not live.restore(stored):
+                return False
+        except (ValueError, struct.error, msgspec.MsgspecError):
+            # Whatever an index's bytes are, a walk is the worst that may come of them.
             return False
         self._flush()
         segment.live, segment.spans, segment.expires_ms = live, live.spans, live.expires_ms

@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+import msgspec
 import pytest
 
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES
@@ -23,8 +26,18 @@ from malamute_py.journal import (
 )
 from malamute_py.journal.index import LiveIndex
 from malamute_py.journal.inspect import verify
-from malamute_py.journal.layout import ACTIVE_FILE, CLOSED_FILE, control_content, segment_name
+from malamute_py.journal.layout import (
+    ACTIVE_FILE,
+    CLOSED_FILE,
+    Active,
+    Closed,
+    control_content,
+    pack_file,
+    segment_name,
+    unpack_file,
+)
 from malamute_py.journal.recovery import Scan
+from malamute_py.journal.storage import replace_file
 from tests.journal.rings import SMALL, Faulty, Place, batch, content_of, everything, file_place, put
 from tests.journal.test_retention import tidy
 
@@ -277,6 +290,38 @@ def test_what_does_not_fit_is_ignored(place: Place, monkeypatch: pytest.MonkeyPa
     restore()
     reopened()
     assert numbers == []
+
+
+@pytest.mark.parametrize("part", ["headers", "table", "order"])
+def test_an_index_that_is_whole_and_makes_no_sense_costs_a_walk(
+    place: Place, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    ring = filled(place, SMALL, 20)
+    expected = everything(ring, 1)
+    ring.close()
+    active = unpack_file(place.storage.read(place.storage.open(ACTIVE_FILE), 0, 1 << 20), Active)
+    stored = unpack_file(active.index, list)
+    if part == "headers":
+        stored[8] = dict.fromkeys(stored[8], b"no message pack")
+    elif part == "table":
+        stored[6] = stored[6][64:]
+    else:
+        stored[6] = stored[6][-64:] + stored[6][:-64]
+
+    active.index = packed(stored)
+    replace_file(place.storage, ACTIVE_FILE, pack_file(active))
+    numbers = walked(monkeypatch)
+    ring, recovery = place.open()
+    assert recovery.clean
+    assert everything(ring, 1) == expected
+    assert numbers
+
+
+def packed(body: list[Any]) -> bytes:
+    """A small file with this body and a good checksum."""
+    data = msgspec.msgpack.encode(body)
+    head = pack_file(Closed(b"", 0, 0, clean=True))[:8]
+    return head + struct.pack("<II", google_crc32c.value(data), len(data)) + data
 
 
 def test_a_close_that_cannot_write_it_is_a_close_all_the_same(tmp_path: Path) -> None:
