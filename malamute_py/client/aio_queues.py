@@ -122,18 +122,14 @@ class StreamCursor(CursorName):
 
         since: where it stands until now. Raises RequestRejected `conflict`.
         """
-        step = AtomicStep(self._link)
-        step.move_cursor(self.stream, self.name, next, since=since)
-        return await step.commit()
+        return await self._moving(AtomicStep(self._link), next, since).commit()
 
     async def reset(self, start: StartPoint) -> int:
         """Have it stand at a start point, wherever it stands; returns the offset."""
         wire = start_on_wire(start)
         value = await self._link.ask(lambda number: c.FindOffset(number, self.stream, wire))
         offset = int(value["offset"])
-        step = AtomicStep(self._link)
-        step.move_cursor(self.stream, self.name, offset, force=True)
-        await step.commit()
+        await self._moving(AtomicStep(self._link), offset, None, force=True).commit()
         return offset
 
     async def edit(

@@ -7,12 +7,14 @@ be refused as one that is not ahead. Source: SPEC.md, section 4.8.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import LocalProtocolError
 from malamute_py.client.atomic import Step
 from malamute_py.client.position import Position
+
+Moving = TypeVar("Moving", bound=Step)
 
 
 class CursorName:
@@ -31,7 +33,8 @@ class CursorName:
         return f"<{type(self).__name__} {self.stream}/{self.name}>"
 
     def _moving(
-        self, step: Step, next: int | Position, since: int | None, *, force: bool = False
-    ) -> Any:
+        self, step: Moving, next: int | Position, since: int | None, *, force: bool = False
+    ) -> Moving:
+        """The step, with the cursor's move in it."""
         step.move_cursor(self.stream, self.name, next, since=since, force=force)
         return step

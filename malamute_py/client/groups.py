@@ -401,8 +401,10 @@ class Memberships:
         """Its reader is gone: what it did not acknowledge goes to other members."""
         membership.leaving = True
         membership.discard()
-        if not membership.ended:
+        if self._linked and not membership.ended:
             self._leaving[membership] = None
+        elif not membership.ended:
+            self._end(membership)
         self._arrived(membership)
 
     def freed(self, membership: Membership) -> None:
@@ -438,6 +440,8 @@ class Memberships:
         """The link is gone."""
         self._linked = False
         self.acks.link_down()
+        for membership in list(self._leaving):
+            self._end(membership)
 
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends."""
@@ -450,9 +454,7 @@ class Memberships:
         """Acknowledge; leave groups that nobody reads."""
         self.acks.take(now_ms, out)
         for membership in list(self._leaving):
-            if not self._linked:
-                self._end(membership)
-            elif not membership.settling:
+            if not membership.settling:
                 # Not before: ENDED would overtake the confirms, which wait for the disk.
                 del self._leaving[membership]
                 membership.ending = True

@@ -135,18 +135,14 @@ class SyncStreamCursor(CursorName):
 
         since: where it stands until now. Raises RequestRejected `conflict`.
         """
-        step = SyncAtomicStep(self._link)
-        step.move_cursor(self.stream, self.name, next, since=since)
-        return step.commit()
+        return self._moving(SyncAtomicStep(self._link), next, since).commit()
 
     def reset(self, start: StartPoint) -> int:
         """Have it stand at a start point, wherever it stands; returns the offset."""
         wire = start_on_wire(start)
         value = self._link.ask(lambda number: c.FindOffset(number, self.stream, wire), None)
         offset = int(value["offset"])
-        step = SyncAtomicStep(self._link)
-        step.move_cursor(self.stream, self.name, offset, force=True)
-        step.commit()
+        self._moving(SyncAtomicStep(self._link), offset, None, force=True).commit()
         return offset
 
     def edit(

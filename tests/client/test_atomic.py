@@ -1,0 +1,469 @@
+"""Atomic steps in the session: how they merge, and what becomes of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from malamute_protocol import commands as c
+from malamute_protocol.batch import Content
+from malamute_protocol.commands import Command
+from malamute_protocol.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    MalamuteError,
+    RequestRejected,
+)
+from malamute_py.client.acks import Form
+from malamute_py.client.atomic import Step
+from malamute_py.client.events import Settled
+from malamute_py.client.position import Confirmation, Position
+from tests.client.script import STREAM_UUID, Script, bodies_of
+
+TIME_MS = 1_700_000_000_000
+
+
+class Bag:
+    """A holder of numbers in hand, as an inbox is one."""
+
+    def __init__(self, number: int, held: set[int]) -> None:
+        self.number = number
+        self.held = held
+        self.gone: set[int] = set()
+
+    def ack_command(self, form: Form, ranges: list[tuple[int, int]], tracker: int) -> Command:
+        if form.state:
+            again_ms = max(0, form.again_ms)
+            return c.AckWork(self.number, ranges, form.state, tracker, 0, again_ms, form.reason)
+        return c.AckMail(self.number, ranges, tracker, 0, form.again_ms)
+
+    def lend(self, numbers: list[int]) -> None:
+        if not self.held.issuperset(numbers):
+            raise RequestRejected("not_held")
+        self.held.difference_update(numbers)
+
+    def settled(self, numbers: list[int]) -> None:
+        self.gone.update(numbers)
+
+    def regained(self, numbers: list[int]) -> None:
+        self.held.update(numbers)
+
+
+class Item:
+    """A message or a request in hand."""
+
+    reply_to = "desk"
+
+    def __init__(self, opened: Bag, number: int) -> None:
+        self.opened = opened
+        self.number = number
+
+
+class Stepping(Script):
+    """A session whose broker has said WELCOME, and what became of its steps."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.open()
+
+    def add(self, step: Step, token: str = "") -> Step:
+        self.session.steps.add(step, token)
+        return step
+
+    def sent(self) -> list[list[tuple[Command, tuple[Any, ...]]]]:
+        """Every ATOMIC that was heard so far, each with its parts."""
+        found = []
+        for place, (command, _) in enumerate(self.heard):
+            if isinstance(command, c.Atomic):
+                found.append(self.heard[place : place + 1 + command.count])
+        return found
+
+    def settled(self) -> dict[str, Any]:
+        """Token -> outcome, of what was settled since the last call."""
+        found = [
+            pair for event in self.happened if isinstance(event, Settled) for pair in event.pairs
+        ]
+        self.happened = [event for event in self.happened if not isinstance(event, Settled)]
+        return dict(found)
+
+    def taken(self, atomic: Command, offset: int = 70, **more: Any) -> None:
+        assert isinstance(atomic, c.Atomic)
+        self.say(c.Confirm(atomic.tracker, 3, 1, offset, TIME_MS, **more))
+
+    def refuse(self, atomic: Command, code: str, retry_ms: int = 0) -> list[Command]:
+        assert isinstance(atomic, c.Atomic)
+        return self.say(c.Refused(66, atomic.tracker, code, "as the test wants", retry_ms))
+
+
+def published(body: bytes, stream: str = "out") -> Step:
+    step = Step()
+    step.publish(stream, body, subject="a")
+    return step
+
+
+def moved(next: int, since: int | None = None, cursor: str = "c") -> Step:
+    step = Step()
+    step.move_cursor("in", cursor, next, since=since)
+    return step
+
+
+def parts(sent: list[tuple[Command, tuple[Any, ...]]]) -> list[Command]:
+    return [command for command, _ in sent[1:]]
+
+
+def contents(sent: list[tuple[Command, tuple[Any, ...]]]) -> list[list[bytes]]:
+    return [bodies_of(Content(frame)) for _, frames in sent[1:] for frame in frames]
+
+
+def code_of(outcome: Any) -> str:
+    assert isinstance(outcome, RequestRejected), outcome
+    return outcome.code
+
+
+def test_a_step_leaves_as_one_atomic_with_its_parts_behind_it() -> None:
+    script = Stepping()
+    inbox, offer = Bag(7, {4, 5}), Bag(8, {20, 21})
+    step = Step("stored")
+    step.publish("out", b"one", subject="a.b")
+    step.send("desk", b"two", priority=3, deliver_at_ms=99)
+    asked = step.request("resize", b"three", subject="png", timeout_ms=500)
+    step.reply(Item(offer, 20), b"four")
+    step.complete(Item(offer, 21))
+    step.ack(Item(inbox, 4))
+    step.move_cursor("in", "c", Position(STREAM_UUID, 1, 40), since=30)
+    script.add(step, "t")
+    script.step()
+    [sent] = script.sent()
+    atomic = sent[0][0]
+    assert isinstance(atomic, c.Atomic)
+    assert (atomic.count, atomic.level, len(atomic.key)) == (7, 2, 16)
+    assert len(asked.key) == 16
+    assert asked.row == 0
+    assert parts(sent) == [
+        c.Publish("out", 0),
+        c.Send("desk", 0, 0, b"", 99, 3),
+        c.Request("resize", 0, "", 500, 0, asked.key),
+        c.Reply(8, [20], 0, True),
+        c.AckWork(8, [(21, 22)], 3),
+        c.AckMail(7, [(4, 5)]),
+        c.MoveCursor("in", "c", 40, 0, 0, False, STREAM_UUID, 1, 30),
+    ]
+    assert contents(sent) == [[b"one"], [b"two"], [b"three"], [b"four"]]
+    script.taken(atomic)
+    assert script.settled() == {"t": Confirmation(70, 1, "synced", TIME_MS)}
+    assert step.confirmation == Confirmation(70, 1, "synced", TIME_MS)
+    assert (inbox.gone, offer.gone) == ({4}, {20, 21})
+    assert script.session.idle
+
+
+def test_steps_that_wait_together_are_merged_place_by_place() -> None:
+    script = Stepping()
+    inbox = Bag(7, set(range(100)))
+    asked = []
+    for n in range(10):
+        step = published(b"p%d" % n)
+        step.publish("other", b"o%d" % n)
+        asked.append(step.request("resize", b"r%d" % n))
+        step.ack(Item(inbox, n))
+        step.move_cursor("in", "c", n + 1, since=n)
+        script.add(step, str(n))
+    script.step()
+    [sent] = script.sent()
+    publish, other, request, ack, move = parts(sent)
+    assert publish == c.Publish("out", 0)
+    assert other == c.Publish("other", 0)
+    assert isinstance(request, c.Request)
+    assert [each.about for each in asked] == [(request.key, row) for row in range(10)]
+    assert ack == c.AckMail(7, [(0, 10)])
+    assert move == c.MoveCursor("in", "c", 10, 0, from_=0)
+    assert contents(sent) == [[b"%s%d" % (x, n) for n in range(10)] for x in (b"p", b"o", b"r")]
+    script.taken(sent[0][0], 500)
+    assert [outcome.offset for outcome in script.settled().values()] == list(range(500, 510))
+
+
+def test_a_merged_step_that_is_refused_goes_again_in_halves_until_each_has_its_own_answer() -> None:
+    script = Stepping()
+    inbox = Bag(7, set(range(8)))
+    steps = []
+    for n in range(8):
+        step = published(b"%d" % n)
+        step.ack(Item(inbox, n))
+        steps.append(script.add(step, str(n)))
+    script.step()
+    open_ = script.sent()
+    keys = set()
+    told: dict[str, Any] = {}
+    while open_:
+        sent, *open_ = open_
+        [rows] = contents(sent)
+        atomic = sent[0][0]
+        assert isinstance(atomic, c.Atomic)
+        keys.add(atomic.key)
+        before = len(script.sent())
+        if b"5" in rows:
+            script.refuse(atomic, "not_held")
+        else:
+            script.taken(atomic)
+        open_ += script.sent()[before:]
+        told |= script.settled()
+    assert len(keys) == len(script.sent()) == 7
+    assert code_of(told.pop("5")) == "not_held"
+    assert {type(outcome) for outcome in told.values()} == {Confirmation}
+    assert set(told) == set("0123467")
+    assert inbox.held == {5}
+    assert inbox.gone == {0, 1, 2, 3, 4, 6, 7}
+
+
+def test_an_unanswered_step_leaves_again_with_the_same_bytes_under_the_same_key() -> None:
+    script = Stepping()
+    script.add(published(b"one"), "1")
+    script.add(published(b"two"), "2")
+    script.step()
+    script.reconnect()
+    script.add(published(b"three"), "3")
+    script.step()
+    first, again, new = script.sent()
+    assert isinstance(first[0][0], c.Atomic)
+    assert isinstance(again[0][0], c.Atomic)
+    assert again[0][0].key == first[0][0].key
+    assert again[1:] == first[1:]
+    assert contents(new) == [[b"three"]]
+    script.taken(again[0][0], duplicate=True, offset=-1)
+    told = script.settled()
+    assert set(told) == {"1", "2"}
+    assert all(outcome.duplicate and outcome.offset == -1 for outcome in told.values())
+
+
+def test_what_waited_for_a_link_is_merged_when_it_comes() -> None:
+    script = Script()
+    script.session.steps.add(published(b"one"), "1")
+    script.session.steps.add(published(b"two"), "2")
+    assert script.step() == []
+    script.open()
+    script.step()
+    assert [type(command) for command, _ in script.heard[-2:]] == [c.Atomic, c.Publish]
+
+
+def test_a_step_that_is_put_off_goes_again_when_the_broker_said() -> None:
+    script = Stepping()
+    script.add(published(b"one"), "1")
+    script.step()
+    script.refuse(script.sent()[0][0][0], "wait", 500)
+    assert script.session.next_wake() == script.now_ms + 500
+    assert script.wait(499) == []
+    script.add(published(b"two"), "2")
+    script.step()
+    assert contents(script.sent()[-1]) == [[b"two"]]
+    script.wait(1)
+    assert contents(script.sent()[-1]) == [[b"one"]]
+    script.taken(script.sent()[-1][0][0])
+    assert set(script.settled()) == {"1"}
+
+
+def test_a_place_that_is_full_holds_back_only_the_steps_that_need_it() -> None:
+    script = Stepping()
+    full = Step()
+    full.send("full", b"x")
+    script.add(published(b"one"), "1")
+    script.add(full, "full")
+    script.step()
+    script.refuse(script.sent()[-1][0][0], "wait", 50)
+    script.wait(50)
+    _, first, second = script.sent()
+    script.taken(first[0][0])
+    script.refuse(second[0][0], "wait", 50)
+    assert set(script.settled()) == {"1"}
+    script.add(published(b"two"), "2")
+    script.wait(50)
+    assert [parts(each) for each in script.sent()[3:]] == [
+        [c.Send("full", 0)],
+        [c.Publish("out", 0)],
+    ]
+
+
+def test_moves_of_a_cursor_that_do_not_follow_each_other_are_not_merged() -> None:
+    script = Stepping()
+    for name, step in {
+        "a": moved(10, 0),
+        "b": moved(20, 10),
+        "c": moved(30),
+        "d": moved(25),
+        "e": moved(40, 30),
+        "f": moved(5, cursor="other"),
+    }.items():
+        script.add(step, name)
+    script.step()
+    assert [parts(sent) for sent in script.sent()] == [
+        [c.MoveCursor("in", "c", 30, 0, from_=0)],
+        [c.MoveCursor("in", "c", 25, 0)],
+        [c.MoveCursor("in", "c", 40, 0, from_=30), c.MoveCursor("in", "other", 5, 0)],
+    ]
+
+
+def test_a_step_of_a_name_of_its_own_leaves_alone() -> None:
+    script = Stepping()
+    named = Step(key=b"order 17")
+    named.publish("out", b"named")
+    script.add(published(b"before"), "1")
+    script.add(named, "2")
+    script.add(published(b"behind"), "3")
+    script.step()
+    before, alone, behind = script.sent()
+    assert isinstance(alone[0][0], c.Atomic)
+    assert alone[0][0].key == b"order 17"
+    assert [contents(each) for each in (before, alone, behind)] == [
+        [[b"before"]], [[b"named"]], [[b"behind"]],
+    ]  # fmt: skip
+
+
+def test_steps_of_different_levels_are_not_merged() -> None:
+    script = Stepping()
+    script.add(published(b"one"), "1")
+    stored = Step("stored")
+    stored.publish("out", b"two")
+    script.add(stored, "2")
+    script.step()
+    assert [sent[0][0].level for sent in script.sent() if isinstance(sent[0][0], c.Atomic)] == [
+        0,
+        2,
+    ]
+
+
+def test_a_row_that_cannot_be_encoded_fails_its_own_step_only() -> None:
+    script = Stepping()
+    bad = Step()
+    bad.publish("out", b"bad", subject="x" * 256)
+    script.add(published(b"one"), "1")
+    script.add(bad, "bad")
+    script.add(published(b"two"), "2")
+    script.step()
+    told = script.settled()
+    assert list(told) == ["bad"]
+    assert isinstance(told["bad"], LocalProtocolError)
+    assert sorted(body for sent in script.sent() for [body] in contents(sent)) == [b"one", b"two"]
+
+
+def test_a_step_that_is_withdrawn_before_it_left_does_not_leave() -> None:
+    script = Stepping()
+    inbox = Bag(7, {1})
+    gone = published(b"gone")
+    gone.ack(Item(inbox, 1))
+    script.add(published(b"kept"), "1")
+    script.add(gone, "2")
+    script.session.steps.withdraw(gone)
+    assert inbox.held == {1}
+    script.step()
+    [sent] = script.sent()
+    assert contents(sent) == [[b"kept"]]
+    script.taken(sent[0][0])
+    assert set(script.settled()) == {"1"}
+    assert script.session.window.queued_bytes == script.session.window.unconfirmed_bytes == 0
+
+
+def test_a_step_that_is_withdrawn_after_it_left_may_still_be_taken() -> None:
+    script = Stepping()
+    inbox = Bag(7, {1})
+    step = published(b"gone")
+    step.ack(Item(inbox, 1))
+    script.add(step, "1")
+    script.step()
+    script.session.steps.withdraw(step)
+    assert inbox.held == set()
+    script.taken(script.sent()[0][0][0])
+    assert (inbox.gone, script.settled()) == ({1}, {})
+
+
+def test_who_acknowledges_in_a_step_acknowledges_nowhere_else() -> None:
+    inbox = Bag(7, {1, 2})
+    first, second = Step(), Step()
+    first.ack(Item(inbox, 1))
+    with pytest.raises(RequestRejected, match="not_held"):
+        second.ack(Item(inbox, 1))
+    first.give_up()
+    second.ack(Item(inbox, 1))
+    with pytest.raises(LocalProtocolError, match="given up already"):
+        first.ack(Item(inbox, 2))
+    with pytest.raises(LocalProtocolError, match="came from no inbox"):
+        second.ack(b"something else")
+
+
+def test_one_step_moves_a_cursor_once_and_to_an_offset() -> None:
+    step = moved(5)
+    with pytest.raises(LocalProtocolError, match="moves cursor 'c' already"):
+        step.move_cursor("in", "c", 6)
+    with pytest.raises(LocalProtocolError, match="bad_start"):
+        step.move_cursor("in", "d", -1)
+
+
+def test_a_step_is_confirmed_or_it_is_none() -> None:
+    with pytest.raises(LocalProtocolError, match="bad_setting"):
+        Step("none")
+    with pytest.raises(LocalProtocolError, match="too_large"):
+        Step(key=b"k" * 129)
+
+
+def test_many_records_go_into_a_step_column_by_column() -> None:
+    script = Stepping()
+    step = Step()
+    step.publish_many(
+        "out", [b"a", b"b", b"c"], subject=["x", "y", "x"], fields={"k": "1"}, properties=None
+    )
+    with pytest.raises(LocalProtocolError, match="2 values in subject for 1 records"):
+        step.publish_many("out", [b"d"], subject=["x", "y"])
+    step.publish_many("out", [])
+    script.add(step)
+    script.step()
+    [sent] = script.sent()
+    content = Content(sent[1][1][0])
+    assert bodies_of(content) == [b"a", b"b", b"c"]
+    assert content.head.subjects_count == 2
+
+
+def test_the_window_holds_steps_back_until_something_is_confirmed() -> None:
+    script = Stepping(window_bytes=4096)
+    for n in range(4):
+        script.add(published(b"%d" % n * 3000), str(n))
+        script.step()
+    assert len(script.sent()) == 1
+    assert not script.session.window.has_room
+    for n in range(4):
+        assert len(script.sent()) == n + 1
+        script.taken(script.sent()[-1][0][0])
+    assert len(script.settled()) == 4
+    assert script.session.window.unconfirmed_bytes == script.session.window.queued_bytes == 0
+
+
+def test_a_step_beyond_the_brokers_limits_is_refused_before_anything_is_sent() -> None:
+    script = Stepping()
+    inbox = Bag(7, {1})
+    large = published(b"x" * (1 << 20))
+    large.ack(Item(inbox, 1))
+    many = Step()
+    many.publish_many("out", [b""] * 1001)
+    wide = Step()
+    for n in range(100):
+        wide.publish(f"s{n}", b"")
+    for step in (large, many, wide):
+        with pytest.raises(LocalProtocolError, match="too_large"):
+            script.add(step)
+    assert inbox.held == {1}
+    assert script.step() == []
+
+
+def test_the_end_of_the_session_fails_every_step() -> None:
+    script = Stepping()
+    inbox = Bag(7, {1, 2})
+    for number in (1, 2):
+        step = Step()
+        step.ack(Item(inbox, number))
+        script.add(step, str(number))
+        if number == 1:
+            script.step()
+    script.session.close()
+    script.step()
+    assert {type(outcome) for outcome in script.settled().values()} == {ConnectionLost}
+    with pytest.raises(MalamuteError):
+        script.add(published(b"late"))
+    assert inbox.held == {1, 2}
+    assert script.session.window.queued_bytes == script.session.window.unconfirmed_bytes == 0

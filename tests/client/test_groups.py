@@ -1,0 +1,286 @@
+"""Memberships of groups in the session: what is in hand, acknowledged, and whose it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from malamute_protocol import commands as c
+from malamute_protocol.batch import bitmap_of_rows, encode
+from malamute_protocol.commands import Command
+from malamute_protocol.errors import LocalProtocolError, RequestRejected
+from malamute_py.client.atomic import Step
+from malamute_py.client.events import Settled
+from malamute_py.client.groups import HeldBatch, Joining, Membership, numbers_of
+from malamute_py.client.reading import GapNotice
+from malamute_py.client.session import State
+from tests.client.script import STREAM_UUID, Script, stamped
+
+TIME_MS = 1_700_000_000_000
+
+
+class Grouped(Script):
+    """A session that is a member of one group, and what became of its acknowledgements."""
+
+    def __init__(self, **asked: Any) -> None:
+        super().__init__()
+        self.open()
+        self.member = self.join(**asked)
+
+    def join(self, **asked: Any) -> Membership:
+        joining = Joining(**{"stream": "s", "group": "g", "pattern": ["all"], **asked}).check()
+        member = self.session.memberships.join(joining)
+        self.step()
+        self.accept_member(member)
+        return member
+
+    def accept_member(self, member: Membership) -> list[Command]:
+        return self.say(c.Subscribed(member.number, STREAM_UUID, 1, 0, 0, 100))
+
+    def hand(self, count: int, base: int, rows: list[int] | None = None) -> list[Command]:
+        frames = stamped(encode([b"%d" % n for n in range(count)], subject="a"), base)
+        bitmap = None if rows is None else bitmap_of_rows(rows, count)
+        deliver = c.Deliver(self.member.number, base, base + count, 2, bitmap)
+        return self.say(deliver, frames=frames)
+
+    def take(self) -> HeldBatch:
+        item = self.member.take()
+        assert isinstance(item, HeldBatch)
+        return item
+
+    def ack(self, offsets: list[int], token: str | None = None, again_ms: int = -1) -> list[Any]:
+        self.member.ack(offsets, again_ms, token)
+        return [command for command in self.step() if isinstance(command, c.AckRecords)]
+
+    def confirmed(self, ack: c.AckRecords) -> list[Command]:
+        return self.say(c.Confirm(ack.tracker, 3, 1, 0, TIME_MS))
+
+    def settled(self) -> dict[str, Any]:
+        found = [
+            pair for event in self.happened if isinstance(event, Settled) for pair in event.pairs
+        ]
+        self.happened = [event for event in self.happened if not isinstance(event, Settled)]
+        return dict(found)
+
+
+def test_joining_says_what_was_asked_for_on_every_link() -> None:
+    script = Grouped(kind="keyed", start=[0], credit_records=100, hold_ms=5)
+    first = script.last(c.JoinGroup)
+    assert first == c.JoinGroup(
+        script.member.number, "s", "g", ["all"], "keyed", [0], 100, 8 << 20, 5
+    )
+    script.reconnect()
+    assert script.last(c.JoinGroup) == first
+
+
+def test_records_come_in_any_order_and_covers_need_not_touch() -> None:
+    script = Grouped()
+    script.hand(10, 20, [0, 5])
+    script.hand(2, 4)
+    assert script.take().numbers == [20, 25]
+    assert script.take().numbers == [4, 5]
+    assert script.member.take() is None
+
+
+def test_acknowledgements_of_one_turn_leave_as_one_command() -> None:
+    script = Grouped()
+    script.hand(10, 0)
+    batch = script.take()
+    for record in list(batch)[:4]:
+        script.member.ack(numbers_of(record, script.member), token=f"{record.offset}")
+    [ack] = script.ack([7], "7")
+    assert ack.ranges == [(0, 4), (7, 8)]
+    assert (ack.subscription, ack.again_ms) == (script.member.number, -1)
+    assert script.settled() == {}
+    script.confirmed(ack)
+    assert script.settled() == dict.fromkeys(["0", "1", "2", "3", "7"], True)
+
+
+def test_what_is_not_in_hand_is_not_acknowledged() -> None:
+    script = Grouped()
+    script.hand(2, 0)
+    assert script.ack([5], "five") == []
+    assert script.settled() == {"five": False}
+    [ack] = script.ack([1, 2], "both")
+    assert ack.ranges == [(1, 2)]
+    assert script.ack([1], "again") == []
+    assert script.settled() == {"both": False, "again": False}
+
+
+def test_a_refusal_of_some_costs_the_others_nothing() -> None:
+    script = Grouped()
+    script.hand(4, 0)
+    [ack] = script.ack([0, 1, 2, 3], "all")
+    waiting = script.say(c.Refused(64, ack.tracker, "not_held"))
+    refused = 0
+    while waiting:
+        for one in list(waiting):
+            waiting.remove(one)
+            if not isinstance(one, c.AckRecords):
+                continue
+            if (2, 3) in [(n, n + 1) for first, end in one.ranges for n in range(first, end)]:
+                refused += 1
+                waiting += script.say(c.Refused(64, one.tracker, "not_held"))
+            else:
+                waiting += script.confirmed(one)
+    assert refused == 2
+    assert script.settled() == {"all": False}
+    assert script.session.idle
+
+
+def test_records_wanted_again_leave_apart_from_those_that_are_done() -> None:
+    script = Grouped()
+    script.hand(4, 0)
+    script.member.ack([0])
+    acks = script.ack([1, 2], again_ms=500)
+    assert sorted((ack.again_ms, ack.ranges) for ack in acks) == [(-1, [(0, 1)]), (500, [(1, 3)])]
+
+
+def test_credit_comes_back_as_records_are_acknowledged() -> None:
+    script = Grouped(credit_records=10)
+    script.hand(10, 0)
+    script.take()
+    script.session.consumed(script.member)
+    assert script.step() == []
+    script.member.ack(list(range(4)))
+    assert [type(command) for command in script.step()] == [c.AckRecords]
+    script.member.ack([4])
+    given = [command for command in script.step() if isinstance(command, c.Credit)]
+    assert [credit.credit_records for credit in given] == [15]
+
+
+def test_what_nobody_took_is_dropped_with_the_link_and_comes_to_whom_the_broker_will() -> None:
+    script = Grouped()
+    script.hand(4, 0)
+    script.lose()
+    assert script.member.take() is None
+    script.wait(60_000)
+    script.open()
+    script.accept_member(script.member)
+    script.hand(2, 0)
+    assert script.take().numbers == [0, 1]
+
+
+def test_what_was_handed_over_is_not_handed_over_again_after_a_reconnect() -> None:
+    script = Grouped()
+    script.hand(4, 0)
+    batch = script.take()
+    [ack] = script.ack([0, 1], "lost")
+    assert ack.ranges == [(0, 2)]
+    script.reconnect()
+    assert script.settled() == {"lost": False}
+    script.accept_member(script.member)
+    again = [command for command in script.hand(6, 0) if isinstance(command, c.AckRecords)]
+    assert [command.ranges for command in again] == [[(0, 2)]]
+    assert script.take().numbers == [4, 5]
+    assert numbers_of(batch, script.member) == [0, 1, 2, 3]
+    [late] = script.ack([2, 3], "late")
+    script.confirmed(late)
+    assert script.settled() == {"late": True}
+
+
+def test_an_acknowledgement_between_two_links_is_made_good_when_the_record_comes_again() -> None:
+    script = Grouped()
+    script.hand(2, 0)
+    script.take()
+    script.lose()
+    assert script.ack([0], "between") == []
+    assert script.settled() == {"between": False}
+    script.wait(60_000)
+    script.open()
+    script.accept_member(script.member)
+    [ack] = [command for command in script.hand(1, 0) if isinstance(command, c.AckRecords)]
+    assert ack.ranges == [(0, 1)]
+    assert script.member.take() is None
+
+
+def test_a_gap_is_a_notice_and_covers_and_modes_are_nothing() -> None:
+    script = Grouped()
+    script.say(
+        c.Cover(script.member.number, 0, 50),
+        c.Mode(script.member.number, True, 50),
+        c.Gap(script.member.number, 50, 60, "retention"),
+    )
+    assert script.member.take() == GapNotice(50, 60, "retention")
+    assert script.member.take() is None
+
+
+def test_records_outside_of_what_a_delivery_names_cost_the_broker_the_link() -> None:
+    script = Grouped()
+    frames = stamped(encode([b"x", b"y"]), 5)
+    script.say(c.Deliver(script.member.number, 5, 6, 2), frames=frames)
+    assert script.state() is State.WAITING
+    assert script.member.ended
+
+
+def test_who_leaves_says_so_behind_the_confirms_of_what_it_acknowledged() -> None:
+    script = Grouped()
+    script.hand(4, 0)
+    script.take()
+    script.member.ack([0, 1], token="done")
+    script.session.memberships.leave(script.member)
+    [ack] = script.step()
+    assert isinstance(ack, c.AckRecords)
+    script.hand(2, 10)
+    assert script.member.take() is None
+    assert script.confirmed(ack) == [c.Unsubscribe(script.member.number)]
+    script.say(c.Ended(script.member.number, 0, "cancelled"))
+    assert script.settled() == {"done": True}
+    assert script.member.ended
+    assert script.member.error is None
+
+
+def test_who_leaves_without_a_link_has_left() -> None:
+    script = Grouped()
+    script.lose()
+    script.session.memberships.leave(script.member)
+    assert script.member.ended
+    script.wait(60_000)
+    assert c.JoinGroup not in [type(command) for command in script.open()]
+
+
+def test_who_is_leaving_when_the_link_goes_has_left() -> None:
+    script = Grouped()
+    script.hand(1, 0)
+    script.ack([0], "lost")
+    script.session.memberships.leave(script.member)
+    assert c.JoinGroup not in [type(command) for command in script.reconnect()]
+    assert script.member.ended
+    assert script.settled() == {"lost": False}
+
+
+def test_a_step_acknowledges_records_and_batches_of_a_group() -> None:
+    script = Grouped()
+    script.hand(4, 0)
+    script.hand(2, 10)
+    first, second = script.take(), script.take()
+    step = Step()
+    step.ack(next(iter(first)))
+    step.ack(second)
+    with pytest.raises(RequestRejected, match="not_held"):
+        Step().ack(second)
+    assert script.ack([10]) == []
+    script.session.steps.add(step, "step")
+    atomic, ack = script.step()
+    assert isinstance(atomic, c.Atomic)
+    assert ack == c.AckRecords(script.member.number, [(0, 1), (10, 12)])
+    script.say(c.Refused(66, atomic.tracker, "conflict"))
+    assert isinstance(script.settled()["step"], RequestRejected)
+    assert script.member.in_hand == {0, 1, 2, 3, 10, 11}
+
+
+def test_a_record_of_another_member_is_not_this_ones_to_acknowledge() -> None:
+    script = Grouped()
+    other = script.join(group="other")
+    script.hand(1, 0)
+    batch = script.take()
+    for held in (batch, next(iter(batch)), b"something"):
+        with pytest.raises(LocalProtocolError, match="did not come from this member"):
+            numbers_of(held, other)
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "several"}, {"credit_records": 0}, {"hold_ms": -1}])
+def test_what_the_broker_would_refuse_is_refused_before(wrong: dict[str, Any]) -> None:
+    with pytest.raises(LocalProtocolError, match="bad_setting"):
+        Joining("s", "g", ["all"], **wrong).check()
