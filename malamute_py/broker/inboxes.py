@@ -18,7 +18,7 @@ from malamute_protocol.errors import RequestRejected
 from malamute_protocol.extract import extractable
 from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.links import Link, Links
-from malamute_py.broker.mailbox import STANDING, Mailbox, expired, temporary_name
+from malamute_py.broker.mailbox import NOBODY, STANDING, Mailbox, expired, temporary_name
 from malamute_py.broker.mailboxes import Leaver, Leaving, Mailboxes, done_of
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
@@ -29,7 +29,7 @@ from malamute_py.changelog.tables import MessageRow, Rare
 OPEN_INBOX: Final = 41
 TURN_PUTS: Final = 128
 """Puts that one mailbox delivers in its turn."""
-STEP_PUTS: Final = 4_096
+STEP_PUTS: Final = 1_024
 """Puts that one step delivers, or takes back from readers that have ended."""
 
 
@@ -120,6 +120,7 @@ class Inboxes:
         """Readers that have ended and hold something."""
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
+        self._puts_max = shard.settings.inbox_puts_max
 
     @property
     def gauges(self) -> dict[str, int]:
@@ -151,6 +152,8 @@ class Inboxes:
         inbox = Inbox(link, command, mailbox)
         self._of.setdefault(link.number, {})[inbox.number] = inbox
         self.count += 1
+        if not mailbox.readers and mailbox.able is NOBODY:
+            mailbox.able = deque()
         mailbox.readers[inbox] = None
         self._shard.counters["inboxes_opened"] += 1
         if mailbox.state == STANDING:
@@ -358,6 +361,9 @@ class Inboxes:
         attempts, mask = out.attempt(free)
         if row.rare is not None and row.rare.why:
             mask = _same_why(row.rare, mask)
+        held = inbox.held
+        if len(held) >= self._puts_max and base not in held:
+            return False
         count = mask.bit_count()
         if count > inbox.left_records:
             count = max(inbox.left_records, 0 if inbox.outstanding else 1)
@@ -385,7 +391,6 @@ class Inboxes:
         out.held |= mask
         out.delivered(mask)
         mailbox.held += count
-        held = inbox.held
         held[base] = held.get(base, 0) | mask
         inbox.outstanding += count
         inbox.left_records -= count

@@ -135,6 +135,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is being read back at one time; a batch larger than that is read alone."""
     mail_reads_max: int = 8
     """Reads of such batches under way at one time."""
+    inbox_puts_max: int = 16_384
+    """Batches of which one inbox holds something; it is given no more until it acknowledges."""
     inbox_read_bytes: int = 1 << 20
     """What one inbox has read ahead of what it was given; one batch is always allowed."""
     inbox_reads: int = 512
