@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -37,7 +37,7 @@ from malamute_py.journal.check import (
     producer_head,
     stamp_or_fault,
 )
-from malamute_py.journal.index import LiveIndex, read_index
+from malamute_py.journal.index import LiveIndex, Place, read_index
 from malamute_py.journal.layout import (
     ACTIVE_FILE,
     CLOSED_FILE,
@@ -395,55 +395,43 @@ class Scan:
 
     def _flush(self) -> None:
         """Make the pending batches part of the ring: their bundle is whole, or was durable."""
-        for segment, found, data in self._pending:
-            self._keep(segment, found, data)
+        self._keep(self._pending)
         self._pending.clear()
 
-    def _keep(self, segment: Segment, found: Found, data: memoryview) -> None:
-        stamp = found.stamp
-        segment.last_epoch = stamp.epoch
-        segment.last_time_ms = stamp.append_time_ms
-        self.last_time_ms = max(self.last_time_ms, stamp.append_time_ms)
-        if stamp.control_kind in (PADDING, EPOCH_START):
-            return
-        begin = found.position + stamp.stamp_bytes
-        content = data[begin : found.position + stamp.size]
-        if stamp.control_kind == DATA:
-            assert segment.live is not None
-            self._index(segment.live, found, content)
-            segment.expires_ms = segment.live.expires_ms
-            self.streams.note_batch(
-                stamp.stream, stamp.base_offset, stamp.next_offset, stamp.epoch, stamp.size
-            )
-        self.note_state(found, content)
-
-    @staticmethod
-    def _index(live: LiveIndex, found: Found, content: memoryview) -> None:
-        """Note a data batch in its segment's index."""
-        stamp = found.stamp
-        if stamp.stream >= UNINDEXED_FROM:
-            live.add_sparse(
-                stamp.stream,
-                [
-                    (
-                        found.position, stamp.size, stamp.base_offset, stamp.next_offset,
-                        stamp.append_time_ms,
+    def _keep(self, batches: Iterable[tuple[Segment, Found, memoryview]]) -> None:
+        sparse: dict[tuple[Segment, int], list[Place]] = {}
+        for segment, found, data in batches:
+            stamp = found.stamp
+            segment.last_epoch = stamp.epoch
+            segment.last_time_ms = time_ms = stamp.append_time_ms
+            self.last_time_ms = max(self.last_time_ms, time_ms)
+            kind = stamp.control_kind
+            if kind in (PADDING, EPOCH_START):
+                continue
+            position, size = found.position, stamp.size
+            content = data[position + stamp.stamp_bytes : position + size]
+            if kind == DATA:
+                base, stream = stamp.base_offset, stamp.stream
+                after = base + stamp.count
+                if stream >= UNINDEXED_FROM:
+                    places = sparse.setdefault((segment, stream), [])
+                    places.append((position, size, base, after, time_ms))
+                else:
+                    assert segment.live is not None
+                    client, expires_ms = content_facts(content)
+                    keys = header_table(content)
+                    segment.live.add(
+                        stream, position, size, base, after, time_ms, client, expires_ms, keys
                     )
-                ],
-            )  # fmt: skip
-        else:
-            facts = content_facts(content)
-            live.add(
-                stamp.stream,
-                found.position,
-                stamp.size,
-                stamp.base_offset,
-                stamp.next_offset,
-                stamp.append_time_ms,
-                facts.client,
-                facts.expires_ms,
-                header_table(content),
-            )
+                    segment.expires_ms = segment.live.expires_ms
+                    self.streams.note_batch(stream, base, after, stamp.epoch, size)
+            self.note_state(found, content)
+        # Together, as they were written: many small batches a bundle.
+        for (segment, stream), places in sparse.items():
+            assert segment.live is not None
+            total = segment.live.add_sparse(stream, places)
+            segment.expires_ms = segment.live.expires_ms
+            self.streams.note_batch(stream, places[0][2], places[-1][3], segment.last_epoch, total)
 
     def note_state(self, found: Found, content: memoryview) -> None:
         """Collect what the caller's state is rebuilt from."""
@@ -655,8 +643,7 @@ class Scan:
             self.settings.index_interval_bytes, self.settings.distinct_headers_max
         )
         data = self.bytes_of(twin)
-        for found in self.walk_valid(twin):
-            self._keep(twin, found, data)
+        self._keep((twin, found, data) for found in self.walk_valid(twin))
         return twin.live
 
     def walk_valid(self, segment: Segment) -> list[Found]:
