@@ -315,13 +315,13 @@ class Groups:
     def _find(self, member: Member, command: JoinGroup, stream: Stream) -> None:
         """Its stream is there: find the group, or create it."""
         place = stream.number, command.group
-        group = self._groups.get(place)
-        if group is not None:
-            self._enter(member, command, group)
-            return
         waiting = self._coming.get(place)
         if waiting is not None:
             waiting.append((member, command))
+            return
+        group = self._groups.get(place)
+        if group is not None:
+            self._enter(member, command, group)
             return
         settings, link = self._shard.settings, member.link
         if len(self._groups) + len(self._coming) >= settings.groups_max:
@@ -363,7 +363,20 @@ class Groups:
             if stream.removed:
                 self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
                 return
-            group = self._take_up(stream, self._queues.groups[place])
+            self._take_up(stream, self._queues.groups[place])
+            if stream.ring.memory:
+                settled(None)
+            else:
+                # A group that a power loss could take back would begin anew, maybe further on.
+                main = self._catalogue.rings[MAIN]
+                self._publishing.when_visible(main, end_lsn, settled)
+
+        def settled(failure: tuple[str, str] | None) -> None:
+            group = self._groups.get(place)
+            if failure is not None or group is None:
+                code, reason = failure or ("stream_removed", f"'{stream.name}' was removed")
+                self._not_created(place, code, reason, 0)
+                return
             for member, join in self._coming.pop(place, ()):
                 if not member.ended:
                     self._enter(member, join, group)
@@ -772,7 +785,7 @@ class Groups:
             self._starved[group] = None
             return
         token = self._shard.token()
-        group.reading = token
+        group.reading, group.reading_from = token, offset
         self._reads[token] = group
         self._shard.counters["reads"] += 1
         self.reads.append(
@@ -800,8 +813,9 @@ class Groups:
             return True
         holdings = group.holdings
         before = holdings.read, group.deliveries, holdings.open
-        able = bool(group.takers())
-        if able:
+        offset = group.wanted()
+        if offset is not None and (offset >= group.reading_from or group.kind == "shared"):
+            # Else something older came back meanwhile, and goes first where there is an order.
             self._hand_out_history(group, answer)
             if (holdings.read, group.deliveries, holdings.open) != before:
                 group.idle_reads = 0

@@ -224,6 +224,7 @@ class Group:
         "predicate",
         "queued",
         "reading",
+        "reading_from",
         "returns_ms",
         "row",
         "slots",
@@ -266,6 +267,7 @@ class Group:
         """Records that were gone before anyone got them."""
         self.reading = 0
         """Token of its one read of history that is under way; 0: none."""
+        self.reading_from = 0
         self.idle_reads = 0
         self.queued = False
         self.flushing = False
