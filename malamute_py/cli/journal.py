@@ -151,11 +151,12 @@ def stream_names(directory: Path) -> dict[int, str]:
     """Names by number, from the change log in ring main; what is damaged is left out."""
     import msgspec
 
-    from malamute_protocol.batch import Batch
-    from malamute_protocol.content import Content
     from malamute_protocol.errors import BatchError
+    from malamute_py.changelog.records import StreamCreated, decode_change
+    from malamute_py.changelog.snapshots import decode_snapshot
     from malamute_py.journal import JournalError
     from malamute_py.journal.inspect import dump as read
+    from malamute_py.journal.layout import control_bodies
 
     names: dict[int, str] = {}
     try:
@@ -163,26 +164,20 @@ def stream_names(directory: Path) -> dict[int, str]:
             if dumped.kind not in ("change", "snapshot") or dumped.stamp is None:
                 continue
             try:
-                for body in Batch(dumped.stamp, Content(dumped.content)).bodies():
-                    _learn(msgspec.msgpack.decode(body), names)
-            except (BatchError, msgspec.DecodeError, TypeError):
+                bodies = control_bodies(dumped.content)
+                if dumped.kind == "snapshot":
+                    # The journal's own record goes first.
+                    rows = decode_snapshot(bodies[1:]).tables.streams
+                    names.update((number, row.name) for number, row in rows.items())
+                    continue
+                for change in map(decode_change, bodies):
+                    if isinstance(change, StreamCreated):
+                        names[change.number] = change.name
+            except (BatchError, msgspec.MsgspecError, TypeError):
                 continue
     except (JournalError, OSError):
         return names
     return names
-
-
-def _learn(value: Any, names: dict[int, str]) -> None:
-    """Take the names out of a change or a snapshot, whatever else is in it."""
-    if isinstance(value, dict):
-        number, name = value.get("number"), value.get("name")
-        if isinstance(number, int) and isinstance(name, str):
-            names[number] = name
-        for inner in value.values():
-            _learn(inner, names)
-    elif isinstance(value, list):
-        for inner in value:
-            _learn(inner, names)
 
 
 # --- verify --------------------------------------------------------------------------------
