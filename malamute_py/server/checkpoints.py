@@ -115,7 +115,7 @@ class Checkpointed(NamedTuple):
     done: Done
     took_ms: int
     restarted: int
-    """The process that did it is a new one, the so-manieth; 0: the same as before, or the first."""
+    """The process that did it took the place of one that died, the so-manieth; 0: it did not."""
 
 
 class CheckpointFailed(NamedTuple):
@@ -346,7 +346,8 @@ class _Keeper:
         self._jobs: SimpleQueue[Follow | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._starts = 0
+        self._deaths = 0
+        self._replaces = False
         self._answer: Checkpointed | CheckpointFailed | None = None
         """The last one, for stop()."""
 
@@ -395,7 +396,7 @@ class _Keeper:
                 fault = self._start()
                 if fault is not None:
                     return fault
-                restarted = self._starts - 1
+                restarted, self._replaces = self._deaths if self._replaces else 0, False
             process = self._process
             assert process is not None
             assert process.stdin is not None
@@ -422,7 +423,6 @@ class _Keeper:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=_environment(),
         )  # fmt: skip
-        self._starts += 1
         assert process.stdout is not None
         answer = read_answer(process.stdout)  # type: ignore[arg-type]
         if isinstance(answer, Began):
@@ -443,6 +443,8 @@ class _Keeper:
             reason = reason or text[-_STDERR_BYTES:]
         code = process.wait()
         self._close(process)
+        self._deaths += 1
+        self._replaces = True
         what = f"the process that writes the tables ended ({code})"
         return CheckpointFailed("died", f"{what}: {reason}" if reason else what)
 

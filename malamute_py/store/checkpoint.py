@@ -196,17 +196,18 @@ class Checkpoint:
         # The cursor stays open while other tables are written, which SQLite allows.
         survivors = self._connection.execute(_SURVIVORS, (places[0].base,))
         while found := survivors.fetchmany(_BODIES_AT_ONCE):
-            if not going_on():
-                raise Abandoned
             wanted = {base for (base,) in found}
             self._connection.executemany(
-                "INSERT OR REPLACE INTO bodies VALUES (?, ?)", self._bodies(places, wanted)
+                "INSERT OR REPLACE INTO bodies VALUES (?, ?)",
+                self._bodies(places, wanted, going_on),
             )
             copied += len(found) - len(wanted)
             missing += len(wanted)
         return copied, missing
 
-    def _bodies(self, places: list[Place], wanted: set[int]) -> Iterator[tuple[int, bytes]]:
+    def _bodies(
+        self, places: list[Place], wanted: set[int], going_on: Callable[[], bool]
+    ) -> Iterator[tuple[int, bytes]]:
         """(number, batch) of those wanted; what was found is no longer in `wanted`."""
         starts = [place.base for place in places]
 
@@ -218,6 +219,8 @@ class Checkpoint:
             )
 
         for number in sorted({bisect_right(starts, base) - 1 for base in wanted}):
+            if not going_on():
+                raise Abandoned
             place = places[number]
             lsn = place.lsn
             while lsn < place.stop:

@@ -89,7 +89,7 @@ class Changes:
 
     def _range(self, lsn: int, stop: int) -> Iterator[tuple[int, bytes]]:
         last: Place | None = None
-        relevant = self._relevant
+        relevant, begin = self._relevant, lsn
 
         def wanted(stamp: Stamp) -> bool:
             nonlocal last
@@ -105,7 +105,7 @@ class Changes:
                 else:
                     last.stop = end
                 if relevant is not None:
-                    relevant(stamp.bundle_lsn, end)
+                    relevant(max(stamp.bundle_lsn, begin), end)
                 return False
             return stream == CHANGE_STREAM and stamp.control_kind == CHANGE
 
@@ -113,7 +113,7 @@ class Changes:
             try:
                 for stamp, content in self._follower.read(lsn, stop, wanted):
                     if relevant is not None:
-                        relevant(stamp.bundle_lsn, stamp.lsn + stamp.size)
+                        relevant(max(stamp.bundle_lsn, begin), stamp.lsn + stamp.size)
                     yield from self._batch(stamp, content)
                 return
             except FollowLost as lost:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from malamute_py.broker.ready import (
 from malamute_py.changelog import records as r
 from malamute_py.config import JournalSection
 from malamute_py.journal.directory import Journal
+from malamute_py.server import recovered
 from malamute_py.server.checkpoints import (
     Checkpointed,
     CheckpointFailed,
@@ -27,7 +29,7 @@ from malamute_py.server.checkpoints import (
 )
 from malamute_py.server.errors import StartError
 from malamute_py.store import reading
-from malamute_py.store.database import DATABASE, FILES, MARK, connect, position_of
+from malamute_py.store.database import DATABASE, FILES, MARK, connect, lock, position_of
 from tests.server.shell import Shell, put, stored
 from tests.store.logs import bodies_of
 from tests.waiting import WAIT_S
@@ -386,3 +388,39 @@ def test_parts_that_lie_near_are_one() -> None:
     assert (parts.first, parts.bytes) == (1_000_050, 50)
     parts.drop(1_000_100)
     assert (parts.first, parts.bytes) == (None, 0)
+
+
+def test_a_start_waits_for_the_last_writer_and_not_for_ever(
+    start: Callable[..., Shell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = make(start)
+    writer = lock(shell.directory)
+    monkeypatch.setattr(recovered, "_LOCK_WAIT_S", 0.0)
+    error = refused(start)
+    assert f"written by process {os.getpid()}" in error.what
+    monkeypatch.setattr(recovered, "_LOCK_WAIT_S", WAIT_S)
+    release = threading.Timer(0.05, writer.release)
+    release.start()
+    assert start().queues == shell.queues
+    release.join()
+
+
+def test_tables_that_cannot_be_written_are_told_and_tried_again(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start()
+    shell.log(put())
+    connection = connect(shell.directory / DATABASE)
+    connection.execute("UPDATE position SET change_next = 99")  # as if another had moved it
+    assert isinstance(shell.checkpoint(), Checkpointed)  # nothing new to it
+    shell.log(put())
+    connection.execute("UPDATE position SET change_next = 1")
+    answer = shell.checkpoint()
+    assert isinstance(answer, CheckpointFailed)
+    assert answer.code == "moved"
+    assert shell.checkpoints.parts.bytes
+    assert shell.ring.held_lsn == shell.checkpoints.parts.first
+    connection.close()
+    shell.tick(shell.config.retry_ms)
+    assert isinstance(shell.answer(), Checkpointed)
+    assert "checkpoint_process_restarted" not in shell.names()  # none had died
