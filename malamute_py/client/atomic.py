@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from malamute_protocol.commands import (
     Atomic,
     Command,
@@ -381,7 +383,7 @@ class Bundle:
 
     __slots__ = (
         "closed", "commands", "contents", "count", "key", "level", "moves", "owner", "places",
-        "serial", "size", "steps", "unconfirmed",
+        "plain", "serial", "size", "steps", "unconfirmed",
     )  # fmt: skip
 
     def __init__(self, owner: Steps, level: int, serial: int) -> None:
@@ -396,11 +398,22 @@ class Bundle:
         self.key = b""
         self.closed = False
         """Nothing may join it: it was refused before, and others are not to suffer for it."""
+        self.plain = False
+        """Its one part leaves as a command of its own."""
         self.commands: list[Command] = []
         """Its parts, once it has left for the first time."""
         self.contents: list[bytes] = []
         self.unconfirmed = 0
         """Bytes that it takes of the window while it is under way."""
+
+    @property
+    def may_be_plain(self) -> bool:
+        """It is one move or one acknowledgement, which a step of its own adds nothing to."""
+        return (
+            not self.plain
+            and len(self.steps) == len(self.places) == 1
+            and all(place[0] in (_MOVE, _ACK) for place in self.places)
+        )
 
     def confirmed(self, confirm: Confirm) -> None:
         """It was taken."""
@@ -495,6 +508,11 @@ def _move(place: Place, moves: list[Move]) -> MoveCursor:
     return MoveCursor(
         stream, cursor, last.next, 0, 0, last.force, last.uuid, last.epoch, moves[0].since
     )
+
+
+def _alone(part: Command, tracker: int, level: int) -> Command:
+    """A part as a command of its own."""
+    return msgspec.structs.replace(part, tracker=tracker, level=level)
 
 
 def _owning(place: Place, rows: list[Row], random: Callable[[int], bytes]) -> Command:
@@ -703,6 +721,9 @@ class Steps:
         for step in bundle.steps:
             step.state = SENT
         self._sent[bundle] = None
+        if bundle.plain:
+            out.put(_alone(bundle.commands[1], self._trackers.give(bundle), bundle.level), None)
+            return
         parts = len(bundle.commands) - 1
         bundle.commands[0] = Atomic(self._trackers.give(bundle), parts, bundle.level, bundle.key)
         out.put_together(bundle.commands.copy(), bundle.contents)
@@ -726,6 +747,12 @@ class Steps:
     def refused(self, bundle: Bundle, error: RequestRejected, now_ms: int) -> None:
         """The broker took nothing of it: in halves, again later, or never."""
         if not self._came_back(bundle):
+            return
+        if error.code == "cross_ring" and bundle.may_be_plain:
+            # A cursor or group of a stream in memory is in no log, and so in no step.
+            bundle.plain = True
+            self._window.queued_bytes += bundle.size
+            self._queue.appendleft(bundle)
             return
         again_ms = now_ms + (error.retry_ms or RETRY_MS) if error.code in RETRYABLE else -1
         if len(bundle.steps) > 1:

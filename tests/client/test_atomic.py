@@ -467,3 +467,24 @@ def test_the_end_of_the_session_fails_every_step() -> None:
         script.add(published(b"late"))
     assert inbox.held == {1, 2}
     assert script.session.window.queued_bytes == script.session.window.unconfirmed_bytes == 0
+
+
+def test_a_cursor_of_a_stream_in_memory_is_moved_by_a_command_alone() -> None:
+    script = Stepping()
+    script.add(moved(10, 3), "1")
+    script.step()
+    [command] = script.refuse(script.sent()[0][0][0], "cross_ring")
+    assert command == c.MoveCursor("in", "c", 10, script.last(c.MoveCursor).tracker, from_=3)
+    assert script.last(c.MoveCursor).tracker
+    script.reconnect()
+    assert len(script.sent()) == 1
+    script.say(c.Confirm(script.last(c.MoveCursor).tracker, 1, 1, 0, TIME_MS))
+    assert script.settled()["1"].level == "none"
+
+
+def test_a_step_that_crosses_rings_is_refused_when_it_is_more_than_a_move() -> None:
+    script = Stepping()
+    script.add(published(b"x"), "1")
+    script.step()
+    script.refuse(script.sent()[0][0][0], "cross_ring")
+    assert code_of(script.settled()["1"]) == "cross_ring"
