@@ -304,9 +304,10 @@ class Cursors:
         next = command.next
         if command.uuid and command.uuid != stream.uuid:
             raise RequestRejected("conflict", f"stream '{stream.name}' is not the one of this uuid")
-        if next > stream.next:
-            raise RequestRejected("bad_start", f"the stream ends at {stream.next}")
-        if command.epoch and next > stream.epoch_end(command.epoch, stream.next):
+        tail = stream.next + stream.coming
+        if next > tail:
+            raise RequestRejected("bad_start", f"the stream ends at {tail}")
+        if command.epoch and next > stream.epoch_end(command.epoch, tail):
             raise RequestRejected(
                 "conflict", f"the log was rewound: {next} is no position of epoch {command.epoch}"
             )

@@ -10,6 +10,7 @@ Source: DESIGN.md, sections 4 and 7.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from struct import Struct
 from typing import Any
 
@@ -287,7 +288,15 @@ class Publishing:
                 "bad_batch",
                 f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
             )
-        return Part(content=content, frame=frame, stream=stream)
+
+        def come(count: int, *_: Any) -> None:
+            stream.coming += count
+
+        gone = partial(come, -head.count)
+        return Part(
+            content=content, frame=frame, stream=stream, taken=partial(come, head.count),
+            appended=gone, refused=gone,
+        )  # fmt: skip
 
     def part_appended(self, part: Part, end_lsn: int) -> None:
         """A batch of an atomic step is in the journal."""

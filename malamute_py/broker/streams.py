@@ -96,6 +96,7 @@ class Stream:
     __slots__ = (
         "body_kind",
         "bounded",
+        "coming",
         "created_lsn",
         "durable",
         "epochs",
@@ -139,6 +140,8 @@ class Stream:
         self.next = facts.next if facts else 0
         self.handed = self.next
         """The next offset, counting what the journal was handed and has not answered."""
+        self.coming = 0
+        """Records of atomic steps that were taken and not appended: a cursor may move to them."""
         self.visible_next = self.next
         """Offset after the newest record that no power loss can take back."""
         self.epochs: list[tuple[int, int]] = [(e, o) for e, o in facts.epochs] if facts else []
