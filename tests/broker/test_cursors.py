@@ -1,0 +1,467 @@
+"""Named cursors: moved forward by who believes where they stand, clamped, pinned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from malamute_protocol import commands as wire
+from malamute_protocol.encode import encode
+from tests.broker.shell import Peer, Shell, offsets
+
+ME = 2
+
+
+def world(**settings: Any) -> Shell:
+    shell = Shell(**settings)
+    shell.hello(1)
+    shell.hello(ME)
+    shell.publish(1, "s", [b"x"] * 10)
+    return shell
+
+
+def move(shell: Shell, next: int, tracker: int = 7, **fields: Any) -> Any:
+    """CONFIRM, or the code of REFUSED."""
+    peer = shell.send(ME, wire.MoveCursor("s", "c", next, tracker, **fields))
+    answer = peer.commands[-1]
+    if isinstance(answer, wire.Refused):
+        assert (answer.command, answer.reference) == (60, tracker)
+        return answer.code
+    assert isinstance(answer, wire.Confirm)
+    assert answer.tracker == tracker
+    return answer
+
+
+def info(shell: Shell, cursor: str = "c", stream: str = "s") -> dict[str, Any]:
+    peer = shell.send(ME, wire.CursorInfo(3, stream, cursor))
+    answer = peer.commands[-1]
+    assert isinstance(answer, wire.Result), answer
+    return answer.value
+
+
+def events(shell: Shell, name: str) -> list[dict[str, Any]]:
+    return [event.facts for event in shell.events if event.name == name]
+
+
+def edit(shell: Shell, start: Any = (), **settings: Any) -> Peer:
+    return shell.send(ME, wire.EditCursor(4, "s", "c", settings, list(start)))
+
+
+# --- moving ----------------------------------------------------------------------------------
+
+
+def test_a_cursor_that_was_moved_is_there_after_a_kill() -> None:
+    shell = world()
+    assert move(shell, 4).level == wire.Level.SYNCED
+    shell.restart()
+    shell.hello(ME)
+    facts = info(shell)
+    assert (facts["next"], facts["tail"], facts["lag"]) == (4, 10, 6)
+    assert facts["moved_ms"] == shell.now_ms
+
+
+def test_a_move_is_confirmed_at_the_level_asked_for() -> None:
+    shell = world(sync=False)
+    shell.sync()
+    peer = shell.send(
+        ME, wire.MoveCursor("s", "c", 1, 5, level=2), wire.MoveCursor("s", "c", 2, 6, level=3)
+    )
+    assert [(one.tracker, one.level) for one in peer.of(wire.Confirm)] == [(5, 2)]
+    shell.sync()
+    shell.run()
+    assert [(one.tracker, one.level) for one in peer.of(wire.Confirm)] == [(5, 2), (6, 3)]
+    shell.restart(power_loss=True)
+    shell.hello(ME)
+    assert info(shell)["next"] == 2
+
+
+def test_a_cursor_moves_forward_only() -> None:
+    shell = world()
+    move(shell, 4)
+    assert move(shell, 4) == "conflict"
+    assert move(shell, 3) == "conflict"
+    assert move(shell, 11) == "bad_start"
+    assert move(shell, 10).level == wire.Level.SYNCED
+
+
+def test_of_two_that_read_from_the_same_place_one_moves_the_cursor() -> None:
+    shell = world()
+    move(shell, 4)
+    assert move(shell, 6, from_=4).level == 3
+    assert move(shell, 8, from_=4) == "conflict"
+    assert info(shell)["next"] == 6
+
+
+def test_moves_of_one_message_are_taken_in_their_order() -> None:
+    shell = world()
+    peer = shell.send(
+        ME, wire.MoveCursor("s", "c", 2, 5), wire.MoveCursor("s", "c", 6, 6, from_=2),
+        wire.MoveCursor("s", "c", 4, 7),
+    )  # fmt: skip
+    assert [one.tracker for one in peer.of(wire.Confirm)] == [5, 6]
+    assert [one.reference for one in peer.of(wire.Refused)] == [7]
+
+
+def test_force_moves_a_cursor_back() -> None:
+    shell = world()
+    move(shell, 8)
+    assert move(shell, 2, force=True).level == 3
+    assert info(shell)["next"] == 2
+
+
+def test_force_and_pins_and_removal_need_an_administrator() -> None:
+    allowed = {"read", "write", "create", "identity"}
+    shell = world(permit=lambda identity, action, name: action in allowed)
+    move(shell, 8)
+    assert move(shell, 2, force=True) == "forbidden"
+    assert edit(shell, pin=True).last(wire.Refused).code == "forbidden"
+    assert shell.send(ME, wire.RemoveCursor(5, "s", "c")).last(wire.Refused).code == "forbidden"
+    assert isinstance(edit(shell, description="mine").commands[-1], wire.Result)
+
+
+def test_who_may_not_read_a_stream_has_no_cursors_there() -> None:
+    shell = world(permit=lambda identity, action, name: action != "read")
+    assert move(shell, 2) == "forbidden"
+    peer = shell.send(ME, wire.CursorInfo(3, "s", "c"))
+    assert peer.last(wire.Refused).code == "forbidden"
+    peer = shell.send(ME, wire.CursorInfo(3, "", ""))
+    assert peer.last(wire.Result).value == {"entries": [], "more": False}
+
+
+def test_a_position_of_another_stream_or_a_lost_epoch_is_a_conflict() -> None:
+    shell = world(sync=False)
+    shell.sync()
+    uuid = shell.broker._catalogue.get("s").uuid
+    assert move(shell, 2, uuid=b"another" + bytes(9)) == "conflict"
+    shell.send(ME, wire.MoveCursor("s", "c", 2, 8, uuid=uuid, epoch=1))
+    shell.publish(1, "s", [b"lost"] * 5)
+    shell.restart(power_loss=True)
+    shell.auto_sync = True
+    shell.hello(1)
+    shell.hello(ME)
+    shell.publish(1, "s", [b"new"] * 5)
+    assert move(shell, 13, epoch=1) == "conflict"
+    assert move(shell, 13, epoch=2).level == 3
+
+
+def test_names_and_streams_are_checked() -> None:
+    shell = world()
+    peer = shell.send(
+        ME, wire.MoveCursor("nowhere", "c", 0, 1), wire.MoveCursor("s", "no name", 0, 2)
+    )
+    assert [one.code for one in peer.of(wire.Refused)] == ["unknown_stream", "bad_name"]
+
+
+def test_there_are_no_more_cursors_than_the_limit() -> None:
+    shell = world(cursors_max=1)
+    move(shell, 1)
+    peer = shell.send(ME, wire.MoveCursor("s", "d", 1, 1))
+    assert peer.last(wire.Refused).code == "limit"
+    assert move(shell, 2).level == 3
+
+
+def test_a_move_that_the_journal_refuses_has_not_happened() -> None:
+    shell = world()
+    move(shell, 2)
+    shell.refuse["main"] = ("disk_full", "no space")
+    assert move(shell, 5) == "disk_full"
+    shell.refuse.clear()
+    assert info(shell)["next"] == 2
+    assert move(shell, 4, from_=2).level == 3
+
+
+def test_a_step_moves_a_cursor_behind_what_it_publishes() -> None:
+    shell = world()
+    content = encode([b"a", b"b"], subject="s")
+    step = wire.Atomic(9, 2), wire.Publish("s", 0), wire.MoveCursor("s", "c", 12, 0)
+    peer = shell.send(ME, *step, frames=[content])
+    assert peer.last(wire.Confirm).tracker == 9
+    assert info(shell)["next"] == 12
+    peer = shell.send(
+        ME, wire.Atomic(10, 2), wire.Publish("s", 0), wire.MoveCursor("s", "c", 15, 0),
+        frames=[content],
+    )  # fmt: skip
+    assert peer.last(wire.Refused).code == "bad_start"
+    assert (info(shell)["next"], info(shell)["tail"]) == (12, 12)
+
+
+def test_a_step_whose_cursor_conflicts_does_nothing() -> None:
+    shell = world()
+    move(shell, 5)
+    content = encode([b"a"], subject="s")
+    step = wire.Atomic(9, 2), wire.Publish("s", 0), wire.MoveCursor("s", "c", 7, 0, from_=4)
+    peer = shell.send(ME, *step, frames=[content])
+    assert (peer.last(wire.Refused).code, peer.last(wire.Refused).reference) == ("conflict", 9)
+    assert (info(shell)["next"], info(shell)["tail"]) == (5, 10)
+
+
+def test_cursors_of_a_stream_in_memory_live_in_memory() -> None:
+    shell = world()
+    shell.send(1, wire.CreateStream(1, "m", {"memory": True}))
+    shell.publish(1, "m", [b"x"] * 4)
+    peer = shell.send(ME, wire.MoveCursor("m", "c", 3, 5))
+    assert peer.last(wire.Confirm).level == wire.Level.NONE
+    assert info(shell, stream="m")["next"] == 3
+    peer = shell.send(ME, wire.MoveCursor("m", "c", 4, 6, level=3))
+    assert peer.last(wire.Refused).code == "unsupported"
+    peer = shell.send(ME, wire.Atomic(8, 1), wire.MoveCursor("m", "c", 4, 0))
+    assert peer.last(wire.Refused).code == "cross_ring"
+    shell.restart()
+    peer = shell.hello(ME)
+    shell.send(ME, wire.CursorInfo(3, "m", "c"))
+    assert peer.last(wire.Refused).code == "unknown_cursor"
+
+
+# --- creating, listing, removing ----------------------------------------------------------------
+
+
+def test_a_new_cursor_begins_where_its_start_says() -> None:
+    shell = world()
+    assert edit(shell).last(wire.Result).value["next"] == 0
+    shell.send(ME, wire.EditCursor(4, "s", "d", {}, [1]))
+    assert info(shell, "d")["next"] == 10
+    shell.send(ME, wire.EditCursor(4, "s", "e", {}, [3, shell.now_ms + 1]))
+    assert info(shell, "e")["next"] == 10
+    shell.send(ME, wire.EditCursor(4, "s", "f", {}, [6]))
+    assert shell.peers[ME].last(wire.Refused).code == "bad_start"
+
+
+def test_an_edit_leaves_a_cursor_where_it_stands() -> None:
+    shell = world()
+    move(shell, 4)
+    value = edit(shell, [1], description="of the report").last(wire.Result).value
+    assert (value["next"], value["settings"]["description"]) == (4, "of the report")
+    shell.restart()
+    shell.hello(ME)
+    move(shell, 6)
+    assert info(shell)["settings"]["description"] == "of the report"
+    assert edit(shell, no_such=1).last(wire.Refused).code == "bad_setting"
+
+
+def test_a_subscription_starts_at_a_cursor() -> None:
+    shell = world()
+    move(shell, 7)
+    peer = shell.subscribe(ME, 1, "s", start=[7, "c"])
+    assert offsets(peer, 1) == [7, 8, 9]
+    shell.subscribe(ME, 2, "s", start=[7, "none"])
+    assert peer.last(wire.Refused).code == "unknown_cursor"
+    shell.subscribe(ME, 3, "s", start=[7, "none", [2, 8]])
+    assert offsets(peer, 3) == [8, 9]
+    for wrong in ([7], [7, 5], [7, "c", [6]], [7, "none", [7, "c"]], [7, "c", "x"]):
+        shell.subscribe(ME, 4, "s", start=wrong)
+        assert peer.last(wire.Refused).code == "bad_start"
+
+
+def test_a_cursor_that_was_removed_is_gone_for_good() -> None:
+    shell = world()
+    move(shell, 4)
+    shell.send(ME, wire.RemoveCursor(5, "s", "c"))
+    assert shell.peers[ME].last(wire.Result).value == {}
+    shell.restart()
+    peer = shell.hello(ME)
+    shell.send(ME, wire.CursorInfo(3, "s", "c"))
+    assert peer.last(wire.Refused).code == "unknown_cursor"
+    shell.send(ME, wire.RemoveCursor(5, "s", "c"))
+    assert peer.last(wire.Refused).code == "unknown_cursor"
+
+
+def test_cursors_go_with_their_stream() -> None:
+    shell = world()
+    edit(shell, pin=True)
+    shell.send(ME, wire.RemoveStream(6, "s"))
+    shell.publish(1, "s", [b"another"])
+    peer = shell.send(ME, wire.CursorInfo(3, "s", "c"))
+    assert peer.last(wire.Refused).code == "unknown_cursor"
+    assert not shell.broker._shard.queues.cursors
+    assert shell.pins == {}
+
+
+def test_cursors_are_listed_by_pages() -> None:
+    shell = world()
+    shell.publish(1, "t", [b"x"] * 3)
+    for stream in ("t", "s"):
+        for name in ("b.2", "a", "b.1"):
+            shell.send(ME, wire.MoveCursor(stream, name, 1, 1))
+
+    def page(stream: str, cursor: str, after: str = "", limit: int = 10) -> Any:
+        peer = shell.send(ME, wire.CursorInfo(3, stream, cursor, after, limit))
+        value = peer.last(wire.Result).value
+        return [(one["stream"], one["cursor"]) for one in value["entries"]], value["more"]
+
+    assert page("s", "") == ([("s", "a"), ("s", "b.1"), ("s", "b.2")], False)
+    assert page("s", "b.*") == ([("s", "b.1"), ("s", "b.2")], False)
+    assert page("s", "b.*", limit=1) == ([("s", "b.1")], True)
+    assert page("s", "*", after="s/a", limit=1) == ([("s", "b.1")], True)
+    assert page("s", "*", after="b.1") == ([("s", "b.2")], False)
+    assert page("", "", limit=4) == ([("s", "a"), ("s", "b.1"), ("s", "b.2"), ("t", "a")], True)
+    assert page("", "", after="t/a") == ([("t", "b.1"), ("t", "b.2")], False)
+    assert page("", "b.*", after="s/b.1") == ([("s", "b.2"), ("t", "b.1"), ("t", "b.2")], False)
+
+
+# --- clamped -----------------------------------------------------------------------------------
+
+
+def trim(shell: Shell, first: int, stream: str = "s") -> None:
+    found = shell.broker._catalogue.get(stream)
+    shell.firsts[found.number] = first
+    shell.broker.trimmed(found.ring.name, {found.number: first})
+    shell.run()
+
+
+def test_a_trim_clamps_the_cursors_that_it_passes_by_name() -> None:
+    shell = world()
+    shell.publish(1, "s", [b"x"] * 10)
+    move(shell, 4)
+    shell.send(ME, wire.MoveCursor("s", "ahead", 15, 1))
+    trim(shell, 10)
+    trim(shell, 12)
+    assert events(shell, "cursor_clamped") == [
+        {"stream": "s", "cursor": "c", "from": 4, "to": 10, "code": "retention"}
+    ]
+    assert shell.broker.counters["cursors_clamped"] == 1
+    assert (info(shell)["next"], info(shell)["lag"]) == (12, 8)
+    # Whoever saw it before or behind the trim may move it.
+    assert move(shell, 14, from_=4).level == 3
+    assert move(shell, 15, from_=14).level == 3
+
+
+def test_a_cursor_before_the_first_record_is_clamped_at_the_start() -> None:
+    shell = world()
+    shell.publish(1, "s", [b"x"] * 10)
+    move(shell, 4)
+    trim(shell, 10)
+    shell.events.clear()
+    shell.restart()
+    shell.hello(ME)
+    assert [one["to"] for one in events(shell, "cursor_clamped")] == [10]
+    assert shell.broker._shard.queues.cursors[1, "c"].next == 10
+    shell.events.clear()
+    shell.restart()
+    assert not events(shell, "cursor_clamped")
+
+
+def test_a_cursor_behind_the_tail_is_clamped_at_the_start() -> None:
+    """A stream with a ring of its own may lose more than the log of the cursor."""
+    shell = world()
+    shell.send(1, wire.CreateStream(1, "own", {"ring_bytes": 1 << 20}))
+    shell.publish(1, "own", [b"x"] * 3)
+    shell.auto_sync = False
+    shell.publish(1, "own", [b"y"] * 3, level=2)
+    shell.send(ME, wire.MoveCursor("own", "c", 6, 1, level=2))
+    shell.synced_to["main"] = shell.ends["main"]
+    shell.restart(power_loss=True)
+    shell.auto_sync = True
+    shell.run()
+    shell.hello(ME)
+    assert info(shell, stream="own")["next"] == 3
+    assert events(shell, "cursor_clamped") == [
+        {"stream": "own", "cursor": "c", "from": 6, "to": 3, "code": "rewound"}
+    ]
+
+
+# --- pins --------------------------------------------------------------------------------------
+
+
+def fill(shell: Shell, count: int, stream: str = "s") -> None:
+    for _ in range(count):
+        shell.publish(1, stream, [bytes(1_000)])
+
+
+def test_a_pin_is_told_to_the_journal_and_moves_with_its_cursor() -> None:
+    shell = world()
+    edit(shell, [2, 3], pin=True)
+    assert shell.pins == {("main", "cursor-1-c"): (1, 3)}
+    assert info(shell)["pinned"] is True
+    move(shell, 8)
+    assert shell.pins == {("main", "cursor-1-c"): (1, 8)}
+    shell.restart()
+    assert shell.pins == {("main", "cursor-1-c"): (1, 8)}
+    shell.hello(ME)
+    edit(shell, pin=False)
+    assert shell.pins == {}
+
+
+def test_a_cursor_that_is_removed_gives_its_pin_up() -> None:
+    shell = world()
+    edit(shell, pin=True)
+    shell.send(ME, wire.RemoveCursor(5, "s", "c"))
+    assert shell.pins == {}
+    assert shell.broker.gauges["pins"] == 0
+
+
+def test_a_pin_is_warned_of_before_it_breaks() -> None:
+    shell = world()
+    edit(shell, [1], pin=True, pin_bytes_max=20_000)
+    fill(shell, 10)
+    shell.wait(1_000)
+    assert not events(shell, "pin_near_limit")
+    fill(shell, 5)
+    shell.wait(1_000)
+    (warning,) = events(shell, "pin_near_limit")
+    assert 16_000 <= warning["bytes"] <= 20_000
+    assert shell.pins
+    fill(shell, 5)
+    shell.wait(1_000)
+    assert len(events(shell, "pin_near_limit")) == 1
+    assert [one["cursor"] for one in events(shell, "pin_broken")] == ["c"]
+    assert shell.broker.counters["pins_broken"] == 1
+    assert shell.pins == {}
+    assert info(shell)["pinned"] is False
+    shell.wait(5_000)
+    assert shell.pins == {}
+    move(shell, info(shell)["tail"])
+    assert shell.pins == {("main", "cursor-1-c"): (1, info(shell)["tail"])}
+
+
+def test_other_streams_of_the_ring_count_towards_a_pin() -> None:
+    shell = world()
+    edit(shell, [1], pin=True, pin_bytes_max=10_000)
+    fill(shell, 12, "another")
+    shell.wait(1_000)
+    assert events(shell, "pin_broken")
+
+
+def test_retention_leaves_what_is_pinned() -> None:
+    shell = Shell(retention_ms=100)
+    shell.hello(1)
+    shell.hello(ME)
+    shell.send(1, wire.CreateStream(1, "s", {"max_bytes": 10_000}))
+    fill(shell, 3)
+    edit(shell, [2, 2], pin=True)
+    fill(shell, 50)
+    shell.wait(1_000)
+    assert 0 < shell.broker._catalogue.get("s").first <= 2
+    move(shell, 53)
+    fill(shell, 5)
+    shell.wait(1_000)
+    assert shell.broker._catalogue.get("s").first > 2
+
+
+def test_a_pin_that_the_journal_broke_is_named() -> None:
+    shell = world()
+    shell.publish(1, "s", [b"x"] * 10)
+    edit(shell, pin=True)
+    trim(shell, 10)
+    assert [one["offset"] for one in events(shell, "pin_broken")] == [0]
+    assert [one["to"] for one in events(shell, "cursor_clamped")] == [10]
+    assert shell.pins == {}
+
+
+@pytest.mark.parametrize("steps", [300, 1_000])
+def test_marks_stay_few_and_say_about_what_is_held(steps: int) -> None:
+    shell = world(expiry_beats=10_000)
+    edit(shell, [1], pin=True, pin_bytes_max=1 << 40)
+    begin = shell.ends["main"]
+    places = []
+    for _ in range(steps):
+        shell.publish(1, "s", [bytes(100)])
+        places.append((shell.broker._catalogue.get("s").next, shell.ends["main"]))
+        shell.wait(1_000)
+    (marks,) = shell.broker._cursors._marks.values()
+    assert len(marks._offsets) <= 256
+    next, lsn = places[steps // 2]
+    move(shell, next)
+    shell.wait(1_000)
+    exact = shell.ends["main"] - lsn
+    assert 0 <= info(shell)["pinned_bytes"] - exact <= (shell.ends["main"] - begin) * 0.02 + 1_000
