@@ -30,6 +30,9 @@ from malamute_protocol.errors import (
     Timeout,
 )
 from malamute_protocol.pattern import Pattern
+from malamute_py.client.aio_mail import MailVerbs
+from malamute_py.client.aio_queues import QueueVerbs
+from malamute_py.client.aio_work import Served, WorkVerbs
 from malamute_py.client.calls import (
     Body,
     Bulk,
@@ -37,7 +40,6 @@ from malamute_py.client.calls import (
     Properties,
     Time,
     arrow_contents,
-    confirmation,
     content_count,
     make_page,
     make_plan,
@@ -54,7 +56,7 @@ from malamute_py.client.facts import (
 )
 from malamute_py.client.loop import LinkEvent, LoopLink
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
-from malamute_py.client.publishing import level_number
+from malamute_py.client.publishing import confirmation, level_number
 from malamute_py.client.reading import Notice
 from malamute_py.client.session import Closed, State, Unlinked
 from malamute_py.client.settings import ClientSettings, make_settings
@@ -121,7 +123,7 @@ def connect(
     return Connecting(open_client)
 
 
-class Client:
+class Client(MailVerbs, WorkVerbs, QueueVerbs):
     """One session with a broker, in the event loop that made it; use it from that loop only."""
 
     def __init__(
@@ -135,6 +137,7 @@ class Client:
         self.settings = settings
         self._link = LoopLink(settings, context, on_link)
         self._session = self._link.session
+        self._served: list[Served] = []
         self._publisher = self._link.publisher
 
     # --- life --------------------------------------------------------------------------------

@@ -15,17 +15,16 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from malamute_protocol.batch import encode, encode_columns
-from malamute_protocol.commands import Confirm, ListStreams, PlanRead
+from malamute_protocol.commands import ListStreams, PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.pattern import Pattern, from_text, validate
 from malamute_py.client.position import (
-    Confirmation,
     StartPoint,
     milliseconds,
     start_on_wire,
 )
-from malamute_py.client.publishing import LEVEL_NAMES, Row
+from malamute_py.client.publishing import Row
 from malamute_py.client.reading import VISIBILITIES, Request
 
 Body: TypeAlias = bytes | bytearray | memoryview | str
@@ -271,15 +270,3 @@ def make_pattern(pattern: str | Pattern) -> Pattern:
     if isinstance(pattern, str):
         return ["all"] if pattern in ("", "#") else from_text(pattern)
     return validate(pattern)
-
-
-def confirmation(confirm: Confirm, index: int, count: int) -> Confirmation:
-    """What a CONFIRM says of `count` records from the batch's record `index` on."""
-    return Confirmation(
-        confirm.offset + index if confirm.offset >= 0 else -1,
-        confirm.epoch,
-        LEVEL_NAMES.get(confirm.level, str(confirm.level)),
-        confirm.append_time_ms,
-        count,
-        confirm.duplicate,
-    )

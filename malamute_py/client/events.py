@@ -7,7 +7,7 @@ data, and a shell needs nothing else to know what became of what a caller asked 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -15,7 +15,6 @@ from malamute_protocol.commands import Confirm, Welcome
 from malamute_protocol.errors import MalamuteError
 
 if TYPE_CHECKING:
-    from malamute_py.client.opened import Opened
     from malamute_py.client.publishing import Unconfirmed
 
 
@@ -79,10 +78,34 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
     pairs: Sequence[tuple[Any, Any]]
 
 
+class Warned(msgspec.Struct, frozen=True, gc=False):
+    """Event: something went wrong that no caller waits for; the log should have it."""
+
+    message: str
+
+
+class Inner:
+    """A token of the session's own: its answer goes to it instead of to the shell."""
+
+    def answered(self, outcome: Any) -> None:
+        """RESULT's value, or a MalamuteError."""
+        raise NotImplementedError
+
+
+class Watched(Protocol):
+    """What somebody waits at: a subscription, an inbox's reader, an offer, a run of replies."""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will arrive."""
+
+
 class Arrived(msgspec.Struct, frozen=True, gc=False):
-    """Event: what was opened was accepted, has something to take, or ended."""
+    """Event: it was accepted, has something to take, or ended."""
 
-    opened: Opened
+    opened: Watched
 
 
-Event: TypeAlias = Linked | Unlinked | Closed | Published | Answered | Confirmed | Settled | Arrived
+Event: TypeAlias = (
+    Linked | Unlinked | Closed | Published | Answered | Confirmed | Settled | Warned | Arrived
+)

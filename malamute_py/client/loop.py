@@ -17,7 +17,6 @@ import zmq
 
 from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError
-from malamute_py.client.calls import confirmation
 from malamute_py.client.cursor import LOG, guarded
 from malamute_py.client.engine import Engine, clock_ms
 from malamute_py.client.events import (
@@ -30,8 +29,10 @@ from malamute_py.client.events import (
     Published,
     Settled,
     Unlinked,
+    Warned,
+    Watched,
 )
-from malamute_py.client.opened import Opened
+from malamute_py.client.publishing import confirmation
 from malamute_py.client.settings import ClientSettings
 
 LinkEvent = Linked | Unlinked | Closed
@@ -42,6 +43,13 @@ class Settles(Protocol):
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
         """The batch of `count` records was confirmed, or failed for good."""
+
+
+class Waker(Protocol):
+    """Who is to look at what has arrived."""
+
+    def set(self) -> None:
+        """There is something, or there will be nothing any more."""
 
 
 class LoopLink:
@@ -72,8 +80,8 @@ class LoopLink:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._room: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._arrivals: dict[Opened, asyncio.Event] = {}
-        self._dropped: deque[Opened] = deque()
+        self._arrivals: dict[Watched, Waker] = {}
+        self._dropped: deque[Watched] = deque()
         self.wake_up()
 
     # --- turning ---------------------------------------------------------------------------
@@ -87,7 +95,7 @@ class LoopLink:
     def _step(self) -> None:
         self._scheduled = False
         while self._dropped:
-            self.session.unsubscribe(self._dropped.popleft())
+            self.session.drop(self._dropped.popleft())
         try:
             events = self.engine.step()
         except Exception as error:  # noqa: BLE001 - nobody may be left waiting for ever
@@ -164,6 +172,8 @@ class LoopLink:
                 _settle(token, outcome)
         elif type(event) is Answered:
             _settle(event.token, event.outcome)
+        elif type(event) is Warned:
+            LOG.warning("%s", event.message)
         elif isinstance(event, Linked | Unlinked | Closed):
             self.last = event
             self.changed.set()
@@ -222,17 +232,22 @@ class LoopLink:
                 future.set_result(None)
                 left -= size
 
-    def arrivals(self, opened: Opened) -> asyncio.Event:
+    def arrivals(self, opened: Watched) -> asyncio.Event:
         """An event that is set whenever what was opened has something new."""
-        arrival = self._arrivals[opened] = asyncio.Event()
+        arrival = asyncio.Event()
+        self._arrivals[opened] = arrival
         return arrival
 
-    def forget(self, opened: Opened) -> None:
+    def watch(self, opened: Watched, waker: Waker) -> None:
+        """Have `waker.set()` called whenever what was opened has something new."""
+        self._arrivals[opened] = waker
+
+    def forget(self, opened: Watched) -> None:
         """Nobody waits for it any more."""
         self._arrivals.pop(opened, None)
 
-    def dropped(self, opened: Opened) -> None:
-        """A subscription was garbage-collected unclosed; may be called in any thread."""
+    def dropped(self, opened: Watched) -> None:
+        """What nobody closed was garbage-collected; may be called in any thread."""
         self._dropped.append(opened)
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the link with it
             self.loop.call_soon_threadsafe(self.wake_up)

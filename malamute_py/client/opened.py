@@ -85,3 +85,6 @@ class Opened(ABC):
         self.active = False
         if self.error is None:
             self.error = error
+
+    def over(self) -> None:  # noqa: B027 - most have nothing to do then
+        """It has ended, for whatever reason; called once."""

@@ -8,10 +8,15 @@ Source: SPEC.md, section 8.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from malamute_protocol.commands import Command, Confirm, Welcome
 from malamute_protocol.errors import MalamuteError, RequestRejected
+
+RETRYABLE: Final = frozenset({"wait", "window", "draining"})
+"""Codes of refusals that pass: the same again, after a while."""
+RETRY_MS: Final = 100
+"""How long a while is when the broker does not say it."""
 
 
 class Put(Protocol):
@@ -97,8 +102,11 @@ class Outgoing(Protocol):
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends: everything unconfirmed fails, and so does every later call."""
 
+    def wake(self, now_ms: int) -> None:
+        """Do what is due whether there is a link or not: deadlines."""
+
     def take(self, now_ms: int, out: Put) -> bool:
         """Hand over what may leave now; False: the window holds something back."""
 
     def next_wake(self) -> int | None:
-        """When take() is to be called at the latest; None: no need."""
+        """When wake() and take() are to be called at the latest; None: no need."""

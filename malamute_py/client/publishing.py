@@ -33,7 +33,8 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES
-from malamute_py.client.outgoing import Put, Trackers, Window
+from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
+from malamute_py.client.position import Confirmation
 from malamute_py.client.settings import ClientSettings
 
 LEVELS: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Level}
@@ -44,10 +45,8 @@ NONE: Final = int(Level.NONE)
 Row: TypeAlias = tuple[Any, Any, Any, int | None, int | None, Any, Any]
 """(body, subject or key list, fields, client time, expiry, properties, token) of one record."""
 
-_RETRYABLE: Final = frozenset({"wait", "window", "draining"})
 _PASSING: Final = frozenset({"full", "disk_full", "journal_failed"})
 """Codes that fail what is published now and say nothing of what is published later."""
-_RETRY_MS: Final = 100
 _ROW_BYTES: Final = 24
 """What a record is taken to cost beside its body, for the size of a batch."""
 _PRODUCER = struct.Struct("<QI")
@@ -117,24 +116,30 @@ class Gathering:
         self.bytes = 0
         self.since_ms = -1
 
-    def content(self, rows: list[Row], producer: tuple[int, int, int], limits: Limits) -> bytes:
-        """The rows as one batch content; raises LocalProtocolError when one cannot be."""
-        bodies, subjects, fields, times, expiries, properties, _ = zip(*rows, strict=True)
-        producer_id, producer_epoch, sequence = producer
-        first = subjects[0]
-        same = all(subject == first for subject in subjects)
-        return encode(
-            bodies,
-            subject=first if same and isinstance(first, str) else subjects,
-            fields=_column(fields),
-            client_time_ms=_column(times),
-            expires_ms=_column(expiries, 0),
-            properties=_column(properties),
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            first_sequence=sequence,
-            limits=limits,
-        )
+
+def content_of(
+    rows: Sequence[Row], limits: Limits, producer: tuple[int, int, int] = (0, 0, 0)
+) -> bytes:
+    """The rows as one batch content; raises LocalProtocolError when one cannot be.
+
+    producer: its id and epoch, and the sequence of the first row.
+    """
+    bodies, subjects, fields, times, expiries, properties, _ = zip(*rows, strict=True)
+    producer_id, producer_epoch, sequence = producer
+    first = subjects[0]
+    same = all(subject == first for subject in subjects)
+    return encode(
+        bodies,
+        subject=first if same and isinstance(first, str) else subjects,
+        fields=_column(fields),
+        client_time_ms=_column(times),
+        expires_ms=_column(expiries, 0),
+        properties=_column(properties),
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        first_sequence=sequence,
+        limits=limits,
+    )
 
 
 def _column(values: Sequence[Any], missing: Any = None) -> Any:
@@ -378,8 +383,8 @@ class Publisher:
             # exactly once becomes at least once, so it is counted.
             self.producers_lost += 1
             self._producer_id = self._producer_epoch = 0
-        elif error.code in _RETRYABLE:
-            self._producer_again_ms = now_ms + (error.retry_ms or _RETRY_MS)
+        elif error.code in RETRYABLE:
+            self._producer_again_ms = now_ms + (error.retry_ms or RETRY_MS)
         elif error.code in _PASSING:
             self._fail_queued(error)
         else:
@@ -422,6 +427,9 @@ class Publisher:
             self._active[sender] = None
 
     # --- sending -----------------------------------------------------------------------
+
+    def wake(self, now_ms: int) -> None:
+        """Nothing of it is due but what take() does."""
 
     def take(self, now_ms: int, out: Put) -> bool:
         """Hand over every batch that may leave now; False: the window holds some back."""
@@ -519,7 +527,7 @@ class Publisher:
         sender = gathering.sender
         numbered = promised and self._settings.idempotent
         producer = (self._producer_id, self._producer_epoch, sender.next_sequence)
-        content = gathering.content(rows, producer if numbered else (0, 0, 0), self.limits)
+        content = content_of(rows, self.limits, producer if numbered else (0, 0, 0))
         batch = _unsent(gathering, rows)
         batch.content = content
         if numbered:
@@ -564,9 +572,9 @@ class Publisher:
             self.fail_all(error)
             return
         pause_ms = 0
-        if refused.code in _RETRYABLE:
-            pause_ms = refused.retry_ms or _RETRY_MS
-        if refused.code in _RETRYABLE or refused.code in ("out_of_sequence", "unknown_producer"):
+        if refused.code in RETRYABLE:
+            pause_ms = refused.retry_ms or RETRY_MS
+        if refused.code in RETRYABLE or refused.code in ("out_of_sequence", "unknown_producer"):
             sender.returned.append(batch)
             self.window.queued_bytes += batch.size
         else:
@@ -615,3 +623,15 @@ def _count(item: Gathering | Unconfirmed) -> int:
 
 def _size(item: Gathering | Unconfirmed) -> int:
     return item.bytes if isinstance(item, Gathering) else item.size
+
+
+def confirmation(confirm: Confirm, index: int, count: int) -> Confirmation:
+    """What a CONFIRM says of `count` records from the batch's record `index` on."""
+    return Confirmation(
+        confirm.offset + index if confirm.offset >= 0 else -1,
+        confirm.epoch,
+        LEVEL_NAMES.get(confirm.level, str(confirm.level)),
+        confirm.append_time_ms,
+        count,
+        confirm.duplicate,
+    )

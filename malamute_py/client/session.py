@@ -66,6 +66,8 @@ from malamute_protocol.errors import (
 from malamute_protocol.framing import NUMBERS, decode_message, encode_message
 from malamute_protocol.link import Link, Side
 from malamute_protocol.version import VERSIONS
+from malamute_py.client.asking import Asking
+from malamute_py.client.atomic import Steps
 from malamute_py.client.events import (
     Answered,
     Arrived,
@@ -74,16 +76,23 @@ from malamute_py.client.events import (
     Connect,
     Disconnect,
     Event,
+    Inner,
     Linked,
     Published,
     Settled,
     Unlinked,
+    Warned,
+    Watched,
 )
+from malamute_py.client.groups import Memberships
+from malamute_py.client.mailboxes import Mailboxes, View
 from malamute_py.client.opened import Opened
+from malamute_py.client.outbox import Outbox
 from malamute_py.client.outgoing import Outgoing, Trackers, Window
 from malamute_py.client.publishing import Publisher
 from malamute_py.client.reading import Reading, Request
 from malamute_py.client.settings import ClientSettings
+from malamute_py.client.work import Offering, Workings
 
 __all__ = [
     "Answered",
@@ -99,6 +108,7 @@ __all__ = [
     "Settled",
     "State",
     "Unlinked",
+    "Warned",
 ]
 
 _FINAL_CODES: Final = frozenset(
@@ -158,7 +168,27 @@ class Session:
         self.trackers = Trackers()
         self.window = Window(settings.window_bytes)
         self.publisher = Publisher(settings, self._next_request, self.trackers, self.window)
-        self.outgoing: list[Outgoing] = [self.publisher]
+        self.outbox = Outbox(settings, random, self.trackers, self.window, self.tell)
+        self.mailboxes = Mailboxes(self.trackers, self.tell, self.open, self.end, self.arrived)
+        self.mailboxes.own = frozenset({f"~{self.id.hex()}", settings.identity} - {""})
+        self.asking = Asking(self.outbox, self.mailboxes, self.request, self.arrived, self.tell)
+        self.workings = Workings(
+            self.outbox,
+            self.trackers,
+            self.tell,
+            self.open,
+            self.consumed,
+            self.arrived,
+            self._broker_ms,
+        )
+        self.memberships = Memberships(
+            self.trackers, self.tell, self.open, self.end, self.consumed, self.arrived
+        )
+        self.steps = Steps(settings, random, self.trackers, self.window, self.tell)
+        self.outgoing: list[Outgoing] = [
+            self.publisher, self.outbox, self.mailboxes, self.workings,
+            self.memberships, self.steps,
+        ]  # fmt: skip
         """All who send contents or commands that are confirmed; who is held back by the window
         goes first the next time."""
         self.opened: dict[int, Opened] = {}
@@ -175,6 +205,8 @@ class Session:
         self._heard_ms = now_ms
         self._sent_ms = now_ms
         self._now_ms = now_ms
+        self._clock_ahead_ms = 0
+        """What the broker's clock shows more than ours."""
         self._link = Link(Side.CLIENT)
         self._transport: Connect | Disconnect | None = None
         self._commands: list[Command] = []
@@ -183,7 +215,7 @@ class Session:
         self._again: dict[Opened, int] = {}
         """What the broker put off on being opened, and when to try again."""
         self._events: list[Event] = []
-        self._arrived: dict[Opened, None] = {}
+        self._arrived: dict[Watched, None] = {}
         self.wake(now_ms)
 
     # --- the link ----------------------------------------------------------------------
@@ -191,6 +223,8 @@ class Session:
     def wake(self, now_ms: int) -> None:
         """Do what is due: an attempt, a heartbeat, giving up. Receive what has come before."""
         self._now_ms = now_ms
+        for outgoing in self.outgoing:
+            outgoing.wake(now_ms)
         if self.state is State.WAITING and now_ms >= self._retry_at_ms:
             endpoint = self.settings.endpoints[self._attempt % len(self.settings.endpoints)]
             self._attempt += 1
@@ -234,17 +268,18 @@ class Session:
     def next_wake(self) -> int | None:
         """When wake() and take_outgoing() are to be called at the latest; None: no need."""
         if self.state is State.WAITING:
-            return self._retry_at_ms
-        if self.state is State.CONNECTING:
-            return self._deadline_ms
-        if self.state is State.CLOSED:
+            at = self._retry_at_ms
+        elif self.state is State.CONNECTING:
+            at = self._deadline_ms
+        elif self.state is State.CLOSED:
             return None
-        assert self.welcome is not None
-        at = min(
-            self._heard_ms + self.welcome.expiry_ms,
-            self._sent_ms + self._heartbeat_ms,
-            *self._again.values(),
-        )
+        else:
+            assert self.welcome is not None
+            at = min(
+                self._heard_ms + self.welcome.expiry_ms,
+                self._sent_ms + self._heartbeat_ms,
+                *self._again.values(),
+            )
         for outgoing in self.outgoing:
             wake = outgoing.next_wake()
             if wake is not None and wake < at:
@@ -283,12 +318,12 @@ class Session:
         for opened in list(self.opened.values()):
             opened.link_down()
             if opened.ending:
-                self._end(opened)
+                self.end(opened)
         for number, asked in list(self._requests.items()):
             if asked.sent and isinstance(asked.command, _NOT_REPEATED):
                 del self._requests[number]
                 error = ConnectionLost(f"the link was lost before the answer: {reason}")
-                self._events.append(Answered(asked.token, error))
+                self._answer(asked, error)
         self._events.append(Unlinked(code, reason, self._retry_at_ms, was_linked))
 
     def close(self) -> None:
@@ -315,9 +350,9 @@ class Session:
         for opened in list(self.opened.values()):
             if error is not None:
                 opened.fail(error)
-            self._end(opened)
+            self.end(opened)
         for asked in self._requests.values():
-            self._events.append(Answered(asked.token, cause))
+            self._answer(asked, cause)
         self._requests.clear()
         self._events.append(Closed(error))
 
@@ -359,7 +394,16 @@ class Session:
         if self.state is State.LINKED:
             self._commands.append(Unsubscribe(opened.number))
         else:
-            self._end(opened)
+            self.end(opened)
+
+    def drop(self, watched: Watched) -> None:
+        """Nobody holds it any more: end it in order."""
+        if isinstance(watched, View):
+            self.mailboxes.close(watched)
+        elif isinstance(watched, Offering):
+            self.workings.close(watched)
+        elif isinstance(watched, Opened):
+            self.unsubscribe(watched)
 
     def consumed(self, opened: Opened) -> bool:
         """Something was taken from it; True: CREDIT is to go out, so send soon."""
@@ -368,7 +412,7 @@ class Session:
         self._credit_due[opened] = None
         return True
 
-    def arrived(self, opened: Opened) -> None:
+    def arrived(self, opened: Watched) -> None:
         """Whoever consumes it is to look at it."""
         self._arrived[opened] = None
 
@@ -385,16 +429,21 @@ class Session:
         if self.state is State.CLOSED:
             raise self.error or ConnectionLost("the client is closed")
 
+    def _broker_ms(self) -> int:
+        return self._now_ms + self._clock_ahead_ms
+
     def _next_request(self) -> int:
         self._request += 1
         return self._request
 
-    def _end(self, opened: Opened) -> None:
+    def end(self, opened: Opened) -> None:
+        """It is over: no command goes out for it any more."""
         opened.ended = True
         self.opened.pop(opened.number, None)
         self._credit_due.pop(opened, None)
         self._again.pop(opened, None)
         self._arrived[opened] = None
+        opened.over()
 
     # --- out -------------------------------------------------------------------------------
 
@@ -467,6 +516,7 @@ class Session:
             return
         self.state = State.LINKED
         self.welcome = command
+        self._clock_ahead_ms = command.now_ms - self._now_ms
         self.links += 1
         self.window.bytes_max = min(self.settings.window_bytes, command.window_bytes)
         for outgoing in self.outgoing:
@@ -518,7 +568,7 @@ class Session:
             # A CREDIT or UNSUBSCRIBE may cross an ENDED: a refusal of those is no news.
             if asked is not None and NUMBERS[type(asked.command)] == number:
                 del self._requests[reference]
-                self._events.append(Answered(asked.token, error))
+                self._answer(asked, error)
 
     def _opening_refused(self, number: int, error: RequestRejected) -> None:
         opened = self.opened.get(number)
@@ -528,7 +578,7 @@ class Session:
             self._again[opened] = self._now_ms + max(error.retry_ms, self.settings.retry_min_ms)
             return
         opened.fail(error)
-        self._end(opened)
+        self.end(opened)
 
     def _on_result(self, command: Result, _: Sequence[Any]) -> None:
         try:
@@ -540,7 +590,13 @@ class Session:
             ) from error
         asked = self._requests.pop(command.request, None)
         if asked is not None:
-            self._events.append(Answered(asked.token, command.value))
+            self._answer(asked, command.value)
+
+    def _answer(self, asked: _Asked, outcome: Any) -> None:
+        if isinstance(asked.token, Inner):
+            asked.token.answered(outcome)
+        else:
+            self._events.append(Answered(asked.token, outcome))
 
     def _on_confirm(self, command: Confirm, _: Sequence[Any]) -> None:
         tracked = self.trackers.take(command.tracker)
@@ -557,7 +613,7 @@ class Session:
         kind = type(command)
         if kind is Ended:
             opened.end_with(command)
-            self._end(opened)
+            self.end(opened)
             return
         if opened.ending:
             return
@@ -570,7 +626,7 @@ class Session:
         except RemoteProtocolError as error:
             # The reader is told, and the link goes: what else is wrong on it is unknown.
             opened.fail(error)
-            self._end(opened)
+            self.end(opened)
             raise
         self._arrived[opened] = None
 

@@ -25,7 +25,6 @@ from malamute_py.client.calls import (
     Properties,
     Time,
     arrow_contents,
-    confirmation,
     content_count,
     make_page,
     make_plan,
@@ -41,11 +40,14 @@ from malamute_py.client.facts import (
     facts,
 )
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
-from malamute_py.client.publishing import level_number
+from malamute_py.client.publishing import confirmation, level_number
 from malamute_py.client.reading import Notice
 from malamute_py.client.session import State, Unlinked
 from malamute_py.client.settings import ClientSettings, make_settings
+from malamute_py.client.sync_mail import SyncMailVerbs
+from malamute_py.client.sync_queues import SyncQueueVerbs
 from malamute_py.client.sync_subscription import SyncSubscription
+from malamute_py.client.sync_work import SyncServed, SyncWorkVerbs
 from malamute_py.client.thread import LinkEvent, Pending, PendingConfirm, ThreadLink
 
 __all__ = ["SyncClient", "SyncSubscription", "SyncWindow", "connect_sync"]
@@ -81,7 +83,7 @@ def connect_sync(
     return client
 
 
-class SyncClient:
+class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     """One session with a broker, with a thread of its own; for callers in any thread."""
 
     def __init__(
@@ -95,6 +97,7 @@ class SyncClient:
         self.settings = settings
         self._link = ThreadLink(settings, context, on_link)
         self._session = self._link.session
+        self._served: list[SyncServed] = []
         self._publisher = self._link.publisher
 
     # --- life --------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ import zmq
 
 from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError, Timeout
-from malamute_py.client.calls import confirmation
 from malamute_py.client.cursor import LOG, guarded
 from malamute_py.client.engine import Engine, clock_ms
 from malamute_py.client.events import (
@@ -35,9 +34,11 @@ from malamute_py.client.events import (
     Published,
     Settled,
     Unlinked,
+    Warned,
+    Watched,
 )
-from malamute_py.client.opened import Opened
 from malamute_py.client.position import Confirmation
+from malamute_py.client.publishing import confirmation
 from malamute_py.client.reading import Reading
 from malamute_py.client.settings import ClientSettings
 
@@ -103,7 +104,7 @@ class ThreadLink:
         self._happened = threading.Condition(self.lock)
         self._waiting = 0
         self._on_link = on_link
-        self._dropped: deque[Opened] = deque()
+        self._dropped: deque[Watched] = deque()
         self._awake = True
         self._stopping = False
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -135,8 +136,8 @@ class ThreadLink:
         finally:
             self._waiting -= 1
 
-    def dropped(self, opened: Opened) -> None:
-        """A subscription was garbage-collected unclosed.
+    def dropped(self, opened: Watched) -> None:
+        """A subscription, inbox or worker was garbage-collected unclosed.
 
         May be called amid anything, the lock held by this very thread included: no lock here.
         The thread notices at its next turn, a heartbeat later at the latest.
@@ -187,7 +188,7 @@ class ThreadLink:
             with self.lock:
                 self._awake = True
                 while self._dropped:
-                    self.session.unsubscribe(self._dropped.popleft())
+                    self.session.drop(self._dropped.popleft())
                 events = self._step()
                 told = [event for event in events if self._handle(event)]
                 if events and self._waiting:
@@ -251,6 +252,8 @@ class ThreadLink:
         elif isinstance(event, Settled):
             for token, outcome in event.pairs:
                 token.settle(outcome)
+        elif isinstance(event, Warned):
+            LOG.warning("%s", event.message)
         elif isinstance(event, Arrived):
             pass  # whoever waits looks at the reading itself
         else:

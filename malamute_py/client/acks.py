@@ -1,0 +1,278 @@
+"""Acknowledgements by number, gathered into ranges.
+
+Owns what was acknowledged and not yet said, and what was said and not yet confirmed. The
+rule: whatever gathered since the last turn leaves as one command a kind; what is refused as
+a whole is said again in halves, so that one number that is no longer ours costs the others
+nothing. Source: SPEC.md, sections 4.4 and 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from malamute_protocol.commands import Command, Confirm
+from malamute_protocol.errors import MalamuteError, RequestRejected
+from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers
+
+Range = tuple[int, int]
+RANGES_MAX: Final = 4096
+"""Ranges in one command: far below the protocol's limit, and enough for one message."""
+
+
+class Form(NamedTuple):
+    """What numbers must have in common to be acknowledged together."""
+
+    state: int = 0
+    """Of work: WorkState; of mail 0."""
+    again_ms: int = -1
+    reason: str = ""
+
+
+class Owner(Protocol):
+    """An inbox or an offer, as far as its acknowledgements go."""
+
+    active: bool
+    ended: bool
+
+    def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> Command:
+        """The command that says it."""
+
+    def acked(self, form: Form, ranges: list[Range]) -> None:
+        """The broker confirmed it."""
+
+    def not_acked(self, form: Form, number: int, error: MalamuteError) -> None:
+        """The broker refused it for good, of one number."""
+
+    def ack_lost(self, ack: Ack) -> bool:
+        """The link went before an answer; True: say it (again) on the next one."""
+
+
+class Ack:
+    """Numbers that are acknowledged in one command."""
+
+    __slots__ = ("acks", "form", "owner", "ranges", "tokens")
+
+    def __init__(self, acks: Acks, owner: Owner, form: Form) -> None:
+        self.acks = acks
+        self.owner = owner
+        self.form = form
+        self.ranges: list[Range] = []
+        self.tokens: list[tuple[Any, list[Range]]] = []
+        """Who waits, and for which of the numbers."""
+
+    def confirmed(self, confirm: Confirm) -> None:
+        """It was done."""
+        self.acks.confirmed(self, confirm)
+
+    def refused(self, error: RequestRejected, now_ms: int) -> None:
+        """It was not done."""
+        self.acks.refused(self, error, now_ms)
+
+
+class Acks:
+    """The acknowledgements of all that a session has opened."""
+
+    def __init__(self, trackers: Trackers, tell: Callable[[Any, Any], None]) -> None:
+        """tell: called with a token and its outcome: a Confirm, an error, or None."""
+        self._trackers = trackers
+        self._tell = tell
+        self._gathered: dict[tuple[int, Form], Ack] = {}
+        """By the owner's id and the form."""
+        self._sent: dict[Ack, None] = {}
+        self._put_off: dict[Ack, int] = {}
+        """Refused for now, and when to say it again."""
+        self._taken_ms = -1
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is unconfirmed."""
+        return not self._gathered and not self._sent and not self._put_off
+
+    def add(self, owner: Owner, form: Form, ranges: list[Range], token: Any = None) -> None:
+        """Acknowledge numbers; they leave with the next turn. token: told the outcome."""
+        ack = self._gathered.get((id(owner), form))
+        if ack is None:
+            ack = self._gathered[id(owner), form] = Ack(self, owner, form)
+        mine = ack.ranges
+        for first, end in ranges:
+            if mine and mine[-1][1] == first:
+                mine[-1] = (mine[-1][0], end)
+            else:
+                mine.append((first, end))
+        if token is not None:
+            ack.tokens.append((token, ranges))
+
+    def take(self, now_ms: int, out: Put) -> None:
+        """Say all that may be said now."""
+        self._taken_ms = now_ms
+        for ack, at_ms in list(self._put_off.items()):
+            if at_ms <= now_ms and ack.owner.active:
+                del self._put_off[ack]
+                self._say(ack, out)
+        for place, ack in list(self._gathered.items()):
+            if ack.owner.active:
+                del self._gathered[place]
+                self._say(ack, out)
+
+    def _say(self, ack: Ack, out: Put) -> None:
+        ack.ranges = merged(ack.ranges)
+        if len(ack.ranges) > RANGES_MAX:
+            for part in self._halves(ack):
+                self._say(part, out)
+            return
+        self._sent[ack] = None
+        out.put(ack.owner.ack_command(ack.form, ack.ranges, self._trackers.give(ack)), None)
+
+    def confirmed(self, ack: Ack, confirm: Confirm) -> None:
+        """The broker did it."""
+        if ack not in self._sent:
+            return
+        del self._sent[ack]
+        ack.owner.acked(ack.form, ack.ranges)
+        self.settle(ack, confirm)
+
+    def refused(self, ack: Ack, error: RequestRejected, now_ms: int) -> None:
+        """The broker did nothing of it: again later, in halves, or never, by the code."""
+        if ack not in self._sent:
+            return
+        del self._sent[ack]
+        if error.code in RETRYABLE:
+            self._put_off[ack] = now_ms + (error.retry_ms or RETRY_MS)
+        elif _count(ack.ranges) > 1:
+            for part in self._halves(ack):
+                self._put_off[part] = now_ms
+        else:
+            ack.owner.not_acked(ack.form, ack.ranges[0][0], error)
+            self.settle(ack, error)
+
+    def _halves(self, ack: Ack) -> list[Ack]:
+        """Two acknowledgements of half of the numbers each; waiters go with their first."""
+        halves = split(ack.ranges)
+        parts = []
+        for ranges in halves:
+            part = Ack(self, ack.owner, ack.form)
+            part.ranges = ranges
+            parts.append(part)
+        border = halves[0][-1][1]
+        for token, ranges in ack.tokens:
+            if ranges[-1][1] <= border or ranges[0][0] >= border:
+                parts[0 if ranges[0][0] < border else 1].tokens.append((token, ranges))
+            else:
+                self._spread(parts, token, ranges, border)
+        return parts
+
+    def _spread(self, parts: list[Ack], token: Any, ranges: list[Range], border: int) -> None:
+        """Who waits for numbers of both halves waits for both answers."""
+        both = _Both(token)
+        below = [(first, min(end, border)) for first, end in ranges if first < border]
+        above = [(max(first, border), end) for first, end in ranges if end > border]
+        parts[0].tokens.append((both, below))
+        parts[1].tokens.append((both, above))
+
+    def link_down(self) -> None:
+        """The link is gone: each owner says what becomes of what was not confirmed."""
+        pending = [*self._sent, *self._put_off]
+        self._sent.clear()
+        self._put_off.clear()
+        for ack in pending:
+            if ack.owner.ack_lost(ack) and not ack.owner.ended:
+                self._put_off[ack] = 0
+        for place, ack in list(self._gathered.items()):
+            if not ack.owner.ack_lost(ack):
+                del self._gathered[place]
+
+    def forget(self, owner: Owner, error: MalamuteError) -> None:
+        """The owner is gone: nothing more is said of it."""
+        books: tuple[dict[Any, Any], ...] = (self._gathered, self._sent, self._put_off)
+        for book in books:
+            for place, ack in [(place, ack) for place, ack in _acks(book) if ack.owner is owner]:
+                del book[place]
+                self.settle(ack, error)
+
+    def fail_all(self, error: MalamuteError) -> None:
+        """The session ends."""
+        for book in (self._gathered, self._sent, self._put_off):
+            for _, ack in _acks(book):
+                self.settle(ack, error)
+        self._gathered.clear()
+        self._sent.clear()
+        self._put_off.clear()
+
+    def settle(self, ack: Ack, outcome: Any) -> None:
+        """Tell who waits for it, once all that they wait for is answered."""
+        for token, _ in ack.tokens:
+            self._answer(token, outcome)
+        ack.tokens = []
+
+    def _answer(self, token: Any, outcome: Any) -> None:
+        if type(token) is not _Both:
+            self._tell(token, outcome)
+        elif token.settled(outcome):
+            self._answer(token.token, token.outcome)
+
+    def next_wake(self) -> int | None:
+        """When take() is to be called at the latest; None: no need."""
+        at: int | None = None
+        for ack, wake in self._put_off.items():
+            if ack.owner.active and wake > self._taken_ms and (at is None or wake < at):
+                at = wake
+        return at
+
+
+class _Both:
+    """Waits for the answers to two halves: the first error, else the last confirm."""
+
+    __slots__ = ("_left", "outcome", "token")
+
+    def __init__(self, token: Any) -> None:
+        self.token = token
+        self.outcome: Any = None
+        self._left = 2
+
+    def settled(self, outcome: Any) -> bool:
+        """One half has its answer; True: so has the other."""
+        if not isinstance(self.outcome, MalamuteError):
+            self.outcome = outcome
+        self._left -= 1
+        return not self._left
+
+
+def _acks(book: dict[Any, Any]) -> list[tuple[Any, Ack]]:
+    """The places and acknowledgements of a book; in some the acknowledgement is the place."""
+    return [(place, place if type(place) is Ack else ack) for place, ack in book.items()]
+
+
+def _count(ranges: list[Range]) -> int:
+    return sum(end - first for first, end in ranges)
+
+
+def merged(ranges: list[Range]) -> list[Range]:
+    """The same numbers as ascending ranges that do not touch."""
+    if len(ranges) < 2:
+        return ranges
+    ranges.sort()
+    found = [ranges[0]]
+    for first, end in ranges[1:]:
+        last = found[-1]
+        if first <= last[1]:
+            if end > last[1]:
+                found[-1] = (last[0], end)
+        else:
+            found.append((first, end))
+    return found
+
+
+def split(ranges: list[Range]) -> tuple[list[Range], list[Range]]:
+    """The lower half of the numbers, and the upper."""
+    left = _count(ranges) // 2
+    lower: list[Range] = []
+    for place, (first, end) in enumerate(ranges):
+        size = end - first
+        if size >= left:
+            lower.append((first, first + left))
+            upper = ([(first + left, end)] if size > left else []) + ranges[place + 1 :]
+            return lower, upper
+        lower.append((first, end))
+        left -= size
+    raise AssertionError("ranges without numbers")

@@ -1,0 +1,516 @@
+"""Mail and requests in asyncio: send, read, ask a service.
+
+Owns the verbs as awaitables. The rule: a cancelled call leaves the link and everybody else's
+calls as they were; a request whose caller was cancelled is cancelled at the broker, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+from malamute_protocol.commands import CancelRequest
+from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_py.client.asking import Replies
+from malamute_py.client.calls import (
+    Body,
+    Bulk,
+    Fields,
+    Properties,
+    Time,
+    make_row,
+)
+from malamute_py.client.engine import clock_ms
+from malamute_py.client.letters import Letter, Reply, ranges_of
+from malamute_py.client.loop import LoopLink
+from malamute_py.client.mail_reader import MailBatchOf, MailReader, make_asked
+from malamute_py.client.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
+from malamute_py.client.outbox import Tally
+from malamute_py.client.position import Confirmation, milliseconds
+from malamute_py.client.publishing import level_number
+from malamute_py.client.verbs import AsyncVerbs
+
+_PAUSE_EVERY: Final = 256
+"""Messages after which the event loop gets its turn, though more are at hand."""
+
+
+class MailVerbs(AsyncVerbs):
+    """Verbs for mailboxes, and for who asks a service."""
+
+    # --- sending -------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        mailbox: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        expires_ms: Time | None = None,
+        deliver_at_ms: Time | None = None,
+        priority: int = 0,
+        key: bytes | None = None,
+        confirm: str = "default",
+        timeout_ms: int | None = None,
+    ) -> Confirmation:
+        """Put one message into a mailbox and wait for the broker's confirm.
+
+        expires_ms, deliver_at_ms: milliseconds since 1970, or a datetime. priority: -128 to
+        127, higher goes first. key: at most 128 bytes that name the message, so that it is
+        taken once even if another process sends it again; without it, retries of this client
+        are told apart all the same. confirm: "synced" (default), "stored" or "none". A full
+        mailbox is tried again until timeout_ms is over, or for ever.
+        Returns a Confirmation whose offset is the message's number.
+        Raises RequestRejected (it is not in the mailbox), LocalProtocolError (never sent),
+        Timeout (it may still be taken) or ConnectionLost (the client was closed).
+        """
+        link = self._link
+        if not link.has_room:
+            await _room(link, len(body), timeout_ms)
+        return await self.send_nowait(
+            mailbox,
+            body,
+            subject=subject,
+            fields=fields,
+            properties=properties,
+            expires_ms=expires_ms,
+            deliver_at_ms=deliver_at_ms,
+            priority=priority,
+            key=key,
+            confirm=confirm,
+            timeout_ms=timeout_ms,
+        )
+
+    def send_nowait(
+        self,
+        mailbox: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        expires_ms: Time | None = None,
+        deliver_at_ms: Time | None = None,
+        priority: int = 0,
+        key: bytes | None = None,
+        confirm: str = "default",
+        timeout_ms: int | None = None,
+    ) -> asyncio.Future[Confirmation]:
+        """Put one message into a mailbox without waiting; the future is its confirm.
+
+        What was not sent when the program ends is lost: flush() or close() before that.
+        Raises RequestRejected `window` when too much is unconfirmed: nothing was taken;
+        otherwise as send().
+        """
+        link = self._link
+        if not self._session.window.has_room:
+            raise RequestRejected("window", "too much is unconfirmed: await some of it first")
+        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        self._session.outbox.send(
+            mailbox,
+            make_row(body, subject, fields, None, expires_ms, properties, future),
+            level_number(confirm),
+            priority=priority,
+            deliver_at_ms=0 if deliver_at_ms is None else milliseconds(deliver_at_ms),
+            key=key or b"",
+            until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
+        )
+        link.wake_up()
+        return future
+
+    async def send_many(
+        self,
+        mailbox: str,
+        bodies: Sequence[bytes],
+        *,
+        subject: str = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
+        fields: Fields | Sequence[Fields | None] | None = None,
+        properties: Properties | Sequence[Properties | None] | None = None,
+        expires_ms: int | Sequence[int] | None = None,
+        deliver_at_ms: Time | None = None,
+        priority: int = 0,
+        codec: str | None = None,
+        confirm: str = "default",
+        timeout_ms: int | None = None,
+    ) -> list[Confirmation]:
+        """Put many messages into a mailbox, in order, in as few batches as their sizes allow.
+
+        subjects, and fields, properties or expires_ms given as a sequence: one a message.
+        Returns one Confirmation a batch, in order, each with its `count`. Raises as send();
+        batches other than the one that failed may be in the mailbox.
+        """
+        link, session = self._link, self._session
+        bulk = Bulk(
+            bodies,
+            batch_bytes=session.settings.batch_bytes,
+            subject=None if subjects is not None else subject,
+            subjects=subjects,
+            options={
+                "fields": fields,
+                "properties": properties,
+                "expires_ms": expires_ms,
+                "codec": codec,
+            },
+        )
+        level = level_number(confirm)
+        future: asyncio.Future[list[Confirmation]] = link.loop.create_future()
+        tally = Tally(future)
+        tally.left = len(bodies)
+        if not tally.left:
+            return []
+        until_ms = 0 if timeout_ms is None else clock_ms() + timeout_ms
+        at_ms = 0 if deliver_at_ms is None else milliseconds(deliver_at_ms)
+        for first, end in bulk.cuts():
+            if not link.has_room:
+                await _room(link, session.settings.batch_bytes, timeout_ms)
+            session.outbox.send_content(
+                mailbox,
+                bulk.encode(first, end, (0, 0, 0)),
+                level,
+                tally,
+                end - first,
+                priority=priority,
+                deliver_at_ms=at_ms,
+                until_ms=until_ms,
+            )
+            link.wake_up()
+            # The link sends this batch while the next one is encoded.
+            await asyncio.sleep(0)
+        return await future
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def inbox(
+        self,
+        mailbox: str | None = None,
+        *,
+        ack: str = "next",
+        credit_records: int = CREDIT_RECORDS,
+        credit_bytes: int = CREDIT_BYTES,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Inbox:
+        """Read a mailbox; None: the client's own, which has the name of its identity.
+
+        ack="next": a message is acknowledged when the next one is asked for, and at the end
+        of an `async with` that was left without an exception. ack="manual": by mail.ack().
+        What is not acknowledged goes to another reader, or to this one the next time, with
+        `attempts` one higher. credit: what may wait in this client. settings: for a mailbox
+        that does not exist yet. Replies to requests of this client do not show here, replies
+        to those of an earlier process with the same identity do: see mail.about.
+        Raises LocalProtocolError; a refusal is raised by the iteration.
+        """
+        asked = make_asked(mailbox, credit_records, credit_bytes, settings, ack)
+        return Inbox(self._link, asked, ack)
+
+    # --- asking a service ------------------------------------------------------------------------
+
+    async def request(
+        self,
+        service: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        timeout_ms: int | None = None,
+        key: bytes | None = None,
+        reply_to: str = "",
+        confirm: str = "default",
+    ) -> Reply:
+        """Ask a service and wait for the (first) reply of a worker.
+
+        subject: what workers' patterns are matched with. timeout_ms: after it the broker
+        takes the request from whoever has it; None: never. key: at most 128 bytes that name
+        the request, so that it is taken once even if another process sends it again. reply_to:
+        a mailbox to be read for replies; empty: the client's own, temporary when it has no
+        identity (replies to it are lost while the broker is away).
+        Raises Timeout, RequestFailed (a worker gave it up, or too many did), RequestRejected
+        (it was not queued), LocalProtocolError or ConnectionLost.
+        """
+        link, session = self._link, self._session
+        if not link.has_room:
+            await _room(link, len(body), timeout_ms)
+        future: asyncio.Future[Reply] = link.loop.create_future()
+        session.asking.request(
+            service,
+            make_row(body, subject, fields, None, None, properties, future),
+            level_number(confirm),
+            reply_to=reply_to,
+            timeout_ms=timeout_ms or 0,
+            key=key or b"",
+            until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
+        )
+        link.wake_up()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            session.asking.give_up(future)
+            link.wake_up()
+            raise
+
+    async def requests(
+        self,
+        service: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        timeout_ms: int | None = None,
+        key: bytes | None = None,
+        reply_to: str = "",
+        confirm: str = "default",
+    ) -> AsyncIterator[Reply]:
+        """Ask a service for several replies: iterate to the last of them.
+
+        A loop that is left early cancels the request. Arguments and errors as of request();
+        timeout_ms is for all of them together.
+        """
+        link, session = self._link, self._session
+        if not link.has_room:
+            await _room(link, len(body), timeout_ms)
+        replies = Replies()
+        arrival = link.arrivals(replies)
+        try:
+            session.asking.request(
+                service,
+                make_row(body, subject, fields, None, None, properties, replies),
+                level_number(confirm),
+                reply_to=reply_to,
+                timeout_ms=timeout_ms or 0,
+                key=key or b"",
+                until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
+            )
+            link.wake_up()
+            while True:
+                while replies.queue:
+                    yield replies.queue.popleft()
+                if replies.error is not None:
+                    raise replies.error
+                if replies.ended:
+                    return
+                arrival.clear()
+                await arrival.wait()
+        finally:
+            session.asking.give_up(replies)
+            link.forget(replies)
+            link.wake_up()
+
+    async def submit(
+        self,
+        service: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        request_timeout_ms: int | None = None,
+        key: bytes | None = None,
+        reply_to: str = "",
+        confirm: str = "default",
+        timeout_ms: int | None = None,
+    ) -> Confirmation:
+        """Queue a request without waiting for a reply; returns when the broker has taken it.
+
+        request_timeout_ms: after it the broker gives the request up. Replies are mail of
+        `reply_to`, by default the client's own mailbox; mail.about is (key, 0) then, so give
+        a key to know them by. timeout_ms: for the broker's confirm. The Confirmation's offset
+        is the request's number. Raises as send().
+        """
+        link, session = self._link, self._session
+        if not link.has_room:
+            await _room(link, len(body), timeout_ms)
+        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        session.asking.request(
+            service,
+            make_row(body, subject, fields, None, None, properties, future),
+            level_number(confirm),
+            reply_to=reply_to,
+            timeout_ms=request_timeout_ms or 0,
+            key=key or b"",
+            until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
+            waits=False,
+        )
+        link.wake_up()
+        return await future
+
+    async def cancel(self, service: str, key: bytes) -> int:
+        """Give up a request that was sent with this key; returns how many were cancelled.
+
+        0: it was answered already, or there is no such request. Raises RequestRejected.
+        """
+        value = await self._link.ask(lambda number: CancelRequest(number, service, key))
+        return int(value.get("count", 0))
+
+
+class Mail(Letter, frozen=True, eq=False, gc=False):
+    """One message of a mailbox, not acknowledged yet."""
+
+    _inbox: Inbox
+
+    async def ack(self) -> bool:
+        """It was received for good; returns when the broker has confirmed that.
+
+        False: the link was lost in between; should the broker hand the message to this client
+        again, it is acknowledged without being shown. Raises RequestRejected `not_held`: it
+        went to another reader meanwhile.
+        """
+        number = self.number
+        return await self._inbox.acknowledge([(number, number + 1)])
+
+    async def again(self, delay_ms: int = 0) -> bool:
+        """Have it delivered again, to any reader, after so many milliseconds."""
+        number = self.number
+        return await self._inbox.acknowledge([(number, number + 1)], delay_ms)
+
+
+class MailBatch(MailBatchOf[Mail]):
+    """Messages that were sent together."""
+
+    async def ack(self) -> bool:
+        """All of them were received for good; see Mail.ack()."""
+        acked: bool = await self._reader.acknowledge(ranges_of(self.batch))
+        return acked
+
+    async def again(self, delay_ms: int = 0) -> bool:
+        """Have all of them delivered again after so many milliseconds."""
+        acked: bool = await self._reader.acknowledge(ranges_of(self.batch), delay_ms)
+        return acked
+
+
+class Inbox(MailReader[Mail]):
+    """A mailbox as an async iterator of Mail; for one task at a time."""
+
+    _letter = Mail
+
+    def __init__(self, link: LoopLink, asked: Asked, ack: str) -> None:
+        """See Client.inbox(). Raises what ended the session."""
+        super().__init__(link.session.mailboxes, asked, ack)
+        self._link = link
+        self._arrival = link.arrivals(self._view)
+        self._until_pause = _PAUSE_EVERY
+        # `async for mail in client.inbox(...)` with a break leaves nobody to close it.
+        self._finalizer = weakref.finalize(self, link.dropped, self._view)
+        self._finalizer.atexit = False
+        link.wake_up()
+
+    async def accepted(self) -> None:
+        """Wait until the broker has opened the mailbox. Raises the refusal."""
+        mailbox = self._view.mailbox
+        while not mailbox.accepted:
+            if self._view.ended:
+                raise mailbox.error or RequestRejected("cancelled")
+            self._arrival.clear()
+            await self._arrival.wait()
+
+    def __aiter__(self) -> Inbox:
+        return self
+
+    async def __anext__(self) -> Mail:
+        if self._read():
+            self._link.wake_up()
+        self._until_pause -= 1
+        if self._until_pause <= 0:
+            self._until_pause = _PAUSE_EVERY
+            await asyncio.sleep(0)
+        if not self._left and not await self._fill():
+            raise StopAsyncIteration
+        return self._next_at_hand()
+
+    async def next(self, timeout_ms: int | None = None) -> Mail | None:
+        """The next message; None when the inbox was closed.
+
+        Raises Timeout (nothing is lost) or the broker's refusal.
+        """
+        if self._read():
+            self._link.wake_up()
+        if not self._left:
+            try:
+                async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                    if not await self._fill():
+                        return None
+            except TimeoutError:
+                raise Timeout(f"no message within {timeout_ms} ms") from None
+        return self._next_at_hand()
+
+    async def next_batch(self, timeout_ms: int | None = None) -> MailBatch | None:
+        """The next messages that were sent together; None when the inbox was closed.
+
+        With ack="next" all of them are acknowledged when more is asked for. Raises as next().
+        """
+        if self._read():
+            self._link.wake_up()
+        item = self._rest()
+        if item is None:
+            try:
+                async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                    if not await self._fill():
+                        return None
+            except TimeoutError:
+                raise Timeout(f"no message within {timeout_ms} ms") from None
+            item = self._rest()
+        assert item is not None
+        delivered, batch = item
+        self._handed(batch)
+        return MailBatch(Mail, batch, delivered, self)
+
+    async def _fill(self) -> bool:
+        """Have messages at hand; False: there will be none any more."""
+        view, mailbox = self._view, self._view.mailbox
+        while True:
+            item = view.take()
+            if item is not None:
+                self._begin(*item)
+                if self._link.session.consumed(mailbox):
+                    self._link.wake_up()
+                return True
+            if view.ended:
+                if mailbox.error is not None and not view.closed:
+                    raise mailbox.error
+                return False
+            self._arrival.clear()
+            await self._arrival.wait()
+
+    async def acknowledge(self, ranges: list[tuple[int, int]], again_ms: int = -1) -> bool:
+        """Acknowledge messages by their numbers, as half-open ranges; see Mail.ack()."""
+        link = self._link
+        future: asyncio.Future[bool] = link.loop.create_future()
+        self._view.collect()
+        self._view.mailbox.ack(ranges, again_ms, future)
+        link.wake_up()
+        return await future
+
+    async def close(self) -> None:
+        """Stop reading; what was not acknowledged goes to other readers at once."""
+        self._finalizer.detach()
+        self._close()
+        self._link.forget(self._view)
+        self._arrival.set()
+        self._link.wake_up()
+
+    async def __aenter__(self) -> Inbox:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close; the message at hand counts as read unless the block raised."""
+        if kind is None:
+            self._read()
+        await self.close()
+
+
+async def _room(link: LoopLink, size: int, timeout_ms: int | None) -> None:
+    try:
+        async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+            await link.room(size)
+    except TimeoutError:
+        raise Timeout(f"too much was unconfirmed for {timeout_ms} ms") from None

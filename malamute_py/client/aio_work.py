@@ -1,0 +1,421 @@
+"""Workers in asyncio: an iterator of requests, or handlers that are run for them.
+
+Owns the way from requests in hand to tasks and back. The rule: what a handler raises ends
+its request and nothing else; leases are renewed by the link while handlers run, so a handler
+may take as long as it wants as long as it lets the event loop turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, NamedTuple, TypeVar
+
+from malamute_protocol.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    MalamuteError,
+    RequestRejected,
+    Timeout,
+)
+from malamute_protocol.pattern import Pattern
+from malamute_py.client.calls import Body, Fields, Properties, make_row
+from malamute_py.client.cursor import LOG
+from malamute_py.client.loop import LoopLink
+from malamute_py.client.position import Confirmation
+from malamute_py.client.verbs import AsyncVerbs
+from malamute_py.client.work import (
+    COMPLETED,
+    CREDIT_BYTES,
+    FAILED,
+    RECEIVED,
+    RENEWED,
+    RETURNED,
+    Job,
+    Offered,
+    make_offered,
+    make_on_error,
+)
+
+_CLOSE_MS: Final = 5_000
+_BODIES: Final = (bytes, bytearray, memoryview, str)
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class Served(NamedTuple):
+    """A handler and the offer that it was registered for."""
+
+    offered: Offered
+    handler: Callable[[Request], Any]
+    on_error: str
+    delay_ms: int
+
+
+class WorkVerbs(AsyncVerbs):
+    """Verbs for who works for a service."""
+
+    _served: list[Served]
+
+    def worker(
+        self,
+        service: str,
+        pattern: str | Pattern = "#",
+        *,
+        concurrency: int = 16,
+        lease_ms: int | None = None,
+        confirm: str = "default",
+        credit_bytes: int = CREDIT_BYTES,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Worker:
+        """Offer a service for requests whose subject matches the pattern; iterate the result.
+
+        concurrency: requests that may be in hand and not finished; the broker hands out no
+        more. lease_ms: silence after which the broker gives a request to another worker; it is
+        renewed by this client while the request is in hand (None: the service's own). confirm:
+        level of the replies. credit_bytes: bytes of requests that may be on their way here.
+        settings: for a service that does not exist yet. Leaving the loop, or close(), gives
+        back what is not finished.
+        Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
+        """
+        offered = make_offered(
+            service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
+        )
+        return Worker(self._link, offered)
+
+    def serve(
+        self,
+        service: str,
+        pattern: str | Pattern = "#",
+        *,
+        concurrency: int = 16,
+        lease_ms: int | None = None,
+        on_error: str = "fail",
+        delay_ms: int = 0,
+        confirm: str = "default",
+        credit_bytes: int = CREDIT_BYTES,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Register a handler of requests, as a decorator; run() runs it.
+
+        The handler gets a Request. What it returns is the reply (bytes or str), None completes
+        the request without one unless the handler has finished it itself; an async generator's
+        values are replies, and its end completes the request. A handler that is no coroutine
+        function runs in a thread. What it raises: on_error="fail" moves the request to the
+        service's dead letters with the exception as the reason, "give_back" returns it to the
+        queue for after delay_ms. The rest as worker(). Raises as worker().
+        """
+        offered = make_offered(
+            service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
+        )
+        make_on_error(on_error)
+
+        def register(handler: Handler) -> Handler:
+            self._served.append(Served(offered, handler, on_error, delay_ms))
+            return handler
+
+        return register
+
+    async def run(self) -> None:
+        """Run the registered handlers until the client is closed or this call is cancelled.
+
+        Then what was not begun is given back, and what a cancelled handler had in hand too.
+        Raises LocalProtocolError when there are none, the broker's refusal of an offer, or
+        what ended the session.
+        """
+        if not self._served:
+            raise LocalProtocolError("bad_setting", "no handler is registered: use @client.serve")
+        async with asyncio.TaskGroup() as group:
+            for served in self._served:
+                group.create_task(self._run_one(served))
+
+    async def _run_one(self, served: Served) -> None:
+        async with Worker(self._link, served.offered) as worker:
+            await worker.run(served.handler, on_error=served.on_error, delay_ms=served.delay_ms)
+
+
+class Request(Job):
+    """A request in hand."""
+
+    __slots__ = ()
+
+    async def reply(
+        self,
+        body: Body,
+        *,
+        last: bool = True,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+    ) -> Confirmation | None:
+        """Answer it, and, with the last reply, complete it in the same step.
+
+        Returns when the broker has confirmed it; None: it came too late, the request is not in
+        our hands any more (counted in worker.not_held, and logged).
+        Raises LocalProtocolError `conflict` when it was finished already, RequestRejected or
+        ConnectionLost: then it is still in hand.
+        """
+        link = self.offering.workings.link
+        if not link.has_room:
+            await link.room(len(body))
+        future = link.loop.create_future()
+        row = make_row(body, subject, fields, None, None, properties, None)
+        if not self.offering.workings.reply(self, row, last, future):
+            raise _over(self)
+        link.wake_up()
+        confirmation: Confirmation | None = await future
+        return confirmation
+
+    async def complete(self) -> bool:
+        """It is done, without a (further) reply. False: it is not in our hands any more."""
+        return await self._end(COMPLETED)
+
+    async def fail(self, reason: str) -> bool:
+        """Give it up: to the service's dead letters, with the reason (at most 1,024 characters).
+
+        False: it is not in our hands any more.
+        """
+        return await self._end(FAILED, reason=reason)
+
+    async def give_back(self, delay_ms: int = 0) -> bool:
+        """Back into the queue, for any worker, after so many milliseconds. False: as fail()."""
+        return await self._end(RETURNED, again_ms=delay_ms)
+
+    async def received(self) -> bool:
+        """Tell the broker that it has arrived; who asks for the service's facts sees it."""
+        return await self._say(RECEIVED)
+
+    async def renew(self) -> bool:
+        """Begin the lease anew now; it is done by itself every third of a lease.
+
+        False: it is not in our hands any more.
+        """
+        return await self._say(RENEWED)
+
+    async def _end(self, state: int, *, again_ms: int = 0, reason: str = "") -> bool:
+        link = self.offering.workings.link
+        future: asyncio.Future[bool] = link.loop.create_future()
+        if not self.offering.workings.end(
+            self, state, again_ms=again_ms, reason=reason, token=future
+        ):
+            raise _over(self)
+        link.wake_up()
+        return await future
+
+    async def _say(self, state: int) -> bool:
+        link = self.offering.workings.link
+        future: asyncio.Future[bool] = link.loop.create_future()
+        if not self.offering.workings.say(self, state, future):
+            return False
+        link.wake_up()
+        return await future
+
+
+class Worker:
+    """Requests of one service, as an async iterator; several tasks may iterate it."""
+
+    def __init__(self, link: LoopLink, offered: Offered) -> None:
+        """See WorkVerbs.worker(). Raises what ended the session."""
+        self._link = link
+        link.session.workings.link = link
+        self._offering = link.session.workings.offer(offered, Request)
+        self._waker = _Waker(self._offering)
+        link.watch(self._offering, self._waker)
+        self._finalizer = weakref.finalize(self, link.dropped, self._offering)
+        self._finalizer.atexit = False
+        link.wake_up()
+
+    @property
+    def in_hand(self) -> int:
+        """Requests whose end the broker has not confirmed."""
+        return len(self._offering.in_hand)
+
+    @property
+    def not_held(self) -> int:
+        """Answers that came when the request was not in our hands any more."""
+        return self._offering.not_held
+
+    async def accepted(self) -> None:
+        """Wait until the broker has taken the offer. Raises the refusal."""
+        while not self._offering.accepted:
+            if self._offering.ended:
+                raise self._offering.error or RequestRejected("cancelled")
+            await self._waker.wait()
+
+    async def next(self, timeout_ms: int | None = None) -> Request | None:
+        """The next request; None when the worker was closed.
+
+        Raises Timeout (nothing is lost) or the broker's refusal.
+        """
+        if timeout_ms is None:
+            return await self._next()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._next()
+        except TimeoutError:
+            raise Timeout(f"no request within {timeout_ms} ms") from None
+
+    async def _next(self) -> Request | None:
+        offering = self._offering
+        while True:
+            request = offering.take()
+            if request is not None:
+                assert isinstance(request, Request)
+                return request
+            if offering.error is not None:
+                raise offering.error
+            if offering.ended or offering.closing:
+                return None
+            await self._waker.wait()
+
+    def __aiter__(self) -> Worker:
+        return self
+
+    async def __anext__(self) -> Request:
+        request = await self._next()
+        if request is None:
+            raise StopAsyncIteration
+        return request
+
+    async def run(
+        self, handler: Callable[[Request], Any], *, on_error: str = "fail", delay_ms: int = 0
+    ) -> None:
+        """Run a handler for every request, as many at a time as the offer's concurrency.
+
+        Returns when the worker is closed. Arguments and errors: see Client.serve().
+        """
+        make_on_error(on_error)
+        call = _caller(handler)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._offering.asked.concurrency):
+                group.create_task(self._handle_all(call, on_error, delay_ms))
+
+    async def _handle_all(
+        self, call: Callable[[Request], Awaitable[Any]], on_error: str, delay_ms: int
+    ) -> None:
+        while (request := await self._next()) is not None:
+            try:
+                result = await call(request)
+                if not request.finished:
+                    if not self._link.has_room:
+                        await self._link.room(0)
+                    self._answer(request, result)
+            except asyncio.CancelledError:
+                self._finish(request, RETURNED, 0, "")
+                raise
+            except Exception as error:  # noqa: BLE001 - it ends its request and nothing else
+                if self._offering.ended or isinstance(error, ConnectionLost):
+                    LOG.warning("%r was not finished: %s", request, error)
+                    continue
+                LOG.warning("the handler of %r failed", request, exc_info=True)
+                state = FAILED if on_error == "fail" else RETURNED
+                reason = f"{type(error).__name__}: {error}"
+                self._finish(request, state, delay_ms, reason if on_error == "fail" else "")
+
+    def _answer(self, request: Request, result: Any) -> None:
+        if result is None:
+            self._finish(request, COMPLETED, 0, "")
+        elif isinstance(result, _BODIES):
+            row = make_row(result, "", None, None, None, None, None)
+            self._link.session.workings.reply(request, row, True)
+            self._link.wake_up()
+        else:
+            raise TypeError(f"a handler returns bytes, str or None, not {type(result).__name__}")
+
+    def _finish(self, request: Request, state: int, again_ms: int, reason: str) -> None:
+        if not self._offering.ended:
+            self._link.session.workings.end(request, state, again_ms=again_ms, reason=reason)
+            self._link.wake_up()
+
+    async def close(self, *, wait_ms: int = _CLOSE_MS) -> None:
+        """Give back what is not finished, and end the offer once the broker has confirmed that.
+
+        wait_ms: at most so long; then the broker does it by itself, when the link ends.
+        """
+        self._finalizer.detach()
+        offering, link = self._offering, self._link
+        if not offering.ended:
+            link.session.workings.close(offering)
+            link.wake_up()
+            self._waker.set()
+            try:
+                async with asyncio.timeout(wait_ms / 1000):
+                    while not offering.ended:
+                        await self._waker.wait()
+            except TimeoutError:
+                link.session.unsubscribe(offering)
+                link.wake_up()
+        link.forget(offering)
+        self._waker.set()
+
+    async def __aenter__(self) -> Worker:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class _Waker:
+    """Wakes as many tasks as there are requests, in the order in which they began to wait."""
+
+    def __init__(self, offering: Any) -> None:
+        self._offering = offering
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def set(self) -> None:
+        """Something arrived, or nothing will any more."""
+        offering, waiting = self._offering, self._waiting
+        if offering.ended or offering.closing or not offering.accepted:
+            wake = len(waiting)
+        else:
+            wake = max(len(offering.queue), 1)
+        while waiting and wake:
+            future = waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                wake -= 1
+
+    async def wait(self) -> None:
+        """Return when there may be something."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.set()  # what it was woken for goes to the next
+            raise
+
+
+def _caller(handler: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Any]]:
+    """The handler as a coroutine function."""
+    called = (handler, type(handler).__call__)  # a function, or an object that is called
+    if any(map(inspect.isasyncgenfunction, called)):
+
+        async def replies(request: Request) -> None:
+            async for body in handler(request):
+                await request.reply(body, last=False)
+
+        return replies
+    if any(map(inspect.iscoroutinefunction, called)):
+        return handler
+
+    async def in_a_thread(request: Request) -> Any:
+        return await asyncio.to_thread(handler, request)
+
+    return in_a_thread
+
+
+def _over(request: Job) -> MalamuteError:
+    if request.offering.ended:
+        return request.offering.error or ConnectionLost("the worker is closed")
+    return LocalProtocolError("conflict", f"{request!r} was finished already")

@@ -1,0 +1,436 @@
+"""Requests to services, and whose each reply is.
+
+Owns the requests that are not answered, by the key of their batch and their row in it. The
+rule: a reply is told apart from other mail by its key alone; it goes to whoever waits, once,
+and what comes for a request that was given up is taken and dropped; a reply to a request of
+an earlier process has an unknown key and stays mail. Source: SPEC.md, section 4.5.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from malamute_protocol.batch import Batch
+from malamute_protocol.commands import CancelRequest, Confirm, Request
+from malamute_protocol.errors import LocalProtocolError, MalamuteError, Timeout
+from malamute_py.client.events import Confirmed, Event, Inner, Settled
+from malamute_py.client.letters import (
+    NO_ANSWER,
+    Delivered,
+    Reply,
+    RequestFailed,
+    chosen,
+    ranges_of,
+    rows_of,
+)
+from malamute_py.client.mailboxes import Asked, Mailbox, Mailboxes
+from malamute_py.client.outbox import QUEUED, Lane, Outbox, Parcel
+from malamute_py.client.outgoing import Put
+from malamute_py.client.publishing import Row
+
+_ENDED_MAX: Final = 4096
+"""Keys of answered requests that are remembered: a reply may come a second time."""
+
+
+_NOTICE_MS: Final = 60_000
+"""How long after the callers' time the broker's notice is awaited."""
+
+
+class _GivenUp(Inner):
+    """Stands for a caller that waits no longer."""
+
+    def answered(self, outcome: Any) -> None:
+        """Nobody is interested."""
+
+
+_GIVEN_UP: Final = _GivenUp()
+
+
+class Replies:
+    """Several replies to one request, in the order of their arrival."""
+
+    __slots__ = ("ended", "error", "queue")
+
+    def __init__(self) -> None:
+        self.queue: deque[Reply] = deque()
+        self.ended = False
+        """The last has come."""
+        self.error: MalamuteError | None = None
+        """Why there is no last one."""
+
+
+class RequestParcel(Parcel):
+    """Requests to one service, until each of them is answered."""
+
+    __slots__ = ("asking", "inbox", "left", "reply_to", "timeout_ms", "tokens")
+
+    one_by_one = False
+
+    def __init__(
+        self,
+        lane: Lane,
+        level: int,
+        asking: Asking,
+        reply_to: str,
+        timeout_ms: int,
+        inbox: Mailbox | None,
+    ) -> None:
+        """inbox: where the replies come; None: nobody here waits for them."""
+        super().__init__(lane, level)
+        self.asking = asking
+        self.reply_to = reply_to
+        self.timeout_ms = timeout_ms
+        self.inbox = inbox
+        self.tokens: list[Any] = []
+        """Who waits, by row, from when it leaves on; None: answered."""
+        self.left = 0
+
+    def part(self) -> RequestParcel:
+        """An empty one that is alike."""
+        return RequestParcel(
+            self.lane, self.level, self.asking, self.reply_to, self.timeout_ms, self.inbox
+        )
+
+    def say(self, out: Put, tracker: int) -> None:
+        """REQUEST."""
+        out.put(
+            Request(self.lane.place, tracker, self.reply_to, self.timeout_ms, self.level, self.key),
+            self.content,
+        )
+
+    def named(self) -> None:
+        """Replies may come from now on."""
+        if self.inbox is not None and not self.tokens:
+            self.tokens = [row[6] for row in self.rows]
+            self.left = len(self.tokens)
+            self.asking.asked[self.key] = self
+
+    def live_rows(self) -> list[Row]:
+        """The rows that somebody waits for."""
+        if not self.tokens:
+            return super().live_rows()
+        waiting = zip(self.rows, self.tokens, strict=True)
+        return [row for row, token in waiting if token is not None and token is not _GIVEN_UP]
+
+    def replaced(self, parts: list[Parcel]) -> None:
+        """Those who wait do so for the parts' replies."""
+        if self.inbox is None:
+            return
+        kept = 0
+        for part in parts:
+            assert isinstance(part, RequestParcel)
+            kept += len(part.rows)
+            for row in part.rows:
+                self.asking.parcels[row[6]] = part
+        self.asking.gone(self, self.left - kept if self.tokens else 0)
+
+    def settle(self, outcome: Confirm | MalamuteError) -> None:
+        """It was accepted, and its replies are awaited; or it has failed."""
+        if self.inbox is None:
+            self.lane.outbox.tell(Confirmed([row[6] for row in self.rows], outcome))
+        elif isinstance(outcome, MalamuteError):
+            self.asking.failed(self, outcome)
+
+    def given_up(self) -> None:
+        """Its time is over: those who wait are told."""
+        if self.inbox is None:
+            super().given_up()
+            return
+        self.asking.timed_out(self)
+
+
+class Asking:
+    """All requests of a session that wait for replies."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        mailboxes: Mailboxes,
+        ask: Callable[[Callable[[int], Any], Any], None],
+        arrived: Callable[[Any], None],
+        tell: Callable[[Event], None],
+    ) -> None:
+        """ask: has a command sent and its answer given to token.answered()."""
+        self.asked: dict[bytes, RequestParcel] = {}
+        """By key."""
+        self.parcels: dict[Any, RequestParcel] = {}
+        """By who waits."""
+        self.services: dict[Any, Lane] = {}
+        self._outbox = outbox
+        self._mailboxes = mailboxes
+        self._ask = ask
+        self._arrived = arrived
+        self._tell = tell
+        self._ended: dict[bytes, None] = {}
+        outbox.homes.append(self.services)
+        mailboxes.route = self.route
+        mailboxes.failed = self.inbox_failed
+
+    # --- what callers do -----------------------------------------------------------------------
+
+    def request(
+        self,
+        service: str,
+        row: Row,
+        level: int,
+        *,
+        reply_to: str = "",
+        timeout_ms: int = 0,
+        key: bytes = b"",
+        until_ms: int = 0,
+        waits: bool = True,
+    ) -> None:
+        """Put one request on its way; its token gets the reply.
+
+        waits: False: its token gets the confirm, and replies stay mail. until_ms: when its
+        caller gives it up; 0: never. key: the caller's own: the request then leaves alone.
+        Raises LocalProtocolError `too_large`, `conflict` (the key is in use), or what ended
+        the session.
+        """
+        outbox = self._outbox
+        lane = outbox.lane(self.services, service)
+        inbox: Mailbox | None = None
+        if waits:
+            if key and key in self.asked:
+                raise LocalProtocolError("conflict", "a request with this key waits already")
+            inbox = (
+                self._mailboxes.get(Asked(reply_to)) if reply_to else self._mailboxes.own_inbox()
+            )
+        queue = lane.queue
+        last = queue[-1] if queue else None
+        if (
+            type(last) is not RequestParcel
+            or key
+            or last.level != level
+            or last.timeout_ms != timeout_ms
+            or last.reply_to != reply_to
+            or last.inbox is not inbox
+            or not outbox.fits(last, row, until_ms)
+        ):
+            outbox.check(row)
+            last = RequestParcel(lane, level, self, reply_to, timeout_ms, inbox)
+            outbox.queue(last, key, until_ms)
+        elif until_ms > last.until_ms:
+            last.until_ms = until_ms
+        outbox.put_in(last, row)
+        if inbox is not None:
+            inbox.waiting += 1
+            inbox.for_replies = True
+            self.parcels[row[6]] = last
+            if key:
+                last.named()
+            if inbox.queue:
+                if key:
+                    # Its reply may be among the mail that waits, of an earlier process's call.
+                    inbox.sort_again()
+                self._mailboxes.look_at(inbox)
+
+    def give_up(self, token: Any) -> None:
+        """Who waited does so no longer: the request is taken back, or cancelled."""
+        parcel = self.parcels.pop(token, None)
+        if parcel is None:
+            return
+        if parcel.tokens:
+            row = parcel.tokens.index(token)
+            parcel.tokens[row] = _GIVEN_UP
+            parcel.thin = True
+            service, key = parcel.lane.place, parcel.key
+            self._ask(
+                lambda number: CancelRequest(number, service, key, row), _Cancel(self, parcel, row)
+            )
+            return
+        place = next(i for i, row in enumerate(parcel.rows) if row[6] is token)
+        parcel.rows[place] = (*parcel.rows[place][:6], None)
+        parcel.thin = True
+        self.gone(parcel, 1)
+        if not parcel.live_rows():
+            self._outbox.withdraw(parcel)
+
+    # --- replies -------------------------------------------------------------------------------
+
+    def route(self, delivered: Delivered, left: Batch, inbox: Mailbox) -> Batch | None:
+        """Give the replies that somebody waits for to them; returns the rows that are left."""
+        whole = left is delivered.batch
+        if whole and all(key in self.asked for key, _, _ in delivered.about):
+            self._hand_over(delivered, left, delivered.about)
+            inbox.reply_taken(ranges_of(left))
+            return None
+        mine, others = [], []
+        known = self.asked
+        for row in rows_of(left):
+            about = delivered.about_of(row)
+            if about is not None and (about[0] in known or about[0] in self._ended):
+                mine.append(row)
+            else:
+                others.append(row)
+        if not mine:
+            return left
+        taken = chosen(left, mine)
+        runs = [delivered.about_of(row) for row in mine]
+        self._hand_over(delivered, taken, [(run[0], run[1], 1) for run in runs if run is not None])
+        inbox.reply_taken(ranges_of(taken))
+        return chosen(left, others) if others else None
+
+    def _hand_over(self, delivered: Delivered, batch: Batch, about: Any) -> None:
+        pairs: list[tuple[Any, Any]] = []
+        rows = iter(rows_of(batch))
+        last, why = delivered.command.last or delivered.command.why, delivered.command.why
+        parcels = self.parcels
+        for key, first, count in about:
+            parcel = self.asked.get(key)
+            tokens = [] if parcel is None else parcel.tokens
+            answered = 0
+            for place in range(first, first + count):
+                reply: Any = Reply(batch, next(rows), delivered)
+                token = tokens[place] if place < len(tokens) else None
+                if token is None:
+                    continue
+                if last:
+                    tokens[place] = None
+                    answered += 1
+                if token is _GIVEN_UP:
+                    continue
+                if why:
+                    reply = _failure(why)
+                if type(token) is Replies:
+                    self._push(token, reply, last)
+                    if last:
+                        del parcels[token]
+                else:
+                    pairs.append((token, reply))
+                    del parcels[token]
+                    if not last:
+                        tokens[place] = _GIVEN_UP  # what follows is of no use to it
+            if parcel is not None and answered:
+                parcel.left -= answered
+                self._answered(parcel, answered)
+        if pairs:
+            self._tell(Settled(pairs))
+
+    def _push(self, replies: Replies, reply: Any, last: Any) -> None:
+        if isinstance(reply, MalamuteError):
+            replies.error = reply
+        else:
+            replies.queue.append(reply)
+        if last:
+            replies.ended = True
+        self._arrived(replies)
+
+    def _answered(self, parcel: RequestParcel, count: int) -> None:
+        inbox = parcel.inbox
+        assert inbox is not None
+        inbox.waiting -= count
+        if not inbox.waiting and inbox.queue:
+            self._mailboxes.look_at(inbox)
+        if not parcel.left:
+            del self.asked[parcel.key]
+            self._remember(parcel.key)
+
+    def _remember(self, key: bytes) -> None:
+        self._ended[key] = None
+        if len(self._ended) > _ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
+    # --- ends ----------------------------------------------------------------------------------
+
+    def tell_all(self, tokens: list[Any], error: MalamuteError) -> None:
+        """Everybody of these who waits gets the error."""
+        pairs = []
+        for token in tokens:
+            if token is None or token is _GIVEN_UP:
+                continue
+            self.parcels.pop(token, None)
+            if type(token) is Replies:
+                token.error, token.ended = error, True
+                self._arrived(token)
+            else:
+                pairs.append((token, error))
+        if pairs:
+            self._tell(Settled(pairs))
+
+    def failed(self, parcel: RequestParcel, error: MalamuteError) -> None:
+        """The broker did not accept it, or the session is over."""
+        if parcel.tokens:
+            self.tell_all(parcel.tokens, error)
+            self.gone(parcel, parcel.left)
+        else:
+            waiting = [row[6] for row in parcel.rows]
+            self.tell_all(waiting, error)
+            self.gone(parcel, sum(token is not None for token in waiting))
+
+    def gone(self, parcel: RequestParcel, count: int) -> None:
+        """So many of its requests are open no longer; of all that left, no reply is awaited."""
+        if parcel.tokens:
+            parcel.tokens, parcel.left = [], 0
+            if self.asked.get(parcel.key) is parcel:
+                del self.asked[parcel.key]
+                self._remember(parcel.key)
+        inbox = parcel.inbox
+        assert inbox is not None
+        inbox.waiting -= count
+        if not inbox.waiting and inbox.queue and not inbox.ended:
+            self._mailboxes.look_at(inbox)
+
+    def timed_out(self, parcel: RequestParcel) -> None:
+        """Its callers' time is over. The broker's notice is awaited a while longer."""
+        error = Timeout(f"no answer within {parcel.timeout_ms} ms")
+        if not parcel.tokens:
+            if parcel.state == QUEUED:
+                self.failed(parcel, error)
+            return
+        waiting, parcel.tokens = (
+            parcel.tokens,
+            [None if token is None else _GIVEN_UP for token in parcel.tokens],
+        )
+        self.tell_all(waiting, error)
+        parcel.thin = True
+        if parcel.state == QUEUED:
+            # It was under way when the link went, and will not be sent again.
+            service, key = parcel.lane.place, parcel.key
+            self._ask(lambda number: CancelRequest(number, service, key), _GIVEN_UP)
+            self.gone(parcel, parcel.left)
+        elif any(token is not None and token is not _GIVEN_UP for token in waiting):
+            self._outbox.look_again(parcel, _NOTICE_MS)
+        else:
+            self.gone(parcel, parcel.left)
+
+    def inbox_failed(self, inbox: Mailbox, error: MalamuteError) -> None:
+        """Replies cannot be read."""
+        for parcel in {*self.parcels.values(), *self.asked.values()}:
+            if parcel.inbox is inbox:
+                self.failed(parcel, error)
+                if parcel.state == QUEUED:
+                    self._outbox.withdraw(parcel)
+
+    def cancelled(self, parcel: RequestParcel, row: int, count: int) -> None:
+        """The broker gave the request up: no reply will come; or it was over already."""
+        if not parcel.tokens or parcel.tokens[row] is not _GIVEN_UP:
+            return
+        if count:
+            parcel.tokens[row] = None
+            parcel.left -= 1
+            self._answered(parcel, 1)
+        elif not parcel.until_ms:
+            self._outbox.look_again(parcel, _NOTICE_MS)
+
+
+class _Cancel(Inner):
+    """Waits for the answer to CANCEL_REQUEST."""
+
+    def __init__(self, asking: Asking, parcel: RequestParcel, row: int) -> None:
+        self._asking = asking
+        self._parcel = parcel
+        self._row = row
+
+    def answered(self, outcome: Any) -> None:
+        """RESULT, or an error: then nothing was cancelled."""
+        if not isinstance(outcome, MalamuteError):
+            self._asking.cancelled(self._parcel, self._row, outcome.get("count", 0))
+
+
+def _failure(why: str) -> MalamuteError:
+    if why.partition(":")[0] == NO_ANSWER:
+        return Timeout("no answer within the request's time")
+    return RequestFailed(why)

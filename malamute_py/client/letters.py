@@ -1,0 +1,139 @@
+"""Mail, replies and requests as their readers see them.
+
+Owns the facts that came with a delivered batch, and the rows over it. The rule: a row costs
+nothing but its own object until something is asked of it; its number is what the broker
+knows it by. Source: SPEC.md, sections 4.4, 4.5 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from malamute_protocol.batch import Batch, Record, iter_batches
+from malamute_protocol.errors import MalamuteError, RemoteProtocolError
+from malamute_protocol.limits import Limits
+
+NO_ANSWER: Final = "expired"
+"""Why there will be no answer: the request's time was over."""
+
+
+class RequestFailed(MalamuteError):
+    """A request will not be answered; `why` is the broker's word for it.
+
+    It begins with `failed` (a worker gave up, its reason follows), `dead` (too many attempts)
+    or `cancelled`.
+    """
+
+    def __init__(self, why: str) -> None:
+        """why: as the notice said it."""
+        super().__init__(f"the request was not answered: {why}")
+        self.why = why
+
+
+class Delivered:
+    """One MAIL or WORK: its batch, and what holds for all rows of it."""
+
+    __slots__ = ("_about", "about", "attempts", "batch", "command")
+
+    def __init__(self, batch: Batch, command: Any) -> None:
+        """batch: with the delivered rows. command: MAIL or WORK."""
+        self.batch = batch
+        self.command = command
+        self.attempts: int = command.attempts
+        self.about: Sequence[tuple[bytes, int, int]] = getattr(command, "about", ())
+        self._about: dict[int, tuple[bytes, int]] | None = None
+
+    def about_of(self, row: int) -> tuple[bytes, int] | None:
+        """Which request the reply in a row answers."""
+        if not self.about:
+            return None
+        if self._about is None:
+            asked = ((key, first + i) for key, first, count in self.about for i in range(count))
+            self._about = dict(zip(rows_of(self.batch), asked, strict=True))
+        return self._about.get(row)
+
+
+def received(command: Any, frames: Sequence[Any], limits: Limits) -> Batch:
+    """The one batch of a MAIL or WORK.
+
+    Raises RemoteProtocolError (BatchError among them): not one batch, or no rows.
+    """
+    batches = list(iter_batches(frames, command.rows, limits=limits))
+    if len(batches) != 1 or not len(batches[0]):
+        raise RemoteProtocolError(
+            "malformed", f"{type(command).__name__} without one batch that has rows"
+        )
+    return batches[0]
+
+
+def rows_of(batch: Batch) -> Iterable[int]:
+    """Row numbers of the delivered rows, in order."""
+    indices = batch.indices
+    return range(batch.content.head.count) if indices is None else indices.tolist()
+
+
+def ranges_of(batch: Batch) -> list[tuple[int, int]]:
+    """Numbers of the delivered rows as half-open intervals, ascending."""
+    if batch.indices is None and not batch.stamp.derived:
+        return [(batch.base_offset, batch.base_offset + len(batch))]
+    numbers = batch.offsets
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    firsts = numbers[np.concatenate(([0], breaks))]
+    lasts = numbers[np.concatenate((breaks - 1, [len(numbers) - 1]))] + 1
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def chosen(batch: Batch, rows: Sequence[int]) -> Batch:
+    """The batch with only these of its rows, given by their row numbers."""
+    mask = np.zeros(batch.content.head.count, np.bool_)
+    mask[list(rows)] = True
+    return Batch(batch.stamp, batch.content, mask)
+
+
+class Letter(Record, frozen=True, eq=False, gc=False):
+    """A row of delivered mail: all that a Record has, and what came with it."""
+
+    _of: Delivered
+
+    @property
+    def number(self) -> int:
+        """What the broker knows it by; ascending in the order of acceptance."""
+        return self._batch.offset_of(self._row)
+
+    @property
+    def sender(self) -> str:
+        """Identity of who sent it; `~` and hexadecimal digits: a client without one."""
+        sender: str = self._of.command.sender
+        return sender
+
+    @property
+    def attempts(self) -> int:
+        """How often it was handed out, this time included."""
+        return self._of.attempts
+
+    @property
+    def about(self) -> tuple[bytes, int] | None:
+        """A reply: (key of the request's batch, its row there); None: no reply."""
+        return self._of.about_of(self._row)
+
+    @property
+    def last(self) -> bool:
+        """A reply: no other follows."""
+        last: bool = self._of.command.last
+        return last
+
+    @property
+    def why(self) -> str:
+        """A dead letter: why it came here. A notice: why there will be no answer."""
+        why: str = self._of.command.why
+        return why
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} number={self.number} subject={self.subject!r}>"
+
+
+class Reply(Letter, frozen=True, eq=False, gc=False):
+    """A worker's answer."""

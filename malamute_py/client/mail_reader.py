@@ -1,0 +1,161 @@
+"""A reader's place amid a batch of mail.
+
+Owns what the inboxes of both shells share. The rule: a message is acknowledged when the
+reader says so or, if it was asked for so, when the next one is asked for; whatever becomes
+of the reader's loop, what was not acknowledged goes to the next reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import repeat
+from typing import Any, Final, Generic, TypeVar
+
+from malamute_protocol.batch import Batch
+from malamute_protocol.errors import LocalProtocolError
+from malamute_py.client.letters import Delivered, chosen, ranges_of, rows_of
+from malamute_py.client.mailboxes import Asked, Mailboxes, View
+
+ACKS: Final = ("next", "manual")
+"""When mail is acknowledged: with the asking for the next, or by the reader's own word."""
+
+One = TypeVar("One")
+
+
+def make_asked(
+    mailbox: str | None,
+    credit_records: int,
+    credit_bytes: int,
+    settings: Mapping[str, Any] | None,
+    ack: str,
+) -> Asked:
+    """How a mailbox is to be read. Raises LocalProtocolError `bad_setting`."""
+    if ack not in ACKS:
+        raise LocalProtocolError("bad_setting", f"ack={ack!r}; known are {', '.join(ACKS)}")
+    if credit_records < 1 or credit_bytes < 1:
+        raise LocalProtocolError("bad_setting", "credit must be greater than 0")
+    return Asked(mailbox or "", credit_records, credit_bytes, dict(settings or {}))
+
+
+class MailBatchOf(Generic[One]):
+    """Messages of one sender that were sent together, less those delivered elsewhere."""
+
+    __slots__ = ("_letter", "_of", "_reader", "batch")
+
+    def __init__(self, letter: Any, batch: Batch, of: Delivered, reader: Any) -> None:
+        self.batch = batch
+        """The columns; its offsets are the messages' numbers."""
+        self._letter = letter
+        self._of = of
+        self._reader = reader
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def __iter__(self) -> Iterator[One]:
+        return map(
+            self._letter,
+            repeat(self.batch),
+            rows_of(self.batch),
+            repeat(self._of),
+            repeat(self._reader),
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} number={self.batch.base_offset} messages={len(self)}>"
+
+    def bodies(self) -> list[bytes]:
+        """All bodies; the quick way when nothing else is wanted."""
+        return self.batch.bodies()
+
+    @property
+    def sender(self) -> str:
+        """Identity of the sender."""
+        sender: str = self._of.command.sender
+        return sender
+
+    @property
+    def attempts(self) -> int:
+        """How often they were handed out, this time included."""
+        return self._of.attempts
+
+
+class MailReader(Generic[One]):
+    """What the inboxes of both shells share."""
+
+    _letter: Any
+    """Class of one message."""
+
+    def __init__(self, mailboxes: Mailboxes, asked: Asked, ack: str) -> None:
+        """Raises what ended the session."""
+        self._view: View = mailboxes.read(asked)
+        self._mailboxes = mailboxes
+        self._acks_next = ack == "next"
+        self._batch: Batch | None = None
+        self._of: Delivered | None = None
+        self._rows: Iterator[One] = iter(())
+        self._left = 0
+        """Messages of the batch that were not handed over yet."""
+        self._last = -1
+        """Number of the message handed over last and not acknowledged yet; -1: none."""
+        self._last_batch: Batch | None = None
+        """The same of a batch."""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will arrive."""
+        return self._view.ended
+
+    @property
+    def not_held(self) -> int:
+        """Acknowledgements of this client that came when another reader had the message."""
+        return self._mailboxes.not_held
+
+    def _begin(self, delivered: Delivered, batch: Batch) -> None:
+        self._batch, self._of = batch, delivered
+        self._left = len(batch)
+        self._rows = map(
+            self._letter, repeat(batch), rows_of(batch), repeat(delivered), repeat(self)
+        )
+
+    def _next_at_hand(self) -> One:
+        """The next of the messages at hand; there is one."""
+        mail = next(self._rows)
+        self._left -= 1
+        if self._acks_next:
+            self._last = mail.number  # type: ignore[attr-defined]
+        return mail
+
+    def _read(self) -> bool:
+        """What was handed over last counts as read; True: something is to be acknowledged."""
+        if self._last >= 0:
+            self._view.done(self._last)
+            self._last = -1
+            return True
+        if self._last_batch is not None:
+            self._view.collect()
+            self._view.mailbox.ack(ranges_of(self._last_batch))
+            self._last_batch = None
+            return True
+        return False
+
+    def _rest(self) -> tuple[Delivered, Batch] | None:
+        """What is left of the batch whose messages are being iterated."""
+        if not self._left or self._batch is None or self._of is None:
+            return None
+        batch, of = self._batch, self._of
+        if self._left < len(batch):
+            batch = chosen(batch, list(rows_of(batch))[-self._left :])
+        self._left = 0
+        self._rows = iter(())
+        return of, batch
+
+    def _handed(self, batch: Batch) -> None:
+        if self._acks_next:
+            self._last_batch = batch
+
+    def _close(self) -> None:
+        self._left = 0
+        self._rows = iter(())
+        self._last, self._last_batch = -1, None
+        self._mailboxes.close(self._view)

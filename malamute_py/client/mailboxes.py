@@ -1,0 +1,535 @@
+"""Mailboxes that a session reads.
+
+Owns what has arrived of each mailbox and whose it is: a reply that somebody waits for goes
+to the request, everything else to those who read the mailbox. The rule: a session reads a
+mailbox once, however many of its callers want something of it; mail that was handed over is
+handed over once, also when the broker hands it out again after a reconnect; what nobody
+reads is given back as soon as no request needs the mailbox. Source: SPEC.md, section 4.4.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.batch import Batch
+from malamute_protocol.commands import (
+    AckMail,
+    Credit,
+    Mail,
+    OpenInbox,
+    Subscribed,
+    Unsubscribe,
+    Welcome,
+)
+from malamute_protocol.errors import ConnectionLost, MalamuteError, RemoteProtocolError
+from malamute_protocol.limits import Limits
+from malamute_py.client.acks import Ack, Acks, Form, Range
+from malamute_py.client.events import Event, Settled, Warned
+from malamute_py.client.letters import Delivered, chosen, ranges_of, received, rows_of
+from malamute_py.client.opened import Opened
+from malamute_py.client.outgoing import Put, Trackers
+
+DONE: Final = Form()
+CREDIT_RECORDS: Final = 8192
+CREDIT_BYTES: Final = 8 << 20
+PARKED_BYTES_MAX: Final = 64 << 20
+PARKED_RECORDS_MAX: Final = 1 << 18
+"""Mail that nobody reads, kept so that the replies behind it come through."""
+_GIVEN_MAX: Final = 256
+_AWAY_MS: Final = 5_000
+"""How long unread mail beyond that is sent away for."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """How a mailbox is to be read."""
+
+    mailbox: str
+    """Empty: the client's own."""
+    credit_records: int = CREDIT_RECORDS
+    """Messages that may wait in this client, unread."""
+    credit_bytes: int = CREDIT_BYTES
+    settings: dict[str, Any] = {}
+
+
+class View:
+    """One reader of a mailbox: some caller's inbox."""
+
+    __slots__ = ("_done_end", "_done_first", "_given", "closed", "mailbox")
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.mailbox = mailbox
+        self.closed = False
+        self._given: list[Range] = []
+        """Numbers that it was given; those in hand are not acknowledged."""
+        self._done_first = self._done_end = -1
+        """A run of numbers that were read and are acknowledged with the next turn."""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will arrive."""
+        return self.closed or self.mailbox.ended
+
+    def take(self) -> tuple[Delivered, Batch] | None:
+        """The next messages, all of one batch; None: none yet."""
+        item = self.mailbox.take()
+        if item is not None:
+            given = self._given
+            given += ranges_of(item[1])
+            if len(given) > _GIVEN_MAX:
+                in_hand = self.mailbox.in_hand
+                self._given = [run for run in given if not in_hand.isdisjoint(range(*run))]
+        return item
+
+    def done(self, number: int) -> None:
+        """One message was read: it is acknowledged with its neighbours, in the next turn."""
+        if number == self._done_end:
+            self._done_end += 1
+            return
+        self.collect()
+        self._done_first, self._done_end = number, number + 1
+        self.mailbox.has_read(self)
+
+    def collect(self) -> None:
+        """Acknowledge what was read."""
+        if self._done_first >= 0:
+            self.mailbox.ack([(self._done_first, self._done_end)])
+            self._done_first = self._done_end = -1
+
+    def give_back(self) -> None:
+        """What was given and not acknowledged is for other readers again."""
+        self.collect()
+        if self._given:
+            self.mailbox.ack(self._given, 0)
+
+
+class Mailbox(Opened):
+    """One mailbox over all links: what waits, what is with readers, the credit given."""
+
+    def __init__(self, number: int, asked: Asked, mailboxes: Mailboxes) -> None:
+        super().__init__(number)
+        self.asked = asked
+        self.views: dict[View, None] = {}
+        self.waiting = 0
+        """Requests whose replies come here and that are not answered."""
+        self.for_replies = False
+        """Some request's replies have come here: another's may."""
+        self.queue: deque[tuple[Delivered, Batch]] = deque()
+        """What nobody has taken yet, with the rows that are left of it."""
+        self.in_hand: set[int] = set()
+        """Numbers that were delivered and are not acknowledged."""
+        self._mailboxes = mailboxes
+        self._accepted = False
+        self._acked: set[int] = set()
+        """Acknowledged by the reader; the broker has not confirmed it."""
+        self._away: set[int] = set()
+        """Handed over on an earlier link, and not handed out again by the broker since."""
+        self._held_records = 0
+        """In the queue."""
+        self._held_bytes = 0
+        self._received_records = 0
+        self._received_bytes = 0
+        self._granted_records = 0
+        self._granted_bytes = 0
+
+    @property
+    def accepted(self) -> bool:
+        """SUBSCRIBED has come once."""
+        return self._accepted
+
+    # --- the readers' side -------------------------------------------------------------------
+
+    def take(self) -> tuple[Delivered, Batch] | None:
+        """The next messages, all of one batch; None: none yet."""
+        if not self.queue:
+            return None
+        item = self.queue.popleft()
+        self._held_records -= len(item[1])
+        self._held_bytes -= item[1].stamp.size
+        return item
+
+    def ack(self, ranges: list[Range], again_ms: int = -1, token: Any = None) -> None:
+        """Messages were received for good, or are wanted again after a time.
+
+        token: gets True when the broker has confirmed it, False when the link went before:
+        then it is said again should the broker hand them out again to this client.
+        """
+        mine: list[Range] = []
+        for first, end in ranges:
+            if end - first == 1:
+                if first in self.in_hand:
+                    self.in_hand.discard(first)
+                    mine.append((first, end))
+            else:
+                found = self.in_hand.intersection(range(first, end))
+                self.in_hand -= found
+                if len(found) == end - first:
+                    mine.append((first, end))
+                else:
+                    mine += [(number, number + 1) for number in sorted(found)]
+        if again_ms < 0:
+            for first, end in mine:
+                self._acked.update(range(first, end))
+        if self._away:
+            mine = self._here(mine, again_ms)
+        if mine:
+            self._mailboxes.acks.add(self, DONE if again_ms < 0 else Form(0, again_ms), mine, token)
+        elif token is not None:
+            self._mailboxes.told(token, None)
+
+    def _here(self, ranges: list[Range], again_ms: int) -> list[Range]:
+        """What of it the broker knows to be with us on this link."""
+        here = []
+        for number in (number for first, end in ranges for number in range(first, end)):
+            if number not in self._away:
+                here.append((number, number + 1))
+            elif again_ms >= 0:
+                self._away.discard(number)  # the broker hands it out again by itself
+        return here
+
+    @property
+    def parks_too_much(self) -> bool:
+        """More is unread than is kept for the sake of the replies behind it."""
+        return self._held_records > PARKED_RECORDS_MAX or self._held_bytes > PARKED_BYTES_MAX
+
+    def send_away(self) -> None:
+        """Have the newest unread messages come again later."""
+        _, left = self.queue.pop()
+        self._held_records -= len(left)
+        self._held_bytes -= left.stamp.size
+        self.ack(ranges_of(left), _AWAY_MS)
+
+    def has_read(self, view: View) -> None:
+        """A reader has something to acknowledge with the next turn."""
+        self._mailboxes.have_read[view] = None
+
+    def sort_again(self) -> None:
+        """A reply among what waits may be awaited by now."""
+        queue, self.queue = self.queue, deque()
+        for delivered, left in queue:
+            rest: Batch | None = left
+            if delivered.about:
+                rest = self._mailboxes.route(delivered, left, self)
+            if rest is not None:
+                self.queue.append((delivered, rest))
+            if rest is not left:
+                self._held_records -= len(left) - (0 if rest is None else len(rest))
+                if rest is None:
+                    self._held_bytes -= left.stamp.size
+
+    def discard(self) -> None:
+        """Drop what waits: the broker gives it to others once the inbox is closed."""
+        self.queue.clear()
+        self._held_records = self._held_bytes = 0
+
+    # --- acknowledgements --------------------------------------------------------------------
+
+    def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> AckMail:
+        """ACK_MAIL."""
+        return AckMail(self.number, ranges, tracker, 0, form.again_ms)
+
+    def acked(self, form: Form, ranges: list[Range]) -> None:
+        """The broker confirmed it."""
+        if form.again_ms < 0:
+            for first, end in ranges:
+                self._acked.difference_update(range(first, end))
+
+    def not_acked(self, form: Form, number: int, error: MalamuteError) -> None:
+        """The broker says that it is not ours any more."""
+        self._acked.discard(number)
+        self._mailboxes.not_held += 1
+        self._mailboxes.tell(
+            Warned(f"message {number} of {self.asked.mailbox or 'the own mailbox'}: {error}")
+        )
+
+    def ack_lost(self, ack: Ack) -> bool:
+        """The broker hands out again what it does not know to be done: it is said then."""
+        for token, _ in ack.tokens:
+            self._mailboxes.told(token, None)
+        ack.tokens = []
+        return False
+
+    # --- commands to the broker --------------------------------------------------------------
+
+    def open(self) -> OpenInbox:
+        """OPEN_INBOX for a new link."""
+        self._received_records = self._received_bytes = 0
+        self._granted_records = self._granted_bytes = 0
+        self._granted_records, self._granted_bytes = self._credit_limits()
+        return OpenInbox(
+            self.number,
+            self.asked.mailbox,
+            self._granted_records,
+            self._granted_bytes,
+            self.asked.settings,
+        )
+
+    @property
+    def credit_due(self) -> bool:
+        """At least half of a window was taken since the last CREDIT."""
+        records, size = self._credit_limits()
+        return (
+            records - self._granted_records >= self.asked.credit_records / 2
+            or size - self._granted_bytes >= self.asked.credit_bytes / 2
+        )
+
+    def credit(self) -> Credit:
+        """CREDIT for what was taken."""
+        records, size = self._credit_limits()
+        self._granted_records = max(records, self._granted_records)
+        self._granted_bytes = max(size, self._granted_bytes)
+        return Credit(self.number, self._granted_records, self._granted_bytes)
+
+    def _credit_limits(self) -> tuple[int, int]:
+        records, size = self._held_records, self._held_bytes
+        if self.waiting:
+            # Unread mail must not keep the replies behind it away from who waits for them.
+            records = min(records, self.asked.credit_records // 2)
+            size = min(size, self.asked.credit_bytes // 2)
+        return (
+            self._received_records + self.asked.credit_records - records,
+            self._received_bytes + self.asked.credit_bytes - size,
+        )
+
+    # --- commands from the broker ------------------------------------------------------------
+
+    def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
+        """SUBSCRIBED or MAIL."""
+        kind = type(command)
+        if kind is Mail:
+            self._mail(command, frames, limits)
+        elif kind is Subscribed:
+            self.active = self._accepted = True
+        else:
+            raise RemoteProtocolError("unexpected", f"{kind.__name__} for an inbox")
+
+    def _mail(self, command: Mail, frames: Sequence[Any], limits: Limits) -> None:
+        batch = received(command, frames, limits)
+        count = len(batch)
+        if command.about and sum(run[2] for run in command.about) != count:
+            raise RemoteProtocolError(
+                "malformed", f"{count} replies about another number of requests"
+            )
+        self._received_records += count
+        self._received_bytes += batch.stamp.size
+        delivered = Delivered(batch, command)
+        left: Batch | None = batch
+        if self._away:
+            left = self._without_known(batch)
+        if left is not None and command.about:
+            left = self._mailboxes.route(delivered, left, self)
+        if left is None:
+            return
+        for first, end in ranges_of(left):
+            self.in_hand.update(range(first, end))
+        self.queue.append((delivered, left))
+        self._held_records += len(left)
+        self._held_bytes += left.stamp.size
+        self._mailboxes.look_at(self)
+
+    def _without_known(self, batch: Batch) -> Batch | None:
+        """The rows that were not handed over on an earlier link."""
+        rows, again = [], []
+        for row in rows_of(batch):
+            number = batch.offset_of(row)
+            if number not in self._away:
+                rows.append(row)
+                continue
+            self._away.discard(number)
+            if number in self._acked:
+                again.append((number, number + 1))
+        if again:
+            self._mailboxes.acks.add(self, DONE, again)
+        if len(rows) == len(batch):
+            return batch
+        return chosen(batch, rows) if rows else None
+
+    def reply_taken(self, ranges: list[Range]) -> None:
+        """Replies went to who waits for them: that is what their mailbox kept them for."""
+        for first, end in ranges:
+            self._acked.update(range(first, end))
+            if self.in_hand:
+                self.in_hand.difference_update(range(first, end))
+        self._mailboxes.acks.add(self, DONE, ranges)
+
+    def link_down(self) -> None:
+        """What nobody took comes again; what is with readers is remembered."""
+        super().link_down()
+        for _, left in self.queue:
+            for first, end in ranges_of(left):
+                self.in_hand.difference_update(range(first, end))
+        self.discard()
+        self._away |= self.in_hand
+        self._away |= self._acked
+
+    def over(self) -> None:
+        """The mailbox is gone, cannot be read, or nobody wants it."""
+        self._mailboxes.over(self)
+
+
+class Mailboxes:
+    """All mailboxes that a session reads, and their acknowledgements."""
+
+    def __init__(
+        self,
+        trackers: Trackers,
+        tell: Callable[[Event], None],
+        begin: Callable[[Callable[[int], Mailbox]], Mailbox],
+        end: Callable[[Opened], None],
+        arrived: Callable[[Any], None],
+    ) -> None:
+        """The session's own calls of these names; arrived: whoever reads a View looks again."""
+        self.acks = Acks(trackers, self.told)
+        self.own: frozenset[str] = frozenset()
+        """Names of the client's own mailbox, which is opened by none."""
+        self.not_held = 0
+        """Acknowledgements that came too late: the message was another reader's by then."""
+        self.route: Callable[[Delivered, Batch, Mailbox], Batch | None] = _all_left
+        """Takes the replies that somebody waits for; gives back what is left."""
+        self.failed: Callable[[Mailbox, MalamuteError], None] = _nobody
+        """Told when an inbox ends under those whose replies come there."""
+        self.tell = tell
+        self._begin = begin
+        self._end = end
+        self._arrived = arrived
+        self._mailboxes: dict[str, Mailbox] = {}
+        self.have_read: dict[View, None] = {}
+        """Readers that have something to acknowledge with the next turn."""
+        self._looked_at: dict[Mailbox, None] = {}
+        self._linked = False
+        self._fatal: MalamuteError | None = None
+
+    # --- what callers do -----------------------------------------------------------------------
+
+    def get(self, asked: Asked) -> Mailbox:
+        """The inbox of a mailbox, opened when it is not. Raises what ended the session."""
+        mailbox = "" if asked.mailbox in self.own else asked.mailbox
+        inbox = self._mailboxes.get(mailbox)
+        if inbox is None:
+            named = msgspec.structs.replace(asked, mailbox=mailbox)
+            inbox = self._begin(lambda number: Mailbox(number, named, self))
+            self._mailboxes[mailbox] = inbox
+        return inbox
+
+    def own_inbox(self) -> Mailbox:
+        """The inbox of the client's own mailbox. Raises what ended the session."""
+        return self._mailboxes.get("") or self.get(Asked(""))
+
+    def read(self, asked: Asked) -> View:
+        """Begin to read a mailbox. Raises what ended the session."""
+        inbox = self.get(asked)
+        view = View(inbox)
+        inbox.views[view] = None
+        if inbox.queue:
+            self._arrived(view)
+        return view
+
+    def close(self, view: View) -> None:
+        """A reader is gone; what it did not acknowledge goes to others."""
+        if view.closed:
+            return
+        view.closed = True
+        inbox = view.mailbox
+        del inbox.views[view]
+        if not inbox.ended:
+            view.give_back()
+            self._looked_at[inbox] = None
+        self._arrived(view)
+
+    def look_at(self, inbox: Mailbox) -> None:
+        """Something arrived for its readers, or a request there is over."""
+        self._looked_at[inbox] = None
+        for view in inbox.views:
+            self._arrived(view)
+
+    def over(self, inbox: Mailbox) -> None:
+        """An inbox ended."""
+        if self._mailboxes.get(inbox.asked.mailbox) is inbox:
+            del self._mailboxes[inbox.asked.mailbox]
+        error = inbox.error or self._fatal or ConnectionLost("the inbox was closed")
+        self.acks.forget(inbox, error)
+        self._looked_at.pop(inbox, None)
+        for view in inbox.views:
+            self._arrived(view)
+        self.failed(inbox, error)
+
+    def told(self, token: Any, outcome: Any) -> None:
+        """An acknowledgement that somebody waits for has its outcome."""
+        if not isinstance(outcome, MalamuteError):
+            outcome = outcome is not None
+        self.tell(Settled([(token, outcome)]))
+
+    # --- outgoing --------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Every acknowledgement is confirmed."""
+        return self.acks.idle and not self.have_read
+
+    def link_up(self, welcome: Welcome) -> None:
+        """A link is open."""
+        self._linked = True
+        if welcome.identity:
+            self.own |= {welcome.identity}
+
+    def link_down(self) -> None:
+        """The link is gone."""
+        self._linked = False
+        self.acks.link_down()
+
+    def fail_all(self, error: MalamuteError) -> None:
+        """The session ends."""
+        self._fatal = error
+        self.acks.fail_all(error)
+
+    def wake(self, now_ms: int) -> None:
+        """Nothing of it is due but what take() does."""
+
+    def take(self, now_ms: int, out: Put) -> bool:
+        """Acknowledge; close what nobody needs."""
+        while self.have_read:
+            self.have_read.popitem()[0].collect()
+        unneeded = []
+        while self._looked_at:
+            inbox, _ = self._looked_at.popitem()
+            if inbox.ended or inbox.ending:
+                continue
+            if inbox.waiting:
+                self._let_by(inbox, out)
+            elif not inbox.views and (inbox.queue or not inbox.for_replies):
+                unneeded.append(inbox)
+        self.acks.take(now_ms, out)
+        for inbox in unneeded:
+            self._part(inbox, out)
+        return True
+
+    def _let_by(self, inbox: Mailbox, out: Put) -> None:
+        """Unread mail is in the way of replies: let more come, and bound what is kept."""
+        while inbox.parks_too_much:
+            inbox.send_away()
+        if inbox.active and inbox.credit_due:
+            out.put(inbox.credit(), None)
+
+    def _part(self, inbox: Mailbox, out: Put) -> None:
+        inbox.discard()
+        del self._mailboxes[inbox.asked.mailbox]
+        if self._linked:
+            inbox.ending = True
+            out.put(Unsubscribe(inbox.number), None)
+        else:
+            self._end(inbox)
+
+    def next_wake(self) -> int | None:
+        """When take() is to be called at the latest; None: no need."""
+        return self.acks.next_wake()
+
+
+def _all_left(_delivered: Delivered, left: Batch, _inbox: Mailbox) -> Batch | None:
+    return left
+
+
+def _nobody(_inbox: Mailbox, _error: MalamuteError) -> None:
+    pass

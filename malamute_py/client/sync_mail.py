@@ -1,0 +1,543 @@
+"""Mail and requests for threads: send, read, ask a service.
+
+Owns the verbs as blocking calls. The rule: any thread may call any of them; a wait ends by
+its timeout, by the client's close, or by what it waits for; a request whose caller was
+interrupted is cancelled at the broker, too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from malamute_protocol.commands import CancelRequest
+from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_py.client.asking import Replies
+from malamute_py.client.calls import Body, Bulk, Fields, Properties, Time, make_row
+from malamute_py.client.engine import clock_ms
+from malamute_py.client.letters import Letter, Reply, ranges_of
+from malamute_py.client.mail_reader import MailBatchOf, MailReader, make_asked
+from malamute_py.client.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
+from malamute_py.client.outbox import Tally
+from malamute_py.client.position import Confirmation, milliseconds
+from malamute_py.client.publishing import level_number
+from malamute_py.client.session import State
+from malamute_py.client.thread import Pending, PendingConfirm, ThreadLink
+from malamute_py.client.verbs import SyncVerbs
+
+
+class SyncMailVerbs(SyncVerbs):
+    """Verbs for mailboxes, and for who asks a service."""
+
+    # --- sending -------------------------------------------------------------------------------
+
+    def send(
+        self,
+        mailbox: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        expires_ms: Time | None = None,
+        deliver_at_ms: Time | None = None,
+        priority: int = 0,
+        key: bytes | None = None,
+        confirm: str = "default",
+        timeout_ms: int | None = None,
+    ) -> Confirmation:
+        """Put one message into a mailbox and wait for the broker's confirm.
+
+        expires_ms, deliver_at_ms: milliseconds since 1970, or a datetime. priority: -128 to
+        127, higher goes first. key: at most 128 bytes that name the message, so that it is
+        taken once even if another process sends it again; without it, retries of this client
+        are told apart all the same. confirm: "synced" (default), "stored" or "none". A full
+        mailbox is tried again until timeout_ms is over, or for ever.
+        Returns a Confirmation whose offset is the message's number.
+        Raises RequestRejected (it is not in the mailbox), LocalProtocolError (never sent),
+        Timeout (it may still be taken) or ConnectionLost (the client was closed).
+        """
+        return self._send(
+            mailbox,
+            make_row(body, subject, fields, None, expires_ms, properties, Pending(self._link)),
+            deliver_at_ms=deliver_at_ms,
+            priority=priority,
+            key=key,
+            confirm=confirm,
+            timeout_ms=timeout_ms,
+            room_ms=timeout_ms,
+        ).result()
+
+    def send_nowait(
+        self,
+        mailbox: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        expires_ms: Time | None = None,
+        deliver_at_ms: Time | None = None,
+        priority: int = 0,
+        key: bytes | None = None,
+        confirm: str = "default",
+        timeout_ms: int | None = None,
+    ) -> PendingConfirm:
+        """Put one message into a mailbox without waiting: `result()` of what this returns.
+
+        What was not sent when the program ends is lost: flush() or close() before that.
+        Raises RequestRejected `window` when too much is unconfirmed: nothing was taken;
+        otherwise as send().
+        """
+        return self._send(
+            mailbox,
+            make_row(body, subject, fields, None, expires_ms, properties, Pending(self._link)),
+            deliver_at_ms=deliver_at_ms,
+            priority=priority,
+            key=key,
+            confirm=confirm,
+            timeout_ms=timeout_ms,
+            room_ms=0,
+        )
+
+    def _send(
+        self,
+        mailbox: str,
+        row: Any,
+        *,
+        deliver_at_ms: Time | None,
+        priority: int,
+        key: bytes | None,
+        confirm: str,
+        timeout_ms: int | None,
+        room_ms: int | None,
+    ) -> PendingConfirm:
+        link = self._link
+        level = level_number(confirm)
+        at_ms = 0 if deliver_at_ms is None else milliseconds(deliver_at_ms)
+        with link.lock:
+            self._room(room_ms)
+            self._session.outbox.send(
+                mailbox,
+                row,
+                level,
+                priority=priority,
+                deliver_at_ms=at_ms,
+                key=key or b"",
+                until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
+            )
+            link.wake_up()
+        pending: PendingConfirm = row[6]
+        return pending
+
+    def _room(self, timeout_ms: int | None) -> None:
+        """Wait for room in the window, under the lock. Raises RequestRejected or Timeout."""
+        session, window = self._session, self._session.window
+        if window.has_room:
+            return
+        try:
+            self._link.wait_for(
+                lambda: window.has_room or session.state is State.CLOSED, timeout_ms, "no room"
+            )
+        except Timeout:
+            if timeout_ms:
+                raise
+            raise RequestRejected(
+                "window", "too much is unconfirmed: wait for some of it"
+            ) from None
+
+    def send_many(
+        self,
+        mailbox: str,
+        bodies: Sequence[bytes],
+        *,
+        subject: str = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
+        fields: Fields | Sequence[Fields | None] | None = None,
+        properties: Properties | Sequence[Properties | None] | None = None,
+        expires_ms: int | Sequence[int] | None = None,
+        deliver_at_ms: Time | None = None,
+        priority: int = 0,
+        codec: str | None = None,
+        confirm: str = "default",
+        timeout_ms: int | None = None,
+    ) -> list[Confirmation]:
+        """Put many messages into a mailbox, in order, in as few batches as their sizes allow.
+
+        subjects, and fields, properties or expires_ms given as a sequence: one a message.
+        Returns one Confirmation a batch, in order, each with its `count`. Raises as send();
+        batches other than the one that failed may be in the mailbox.
+        """
+        link, session = self._link, self._session
+        bulk = Bulk(
+            bodies,
+            batch_bytes=session.settings.batch_bytes,
+            subject=None if subjects is not None else subject,
+            subjects=subjects,
+            options={
+                "fields": fields,
+                "properties": properties,
+                "expires_ms": expires_ms,
+                "codec": codec,
+            },
+        )
+        if not len(bodies):
+            return []
+        level = level_number(confirm)
+        pending: Pending[list[Confirmation]] = Pending(link)
+        tally = Tally(pending)
+        tally.left = len(bodies)
+        until_ms = 0 if timeout_ms is None else clock_ms() + timeout_ms
+        at_ms = 0 if deliver_at_ms is None else milliseconds(deliver_at_ms)
+        for first, end in bulk.cuts():
+            # Encoded outside the lock: the link's thread goes on sending meanwhile.
+            content = bulk.encode(first, end, (0, 0, 0))
+            with link.lock:
+                self._room(timeout_ms)
+                session.outbox.send_content(
+                    mailbox,
+                    content,
+                    level,
+                    tally,
+                    end - first,
+                    priority=priority,
+                    deliver_at_ms=at_ms,
+                    until_ms=until_ms,
+                )
+                link.wake_up()
+        return pending.result()
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def inbox(
+        self,
+        mailbox: str | None = None,
+        *,
+        ack: str = "next",
+        credit_records: int = CREDIT_RECORDS,
+        credit_bytes: int = CREDIT_BYTES,
+        settings: Mapping[str, Any] | None = None,
+        timeout_ms: int | None = None,
+    ) -> SyncInbox:
+        """Read a mailbox; None: the client's own, which has the name of its identity.
+
+        ack="next": a message is acknowledged when the next one is asked for, and at the end
+        of a `with` that was left without an exception. ack="manual": by mail.ack(). What is
+        not acknowledged goes to another reader, or to this one the next time, with `attempts`
+        one higher. credit: what may wait in this client. settings: for a mailbox that does
+        not exist yet. timeout_ms: iteration raises Timeout when nothing came for so long; it
+        can then be gone on with. Replies to requests of this client do not show here, replies
+        to those of an earlier process with the same identity do: see mail.about.
+        Raises LocalProtocolError; a refusal is raised by the iteration.
+        """
+        asked = make_asked(mailbox, credit_records, credit_bytes, settings, ack)
+        return SyncInbox(self._link, asked, ack, timeout_ms)
+
+    # --- asking a service ------------------------------------------------------------------------
+
+    def request(
+        self,
+        service: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        timeout_ms: int | None = None,
+        key: bytes | None = None,
+        reply_to: str = "",
+        confirm: str = "default",
+    ) -> Reply:
+        """Ask a service and wait for the (first) reply of a worker.
+
+        subject: what workers' patterns are matched with. timeout_ms: after it the broker
+        takes the request from whoever has it; None: never. key: at most 128 bytes that name
+        the request, so that it is taken once even if another process sends it again. reply_to:
+        a mailbox to be read for replies; empty: the client's own, temporary when it has no
+        identity (replies to it are lost while the broker is away).
+        Raises Timeout, RequestFailed (a worker gave it up, or too many did), RequestRejected
+        (it was not queued), LocalProtocolError or ConnectionLost.
+        """
+        link = self._link
+        pending: Pending[Reply] = Pending(link)
+        row = make_row(body, subject, fields, None, None, properties, pending)
+        self._request(
+            service,
+            row,
+            level_number(confirm),
+            timeout_ms,
+            reply_to=reply_to,
+            timeout_ms=timeout_ms or 0,
+            key=key or b"",
+        )
+        try:
+            return pending.result()
+        finally:
+            if not pending.done:  # interrupted
+                with link.lock:
+                    self._session.asking.give_up(pending)
+                    link.wake_up()
+
+    def _request(
+        self, service: str, row: Any, level: int, wait_ms: int | None, **options: Any
+    ) -> None:
+        link = self._link
+        with link.lock:
+            self._room(wait_ms)
+            self._session.asking.request(
+                service,
+                row,
+                level,
+                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
+                **options,
+            )
+            link.wake_up()
+
+    def requests(
+        self,
+        service: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        timeout_ms: int | None = None,
+        key: bytes | None = None,
+        reply_to: str = "",
+        confirm: str = "default",
+    ) -> Iterator[Reply]:
+        """Ask a service for several replies: iterate to the last of them.
+
+        A loop that is left early cancels the request. Arguments and errors as of request();
+        timeout_ms is for all of them together.
+        """
+        link = self._link
+        replies = Replies()
+        self._request(
+            service,
+            make_row(body, subject, fields, None, None, properties, replies),
+            level_number(confirm),
+            timeout_ms,
+            reply_to=reply_to,
+            timeout_ms=timeout_ms or 0,
+            key=key or b"",
+        )
+        return self._replies(link, replies)
+
+    def _replies(self, link: ThreadLink, replies: Replies) -> Iterator[Reply]:
+        try:
+            while True:
+                with link.lock:
+                    link.wait_for(lambda: bool(replies.queue) or replies.ended, None, "no reply")
+                while replies.queue:
+                    yield replies.queue.popleft()
+                if replies.error is not None:
+                    raise replies.error
+                if replies.ended:
+                    return
+        finally:
+            with link.lock:
+                self._session.asking.give_up(replies)
+                link.wake_up()
+
+    def submit(
+        self,
+        service: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        request_timeout_ms: int | None = None,
+        key: bytes | None = None,
+        reply_to: str = "",
+        confirm: str = "default",
+        timeout_ms: int | None = None,
+    ) -> Confirmation:
+        """Queue a request without waiting for a reply; returns when the broker has taken it.
+
+        request_timeout_ms: after it the broker gives the request up. Replies are mail of
+        `reply_to`, by default the client's own mailbox; mail.about is (key, 0) then, so give
+        a key to know them by. timeout_ms: for the broker's confirm. The Confirmation's offset
+        is the request's number. Raises as send().
+        """
+        pending: PendingConfirm = Pending(self._link)
+        self._request(
+            service,
+            make_row(body, subject, fields, None, None, properties, pending),
+            level_number(confirm),
+            timeout_ms,
+            reply_to=reply_to,
+            timeout_ms=request_timeout_ms or 0,
+            key=key or b"",
+            waits=False,
+        )
+        return pending.result()
+
+    def cancel(self, service: str, key: bytes) -> int:
+        """Give up a request that was sent with this key; returns how many were cancelled.
+
+        0: it was answered already, or there is no such request. Raises RequestRejected.
+        """
+        value = self._link.ask(lambda number: CancelRequest(number, service, key), None)
+        return int(value.get("count", 0))
+
+
+class SyncMail(Letter, frozen=True, eq=False, gc=False):
+    """One message of a mailbox, not acknowledged yet."""
+
+    _inbox: SyncInbox
+
+    def ack(self, timeout_ms: int | None = None) -> bool:
+        """It was received for good; returns when the broker has confirmed that.
+
+        False: the link was lost in between; should the broker hand the message to this client
+        again, it is acknowledged without being shown. Raises RequestRejected `not_held`: it
+        went to another reader meanwhile; Timeout: it may still be acknowledged.
+        """
+        number = self.number
+        return self._inbox.acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
+
+    def again(self, delay_ms: int = 0, timeout_ms: int | None = None) -> bool:
+        """Have it delivered again, to any reader, after so many milliseconds."""
+        number = self.number
+        return self._inbox.acknowledge([(number, number + 1)], delay_ms, timeout_ms)
+
+
+class SyncMailBatch(MailBatchOf[SyncMail]):
+    """Messages that were sent together."""
+
+    def ack(self, timeout_ms: int | None = None) -> bool:
+        """All of them were received for good; see SyncMail.ack()."""
+        acked: bool = self._reader.acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
+        return acked
+
+    def again(self, delay_ms: int = 0, timeout_ms: int | None = None) -> bool:
+        """Have all of them delivered again after so many milliseconds."""
+        acked: bool = self._reader.acknowledge(ranges_of(self.batch), delay_ms, timeout_ms)
+        return acked
+
+
+class SyncInbox(MailReader[SyncMail]):
+    """A mailbox as an iterator of SyncMail; for one thread at a time."""
+
+    _letter = SyncMail
+
+    def __init__(self, link: ThreadLink, asked: Asked, ack: str, timeout_ms: int | None) -> None:
+        """See SyncClient.inbox(). Raises what ended the session."""
+        self._link = link
+        self._timeout_ms = timeout_ms
+        with link.lock:
+            super().__init__(link.session.mailboxes, asked, ack)
+            link.wake_up()
+        # `for mail in client.inbox(...)` with a break leaves nobody to close it.
+        self._finalizer = weakref.finalize(self, link.dropped, self._view)
+        self._finalizer.atexit = False
+
+    def accepted(self, timeout_ms: int | None = None) -> None:
+        """Wait until the broker has opened the mailbox. Raises the refusal, or Timeout."""
+        view, mailbox = self._view, self._view.mailbox
+        with self._link.lock:
+            self._link.wait_for(lambda: mailbox.accepted or view.ended, timeout_ms, "not opened")
+        if not mailbox.accepted:
+            raise mailbox.error or RequestRejected("cancelled")
+
+    def __iter__(self) -> SyncInbox:
+        return self
+
+    def __next__(self) -> SyncMail:
+        mail = self.next(self._timeout_ms)
+        if mail is None:
+            raise StopIteration
+        return mail
+
+    def next(self, timeout_ms: int | None = None) -> SyncMail | None:
+        """The next message; None when the inbox was closed.
+
+        Raises Timeout (nothing is lost) or the broker's refusal.
+        """
+        link = self._link
+        with link.lock:
+            if self._read():
+                link.wake_up()
+            if not self._left and not self._fill(timeout_ms):
+                return None
+        return self._next_at_hand()
+
+    def next_batch(self, timeout_ms: int | None = None) -> SyncMailBatch | None:
+        """The next messages that were sent together; None when the inbox was closed.
+
+        With ack="next" all of them are acknowledged when more is asked for. Raises as next().
+        """
+        link = self._link
+        with link.lock:
+            if self._read():
+                link.wake_up()
+            item = self._rest()
+            if item is None:
+                if not self._fill(timeout_ms):
+                    return None
+                item = self._rest()
+        assert item is not None
+        delivered, batch = item
+        self._handed(batch)
+        return SyncMailBatch(SyncMail, batch, delivered, self)
+
+    def _fill(self, timeout_ms: int | None) -> bool:
+        """Have messages at hand, under the lock; False: there will be none any more."""
+        view, mailbox, link = self._view, self._view.mailbox, self._link
+        while True:
+            item = view.take()
+            if item is not None:
+                self._begin(*item)
+                if link.session.consumed(mailbox):
+                    link.wake_up()
+                return True
+            if view.ended:
+                if mailbox.error is not None and not view.closed:
+                    raise mailbox.error
+                return False
+            link.wait_for(lambda: bool(mailbox.queue) or view.ended, timeout_ms, "no message")
+
+    def acknowledge(
+        self,
+        ranges: list[tuple[int, int]],
+        again_ms: int = -1,
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """Acknowledge messages by their numbers, as half-open ranges; see SyncMail.ack()."""
+        link = self._link
+        pending: Pending[bool] = Pending(link)
+        with link.lock:
+            self._view.collect()
+            self._view.mailbox.ack(ranges, again_ms, pending)
+            link.wake_up()
+        return pending.result(timeout_ms)
+
+    def close(self) -> None:
+        """Stop reading, also under a thread that waits for mail.
+
+        What was not acknowledged goes to other readers at once.
+        """
+        self._finalizer.detach()
+        with self._link.lock:
+            self._close()
+            self._link.wake_up()
+            self._link.tell()
+
+    def __enter__(self) -> SyncInbox:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close; the message at hand counts as read unless the block raised."""
+        if kind is None:
+            with self._link.lock:
+                self._read()
+        self.close()

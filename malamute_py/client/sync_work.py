@@ -1,0 +1,464 @@
+"""Workers for threads: an iterator of requests, or handlers that are run for them.
+
+Owns the way from requests in hand to threads and back. The rule: what a handler raises ends
+its request and nothing else; leases are renewed by the client's own thread while handlers
+run, so a handler may take as long as it wants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, NamedTuple, TypeVar
+
+from malamute_protocol.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    MalamuteError,
+    RequestRejected,
+    Timeout,
+)
+from malamute_protocol.pattern import Pattern
+from malamute_py.client.calls import Body, Fields, Properties, make_row
+from malamute_py.client.cursor import LOG
+from malamute_py.client.position import Confirmation
+from malamute_py.client.session import State
+from malamute_py.client.thread import Pending, ThreadLink
+from malamute_py.client.verbs import SyncVerbs
+from malamute_py.client.work import (
+    COMPLETED,
+    CREDIT_BYTES,
+    FAILED,
+    RECEIVED,
+    RENEWED,
+    RETURNED,
+    Job,
+    Offered,
+    make_offered,
+    make_on_error,
+)
+
+_CLOSE_MS: Final = 5_000
+_BODIES: Final = (bytes, bytearray, memoryview, str)
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class SyncServed(NamedTuple):
+    """A handler and the offer that it was registered for."""
+
+    offered: Offered
+    handler: Callable[[SyncRequest], Any]
+    on_error: str
+    delay_ms: int
+
+
+class SyncWorkVerbs(SyncVerbs):
+    """Verbs for who works for a service."""
+
+    _served: list[SyncServed]
+
+    def worker(
+        self,
+        service: str,
+        pattern: str | Pattern = "#",
+        *,
+        concurrency: int = 16,
+        lease_ms: int | None = None,
+        confirm: str = "default",
+        credit_bytes: int = CREDIT_BYTES,
+        settings: Mapping[str, Any] | None = None,
+        timeout_ms: int | None = None,
+    ) -> SyncWorker:
+        """Offer a service for requests whose subject matches the pattern; iterate the result.
+
+        concurrency: requests that may be in hand and not finished; the broker hands out no
+        more. lease_ms: silence after which the broker gives a request to another worker; it is
+        renewed by this client while the request is in hand (None: the service's own). confirm:
+        level of the replies. credit_bytes: bytes of requests that may be on their way here.
+        settings: for a service that does not exist yet. timeout_ms: iteration raises Timeout
+        when nothing came for so long; it can then be gone on with. Leaving the loop, or
+        close(), gives back what is not finished.
+        Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
+        """
+        offered = make_offered(
+            service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
+        )
+        return SyncWorker(self._link, offered, timeout_ms)
+
+    def serve(
+        self,
+        service: str,
+        pattern: str | Pattern = "#",
+        *,
+        concurrency: int = 16,
+        lease_ms: int | None = None,
+        on_error: str = "fail",
+        delay_ms: int = 0,
+        confirm: str = "default",
+        credit_bytes: int = CREDIT_BYTES,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Register a handler of requests, as a decorator; run() runs it.
+
+        The handler gets a SyncRequest, in one of `concurrency` threads. What it returns is the
+        reply (bytes or str), None completes the request without one unless the handler has
+        finished it itself; a generator's values are replies, and its end completes the
+        request. What it raises: on_error="fail" moves the request to the service's dead
+        letters with the exception as the reason, "give_back" returns it to the queue for after
+        delay_ms. The rest as worker(). Raises as worker().
+        """
+        offered = make_offered(
+            service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
+        )
+        make_on_error(on_error)
+
+        def register(handler: Handler) -> Handler:
+            self._served.append(SyncServed(offered, handler, on_error, delay_ms))
+            return handler
+
+        return register
+
+    def run(self) -> None:
+        """Run the registered handlers until the client is closed, or an interrupt.
+
+        Then what was not begun is given back; handlers that run are waited for.
+        Raises LocalProtocolError when there are none, the broker's refusal of an offer, or
+        what ended the session.
+        """
+        if not self._served:
+            raise LocalProtocolError("bad_setting", "no handler is registered: use @client.serve")
+        with contextlib.ExitStack() as stack:
+            runs = []
+            for served in self._served:
+                worker = stack.enter_context(SyncWorker(self._link, served.offered, None))
+                runs.append(worker.start(served.handler, served.on_error, served.delay_ms))
+            with self._link.lock:
+                self._link.wait_for(
+                    lambda: any(run.over for run in runs) or self._session.state is State.CLOSED,
+                    None,
+                    "",
+                )
+        for run in runs:
+            run.join()
+        for run in runs:
+            if run.error is not None:
+                raise run.error
+
+
+class SyncRequest(Job):
+    """A request in hand."""
+
+    __slots__ = ()
+
+    def reply(
+        self,
+        body: Body,
+        *,
+        last: bool = True,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        properties: Properties | None = None,
+        timeout_ms: int | None = None,
+    ) -> Confirmation | None:
+        """Answer it, and, with the last reply, complete it in the same step.
+
+        Returns when the broker has confirmed it; None: it came too late, the request is not in
+        our hands any more (counted in worker.not_held, and logged).
+        Raises LocalProtocolError `conflict` when it was finished already; RequestRejected or
+        ConnectionLost: then it is still in hand; Timeout: it may still be confirmed.
+        """
+        link: ThreadLink = self.offering.workings.link
+        pending: Pending[Confirmation | None] = Pending(link)
+        row = make_row(body, subject, fields, None, None, properties, None)
+        with link.lock:
+            wait_for_room(link)
+            if not self.offering.workings.reply(self, row, last, pending):
+                raise _over(self)
+            link.wake_up()
+        return pending.result(timeout_ms)
+
+    def complete(self, timeout_ms: int | None = None) -> bool:
+        """It is done, without a (further) reply. False: it is not in our hands any more."""
+        return self._end(COMPLETED, timeout_ms)
+
+    def fail(self, reason: str, timeout_ms: int | None = None) -> bool:
+        """Give it up: to the service's dead letters, with the reason (at most 1,024 characters).
+
+        False: it is not in our hands any more.
+        """
+        return self._end(FAILED, timeout_ms, reason=reason)
+
+    def give_back(self, delay_ms: int = 0, timeout_ms: int | None = None) -> bool:
+        """Back into the queue, for any worker, after so many milliseconds. False: as fail()."""
+        return self._end(RETURNED, timeout_ms, again_ms=delay_ms)
+
+    def received(self, timeout_ms: int | None = None) -> bool:
+        """Tell the broker that it has arrived; who asks for the service's facts sees it."""
+        return self._say(RECEIVED, timeout_ms)
+
+    def renew(self, timeout_ms: int | None = None) -> bool:
+        """Begin the lease anew now; it is done by itself every third of a lease.
+
+        False: it is not in our hands any more.
+        """
+        return self._say(RENEWED, timeout_ms)
+
+    def _end(
+        self, state: int, timeout_ms: int | None, *, again_ms: int = 0, reason: str = ""
+    ) -> bool:
+        link: ThreadLink = self.offering.workings.link
+        pending: Pending[bool] = Pending(link)
+        with link.lock:
+            if not self.offering.workings.end(
+                self, state, again_ms=again_ms, reason=reason, token=pending
+            ):
+                raise _over(self)
+            link.wake_up()
+        return pending.result(timeout_ms)
+
+    def _say(self, state: int, timeout_ms: int | None) -> bool:
+        link: ThreadLink = self.offering.workings.link
+        pending: Pending[bool] = Pending(link)
+        with link.lock:
+            if not self.offering.workings.say(self, state, pending):
+                return False
+            link.wake_up()
+        return pending.result(timeout_ms)
+
+
+class SyncWorker:
+    """Requests of one service, as an iterator; several threads may iterate it."""
+
+    def __init__(self, link: ThreadLink, offered: Offered, timeout_ms: int | None) -> None:
+        """See SyncWorkVerbs.worker(). Raises what ended the session."""
+        self._link = link
+        self._timeout_ms = timeout_ms
+        with link.lock:
+            link.session.workings.link = link
+            self._offering = link.session.workings.offer(offered, SyncRequest)
+            link.wake_up()
+        self._finalizer = weakref.finalize(self, link.dropped, self._offering)
+        self._finalizer.atexit = False
+
+    @property
+    def in_hand(self) -> int:
+        """Requests whose end the broker has not confirmed."""
+        return len(self._offering.in_hand)
+
+    @property
+    def not_held(self) -> int:
+        """Answers that came when the request was not in our hands any more."""
+        return self._offering.not_held
+
+    def accepted(self, timeout_ms: int | None = None) -> None:
+        """Wait until the broker has taken the offer. Raises the refusal, or Timeout."""
+        offering = self._offering
+        with self._link.lock:
+            self._link.wait_for(
+                lambda: offering.accepted or offering.ended, timeout_ms, "not accepted"
+            )
+        if not offering.accepted:
+            raise offering.error or RequestRejected("cancelled")
+
+    def next(self, timeout_ms: int | None = None) -> SyncRequest | None:
+        """The next request; None when the worker was closed.
+
+        Raises Timeout (nothing is lost) or the broker's refusal.
+        """
+        offering, link = self._offering, self._link
+        found: list[Job] = []
+
+        def ready() -> bool:
+            request = offering.take()
+            if request is not None:
+                found.append(request)
+            return bool(found) or offering.ended or offering.closing
+
+        with link.lock:
+            link.wait_for(ready, timeout_ms, "no request")
+        if found:
+            request = found[0]
+            assert isinstance(request, SyncRequest)
+            return request
+        if offering.error is not None:
+            raise offering.error
+        return None
+
+    def __iter__(self) -> SyncWorker:
+        return self
+
+    def __next__(self) -> SyncRequest:
+        request = self.next(self._timeout_ms)
+        if request is None:
+            raise StopIteration
+        return request
+
+    def run(
+        self,
+        handler: Callable[[SyncRequest], Any],
+        *,
+        on_error: str = "fail",
+        delay_ms: int = 0,
+    ) -> None:
+        """Run a handler for every request, in as many threads as the offer's concurrency.
+
+        Returns when the worker is closed. Arguments and errors: see SyncClient.serve().
+        """
+        make_on_error(on_error)
+        run = self.start(handler, on_error, delay_ms)
+        run.join()
+        if run.error is not None:
+            raise run.error
+
+    def start(
+        self, handler: Callable[[SyncRequest], Any], on_error: str, delay_ms: int
+    ) -> HandlerRun:
+        """Start the threads that run a handler; they end with the worker."""
+        return HandlerRun(self, handler, on_error, delay_ms)
+
+    def close(self, *, wait_ms: int = _CLOSE_MS) -> None:
+        """Give back what is not finished, and end the offer once the broker has confirmed that.
+
+        wait_ms: at most so long; then the broker does it by itself, when the link ends.
+        """
+        self._finalizer.detach()
+        offering, link = self._offering, self._link
+        with link.lock:
+            if offering.ended:
+                return
+            link.session.workings.close(offering)
+            link.wake_up()
+            link.tell()
+            try:
+                link.wait_for(lambda: offering.ended, wait_ms, "not ended")
+            except Timeout:
+                link.session.unsubscribe(offering)
+                link.wake_up()
+
+    def __enter__(self) -> SyncWorker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- for HandlerRun ------------------------------------------------------------------------
+
+    @property
+    def link(self) -> ThreadLink:
+        """The client's."""
+        return self._link
+
+    @property
+    def offering(self) -> Any:
+        """The offer."""
+        return self._offering
+
+
+class HandlerRun:
+    """The threads that run one handler for one worker."""
+
+    def __init__(
+        self,
+        worker: SyncWorker,
+        handler: Callable[[SyncRequest], Any],
+        on_error: str,
+        delay_ms: int,
+    ) -> None:
+        self.error: MalamuteError | None = None
+        """Why there are no more requests."""
+        self._worker = worker
+        self._handler = handler
+        self._on_error = on_error
+        self._delay_ms = delay_ms
+        self._running = worker.offering.asked.concurrency
+        self._threads = [
+            threading.Thread(target=self._handle_all, name=f"malamute-worker-{n}", daemon=True)
+            for n in range(self._running)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def over(self) -> bool:
+        """All threads have ended."""
+        return not self._running
+
+    def join(self) -> None:
+        """Wait for the threads."""
+        for thread in self._threads:
+            thread.join()
+
+    def _handle_all(self) -> None:
+        worker = self._worker
+        try:
+            while (request := worker.next()) is not None:
+                self._handle(request)
+        except MalamuteError as error:
+            self.error = error
+        finally:
+            with worker.link.lock:
+                self._running -= 1
+                worker.link.tell()
+
+    def _handle(self, request: SyncRequest) -> None:
+        try:
+            result: Any = self._handler(request)
+            if inspect.isgenerator(result):
+                replies: Any = result
+                for body in replies:
+                    request.reply(body, last=False)
+                result = None
+            if not request.finished:
+                self._answer(request, result)
+        except Exception as error:  # noqa: BLE001 - it ends its request and nothing else
+            if request.offering.ended or isinstance(error, ConnectionLost):
+                LOG.warning("%r was not finished: %s", request, error)
+                return
+            LOG.warning("the handler of %r failed", request, exc_info=True)
+            if self._on_error == "fail":
+                self._finish(request, FAILED, reason=f"{type(error).__name__}: {error}")
+            else:
+                self._finish(request, RETURNED, again_ms=self._delay_ms)
+
+    def _answer(self, request: SyncRequest, result: Any) -> None:
+        if result is None:
+            self._finish(request, COMPLETED)
+        elif isinstance(result, _BODIES):
+            row = make_row(result, "", None, None, None, None, None)
+            link = self._worker.link
+            with link.lock:
+                wait_for_room(link)
+                request.offering.workings.reply(request, row, True)
+                link.wake_up()
+        else:
+            raise TypeError(f"a handler returns bytes, str or None, not {type(result).__name__}")
+
+    def _finish(self, request: SyncRequest, state: int, **more: Any) -> None:
+        link = self._worker.link
+        with link.lock:
+            if not request.offering.ended:
+                request.offering.workings.end(request, state, **more)
+                link.wake_up()
+
+
+def wait_for_room(link: ThreadLink) -> None:
+    """Wait, under the lock, until the window has room or the session is over."""
+    session, window = link.session, link.session.window
+    if not window.has_room:
+        link.wait_for(lambda: window.has_room or session.state is State.CLOSED, None, "no room")
+
+
+def _over(request: Job) -> MalamuteError:
+    if request.offering.ended:
+        return request.offering.error or ConnectionLost("the worker is closed")
+    return LocalProtocolError("conflict", f"{request!r} was finished already")

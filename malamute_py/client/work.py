@@ -1,0 +1,722 @@
+"""Offers of a worker: the requests in hand, their leases, and the answers to them.
+
+Owns what was handed out to this session and is not settled. The rule: a request is in hand
+from its arrival until the broker has confirmed its end; while it is, its lease is renewed,
+whatever a handler does; after a reconnect the broker is asked what is still ours before
+anything else is begun, and what it hands out again is begun only once.
+Source: SPEC.md, sections 4.5 and 8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.batch import Batch
+from malamute_protocol.commands import (
+    AckWork,
+    Atomic,
+    Confirm,
+    Credit,
+    Offer,
+    Pattern,
+    Subscribed,
+    Unsubscribe,
+    Welcome,
+    Work,
+    WorkState,
+)
+from malamute_protocol.commands import Reply as ReplyCommand
+from malamute_protocol.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    MalamuteError,
+    ProtocolError,
+    RemoteProtocolError,
+    RequestRejected,
+)
+from malamute_protocol.limits import REASON_BYTES_MAX, Limits
+from malamute_py.client.acks import Ack, Acks, Form, Range
+from malamute_py.client.calls import make_pattern
+from malamute_py.client.events import Event, Settled, Warned
+from malamute_py.client.letters import Delivered, received, rows_of
+from malamute_py.client.opened import Opened
+from malamute_py.client.outbox import Lane, Outbox, Parcel
+from malamute_py.client.outgoing import Put, Trackers
+from malamute_py.client.publishing import Row, confirmation, level_number
+
+RECEIVED: Final = int(WorkState.RECEIVED)
+RENEWED: Final = int(WorkState.RENEWED)
+COMPLETED: Final = int(WorkState.COMPLETED)
+FAILED: Final = int(WorkState.FAILED)
+RETURNED: Final = int(WorkState.RETURNED)
+CREDIT_BYTES: Final = 64 << 20
+ON_ERROR: Final = ("fail", "give_back")
+"""What becomes of a request whose handler raised."""
+_RENEWALS: Final = 3
+"""How often a lease is renewed within its time."""
+_ANSWERS_MAX: Final = 1024
+"""Answers that came too late and are kept, should the request be handed to us once more."""
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """What a worker offers."""
+
+    service: str
+    pattern: Pattern
+    concurrency: int = 16
+    """Requests that may be in hand and not finished."""
+    credit_bytes: int = CREDIT_BYTES
+    """Bytes of requests that may be on their way here."""
+    lease_ms: int = 0
+    """0: the broker's default."""
+    level: int = 0
+    """At which replies are confirmed."""
+    settings: dict[str, Any] = {}
+
+
+def make_offered(
+    service: str,
+    pattern: str | Pattern,
+    concurrency: int,
+    lease_ms: int | None,
+    confirm: str,
+    credit_bytes: int,
+    settings: Mapping[str, Any] | None,
+) -> Offered:
+    """An offer as asked for. Raises PatternError or LocalProtocolError `bad_setting`."""
+    if concurrency < 1 or credit_bytes < 1:
+        raise LocalProtocolError("bad_setting", "concurrency and credit must be greater than 0")
+    if lease_ms is not None and lease_ms < 1:
+        raise LocalProtocolError("bad_setting", "lease_ms must be greater than 0")
+    return Offered(
+        service,
+        make_pattern(pattern),
+        concurrency,
+        credit_bytes,
+        lease_ms or 0,
+        level_number(confirm),
+        dict(settings or {}),
+    )
+
+
+def make_on_error(on_error: str) -> None:
+    """Raises LocalProtocolError `bad_setting` for what is not in ON_ERROR."""
+    if on_error not in ON_ERROR:
+        known = ", ".join(ON_ERROR)
+        raise LocalProtocolError("bad_setting", f"on_error={on_error!r}; known are {known}")
+
+
+class Job:
+    """A request in hand; the shells add what can be done with it."""
+
+    __slots__ = (
+        "_batch",
+        "_of",
+        "_row",
+        "begun",
+        "doubtful",
+        "finished",
+        "lost",
+        "number",
+        "offering",
+    )
+
+    def __init__(self, batch: Batch, row: int, of: Delivered, offering: Offering) -> None:
+        self._batch = batch
+        self._row = row
+        self._of = of
+        self.offering = offering
+        self.number = batch.offset_of(row)
+        """What the broker knows it by."""
+        self.begun = False
+        """It was handed over to the caller."""
+        self.finished = False
+        """The last reply, or another end of it, is on its way."""
+        self.doubtful = False
+        """The link was lost since it came: whether it is still ours is being asked."""
+        self.lost = False
+        """The broker has given it to another worker, or it was cancelled or expired."""
+
+    def handed_again(self, batch: Batch, row: int, of: Delivered) -> None:
+        """The broker hands it out once more while we have it."""
+        self._batch, self._row, self._of = batch, row, of
+        self.doubtful = self.lost = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} number={self.number} subject={self.subject!r}>"
+
+    @property
+    def body(self) -> bytes:
+        """The body."""
+        return self._batch.body_of(self._row)
+
+    @property
+    def subject(self) -> str:
+        """What the worker's pattern was matched with."""
+        return self._batch.keys_of(self._row)[0]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The subject and further keys."""
+        return self._batch.keys_of(self._row)
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """Field values by name."""
+        return self._batch.fields_of(self._row)
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """What travels with the request and is not matched."""
+        return self._batch.properties_of(self._row)
+
+    @property
+    def sender(self) -> str:
+        """Identity of the requester; `~` and hexadecimal digits: a client without one."""
+        sender: str = self._of.command.sender
+        return sender
+
+    @property
+    def service(self) -> str:
+        """Which service it was sent to."""
+        return self.offering.asked.service
+
+    @property
+    def reply_to(self) -> str:
+        """Mailbox that replies go to."""
+        reply_to: str = self._of.command.reply_to
+        return reply_to
+
+    @property
+    def attempts(self) -> int:
+        """How often it was handed out, this time included; kept by the broker over restarts."""
+        return self._of.attempts
+
+    @property
+    def deadline_ms(self) -> int:
+        """When it is given up, by the broker's clock in milliseconds since 1970; 0: never."""
+        deadline_ms: int = self._of.command.deadline_ms
+        return deadline_ms
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """(key of the requester's batch, row in it): the same however often it is handed out."""
+        return self._of.command.key, self._row
+
+    def cancelled(self) -> bool:
+        """Working on is of no use: it was taken from us, its time is over, or we are closed.
+
+        That another has it is noticed when its lease is renewed, within a third of the lease.
+        """
+        if self.lost or self.offering.ended or self.offering.closing:
+            return True
+        deadline_ms = self.deadline_ms
+        return bool(deadline_ms) and self.offering.workings.broker_ms() >= deadline_ms
+
+
+class ReplyParcel(Parcel):
+    """Replies to requests of one offer with one reply_to."""
+
+    __slots__ = ("last", "offering")
+
+    def __init__(self, lane: Lane, level: int, offering: Offering, last: bool) -> None:
+        super().__init__(lane, level)
+        self.offering = offering
+        self.last = last
+
+    @property
+    def one_by_one(self) -> bool:  # type: ignore[override]
+        """A reply that others follow must not be overtaken by them."""
+        return not self.last
+
+    def part(self) -> Parcel:
+        """An empty one that is alike."""
+        return ReplyParcel(self.lane, self.level, self.offering, self.last)
+
+    def say(self, out: Put, tracker: int) -> None:
+        """REPLY; with a name, as a step of its own, when it may come twice otherwise."""
+        offering = self.offering
+        numbers = [row[6][0].number for row in self.rows]
+        if self.last or offering.plain or not tracker:
+            reply = ReplyCommand(offering.number, numbers, tracker, self.last, self.level)
+            out.put(reply, self.content)
+        else:
+            step = Atomic(tracker, 1, self.level, self.key)
+            part = ReplyCommand(offering.number, numbers, 0, False, 0)
+            out.put_together([step, part], [self.content])
+
+    def refused(self, error: RequestRejected, now_ms: int) -> None:
+        """It was not taken."""
+        if (
+            not self.last
+            and not self.offering.plain
+            and error.code in ("cross_ring", "unsupported")
+        ):
+            # A service in memory: its requests cannot be part of a step.
+            self.offering.plain = True
+            error = RequestRejected("wait", error.reason, 1)
+        elif error.code == "conflict":
+            error = RequestRejected("not_held", error.reason)
+        super().refused(error, now_ms)
+
+    def settle(self, outcome: Confirm | MalamuteError) -> None:
+        """Tell those who wait; a request that is not ours any more is no error of theirs."""
+        pairs: list[tuple[Any, Any]] = []
+        late = isinstance(outcome, RequestRejected) and outcome.code == "not_held"
+        for index, row in enumerate(self.rows):
+            request, token = row[6]
+            told: Any = None
+            if isinstance(outcome, Confirm):
+                told = confirmation(outcome, index, 1)
+                if self.last:
+                    self.offering.done(request)
+            elif late:
+                self.offering.too_late(request, outcome, row if self.last else None)
+            else:
+                told = outcome
+                if self.last:
+                    self.offering.reopened(request)
+                    if token is None and isinstance(outcome, ProtocolError | RequestRejected):
+                        # Nobody is left who could say something else of it.
+                        self.offering.workings.give_up(request, str(outcome))
+            if token is not None:
+                pairs.append((token, told))
+        if pairs:
+            self.lane.outbox.tell(Settled(pairs))
+
+
+class Offering(Opened):
+    """One offer over all its links."""
+
+    def __init__(self, number: int, asked: Offered, kind: type[Job], workings: Workings) -> None:
+        """kind: what is made of each request."""
+        super().__init__(number)
+        self.asked = asked
+        self.workings = workings
+        self.queue: deque[Job] = deque()
+        """Not begun, in the order of arrival; take from it with take()."""
+        self.in_hand: dict[int, Job] = {}
+        """By number, until the broker has confirmed the end of each."""
+        self.unfinished = 0
+        """In hand and not finished."""
+        self.not_held = 0
+        """Answers that came too late: the request was another worker's, or over, by then."""
+        self.plain = False
+        """Replies cannot be steps: the service is in memory."""
+        self.closing = False
+        self.renew_at_ms = 0
+        """0: nothing to renew."""
+        self._kind = kind
+        self._accepted = False
+        self._lease_ms = 0
+        self._late: dict[int, Row] = {}
+        self._received_records = 0
+        self._received_bytes = 0
+        self._granted_records = 0
+        self._granted_bytes = 0
+
+    @property
+    def accepted(self) -> bool:
+        """SUBSCRIBED has come once."""
+        return self._accepted
+
+    # --- the worker's side -------------------------------------------------------------------
+
+    def take(self) -> Job | None:
+        """The next request to begin with; None: none yet."""
+        queue = self.queue
+        while queue:
+            request = queue[0]
+            if request.lost:
+                queue.popleft()
+                continue
+            if request.doubtful:
+                return None
+            queue.popleft()
+            request.begun = True
+            return request
+        return None
+
+    def finish(self, request: Job) -> bool:
+        """Its end is about to be said; False: it was said already."""
+        if request.finished:
+            return False
+        request.finished = True
+        if self.in_hand.get(request.number) is request:
+            self.unfinished -= 1
+        return True
+
+    def done(self, request: Job) -> None:
+        """The broker has confirmed its end."""
+        if self.in_hand.get(request.number) is request:
+            del self.in_hand[request.number]
+
+    def too_late(self, request: Job, error: MalamuteError, row: Row | None) -> None:
+        """What was said of it came when it was not ours any more. row: its last reply."""
+        self.not_held += 1
+        if row is not None:
+            self._late[request.number] = row
+            if len(self._late) > _ANSWERS_MAX:
+                del self._late[next(iter(self._late))]
+        request.lost = True
+        if request.finished:
+            self.done(request)
+        self.workings.tell(Warned(f"request {request.number} of {self.asked.service}: {error}"))
+
+    def reopened(self, request: Job) -> None:
+        """Its end was refused: it is still in hand."""
+        if request.finished and self.in_hand.get(request.number) is request:
+            request.finished = False
+            self.unfinished += 1
+
+    def discard(self) -> None:
+        """Nobody works any more."""
+        self.queue.clear()
+
+    # --- acknowledgements --------------------------------------------------------------------
+
+    def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> AckWork:
+        """ACK_WORK."""
+        return AckWork(
+            self.number, ranges, form.state, tracker, 0, max(0, form.again_ms), form.reason
+        )
+
+    def acked(self, form: Form, ranges: list[Range]) -> None:
+        """The broker confirmed it."""
+        for first, end in ranges:
+            for number in range(first, end):
+                request = self.in_hand.get(number)
+                if request is None:
+                    continue
+                if form.state == RENEWED:
+                    request.doubtful = False
+                elif form.state != RECEIVED:
+                    self.done(request)
+        if form.state == RENEWED:
+            self.workings.arrived(self)
+
+    def not_acked(self, form: Form, number: int, error: MalamuteError) -> None:
+        """The broker says that it is not ours any more."""
+        request = self.in_hand.get(number)
+        if request is None:
+            return
+        if form.state not in (RENEWED, RECEIVED):
+            self.too_late(request, error, None)
+            return
+        request.doubtful = False
+        if not request.finished:
+            request.lost = True
+            if not request.begun:
+                self.unfinished -= 1
+                del self.in_hand[number]
+                self.workings.finished(self)
+        self.workings.arrived(self)
+
+    def ack_lost(self, ack: Ack) -> bool:
+        """A renewal is said anew with the next link; everything else is said again."""
+        return ack.form.state != RENEWED
+
+    # --- commands to the broker --------------------------------------------------------------
+
+    def open(self) -> Offer:
+        """OFFER for a new link."""
+        self._received_records = self._received_bytes = 0
+        self._granted_records = self._granted_bytes = 0
+        self._granted_records, self._granted_bytes = self._credit_limits()
+        asked = self.asked
+        return Offer(
+            self.number,
+            asked.service,
+            asked.pattern,
+            self._granted_records,
+            self._granted_bytes,
+            asked.lease_ms,
+            asked.settings,
+        )
+
+    @property
+    def credit_due(self) -> bool:
+        """There is room for another request."""
+        records, size = self._credit_limits()
+        return records > self._granted_records or (
+            size - self._granted_bytes >= self.asked.credit_bytes / 2
+        )
+
+    def credit(self) -> Credit:
+        """CREDIT for what was finished."""
+        records, size = self._credit_limits()
+        self._granted_records = max(records, self._granted_records)
+        self._granted_bytes = max(size, self._granted_bytes)
+        return Credit(self.number, self._granted_records, self._granted_bytes)
+
+    def _credit_limits(self) -> tuple[int, int]:
+        if self.closing:
+            return self._received_records, self._received_bytes
+        return (
+            self._received_records + max(0, self.asked.concurrency - self.unfinished),
+            self._received_bytes + self.asked.credit_bytes,
+        )
+
+    # --- commands from the broker ------------------------------------------------------------
+
+    def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
+        """SUBSCRIBED or WORK."""
+        kind = type(command)
+        if kind is Work:
+            self._work(command, frames, limits)
+        elif kind is Subscribed:
+            self.active = self._accepted = True
+            if self.in_hand:
+                self.renew_at_ms = 1  # at once: what is still ours has to be known
+        else:
+            raise RemoteProtocolError("unexpected", f"{kind.__name__} for an offer")
+
+    def _work(self, command: Work, frames: Sequence[Any], limits: Limits) -> None:
+        batch = received(command, frames, limits)
+        delivered = Delivered(batch, command)
+        self._received_records += len(batch)
+        self._received_bytes += batch.stamp.size
+        in_hand, queue, kind = self.in_hand, self.queue, self._kind
+        known = bool(in_hand or self._late)
+        for row in rows_of(batch):
+            request = kind(batch, row, delivered, self)
+            if known and self._is_known(request, batch, row, delivered):
+                continue
+            in_hand[request.number] = request
+            queue.append(request)
+            self.unfinished += 1
+        self._lease_ms = command.lease_ms
+        if not self.renew_at_ms:
+            self.workings.hold(self)
+        if self.closing:
+            self.workings.close(self)
+
+    def _is_known(self, request: Job, batch: Batch, row: int, delivered: Delivered) -> bool:
+        """It was handed to us before: we have it still, or have answered it in vain."""
+        ours = self.in_hand.get(request.number)
+        if ours is not None:
+            ours.handed_again(batch, row, delivered)
+            return True
+        late = self._late.pop(request.number, None)
+        if late is None:
+            return False
+        self.in_hand[request.number] = request
+        self.unfinished += 1
+        request.begun = True
+        self.workings.reply(request, (*late[:6], None), True)
+        return True
+
+    def next_renewal_ms(self) -> int:
+        """Milliseconds between two renewals."""
+        return max(1, (self._lease_ms or self.asked.lease_ms or 30_000) // _RENEWALS)
+
+    def link_down(self) -> None:
+        """Nothing of what is in hand is sure until the broker has said so."""
+        super().link_down()
+        self.renew_at_ms = 0
+        for request in self.in_hand.values():
+            if not request.begun:
+                request.doubtful = True
+
+    def over(self) -> None:
+        """The offer has ended."""
+        self.workings.over(self)
+
+
+_NOT_HELD: Final = RequestRejected("not_held", "it was taken from us before it was answered")
+
+
+class Workings:
+    """All offers of a session, what is said of their requests, and when."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        trackers: Trackers,
+        tell: Callable[[Event], None],
+        begin: Callable[[Callable[[int], Offering]], Offering],
+        consumed: Callable[[Opened], bool],
+        arrived: Callable[[Any], None],
+        broker_ms: Callable[[], int],
+    ) -> None:
+        """The session's own calls of these names; broker_ms: the broker's clock, about."""
+        self.acks = Acks(trackers, self._told)
+        self.link: Any = None
+        """The shell's, for its requests."""
+        self.tell = tell
+        self.arrived = arrived
+        self.broker_ms = broker_ms
+        self.finished = consumed
+        self._outbox = outbox
+        self._begin = begin
+        self._offerings: dict[Offering, None] = {}
+        self._holding: dict[Offering, None] = {}
+        """Those with something in hand, whose leases are renewed."""
+        self._closing: dict[Offering, None] = {}
+        self._lanes: dict[Any, Lane] = {}
+        outbox.homes.append(self._lanes)
+
+    # --- what callers do -----------------------------------------------------------------------
+
+    def offer(self, asked: Offered, kind: type[Job]) -> Offering:
+        """Begin to offer. Raises what ended the session."""
+        offering = self._begin(lambda number: Offering(number, asked, kind, self))
+        self._offerings[offering] = None
+        return offering
+
+    def reply(self, request: Job, row: Row, last: bool, token: Any = None) -> bool:
+        """Answer a request; its token gets a Confirmation, or None when it was too late.
+
+        Returns False when the request has had its end already: nothing was done.
+        Raises LocalProtocolError `too_large`, or what ended the session.
+        """
+        outbox, offering = self._outbox, request.offering
+        outbox.check(row)
+        if offering.ended:
+            raise offering.error or ConnectionLost("the worker is closed")
+        if request.finished or (last and not offering.finish(request)):
+            return False
+        if last:
+            self.finished(offering)
+        if request.lost:
+            offering.too_late(request, _NOT_HELD, row if last else None)
+            if token is not None:
+                self.tell(Settled([(token, None)]))
+            return True
+        lane = outbox.lane(self._lanes, (offering.number, request.reply_to))
+        lane.gate = offering
+        parcel = lane.queue[-1] if lane.queue else None
+        if (
+            type(parcel) is not ReplyParcel
+            or parcel.last is not last
+            or not outbox.fits(parcel, row, 0)
+        ):
+            parcel = ReplyParcel(lane, offering.asked.level, offering, last)
+            outbox.queue(parcel, b"", 0)
+        outbox.put_in(parcel, (*row[:6], (request, token)))
+        return True
+
+    def end(
+        self, request: Job, state: int, *, again_ms: int = 0, reason: str = "", token: Any = None
+    ) -> bool:
+        """Complete, fail or return a request; its token gets True, or False: too late.
+
+        Returns False when the request has had its end already: nothing was done.
+        """
+        offering = request.offering
+        if offering.ended:
+            raise offering.error or ConnectionLost("the worker is closed")
+        if not offering.finish(request):
+            return False
+        self.finished(offering)
+        number = request.number
+        form = Form(state, again_ms, reason[:REASON_BYTES_MAX])
+        self.acks.add(offering, form, [(number, number + 1)], token)
+        return True
+
+    def give_up(self, request: Job, reason: str) -> None:
+        """Its answer, for which nobody waits, was refused for good."""
+        self.tell(Warned(f"request {request.number} of {request.service}: {reason}"))
+        if not request.offering.ended:
+            self.end(request, FAILED, reason=reason)
+
+    def say(self, request: Job, state: int, token: Any = None) -> bool:
+        """Received, or renewed; its token gets True, or False: it is not ours any more."""
+        offering = request.offering
+        if offering.ended or request.finished:
+            return False
+        number = request.number
+        self.acks.add(offering, Form(state, 0), [(number, number + 1)], token)
+        return True
+
+    def close(self, offering: Offering) -> None:
+        """Give back what is not finished; the offer ends once that is confirmed."""
+        if offering.ended:
+            return
+        offering.closing = True
+        offering.queue.clear()
+        for request in list(offering.in_hand.values()):
+            if not request.finished and not request.lost:
+                self.end(request, RETURNED)
+            elif not request.finished:
+                offering.finish(request)
+                offering.done(request)
+        self._closing[offering] = None
+
+    def hold(self, offering: Offering) -> None:
+        """It has something in hand: begin to renew."""
+        self._holding[offering] = None
+
+    def over(self, offering: Offering) -> None:
+        """An offer ended."""
+        self._offerings.pop(offering, None)
+        self._holding.pop(offering, None)
+        self._closing.pop(offering, None)
+        error = offering.error or ConnectionLost("the worker is closed")
+        self.acks.forget(offering, error)
+        for lane in [lane for lane in self._lanes.values() if lane.gate is offering]:
+            self._outbox.fail_lane(lane, error)
+        offering.in_hand.clear()
+
+    def _told(self, token: Any, outcome: Any) -> None:
+        if isinstance(outcome, RequestRejected) and outcome.code == "not_held":
+            outcome = False
+        elif not isinstance(outcome, MalamuteError):
+            outcome = outcome is not None
+        self.tell(Settled([(token, outcome)]))
+
+    # --- outgoing --------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Everything that was said is confirmed."""
+        return self.acks.idle
+
+    def link_up(self, welcome: Welcome) -> None:
+        """A link is open."""
+
+    def link_down(self) -> None:
+        """The link is gone."""
+        self.acks.link_down()
+
+    def fail_all(self, error: MalamuteError) -> None:
+        """The session ends."""
+        self.acks.fail_all(error)
+
+    def wake(self, now_ms: int) -> None:
+        """Nothing of it is due but what take() does."""
+
+    def take(self, now_ms: int, out: Put) -> bool:
+        """Renew leases, acknowledge, end what is closed."""
+        for offering in list(self._holding):
+            if not offering.in_hand:
+                del self._holding[offering]
+                offering.renew_at_ms = 0
+            elif not offering.renew_at_ms:
+                offering.renew_at_ms = now_ms + offering.next_renewal_ms()
+            elif offering.active and offering.renew_at_ms <= now_ms:
+                numbers = sorted(offering.in_hand)
+                self.acks.add(offering, Form(RENEWED, 0), [(n, n + 1) for n in numbers])
+                offering.renew_at_ms = now_ms + offering.next_renewal_ms()
+        self.acks.take(now_ms, out)
+        for offering in list(self._closing):
+            if not offering.in_hand and not offering.ending:
+                offering.ending = True
+                out.put(Unsubscribe(offering.number), None)
+        return True
+
+    def next_wake(self) -> int | None:
+        """When wake() and take() are to be called at the latest; None: no need."""
+        at = self.acks.next_wake()
+        for offering in self._holding:
+            if (
+                offering.active
+                and offering.renew_at_ms
+                and (at is None or offering.renew_at_ms < at)
+            ):
+                at = offering.renew_at_ms
+        return at
