@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.commands import Level, Send
-from malamute_protocol.content import Content
+from malamute_protocol.content import ARROW, Content
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
@@ -534,6 +534,10 @@ class Mailboxes:
             self._full(mailbox)
             raise RequestRejected("wait", f"mailbox '{mailbox.name}' is full", settings.retry_ms)
         if mailbox.memory:
+            if size > settings.mail_memory_bytes_max:
+                raise RequestRejected(
+                    "limit", f"at most {settings.mail_memory_bytes_max} bytes in memory"
+                )
             if self.memory_bytes + size > settings.mail_memory_bytes_max:
                 self._shard.counters["mail_memory_full"] += 1
                 raise RequestRejected("wait", "the mailboxes in memory are full", settings.retry_ms)
@@ -565,8 +569,11 @@ class Mailboxes:
             content.check(settings.limits)
         except BatchError as error:
             raise RequestRejected(error.code, error.reason) from error
-        if content.head.producer_id:
+        head = content.head
+        if head.producer_id:
             raise RequestRejected("unsupported", "mail is named by its key: it has no producer")
+        if head.body_kind == ARROW:
+            raise RequestRejected("bad_batch", "the bodies of mail are blobs or lists of them")
         shard.counters["mail_sends"] += 1
         return self.put(
             name, sender=link.holder, content=content, frame=frame, by=link.identity,

@@ -8,7 +8,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Level
-from malamute_protocol.encode import encode, encode_lists
+from malamute_protocol.encode import encode, encode_arrow, encode_lists
 from malamute_protocol.stamp import STAMP_BYTES
 from tests.broker.post import Post
 
@@ -149,6 +149,18 @@ def test_what_is_on_its_way_counts() -> None:
     assert code(post.answer(1, 2)) == "wait"
 
 
+def test_mail_has_no_producer() -> None:
+    post = Post()
+    assert code(post.mail(1, "box", [b"x"], producer_id=1, producer_epoch=1)) == "unsupported"
+
+
+def test_bodies_of_mail_are_not_arrow() -> None:
+    post = Post()
+    frame = encode_arrow(bytes(8), 1, subject="s", schema_id=1)
+    post.send(1, wire.Send("box", 1), frames=[frame])
+    assert code(post.answer(1, 1)) == "bad_batch"
+
+
 def test_all_mailboxes_together_have_a_bound() -> None:
     post = Post(mail_bytes_max=1_000, mail_memory_bytes_max=1_000)
     assert code(post.mail(1, "one", [bytes(500)])) == "Confirm"
@@ -156,6 +168,7 @@ def test_all_mailboxes_together_have_a_bound() -> None:
     post.ask(1, wire.EditMailbox, "quick", {"memory": True})
     assert code(post.mail(1, "quick", [bytes(500)])) == "Confirm"
     assert code(post.mail(1, "quick", [bytes(500)])) == "wait"
+    assert code(post.mail(1, "quick", [bytes(1_500)])) == "limit"
     assert post.count("mail_full") == 1
     assert post.count("mail_memory_full") == 1
 
