@@ -360,7 +360,10 @@ class Requests:
                 continue
             if not grant.rows:
                 grant.hands.add(grant)
-                grant.slot = self.wheel.add(max(grant.due_ms, self._shard.now_ms), grant)
+                now_ms = self._shard.now_ms
+                # What is over is decided again when the log may take it, not at once.
+                due_ms = grant.due_ms if grant.due_ms > now_ms else now_ms + RETRY_MS
+                grant.slot = self.wheel.add(due_ms, grant)
             grant.rows |= rows
             count = rows.bit_count()
             put.service.held += count

@@ -72,7 +72,7 @@ def test_who_has_it_from_the_credential_alone_is_not_fenced_by_who_asks() -> Non
     quiet = hello(shell, 1, "", "ann")
     named = hello(shell, 2, "ann", "ann")
     later = hello(shell, 3, "", "ann")
-    assert not (quiet.closed or named.closed or later.closed)
+    assert not any(peer.closed for peer in (quiet, named, later))
 
 
 def test_the_same_session_comes_back_without_a_word_about_its_identity() -> None:
