@@ -1,0 +1,139 @@
+"""Asking about and editing mailboxes, services, cursors and groups, in both shells."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from malamute_protocol.errors import RequestRejected
+from malamute_py.client.facts import CursorFacts, GroupFacts, MailboxFacts, place_of
+from malamute_py.embedded import EmbeddedBroker
+from tests.client.shells import SHELLS, AsyncShell, SyncShell
+from tests.waiting import WAIT_S
+
+FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[EmbeddedBroker]:
+    async with EmbeddedBroker() as embedded:
+        yield embedded
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
+async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
+    made: AsyncShell | SyncShell = request.param()
+    await made.connect(broker.endpoint, context=broker.context, identity="op", **FAST)
+    yield made
+    await made.do("close", flush_ms=0)
+
+
+async def stepped(shell: Any, *parts: tuple[Any, ...]) -> Any:
+    """One step of these calls; what it was confirmed as."""
+    step = shell.client.atomic()
+    for verb, *arguments in parts:
+        getattr(step, verb)(*arguments)
+    return await shell.call(step.commit)
+
+
+async def refused(shell: Any, code: str, verb: str, *arguments: Any) -> None:
+    with pytest.raises(RequestRejected) as caught:
+        await shell.do(verb, *arguments)
+    assert caught.value.code == code
+
+
+async def test_a_mailbox_tells_what_lies_in_it_and_how_it_is_set(shell: Any) -> None:
+    made = await shell.do("edit_mailbox", "desk", {"max_messages": 10}, description="front")
+    assert isinstance(made, MailboxFacts)
+    assert made.settings["max_messages"] == 10
+    await stepped(shell, *(("send", "desk", b"body %d" % n) for n in range(3)))
+    facts = await shell.do("mailbox_info", "desk")
+    assert (facts.name, facts.messages, facts.readers, facts.held) == ("desk", 3, 0, 0)
+    assert facts.bytes > 0
+    assert facts.oldest_ms > 0
+    assert facts.settings["description"] == "front"
+    await refused(shell, "bad_setting", "edit_mailbox", "desk", {"max_massages": 1})
+
+
+async def test_mailboxes_are_listed_by_name_and_page_by_page(shell: Any) -> None:
+    for n in range(5):
+        await shell.do("edit_mailbox", f"box-{n}")
+    await shell.do("edit_mailbox", "other")
+    assert [facts.name for facts in await shell.do("mailboxes", "box-")] == [
+        f"box-{n}" for n in range(5)
+    ]
+    assert len(await shell.do("mailboxes")) == 6
+
+
+async def test_peeking_takes_nothing_and_purging_takes_all(shell: Any) -> None:
+    step = shell.client.atomic()
+    for n in range(3):
+        step.send("desk", b"body %d" % n, subject="a.b", fields={"n": str(n)}, priority=n)
+    await shell.call(step.commit)
+    for _ in range(2):
+        seen = await shell.do("peek", "desk", body_bytes=4)
+        assert [bytes(message.body) for message in seen] == [b"body"] * 3
+    assert [message.number for message in seen] == sorted(message.number for message in seen)
+    assert (seen[0].sender, seen[0].subject, seen[0].fields) == ("op", "a.b", {"n": "0"})
+    assert [message.bytes for message in seen] == [6, 6, 6]
+    assert {message.held for message in seen} == {False}
+    later = await shell.do("peek", "desk", after=seen[0].number)
+    assert [message.number for message in later] == [message.number for message in seen[1:]]
+    purged = await shell.do("purge_mailbox", "desk")
+    assert (purged.count, purged.held) == (3, 0)
+    assert await shell.do("peek", "desk") == []
+
+
+async def test_a_mailbox_that_was_removed_is_unknown(shell: Any) -> None:
+    await stepped(shell, ("send", "desk", b"x"))
+    assert await shell.do("remove_mailbox", "desk") == 1
+    for verb in ("mailbox_info", "peek", "remove_mailbox", "purge_mailbox"):
+        await refused(shell, "unknown_mailbox", verb, "desk")
+
+
+async def test_a_service_tells_what_waits_and_how_it_is_set(shell: Any) -> None:
+    made = await shell.do("edit_service", "resize", attempts_max=3)
+    assert made.settings["attempts_max"] == 3
+    await stepped(shell, *(("request", "resize", b"picture %d" % n) for n in range(4)))
+    facts = await shell.do("service_info", "resize")
+    assert (facts.name, facts.waiting, facts.held, facts.offers) == ("resize", 4, 0, 0)
+    assert facts.dead_letters == "resize.dead"
+    assert facts.workers == []
+    assert [facts.name for facts in await shell.do("services", "re")] == ["resize"]
+    await refused(shell, "unknown_request", "requeue", "resize")
+    assert await shell.do("remove_service", "resize") == 4
+    await refused(shell, "unknown_service", "service_info", "resize")
+
+
+async def test_cursors_of_several_streams_are_listed_by_stream_and_name(shell: Any) -> None:
+    for stream in ("a", "b"):
+        await shell.do("publish_many", stream, [b"x"] * 10)
+        for name in ("late", "nightly"):
+            await shell.call(shell.client.cursor(stream, name).move, 4)
+    found = await shell.do("cursors")
+    assert [place_of(facts) for facts in found] == ["a/late", "a/nightly", "b/late", "b/nightly"]
+    assert {(facts.next, facts.tail, facts.lag) for facts in found} == {(4, 10, 6)}
+    assert [place_of(facts) for facts in await shell.do("cursors", "b", "n")] == ["b/nightly"]
+    assert isinstance(await shell.do("cursor_info", "a", "late"), CursorFacts)
+    await refused(shell, "unknown_cursor", "cursor_info", "a", "never")
+
+
+async def test_groups_are_listed_and_removed_once_nobody_is_in_them(shell: Any) -> None:
+    await shell.do("publish_many", "s", [b"x"] * 10)
+    member = shell.client.group("s", "readers", start="earliest", kind="keyed")
+    await shell.call(member.accepted)
+    [facts] = await shell.do("groups")
+    assert isinstance(facts, GroupFacts)
+    assert (facts.stream, facts.group, facts.kind) == ("s", "readers", "keyed")
+    assert [each.identity for each in facts.members] == ["op"]
+    await refused(shell, "in_use", "remove_group", "s", "readers")
+    await shell.call(member.close)
+    async with asyncio.timeout(WAIT_S):
+        while (await shell.do("group_info", "s", "readers")).members:
+            await asyncio.sleep(0)
+    await shell.do("remove_group", "s", "readers")
+    await refused(shell, "unknown_group", "group_info", "s", "readers")
+    assert await shell.do("groups", "s") == []
