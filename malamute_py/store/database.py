@@ -34,6 +34,8 @@ FILES: Final = frozenset(
 
 APPLICATION: Final = 0x4D4C5131  # "MLQ1"
 VERSION: Final = 1
+FILE_MODE: Final = 0o640
+"""As the journal's files."""
 _BUSY_S: Final = 5.0
 _WAL_BYTES: Final = 64 << 20
 _CACHE_KIB: Final = 16 << 10
@@ -109,6 +111,8 @@ def create_file(directory: Path, position: Position) -> None:
     # A WAL of a file that is gone would be taken for the new one's.
     for name in (f"{DATABASE}-wal", f"{DATABASE}-shm", temporary.name, f"{temporary.name}-journal"):
         (directory / name).unlink(missing_ok=True)
+    # Bodies are nobody else's to read; what SQLite puts beside it gets the same permissions.
+    os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
     connection = sqlite3.connect(temporary, isolation_level=None)
     try:
         create(connection, position)
@@ -214,7 +218,7 @@ def lock(
     going_on: False gives up. Raises StoreLocked naming the holder; OSError.
     """
     # A file of its own: to close any descriptor of the database would drop SQLite's locks.
-    fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     deadline = time.monotonic() + wait_s
     try:
         while True:

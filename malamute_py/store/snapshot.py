@@ -56,6 +56,7 @@ from malamute_py.journal.storage import replace_file
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 from malamute_py.store.database import (
     DATABASE,
+    FILE_MODE,
     MARK,
     connect,
     damaged,
@@ -75,6 +76,7 @@ EPOCH_LEAP: Final = 1 << 20
 """Epochs between a snapshot's and those of what is restored from it: the original may go on, and
 a position must never mean two records."""
 _FORM: Final = 1
+_DIRECTORY_MODE: Final = 0o750
 _PIECE_BYTES: Final = 4 << 20
 _TRIES: Final = 5
 _SYNC_WAIT_S: Final = 30.0
@@ -173,7 +175,7 @@ def _made(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    partial.mkdir(mode=_DIRECTORY_MODE)
     try:
         yield partial
         if target.exists():
@@ -542,9 +544,11 @@ def _sum(path: Path) -> tuple[int, int]:
 
 
 def _sync_all(directory: Path) -> None:
+    """Make all of it durable, and readable for nobody else."""
     for path in [directory, *directory.rglob("*")]:
         if path.is_dir():
             sync_directory(path)
         else:
+            path.chmod(FILE_MODE)
             with path.open("rb") as file:
                 os.fsync(file.fileno())

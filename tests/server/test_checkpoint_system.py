@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from malamute_protocol.commands import (
     Mail,
     OpenInbox,
     Publish,
+    Refused,
     Result,
     Send,
 )
@@ -166,3 +168,33 @@ def test_a_start_that_cannot_be_says_what_to_do(tmp_path: Path) -> None:
     assert "queues.db is missing" in refused.stderr
     assert "malamute snapshot restore" in refused.stderr
     assert not (tmp_path / "queues.db").exists()
+
+
+def test_a_ring_full_of_what_no_table_has_lets_mail_wait_and_acknowledgements_pass(
+    tmp_path: Path,
+) -> None:
+    with Daemon(tmp_path, **SMALL) as daemon, RawPeer(daemon.endpoint) as peer:
+        send(peer, 1, b"small")
+        until(lambda: lag(peer) == 0)
+        (follower,) = children(daemon.process.pid)
+        os.kill(follower, signal.SIGSTOP)
+        # Whatever comes of it, it must not stand still for ever.
+        wake = threading.Timer(2 * WAIT_S, os.kill, (follower, signal.SIGCONT))
+        wake.start()
+        content = encode([b"m" * 200_000])
+        for number in range(2, 200):
+            peer.send(Send("box", number), frames=(content,))
+            answer, _ = peer.next()
+            if isinstance(answer, Refused):
+                break
+        else:
+            raise AssertionError("the ring took more than it has")
+        assert (answer.code, answer.retry_ms > 0) == ("wait", True)
+        daemon.wait_for("pressure_begins")
+        assert received(peer, 1)[0] == b"small"
+        peer.send(AckMail(7, [(0, 1)], 1000))
+        peer.get(Confirm)
+        wake.cancel()
+        os.kill(follower, signal.SIGCONT)
+        daemon.wait_for("pressure_ends")
+        send(peer, 1001, b"goes on")

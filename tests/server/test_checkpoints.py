@@ -373,6 +373,8 @@ def test_position_of_new_tables_is_the_beginning(start: Callable[..., Shell]) ->
     shell = start()
     connection = connect(shell.directory / DATABASE, read_only=True)
     assert position_of(connection)[:3] == (0, 0, 1)
+    for path in shell.directory.glob("queues*"):
+        assert path.stat().st_mode & 0o027 == 0, path
     connection.close()
 
 

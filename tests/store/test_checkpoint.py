@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -209,3 +209,16 @@ def test_a_body_that_is_damaged_is_missing_and_said() -> None:
     assert (done.bodies, done.missing) == (1, 1)
     assert list(stored_bodies(connection)) == [1]
     same(load(connection), logged.queues)
+
+
+def test_the_random_changes_are_of_every_kind() -> None:
+    logged = LoggedQueues(ring_bytes=400 * 65_536)
+    changes = RandomChanges(logged, 1)
+    seen: set[type] = set()
+    for _ in range(400):
+        bundle = changes.bundle()
+        seen |= set(map(type, bundle))
+        logged.log(*bundle)
+    tables_only = set(TABLE_CHANGES)
+    assert seen - tables_only == set(get_args(r.Change)) - tables_only
+    assert seen & tables_only

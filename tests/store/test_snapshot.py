@@ -75,6 +75,8 @@ def test_what_is_restored_is_what_was_there(begin: Begin, tmp_path: Path, runnin
     assert manifest.rings["main"][1] == shell.ring.synced_lsn
     assert verify(tmp_path / "snap") == (manifest, [])
     restore(tmp_path / "snap", tmp_path / "new")
+    for path in (*(tmp_path / "snap").rglob("*"), *(tmp_path / "new").rglob("*")):
+        assert path.is_dir() or not path.stat().st_mode & 0o027, path
     again = begin("new")
     assert again.queues == shell.queues
     assert again.journal.epoch == shell.journal.epoch + EPOCH_LEAP + 1
