@@ -350,7 +350,8 @@ class MailboxAdmin:
     @property
     def hungry(self) -> bool:
         """Whether more can be done at once."""
-        return any(not job.waiting for job in islice(self._jobs, 1))
+        jobs = self._jobs
+        return bool(jobs) and not jobs[0].waiting
 
     def work(self) -> None:
         """Do a piece of what goes over a whole mailbox."""
