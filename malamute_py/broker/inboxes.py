@@ -348,7 +348,7 @@ class Inboxes:
         out = mailbox.out.get(base)
         free = every = row.left if out is None else row.left & ~(out.held | out.delayed)
         if row.expires_ms and row.expires_ms <= self._shard.now_ms:
-            over, _ = expired(row, self._shard.now_ms)
+            over, _ = expired(mailbox, row, self._shard.now_ms)
             free &= ~over
             if not free:
                 # The timer takes it out; until then it is nobody's.
@@ -445,7 +445,7 @@ class Inboxes:
                 self._unreadable(inbox, handout)
                 continue
             if row.expires_ms and row.expires_ms <= now_ms:
-                over = expired(row, now_ms)[0] & mask
+                over = expired(mailbox, row, now_ms)[0] & mask
                 if over:
                     self._take_from(inbox, row, over)
                     self._mailboxes.release(mailbox, row, over)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
 
 from malamute_protocol.commands import Level
 from malamute_py.broker.links import Link
@@ -41,6 +42,8 @@ class Out(msgspec.Struct, eq=False, gc=False):
     """How often -> rows, for those that were delivered more than once."""
     times: dict[int, int] | None = None
     """Time -> rows that wait for it."""
+    expiries: Any = None
+    """When each of many rows expires, as a column, once that was asked."""
 
     def attempt(self, free: int) -> tuple[int, int]:
         """The next attempt at the first free rows: (its number, rows up to one with another)."""
@@ -97,6 +100,8 @@ class Out(msgspec.Struct, eq=False, gc=False):
         return min(kept, default=0)
 
 
+FEW_ROWS: Final = 64
+"""Up to so many, rows are looked at one by one."""
 NOBODY: deque[Inbox] = deque()
 """Of all mailboxes that never had a reader, and always empty: a deque takes 760 bytes."""
 
@@ -237,13 +242,15 @@ class Mailbox:
         return row.left if out is None else row.left & ~(out.held | out.delayed)
 
 
-def expired(row: MessageRow, now_ms: int) -> tuple[int, int]:
+def expired(mailbox: Mailbox, row: MessageRow, now_ms: int) -> tuple[int, int]:
     """Rows of a put that have expired, and when the next does (0: none will)."""
     rare = row.rare
     if rare is None or not rare.expiries:
         if row.expires_ms <= now_ms:
             return row.left, 0
         return 0, row.expires_ms
+    if len(rare.expiries) > FEW_ROWS:
+        return _expired_of_many(mailbox, row, rare.expiries, now_ms)
     mask = following = 0
     left = row.left
     for place, at_ms in enumerate(rare.expiries):
@@ -254,6 +261,20 @@ def expired(row: MessageRow, now_ms: int) -> tuple[int, int]:
         elif not following or at_ms < following:
             following = at_ms
     return mask, following
+
+
+def _expired_of_many(
+    mailbox: Mailbox, row: MessageRow, expiries: list[int], now_ms: int
+) -> tuple[int, int]:
+    """The same by columns, which are kept: each of 65,536 rows may expire at a time of its own."""
+    out = mailbox.out_of(row)
+    times = out.expiries
+    if times is None:
+        times = out.expiries = np.array(expiries, np.int64)
+    later = times > now_ms
+    over = (times > 0) & ~later
+    mask = int.from_bytes(np.packbits(over, bitorder="little").tobytes(), "little") & row.left
+    return mask, int(times[later].min()) if later.any() else 0
 
 
 def temporary_name(link: Link) -> str:

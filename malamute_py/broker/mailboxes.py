@@ -945,7 +945,7 @@ class Mailboxes:
         row = None if mailbox is None else mailbox.rows.get(place)
         if mailbox is None or row is None:
             return
-        mask, following = expired(row, self._shard.now_ms)
+        mask, following = expired(mailbox, row, self._shard.now_ms)
         if following:
             self.expiries.set(place, following)
         out = mailbox.out.get(place[1])

@@ -329,6 +329,24 @@ def test_what_a_recipient_holds_stays_with_it_when_it_expires() -> None:
     assert post.count("mail_expired") == 1
 
 
+def test_many_rows_of_one_batch_expire_each_at_its_time() -> None:
+    post = Post()
+    count = 200
+    expiries = [0 if row % 3 == 0 else post.now_ms + 10 * row for row in range(count)]
+    post.mail(1, "bert", [b"%d" % row for row in range(count)], expires_ms=expiries)
+    post.wait(1_000)
+    kept = [row for row in range(count) if not expiries[row] or row > 100]
+    assert post.info("bert")["messages"] == len(kept)
+    post.inbox(2)
+    assert post.numbers(2) == kept
+    post.lose(2)
+    post.wait(1_000)
+    assert post.info("bert")["messages"] == (count + 2) // 3
+    post.restart()
+    post.inbox(2)
+    assert post.numbers(2) == list(range(0, count, 3))
+
+
 def test_an_expiry_that_the_journal_refuses_comes_again() -> None:
     post = Post()
     post.mail(1, "bert", [b"a"], expires_ms=post.now_ms + 100)
