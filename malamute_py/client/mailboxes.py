@@ -109,6 +109,8 @@ class View:
 class Mailbox(Opened):
     """One mailbox over all links: what waits, what is with readers, the credit given."""
 
+    consumes = True
+
     def __init__(self, number: int, asked: Asked, mailboxes: Mailboxes) -> None:
         super().__init__(number)
         self.asked = asked

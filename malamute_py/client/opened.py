@@ -23,6 +23,9 @@ _IN_ORDER: Final = frozenset({"end", "cancelled"})
 class Opened(ABC):
     """One of them, over all its links."""
 
+    consumes = False
+    """Some of what arrives needs no caller: credit may be due when a command was taken in."""
+
     def __init__(self, number: int) -> None:
         """number: unique among all that the session opens; the same over reconnects."""
         self.number = number

@@ -490,6 +490,9 @@ class Outbox:
         if parcel.thin:
             parcel.rows = parcel.live_rows()
             parcel.thin = False
+            if not parcel.rows:
+                parcel.state = OVER
+                return False
         try:
             parcel.content = content_of(parcel.rows, self.limits)
         except (MalamuteError, TypeError, ValueError, OverflowError) as error:

@@ -629,6 +629,8 @@ class Session:
             self.end(opened)
             raise
         self._arrived[opened] = None
+        if opened.consumes:
+            self.consumed(opened)
 
 
 _HANDLERS: Final[dict[type[Command], Callable[[Session, Any, Sequence[Any]], None]]] = {

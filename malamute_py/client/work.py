@@ -118,6 +118,7 @@ class Job:
         "_of",
         "_row",
         "begun",
+        "broken",
         "doubtful",
         "finished",
         "lost",
@@ -140,6 +141,8 @@ class Job:
         """The link was lost since it came: whether it is still ours is being asked."""
         self.lost = False
         """The broker has given it to another worker, or it was cancelled or expired."""
+        self.broken = False
+        """One of its replies came too late: those that follow would leave a hole."""
 
     def handed_again(self, batch: Batch, row: int, of: Delivered) -> None:
         """The broker hands it out once more while we have it."""
@@ -263,6 +266,10 @@ class ReplyParcel(Parcel):
             error = RequestRejected("not_held", error.reason)
         super().refused(error, now_ms)
 
+    def live_rows(self) -> list[Row]:
+        """The replies that leave no hole."""
+        return [row for row in self.rows if not row[6][0].broken]
+
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Tell those who wait; a request that is not ours any more is no error of theirs."""
         pairs: list[tuple[Any, Any]] = []
@@ -275,7 +282,7 @@ class ReplyParcel(Parcel):
                 if self.last:
                     self.offering.done(request)
             elif late:
-                self.offering.too_late(request, outcome, row if self.last else None)
+                self.offering.too_late(request, outcome, row if self.last else None, self.last)
             else:
                 told = outcome
                 if self.last:
@@ -291,6 +298,8 @@ class ReplyParcel(Parcel):
 
 class Offering(Opened):
     """One offer over all its links."""
+
+    consumes = True
 
     def __init__(self, number: int, asked: Offered, kind: type[Job], workings: Workings) -> None:
         """kind: what is made of each request."""
@@ -355,15 +364,25 @@ class Offering(Opened):
         if self.in_hand.get(request.number) is request:
             del self.in_hand[request.number]
 
-    def too_late(self, request: Job, error: MalamuteError, row: Row | None) -> None:
-        """What was said of it came when it was not ours any more. row: its last reply."""
+    def too_late(
+        self, request: Job, error: MalamuteError, row: Row | None, last: bool = True
+    ) -> None:
+        """What was said of it came when it was not ours any more.
+
+        row: its last reply. last: False for one that others follow: should the request be
+        handed to us once more, it is begun anew.
+        """
         self.not_held += 1
-        if row is not None:
+        request.lost = True
+        if row is not None and not request.broken:
             self._late[request.number] = row
             if len(self._late) > _ANSWERS_MAX:
                 del self._late[next(iter(self._late))]
-        request.lost = True
-        if request.finished:
+        if not last and not request.broken:
+            request.broken = True
+            self.workings.drop_replies(request)
+        if request.finished or request.broken:
+            self.finish(request)
             self.done(request)
         self.workings.tell(Warned(f"request {request.number} of {self.asked.service}: {error}"))
 
@@ -578,12 +597,16 @@ class Workings:
         outbox.check(row)
         if offering.ended:
             raise offering.error or ConnectionLost("the worker is closed")
+        if request.broken:
+            if token is not None:
+                self.tell(Settled([(token, None)]))
+            return True
         if request.finished or (last and not offering.finish(request)):
             return False
         if last:
             self.finished(offering)
         if request.lost:
-            offering.too_late(request, _NOT_HELD, row if last else None)
+            offering.too_late(request, _NOT_HELD, row if last else None, last)
             if token is not None:
                 self.tell(Settled([(token, None)]))
             return True
@@ -610,6 +633,10 @@ class Workings:
         offering = request.offering
         if offering.ended:
             raise offering.error or ConnectionLost("the worker is closed")
+        if request.broken:
+            if token is not None:
+                self.tell(Settled([(token, False)]))
+            return True
         if not offering.finish(request):
             return False
         self.finished(offering)
@@ -617,6 +644,21 @@ class Workings:
         form = Form(state, again_ms, reason[:REASON_BYTES_MAX])
         self.acks.add(offering, form, [(number, number + 1)], token)
         return True
+
+    def drop_replies(self, request: Job) -> None:
+        """One of its replies came too late: those that wait behind it do not leave."""
+        pairs: list[tuple[Any, Any]] = []
+        for lane in self._lanes.values():
+            if lane.gate is not request.offering:
+                continue
+            for parcel in lane.queue:
+                if not any(row[6][0] is request for row in parcel.rows):
+                    continue
+                pairs += [(row[6][1], None) for row in parcel.rows if row[6][0] is request]
+                parcel.thin = True
+                if isinstance(parcel, ReplyParcel) and parcel.last:
+                    parcel.content = b""
+        self.tell(Settled([pair for pair in pairs if pair[0] is not None]))
 
     def give_up(self, request: Job, reason: str) -> None:
         """Its answer, for which nobody waits, was refused for good."""
