@@ -34,6 +34,9 @@ if TYPE_CHECKING:
         topic,
     )
     from malamute_py.client.aio import Client, connect
+    from malamute_py.client.aio_mail import Inbox, Mail
+    from malamute_py.client.aio_work import Request, Worker
+    from malamute_py.client.letters import Reply, RequestFailed
     from malamute_py.client.position import (
         AfterMessage,
         AtClientTime,
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
     from malamute_py.client.reading import GapError
     from malamute_py.client.settings import ClientSettings, Curve, Plain, SettingError
     from malamute_py.client.sync import SyncClient, connect_sync
+    from malamute_py.client.sync_mail import SyncInbox, SyncMail
+    from malamute_py.client.sync_work import SyncRequest, SyncWorker
     from malamute_py.embedded import EmbeddedBroker
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
@@ -67,6 +72,9 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "topic",
     ),
     "malamute_py.client.aio": ("Client", "connect"),
+    "malamute_py.client.aio_mail": ("Inbox", "Mail"),
+    "malamute_py.client.aio_work": ("Request", "Worker"),
+    "malamute_py.client.letters": ("Reply", "RequestFailed"),
     "malamute_py.client.position": (
         "AfterMessage",
         "AtClientTime",
@@ -79,6 +87,8 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "malamute_py.client.reading": ("GapError",),
     "malamute_py.client.settings": ("ClientSettings", "Curve", "Plain", "SettingError"),
     "malamute_py.client.sync": ("SyncClient", "connect_sync"),
+    "malamute_py.client.sync_mail": ("SyncInbox", "SyncMail"),
+    "malamute_py.client.sync_work": ("SyncRequest", "SyncWorker"),
     "malamute_py.embedded": ("EmbeddedBroker",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
@@ -95,15 +105,25 @@ __all__ = [
     "EmbeddedBroker",
     "FromCursor",
     "GapError",
+    "Inbox",
     "LastPerSubject",
+    "Mail",
     "MalamuteError",
     "Plain",
     "Position",
     "ProtocolError",
+    "Reply",
+    "Request",
+    "RequestFailed",
     "RequestRejected",
     "SettingError",
     "SyncClient",
+    "SyncInbox",
+    "SyncMail",
+    "SyncRequest",
+    "SyncWorker",
     "Timeout",
+    "Worker",
     "all_of",
     "any_of",
     "connect",
