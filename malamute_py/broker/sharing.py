@@ -474,23 +474,24 @@ class Group:
         if self.slots is not None:
             yield from self._by_slot(batch, bits)
             return
-        share = 0
+        holdings = self.holdings
         while bits:
             takers = self.takers()
             if not takers:
                 return
-            member, most = takers[0], takers[0].left_records
+            share = holdings.waiting + self.stream.next - holdings.read
             if len(takers) > 1:
-                member = max(takers, key=_freedom)
-                if not share:
-                    behind = self.holdings.waiting + self.stream.next - self.holdings.read
-                    share = -(-behind // len(takers))
+                share = -(-share // len(takers))
+                takers.sort(key=_freedom, reverse=True)
+            for member in takers:
                 most = min(member.left_records, share)
-            rows = bits
-            if rows.bit_count() > most:
-                rows = first_bits(rows, most)
-            yield member, rows
-            bits ^= rows
+                rows = bits
+                if rows.bit_count() > most:
+                    rows = first_bits(rows, most)
+                yield member, rows
+                bits ^= rows
+                if not bits:
+                    return
 
     def _by_slot(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
         assert self.slots is not None
