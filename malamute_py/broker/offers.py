@@ -31,12 +31,11 @@ from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.mailboxes import Mailboxes
-from malamute_py.broker.requests import Requests, Rows, Share, attempts_of, merged
+from malamute_py.broker.requests import Requests, Rows, Share, attempts_of, merged, named
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
 from malamute_py.broker.waiting import Grant, Hands, Offer, Parcel, Put, Service, every, rows_in
 from malamute_py.changelog.records import Run, WorkReceived
-from malamute_py.changelog.tables import rows_of
 
 OFFER: Final = 51
 REASON_MAX: Final = 200
@@ -188,6 +187,11 @@ class Offers:
     def link_ended(self, link: Link) -> None:
         """What a link had in hand waits again."""
         if not link.offers:
+            return
+        if link.happened == "draining":
+            # The broker is about to stop: whoever comes back after it goes on with what it has.
+            for offer in list(link.offers.values()):
+                self._drop(offer)
             return
         why = "fenced" if link.happened == "fenced" else "died"
         lost: dict[Service, int] = {}
@@ -561,7 +565,7 @@ class Offers:
         raise RequestRejected("unsupported", f"no state {state} of work")
 
     def _received(self, service: Service, items: list[Rows]) -> Part:
-        change = WorkReceived(service.number, [(put.base, rows_of(rows)) for put, rows in items])
+        change = WorkReceived(service.number, named(items))
 
         def appended(lsn: int) -> None:
             self._renew(items)

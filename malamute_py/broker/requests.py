@@ -148,23 +148,18 @@ class Requests:
 
     def made(self, service: Service) -> None:
         """The log has a service."""
-        service.under_way = False
         self.hungry[service] = None
         if not service.known:
             service.known = True
             self._shard.counters["services_created"] += 1
             self._shard.event("service_created", service=service.name, by=service.row.by)
 
-    def unmade(self, service: Service) -> None:
-        """The log did not take it."""
-        service.under_way = False
-        self.unused(service)
-
     def unused(self, service: Service) -> None:
         """Something that would have made a service was refused: forget it if nobody else does."""
         if not (
             service.known
             or service.under_way
+            or service.making
             or service.offers
             or service.reserved_rows
             or service.puts
@@ -174,16 +169,21 @@ class Requests:
     def make(
         self, service: Service, then: Callable[[int], None] | None, refused: Any = None
     ) -> None:
-        """Put the change that makes a service on its way."""
-        service.under_way = True
+        """Put the change that makes a service on its way.
+
+        A batch of requests that goes before it makes the service too: with the same change.
+        """
+        service.making += 1
 
         def appended(lsn: int) -> None:
+            service.making -= 1
             self.made(service)
             if then is not None:
                 then(lsn)
 
         def not_taken(code: str, reason: str, retry_ms: int) -> None:
-            self.unmade(service)
+            service.making -= 1
+            self.unused(service)
             if refused is not None:
                 refused(code, reason, retry_ms)
 
@@ -229,7 +229,7 @@ class Requests:
         if not self._shard.settings.permit(link.identity, "request", name):
             raise RequestRejected("forbidden", f"you may not ask service '{name}'")
         service = self.use(name, link.identity)
-        if service.memory and not service.known and not service.under_way:
+        if service.memory and not service.known and not service.making:
             self.make(service, None)
         if len(link.requesting) >= REQUESTING_MAX:
             link.requesting.clear()
@@ -269,11 +269,7 @@ class Requests:
     def taken_change(self, service: Service, offer: Offer, rows: Iterable[Rows]) -> WorkTaken:
         """The change by which a worker has requests in hand."""
         now_ms = self._shard.now_ms
-        # Whole batches are named without a bitmap: nothing of them waits elsewhere.
-        return WorkTaken(
-            service.number, [(put.base, rows_of(mask)) for put, mask in rows],
-            offer.hands.holder, now_ms, offer.lease_ms,
-        )  # fmt: skip
+        return WorkTaken(service.number, named(rows), offer.hands.holder, now_ms, offer.lease_ms)
 
     def hand_out(self, service: Service, shares: Sequence[Share]) -> None:
         """Put the hand-out of rows on its way; they are moving already."""
@@ -442,9 +438,7 @@ class Requests:
             if failed is not None:
                 failed(code, reason, retry_ms)
 
-        changes: list[Change] = [
-            RequestDone(service.number, [(put.base, rows_of(rows)) for put, rows in items], why)
-        ]
+        changes: list[Change] = [RequestDone(service.number, named(items), why)]
         part = self.part(service, changes, taken=taken, appended=appended, refused=refused)
         told = [*mails, *self.notices(items, notice)] if notice else list(mails)
         return self.with_mail(part, service, told)
@@ -494,17 +488,17 @@ class Requests:
         """A step's part by which requests become dead letters. Raises RequestRejected."""
         count = sum(rows.bit_count() for _, rows in items)
         size = sum(put.row.put.size for put, _ in items)
-        named = [(put.base, rows) for put, rows in items]
+        masks = [(put.base, rows) for put, rows in items]
         mailbox = dead_letters(service)
         try:
             part = self._mailboxes.bury(
-                mailbox, service=service.number, rows=named, size=size, why=why, force=True
+                mailbox, service=service.number, rows=masks, size=size, why=why, force=True
             )
         except RequestRejected:
             # The mailbox that was named cannot take them: what is logged stays in the log.
             mailbox = default_dead_letters(service)
             part = self._mailboxes.bury(
-                mailbox, service=service.number, rows=named, size=size, why=why, force=True
+                mailbox, service=service.number, rows=masks, size=size, why=why, force=True
             )
         before_taken, before_appended, before_refused = part.taken, part.appended, part.refused
         released: Released = []
@@ -580,16 +574,14 @@ class Requests:
         exhausted: list[Rows] = []
         for put, rows in items:
             for times, some in attempts_of(put, rows):
+                pause_ms = self._backoff(service, times) if again_ms is None else again_ms
                 if times >= self.attempts_max(service) and why != "requeued":
                     exhausted.append((put, some))
-                pause_ms = self._backoff(service, times) if again_ms is None else again_ms
+                    pause_ms = 0
                 not_before_ms = now_ms + pause_ms if pause_ms else 0
                 by_time.setdefault(not_before_ms, []).append((put, some))
         changes: list[Change] = [
-            WorkReturned(
-                service.number, [(put.base, rows_of(rows)) for put, rows in some], why, at_ms
-            )
-            for at_ms, some in by_time.items()
+            WorkReturned(service.number, named(some), why, at_ms) for at_ms, some in by_time.items()
         ]
         released: Released = []
 
@@ -818,10 +810,15 @@ class Requests:
             service.delayed += rows.bit_count()
             self.wheel.add(at_ms, Back(put, rows))
         waiting &= ~put.delayed
-        if waiting:
-            again = 0
-            for rows in row.attempts.values():
+        again = 0
+        for times, rows in row.attempts.items():
+            if times < self.attempts_max(service):
                 again |= rows
+            elif rows & waiting:
+                # The broker ended before it could become a dead letter.
+                waiting &= ~rows
+                self._unsettled[put] = None
+        if waiting:
             if waiting & ~again:
                 service.wait(put, waiting & ~again, again=False)
             if waiting & again:
@@ -916,6 +913,7 @@ class Incoming:
         else:
             requests._bodies.keep(change.base, part.stamp, part.frame, self._content)
         if self._makes:
+            service.under_way = False
             requests.made(service)
         service.reserved_rows -= change.count
         service.reserved_size -= change.size
@@ -941,10 +939,8 @@ class Incoming:
             requests.give_back(offer, put, rows.bit_count())
         self._shares = {}
         if self._makes:
-            self._makes = False
-            requests.unmade(service)
-        else:
-            requests.unused(service)
+            self._makes = service.under_way = False
+        requests.unused(service)
 
 
 # --- rows -----------------------------------------------------------------------------------
@@ -987,6 +983,15 @@ def dead_letters(service: Service) -> str:
 def default_dead_letters(service: Service) -> str:
     """The same where none is named."""
     return service.name[: NAME_BYTES_MAX - len(DEAD)] + DEAD
+
+
+def named(items: Iterable[Rows]) -> list[tuple[int, bytes]]:
+    """Rows as the records of the log name them."""
+    found: list[tuple[int, bytes]] = []
+    for put, rows in items:
+        assert rows, "an empty bitmap would name all rows that are left"
+        found.append((put.base, rows_of(rows)))
+    return found
 
 
 def attempts_of(put: Put, rows: int) -> list[tuple[int, int]]:

@@ -177,7 +177,9 @@ class Services:
         if not any(self._permitted(link, action, name) for action in actions):
             raise RequestRejected("forbidden", f"you may not {actions[0]} service '{name}'")
         service = self._requests.by_name.get(name)
-        if service is None:
+        if service is None or not (
+            service.known or service.under_way or service.making or service.reserved_rows
+        ):
             raise RequestRejected("unknown_service", f"there is no service '{name}'")
         return service
 
@@ -324,15 +326,24 @@ class Services:
         if settings.memory != before.memory:
             raise RequestRejected("bad_setting", "memory cannot be changed: requests lie there")
         row = service.row
+        changed = ServiceRow(row.number, row.name, settings, row.by, row.created_ms)
+        if not service.known:
+            # It is being made: whatever makes it does so with these settings.
+            service.row = changed
 
         def edited(lsn: int) -> None:
-            service.row = ServiceRow(row.number, row.name, settings, row.by, row.created_ms)
+            service.row = changed
             service.level = int(Level[settings.level.upper()])
             self._requests.made(service)
             answer(lsn)
 
+        def not_taken(code: str, reason: str, retry_ms: int) -> None:
+            if service.row is changed:
+                service.row = row
+            refused(code, reason, retry_ms)
+
         change = ServiceSet(row.number, row.name, settings, row.by, row.created_ms)
-        self._steps.take([Part([change], appended=edited, refused=refused)])
+        self._steps.take([Part([change], appended=edited, refused=not_taken)])
 
     # --- REQUEUE --------------------------------------------------------------------------------
 
@@ -472,7 +483,7 @@ class Services:
             raise RequestRejected(
                 "in_use", f"service '{service.name}' has {len(service.offers)} offers"
             )
-        if service.reserved_rows or service.under_way:
+        if service.reserved_rows or not service.known:
             raise RequestRejected("wait", f"requests are on their way to '{service.name}'")
         service.removing = True
         self._remove_some(service, 0, link, command)

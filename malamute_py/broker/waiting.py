@@ -349,6 +349,7 @@ class Service:
         "known",
         "lanes",
         "level",
+        "making",
         "name",
         "number",
         "offers",
@@ -360,6 +361,7 @@ class Service:
         "row",
         "rows",
         "size",
+        "turns",
         "under_way",
         "unseen",
         "version",
@@ -374,7 +376,9 @@ class Service:
         self.known = False
         """The log has it."""
         self.under_way = False
-        """The change that makes it is on its way into the log."""
+        """A batch of requests that was handed to the journal makes it."""
+        self.making = 0
+        """Lone changes that make it and are on their way."""
         self.removing = False
         self.puts: dict[int, Put] = {}
         self.rows = 0
@@ -390,6 +394,8 @@ class Service:
         self.index = Index()
         self.crews: dict[int, Crew] = {}
         """By number of the pattern."""
+        self.turns: dict[Crew, None] = {}
+        """Crews that may have something to be handed out, in turn."""
         self.version = 0
         """Counts the changes of `crews`."""
         self.offers: dict[Offer, None] = {}
@@ -438,6 +444,7 @@ class Service:
             self.index.discard(crew.number)
         if not crew.offers:
             del self.crews[crew.number]
+            self.turns.pop(crew, None)
             self.version += 1
 
     def refile(self, offer: Offer) -> bool:
@@ -449,6 +456,7 @@ class Service:
         if offer.able(1) <= 0:
             return False
         crew.file(offer)
+        self.turns[crew] = None
         return True
 
     def crews_of(self, lane: Lane) -> list[Crew]:
@@ -485,7 +493,13 @@ class Service:
                 fresh.append((put.base, rows, put))
             lane.rows += rows.bit_count()
             for crew in self.crews_of(lane):
-                crew.push(lane)
+                self.push(crew, lane)
+
+    def push(self, crew: Crew, lane: Lane) -> None:
+        """Something waits that a crew takes."""
+        crew.push(lane)
+        if crew.ready:
+            self.turns[crew] = None
 
     def emptied(self, lane: Lane) -> None:
         """Nothing waits in a lane any more."""
@@ -506,17 +520,19 @@ class Service:
                 continue
             for lane in some:
                 if lane.rows and crew in self.crews_of(lane):
-                    crew.push(lane)
+                    self.push(crew, lane)
 
     def next_lane(self) -> Lane | None:
         """The lane whose turn it is among those that a ready offer takes."""
-        found: Lane | None = None
-        for crew in self.crews.values():
+        turns = self.turns
+        while turns:
+            crew = next(iter(turns))
             if crew.ready:
                 lane = crew.first()
-                if lane is not None and (found is None or lane.order < found.order):
-                    found = lane
-        return found
+                if lane is not None:
+                    return lane
+            del turns[crew]
+        return None
 
     # --- who gets what ----------------------------------------------------------------------
 
@@ -556,7 +572,7 @@ class Service:
     @property
     def hungry(self) -> bool:
         """Whether something may be handed out at once."""
-        return bool(self.unseen) or any(crew.ready and crew.heap for crew in self.crews.values())
+        return bool(self.unseen or self.turns)
 
 
 def _least(crews: list[Crew]) -> tuple[Offer | None, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from malamute_protocol import commands as wire
@@ -751,7 +753,7 @@ def test_an_offer_creates_its_service_with_its_settings() -> None:
         ({"number": INBOX}, "subscription_exists"),
     ],
 )
-def test_an_offer_that_cannot_be_is_refused_by_name(fields: dict, code: str) -> None:
+def test_an_offer_that_cannot_be_is_refused_by_name(fields: dict[str, Any], code: str) -> None:
     world = World()
     world.client(2)
     world.offer(2, number=3, service="other")
@@ -827,6 +829,25 @@ def test_a_holder_that_came_back_and_dies_returns_what_it_had_before() -> None:
     world.offer(3)
     world.shell.wait(LATER_MS)
     assert world.numbers(3) == [0]
+
+
+def test_an_orderly_stop_takes_nothing_out_of_anybodys_hands() -> None:
+    world = World()
+    world.client(1, "req")
+    world.worker(2, "ann")
+    world.offer(2)
+    world.request(1, b"a", key=b"k")
+    world.shell.broker.drain(world.shell.now_ms)
+    world.shell.run()
+    world.shell.restart()
+    world.worker(3, "bob")
+    world.offer(3)
+    world.client(1, "req")
+    world.worker(2, "ann")
+    world.offer(2)
+    world.confirmed(2, world.reply(2, [0]))
+    assert world.replies(1) == [b"re: 0"]
+    assert world.work(3) == []
 
 
 def test_a_stranger_cannot_go_on_with_what_another_held_before_the_restart() -> None:

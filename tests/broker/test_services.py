@@ -9,6 +9,8 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
+from malamute_py.changelog.records import decode_change
+from malamute_py.journal.layout import control_bodies
 from tests.broker.service_world import INBOX, MANY, World
 from tests.broker.test_offers import LATER_MS, pair
 
@@ -486,6 +488,23 @@ def test_a_dead_letter_that_the_log_refuses_is_kept_and_tried_again() -> None:
     assert world.queued() == 0
 
 
+def test_what_was_to_become_a_dead_letter_when_the_broker_died_becomes_one_after() -> None:
+    world = pair()
+    world.ask(1, wire.EditService(7, "s", {"attempts_max": 1}))
+    world.offer(2)
+    world.request(1, b"a")
+    shell, broker = world.shell, world.shell.broker
+    broker.link_lost(2, shell.now_ms)
+    shell._do(broker.take_ready())
+    assert "RequestDead" not in logged(world)
+    shell.restart()
+    world.worker(3)
+    world.offer(3)
+    assert world.work(3) == []
+    shell.wait(1_100)
+    assert [letter.body for letter in letters(world, 3)] == [b"a"]
+
+
 def test_the_pause_doubles_with_each_attempt_up_to_its_bound() -> None:
     world = pair()
     world.ask(1, wire.EditService(7, "s", {
@@ -619,6 +638,53 @@ def test_administration_needs_its_permission(command: wire.Command) -> None:
     allowed["s"] = False
     peer = world.shell.send(1, command)
     assert peer.last(wire.Refused).code == "forbidden"
+
+
+def test_settings_that_come_while_the_service_is_being_made_hold() -> None:
+    world = pair()
+    shell, broker = world.shell, world.shell.broker
+    content = encode([b"a"], subject="x")
+    edit = wire.EditService(7, "s", {"attempts_max": 9})
+    broker.receive(1, "", [wire.Request("s", 801)], [content], shell.now_ms)
+    broker.receive(2, "", [edit], [], shell.now_ms)
+    broker.receive(1, "", [wire.Request("s", 802)], [content], shell.now_ms)
+    shell.run()
+    assert world.info(1)["settings"]["attempts_max"] == 9
+    shell.restart()
+    world.worker(3)
+    info = world.info(3)
+    assert (info["settings"]["attempts_max"], info["waiting"]) == (9, 2)
+
+
+def test_the_log_has_a_service_before_it_has_a_request_for_it() -> None:
+    world = pair()
+    shell, broker = world.shell, world.shell.broker
+    content = encode([b"a"], subject="x")
+    broker.receive(1, "", [wire.Request("s", 801)], [content], shell.now_ms)
+    broker.receive(2, "", [wire.Offer(1, "s", ["all"], 5, MANY)], [], shell.now_ms)
+    shell.run()
+    names = [name for name in logged(world) if name in ("ServiceSet", "RequestPut")]
+    assert names[:2] == ["ServiceSet", "RequestPut"]
+    assert world.numbers(2) == [0]
+
+
+def logged(world: World) -> list[str]:
+    """Names of the changes in the log, in order."""
+    return [
+        type(decode_change(body)).__name__
+        for held in world.shell.rings["main"]
+        if held.control_kind
+        for body in control_bodies(held.data[96:])
+    ]
+
+
+def test_a_cancel_behind_the_first_request_of_a_new_service_finds_it() -> None:
+    world = pair()
+    content = encode([b"a"], subject="x")
+    peer = world.shell.send(
+        1, wire.Request("s", 801, key=b"k"), wire.CancelRequest(7, "s", b"k"), frames=[content]
+    )
+    assert peer.last(wire.Result).value == {"count": 1}
 
 
 # --- in memory ------------------------------------------------------------------------------------
