@@ -1,0 +1,234 @@
+"""Atomic steps, through both shells, against the broker: all or nothing, and exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from malamute_protocol.errors import RequestRejected
+from malamute_py.client.position import FromCursor
+from malamute_py.embedded import EmbeddedBroker
+from tests.client.shells import SHELLS, AsyncShell, SyncShell
+from tests.ports import Port
+from tests.waiting import WAIT_S
+
+FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[EmbeddedBroker]:
+    async with EmbeddedBroker() as embedded:
+        yield embedded
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
+async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
+    made: AsyncShell | SyncShell = request.param()
+    await made.connect(broker.endpoint, context=broker.context, **FAST)
+    yield made
+    await made.do("close", flush_ms=0)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """An address that a broker can leave and come back to."""
+    with Port() as port:
+        yield port.endpoint
+
+
+async def bodies(shell: Any, stream: str) -> list[bytes]:
+    subscription = shell.client.subscribe(stream, start="earliest", until="tail")
+    return [record.body for record in await shell.take(subscription, 1 << 30)]
+
+
+async def committed(shell: Any, step: Any) -> Any:
+    """Leave the step's block as a caller does who raised nothing."""
+    if shell.kind == "asyncio":
+        await step.__aexit__(None, None, None)
+    else:
+        await asyncio.to_thread(step.__exit__, None, None, None)
+    return step.confirmation
+
+
+async def test_all_parts_of_a_step_happen_together(shell: Any) -> None:
+    step = shell.client.atomic()
+    step.publish("one", b"first", subject="a")
+    step.publish_many("two", [b"x", b"y"], subject=["k", "l"])
+    step.send("desk", b"mail")
+    step.request("resize", b"picture")
+    step.move_cursor("one", "reader", 1)
+    confirmed = await committed(shell, step)
+    assert (confirmed.level, confirmed.offset, confirmed.duplicate) == ("synced", 0, False)
+    assert await bodies(shell, "one") == [b"first"]
+    assert await bodies(shell, "two") == [b"x", b"y"]
+    assert (await shell.do("mailbox_info", "desk")).messages == 1
+    assert (await shell.do("service_info", "resize")).waiting == 1
+    assert (await shell.do("cursor_info", "one", "reader")).next == 1
+
+
+async def test_nothing_of_a_refused_step_happens(shell: Any) -> None:
+    await shell.do("publish", "in", b"x")
+    await shell.call(shell.client.cursor("in", "reader").move, 1)
+    step = shell.client.atomic()
+    step.publish("out", b"never")
+    step.send("desk", b"never")
+    step.move_cursor("in", "reader", 1)
+    with pytest.raises(RequestRejected) as caught:
+        await committed(shell, step)
+    assert caught.value.code == "conflict"
+    assert await bodies(shell, "out") == []
+    with pytest.raises(RequestRejected, match="unknown_mailbox"):
+        await shell.do("mailbox_info", "desk")
+
+
+async def test_nothing_of_a_step_happens_whose_block_raised(shell: Any) -> None:
+    step = shell.client.atomic()
+    step.publish("out", b"never")
+    if shell.kind == "asyncio":
+        await step.__aexit__(ValueError, ValueError("ours"), None)
+    else:
+        await asyncio.to_thread(step.__exit__, ValueError, ValueError("ours"), None)
+    await shell.do("publish", "out", b"later")
+    assert await bodies(shell, "out") == [b"later"]
+
+
+async def test_an_empty_step_is_nothing(shell: Any) -> None:
+    assert await committed(shell, shell.client.atomic()) is None
+
+
+async def test_a_step_of_a_name_is_taken_once_by_whom_ever(shell: Any) -> None:
+    outcomes = []
+    for _ in range(2):
+        step = shell.client.atomic(key=b"order 17")
+        step.publish("out", b"order")
+        outcomes.append((await committed(shell, step)).duplicate)
+    assert outcomes == [False, True]
+    assert await bodies(shell, "out") == [b"order"]
+
+
+async def test_a_step_over_several_rings_is_refused_by_name(shell: Any) -> None:
+    await shell.do("create_stream", "quick", memory=True)
+    step = shell.client.atomic()
+    step.publish("quick", b"x")
+    step.publish("out", b"x")
+    with pytest.raises(RequestRejected) as caught:
+        await committed(shell, step)
+    assert caught.value.code == "cross_ring"
+    assert await bodies(shell, "out") == []
+
+
+async def test_a_log_and_its_cursor_move_on_in_one_step(shell: Any) -> None:
+    """The commit of SPEC.md, section 17: a record, and the cursor behind this very record."""
+    await shell.do("publish", "commits", b"0")
+    for number in (1, 2):
+        step = shell.client.atomic()
+        step.publish("commits", b"%d" % number)
+        step.move_cursor("commits", "log", number + 1, since=number if number > 1 else None)
+        await committed(shell, step)
+    assert (await shell.do("cursor_info", "commits", "log")).next == 3
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_two_who_transform_the_same_stream_publish_each_record_once(
+    kind: Any, tmp_path: Path, endpoint: str
+) -> None:
+    """Consume, transform, publish, exactly once: also while the broker is restarted."""
+    total = 400
+
+    def start() -> EmbeddedBroker:
+        return EmbeddedBroker(tmp_path, listen=[endpoint]).start()
+
+    broker = await asyncio.to_thread(start)
+    shells = [kind() for _ in range(2)]
+    for shell in shells:
+        await shell.connect(endpoint, **FAST)
+    progress = asyncio.Event()
+
+    async def transform(shell: Any, step_size: int) -> None:
+        at = 0
+        while at < total:
+            subscription = shell.client.subscribe(
+                "in", start=FromCursor("transformer"), until="tail"
+            )
+            records = await shell.take(subscription, step_size)
+            await shell.call(subscription.close)
+            if not records:
+                return
+            at = records[-1].offset + 1
+            step = shell.client.atomic()
+            step.publish_many("out", [record.body + b"!" for record in records])
+            step.move_cursor("in", "transformer", at, since=records[0].offset)
+            try:
+                await committed(shell, step)
+            except RequestRejected as error:
+                if error.code != "conflict":
+                    raise
+                at = 0  # the other was first: go on from where the cursor stands now
+            if at > total // 4:
+                progress.set()
+
+    try:
+        await shells[0].do("publish_many", "in", [b"%d" % n for n in range(total)])
+        async with asyncio.timeout(WAIT_S):
+            running = [
+                asyncio.ensure_future(transform(shell, size))
+                for shell, size in zip(shells, (5, 7), strict=True)
+            ]
+            await progress.wait()
+            await asyncio.to_thread(broker.stop)
+            broker = await asyncio.to_thread(start)
+            await asyncio.gather(*running)
+            assert await bodies(shells[0], "out") == [b"%d!" % n for n in range(total)]
+    finally:
+        for shell in shells:
+            await shell.do("close", flush_ms=0)
+        await asyncio.to_thread(broker.stop)
+
+
+async def test_steps_of_many_tasks_are_each_taken_once_over_a_restart(
+    tmp_path: Path, endpoint: str
+) -> None:
+    def start() -> EmbeddedBroker:
+        return EmbeddedBroker(tmp_path, listen=[endpoint]).start()
+
+    broker = await asyncio.to_thread(start)
+    shell = AsyncShell()
+    await shell.connect(endpoint, **FAST)
+    halfway = asyncio.Event()
+    done = 0
+
+    async def task(number: int) -> None:
+        nonlocal done
+        for turn in range(20):
+            async with shell.client.atomic() as step:
+                step.publish("a", b"%d/%d" % (number, turn), subject=f"t{number}")
+                step.publish("b", b"%d/%d" % (number, turn))
+                step.send(f"desk-{number % 4}", b"%d/%d" % (number, turn))
+            done += 1
+            if done > 500:
+                halfway.set()
+
+    try:
+        async with asyncio.timeout(WAIT_S):
+            running = asyncio.gather(*(task(number) for number in range(50)))
+            await halfway.wait()
+            await asyncio.to_thread(broker.stop)
+            broker = await asyncio.to_thread(start)
+            await running
+        everything = sorted(b"%d/%d" % (n, turn) for n in range(50) for turn in range(20))
+        for stream in ("a", "b"):
+            found = await bodies(shell, stream)
+            assert sorted(found) == everything
+            # A task's steps keep their order.
+            for number in range(50):
+                mine = [body for body in found if body.startswith(b"%d/" % number)]
+                assert mine == [b"%d/%d" % (number, turn) for turn in range(20)]
+        boxes = [await shell.do("mailbox_info", f"desk-{n}") for n in range(4)]
+        assert sum(box.messages for box in boxes) == 1000
+    finally:
+        await shell.do("close", flush_ms=0)
+        await asyncio.to_thread(broker.stop)

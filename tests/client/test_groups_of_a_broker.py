@@ -1,0 +1,261 @@
+"""Members of groups, through both shells, against the broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_py.embedded import EmbeddedBroker
+from tests.client.shells import SHELLS, AsyncShell, SyncShell
+from tests.ports import Port
+from tests.waiting import WAIT_MS, WAIT_S
+
+FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
+COUNT = 3000
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[EmbeddedBroker]:
+    async with EmbeddedBroker() as embedded:
+        yield embedded
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
+async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> AsyncIterator[Any]:
+    made: AsyncShell | SyncShell = request.param()
+    await made.connect(broker.endpoint, context=broker.context, **FAST)
+    yield made
+    await made.do("close", flush_ms=0)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """An address that a broker can leave and come back to."""
+    with Port() as port:
+        yield port.endpoint
+
+
+async def filled(shell: Any, count: int = COUNT, subjects: int = 7) -> None:
+    """A stream of so many records, in batches of 100."""
+    for first in range(0, count, 100):
+        numbers = range(first, min(first + 100, count))
+        await shell.do(
+            "publish_many",
+            "s",
+            [b"%d" % n for n in numbers],
+            subjects=[f"k{n % subjects}" for n in numbers],
+        )
+
+
+def joined(shell: Any, **options: Any) -> Any:
+    return shell.client.group("s", "readers", **{"start": "earliest", **options})
+
+
+async def drained(shell: Any, member: Any, seen: list[int], all_seen: list[int], goal: int) -> None:
+    """Take, and acknowledge, until the members together have seen so many."""
+    while len(all_seen) < goal:
+        try:
+            batch = await shell.call(member.next_batch, 50)
+        except Timeout:
+            continue
+        if batch is None:
+            return
+        numbers = [record.offset for record in batch]
+        seen += numbers
+        all_seen += numbers
+        assert await shell.call(member.ack, batch)
+
+
+async def test_members_share_the_records_and_each_comes_once(shell: Any) -> None:
+    await filled(shell)
+    members = [joined(shell, credit_records=100) for _ in range(3)]
+    seen: list[list[int]] = [[] for _ in members]
+    all_seen: list[int] = []
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(
+            *(
+                drained(shell, member, mine, all_seen, COUNT)
+                for member, mine in zip(members, seen, strict=True)
+            )
+        )
+    assert sorted(all_seen) == list(range(COUNT))
+    assert all(seen)
+    facts = await shell.do("group_info", "s", "readers")
+    assert (facts.next, facts.lag, facts.done) == (COUNT, 0, 0)
+    assert [each.held for each in facts.members] == [0, 0, 0]
+    for member in members:
+        await shell.call(member.close)
+
+
+async def test_a_key_stays_with_its_member_and_in_order(shell: Any) -> None:
+    await filled(shell)
+    members = [joined(shell, kind="keyed", credit_records=200) for _ in range(3)]
+    for member in members:
+        await shell.call(member.accepted)
+    seen: list[list[int]] = [[] for _ in members]
+    all_seen: list[int] = []
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(
+            *(
+                drained(shell, member, mine, all_seen, COUNT)
+                for member, mine in zip(members, seen, strict=True)
+            )
+        )
+    assert sorted(all_seen) == list(range(COUNT))
+    assert all(mine == sorted(mine) for mine in seen)
+    # A key goes to another member only when the members change: here when they came.
+    for member in members:
+        await shell.call(member.close)
+
+
+async def test_one_at_a_time_holds_an_exclusive_group(shell: Any) -> None:
+    await filled(shell, 100)
+    first, second = joined(shell, kind="exclusive"), joined(shell, kind="exclusive")
+    await shell.call(second.accepted)
+    batch = await shell.call(first.next_batch, WAIT_MS)
+    assert batch is not None
+    with pytest.raises(Timeout):
+        await shell.call(second.next_batch, 50)
+    await shell.call(first.close)
+    again = await shell.call(second.next_batch, WAIT_MS)
+    assert [record.offset for record in again][:1] == [0]
+    await shell.call(second.close)
+
+
+async def test_what_a_member_that_leaves_did_not_acknowledge_goes_to_another(shell: Any) -> None:
+    await filled(shell, 100)
+    leaver = joined(shell, ack="manual")
+    batch = await shell.call(leaver.next_batch, WAIT_MS)
+    offsets = [record.offset for record in batch]
+    assert await shell.call(leaver.ack, next(iter(batch)))
+    await shell.call(leaver.close)
+    heir = joined(shell, ack="manual")
+    rest = [record.offset for record in await shell.take(heir, 99)]
+    assert rest[: len(offsets) - 1] == offsets[1:]
+    assert await shell.call(leaver.ack, batch) is False
+    await shell.call(heir.close)
+
+
+async def test_records_are_done_when_the_next_is_asked_for_and_at_the_end(shell: Any) -> None:
+    await filled(shell, 100)
+    member = joined(shell)
+    records = await shell.take(member, 100)
+    assert [record.offset for record in records] == list(range(100))
+    assert (await shell.do("group_info", "s", "readers")).next < 100
+    if shell.kind == "asyncio":
+        await member.__aexit__(None, None, None)
+    else:
+        await asyncio.to_thread(member.__exit__, None, None, None)
+    async with asyncio.timeout(WAIT_S):
+        while (await shell.do("group_info", "s", "readers")).next != 100:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_what_was_handed_over_before_an_error_is_not_done(shell: Any) -> None:
+    await filled(shell, 10)
+    member = joined(shell)
+    await shell.take(member, 3)
+    if shell.kind == "asyncio":
+        await member.__aexit__(ValueError, ValueError("ours"), None)
+    else:
+        await asyncio.to_thread(member.__exit__, ValueError, ValueError("ours"), None)
+    heir = joined(shell)
+    [record] = await shell.take(heir, 1)
+    assert record.offset == 2
+    await shell.call(heir.close)
+
+
+async def test_a_record_that_is_wanted_again_comes_again(shell: Any) -> None:
+    await filled(shell, 5)
+    member = joined(shell, ack="manual")
+    records = await shell.take(member, 5)
+    assert await shell.call(member.again, records[2])
+    for record in (*records[:2], *records[3:]):
+        assert await shell.call(member.ack, record)
+    [again] = await shell.take(member, 1)
+    assert again.offset == 2
+    assert await shell.call(member.ack, again)
+    assert (await shell.do("group_info", "s", "readers")).next == 5
+    await shell.call(member.close)
+
+
+async def test_rows_left_in_a_batch_are_there_for_the_next_batch(shell: Any) -> None:
+    await shell.do("publish_many", "s", [b"%d" % n for n in range(10)])
+    member = joined(shell)
+    await shell.take(member, 4)
+    rest = await shell.call(member.next_batch, WAIT_MS)
+    assert rest.numbers == [4, 5, 6, 7, 8, 9]
+    assert await shell.call(member.ack, rest)
+    assert (await shell.do("group_info", "s", "readers")).next == 10
+    await shell.call(member.close)
+
+
+async def test_another_kind_or_pattern_than_the_groups_is_refused(shell: Any) -> None:
+    await filled(shell, 5)
+    member = joined(shell)
+    await shell.call(member.accepted)
+    for wrong in ({"kind": "keyed"}, {"pattern": "k1"}):
+        with pytest.raises(RequestRejected) as caught:
+            await shell.call(joined(shell, **wrong).accepted)
+        assert caught.value.code == "bad_setting"
+    await shell.call(member.close)
+
+
+async def test_a_step_takes_a_record_and_publishes_what_became_of_it(shell: Any) -> None:
+    await filled(shell, 50)
+    member = joined(shell, ack="manual")
+    batch = await shell.call(member.next_batch, WAIT_MS)
+    step = shell.client.atomic()
+    step.ack(batch)
+    step.publish_many("out", [body + b"!" for body in batch.bodies()])
+    await shell.call(step.commit)
+    out = await shell.take(shell.client.subscribe("out", start="earliest", until="tail"), 99)
+    done = (await shell.do("group_info", "s", "readers")).next
+    assert [record.body for record in out] == [b"%d!" % n for n in range(done)]
+    assert done == len(batch)
+    assert await shell.call(member.ack, batch) is False
+    await shell.call(member.close)
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_a_member_goes_on_after_the_broker_was_restarted(
+    kind: Any, tmp_path: Path, endpoint: str
+) -> None:
+    def start() -> EmbeddedBroker:
+        return EmbeddedBroker(tmp_path, listen=[endpoint]).start()
+
+    broker = await asyncio.to_thread(start)
+    shell = kind()
+    await shell.connect(endpoint, **FAST)
+    try:
+        await filled(shell, 1000)
+        member = joined(shell, ack="manual", credit_records=200)
+        seen: Counter[int] = Counter()
+        async with asyncio.timeout(WAIT_S):
+            while sum(seen.values()) < 400:
+                batch = await shell.call(member.next_batch)
+                seen.update(batch.numbers)
+                await shell.call(member.ack, batch)
+            kept = await shell.call(member.next_batch)
+            await asyncio.to_thread(broker.stop)
+            broker = await asyncio.to_thread(start)
+            while len(seen) < 1000 - len(kept.numbers):
+                batch = await shell.call(member.next_batch)
+                seen.update(batch.numbers)
+                await shell.call(member.ack, batch)
+            # What the reader had in hand all the time was not handed over again.
+            assert not set(kept.numbers) & set(seen)
+            assert await shell.call(member.ack, kept)
+            seen.update(kept.numbers)
+            while (await shell.do("group_info", "s", "readers")).next != 1000:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert set(seen.values()) == {1}
+    finally:
+        await shell.do("close", flush_ms=0)
+        await asyncio.to_thread(broker.stop)
