@@ -119,6 +119,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Beyond it first use is refused `limit`."""
     default_mailbox: dict[str, Any] = {}
     """Settings of mailboxes that first use creates."""
+    mail_rows_max: int = 16_384
+    """Messages of one SEND: who has which of a batch is bitmaps of its length; beyond it
+    `too_large`."""
     mailbox_messages_max: int = 10_000_000
     """Of one mailbox that has no bound of its own."""
     mailbox_bytes_max: int = 64 << 30

@@ -574,6 +574,10 @@ class Mailboxes:
             raise RequestRejected("unsupported", "mail is named by its key: it has no producer")
         if head.body_kind == ARROW:
             raise RequestRejected("bad_batch", "the bodies of mail are blobs or lists of them")
+        if head.count > settings.mail_rows_max:
+            raise RequestRejected(
+                "too_large", f"{head.count} messages in a batch, at most {settings.mail_rows_max}"
+            )
         shard.counters["mail_sends"] += 1
         return self.put(
             name, sender=link.holder, content=content, frame=frame, by=link.identity,

@@ -149,6 +149,12 @@ def test_what_is_on_its_way_counts() -> None:
     assert code(post.answer(1, 2)) == "wait"
 
 
+def test_a_batch_of_too_many_messages_is_refused_by_name() -> None:
+    post = Post(mail_rows_max=2)
+    assert code(post.mail(1, "box", [b""] * 2)) == "Confirm"
+    assert code(post.mail(1, "box", [b""] * 3)) == "too_large"
+
+
 def test_mail_has_no_producer() -> None:
     post = Post()
     assert code(post.mail(1, "box", [b"x"], producer_id=1, producer_epoch=1)) == "unsupported"
