@@ -166,6 +166,7 @@ class Game:
             assert self.refusing
             del self.keys[key]
             return
+        assert isinstance(answer, wire.Confirm)
         deadline_ms = sent_ms + timeout_ms if timeout_ms else 0
         self.accept(key, subjects, answer.offset, deadline_ms, unsure=crash)
 
