@@ -57,7 +57,7 @@ class Held(Protocol):
     """What is asked of ring main."""
 
     @property
-    def held_bytes(self) -> int: ...  # noqa: D102
+    def end_lsn(self) -> int: ...  # noqa: D102
     @property
     def capacity_bytes(self) -> int: ...  # noqa: D102
     @property
@@ -65,6 +65,7 @@ class Held(Protocol):
     @property
     def settings(self) -> Any: ...  # noqa: D102
     def hold(self, lsn: int | None) -> None: ...  # noqa: D102
+    def sync(self) -> int: ...  # noqa: D102
     def remove_before(  # noqa: D102
         self, stream: int, *, offset: int | None = None, time_ms: int | None = None
     ) -> int: ...
@@ -162,6 +163,7 @@ class Checkpoints:
         self._not_before_ms = 0
         self._backoff_ms = 0
         self._forced = False
+        self._held = 0
         self._keeper = _Keeper(directory, config, inbox)
         self._directory = directory
         self._hold()
@@ -175,8 +177,8 @@ class Checkpoints:
 
     def tick(self, now_ms: int) -> None:
         """Time has passed, something was appended or synced: see what is to be done."""
-        ring, config = self._ring, self._config
-        percent = 100 * ring.held_bytes / max(ring.capacity_bytes, 1)
+        config = self._config
+        percent = 100 * self._use()
         if percent >= config.pressure_percent or self.pressed:
             self._weigh(percent)
         parts = self.parts
@@ -205,6 +207,26 @@ class Checkpoints:
             )  # fmt: skip
         self._forced = forced
         self._ask(ranges)
+
+    def _use(self) -> float:
+        """How much of the ring waits for the tables; 1: as much as it takes.
+
+        What waits for the disk only is not theirs, and has a bound of its own.
+        """
+        first = self.parts.first
+        if first is None:
+            return 0.0
+        return (self._ring.end_lsn - first) / max(self._ring.capacity_bytes, 1)
+
+    def relieve(self) -> bool:
+        """The ring found no room: sync it here and now, so that the hold may move; True: it did.
+
+        As the ring does by itself where nothing is held: what was never synced is not lapped.
+        Raises JournalFailed.
+        """
+        before = self._held
+        self.synced(self._ring.sync())
+        return self._held > before
 
     def _idle(self, now_ms: int) -> None:
         """Nothing for the queues: now and then only the position is written.
@@ -263,8 +285,8 @@ class Checkpoints:
 
     def _hold(self) -> None:
         first = self.parts.first
-        at = self._visible if first is None else min(first, self._visible)
-        self._ring.hold(at)
+        self._held = self._visible if first is None else min(first, self._visible)
+        self._ring.hold(self._held)
 
     def _weigh(self, percent: float) -> None:
         if not self.pressed and percent >= self._config.pressure_percent:
@@ -283,14 +305,13 @@ class Checkpoints:
 
     def facts(self) -> dict[str, Any]:
         """For BROKER_INFO and metrics; from any thread."""
-        ring = self._ring
         return {
             "lsn": self.lsn,
             "lag_bytes": self.parts.bytes,
             "seconds": self.took_ms / 1000,
             "failures_total": self.failures,
             "restarts_total": self.restarts,
-            "ring_use": round(ring.held_bytes / max(ring.capacity_bytes, 1), 4),
+            "ring_use": round(self._use(), 4),
             "pressed": self.pressed,
         }
 

@@ -21,6 +21,7 @@ from malamute_py.broker.ready import (
     CHANGE_STREAM,
     MAIL_STREAM,
     MAIN,
+    Append,
     AppendBundle,
     Appended,
     AppendRefused,
@@ -35,7 +36,16 @@ from malamute_py.broker.ready import (
     ReadRange,
 )
 from malamute_py.config import JournalSection
-from malamute_py.journal import JournalError, JournalFailed, Recovery, Ring, RingSettings, Storage
+from malamute_py.journal import Appended as Written
+from malamute_py.journal import (
+    JournalError,
+    JournalFailed,
+    JournalFull,
+    Recovery,
+    Ring,
+    RingSettings,
+    Storage,
+)
 from malamute_py.journal.directory import RINGS, Journal, directory_name
 from malamute_py.journal.layout import RING_FILE
 from malamute_py.server.keeper import (
@@ -121,6 +131,8 @@ class Rings:
         """The core's state that belongs into a ring; set once the core exists."""
         self.noted: Callable[[int, int], None] | None = None
         """Told the bounds of each write to ring main that concerns the queues."""
+        self.relieve: Callable[[], bool] | None = None
+        """Has ring main's hold moved when it has no room; True: it did."""
         self.bodies: Bodies | None = None
         """Where bodies are that the journal has let go of."""
         self._syncer = SyncThread(inbox, (JournalError,), _explain)
@@ -246,11 +258,14 @@ class Rings:
         ring = self._rings.get(name)
         if ring is None:
             return [AppendRefused(token, "journal_failed", f"there is no ring {name}")]
+        batches = bundles[0].batches
+        if len(bundles) > 1:
+            batches = tuple(batch for bundle in bundles for batch in bundle.batches)
         try:
-            if len(bundles) == 1:
-                done = ring.append(bundles[0].batches)
-            else:
-                done = ring.append([batch for bundle in bundles for batch in bundle.batches])
+            done = self._append(name, ring, batches)
+        except JournalFull as error:
+            held = ring.held_lsn is not None and ring.settings.full == "overwrite"
+            return [AppendRefused(token, "wait" if held else error.code, str(error), _RETRY_MS)]
         except JournalError as error:
             retry_ms = 0 if isinstance(error, JournalFailed) else _RETRY_MS
             return [AppendRefused(token, error.code, str(error), retry_ms)]
@@ -266,6 +281,14 @@ class Rings:
             answers.append(Appended(bundle.token, done.stamps[first:last], done.end_lsn))
             first = last
         return answers
+
+    def _append(self, name: str, ring: Ring, batches: Sequence[Append]) -> Written:
+        try:
+            return ring.append(batches)
+        except JournalFull:
+            if name != MAIN or self.relieve is None or not self.relieve():
+                raise
+        return ring.append(batches)
 
     def sync(self) -> None:
         """Have synced what was appended; the answers come one a sync, not one a call."""

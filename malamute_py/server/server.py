@@ -388,6 +388,7 @@ class Server:
         )  # fmt: skip
         self._checkpoints = checkpoints
         self._rings.noted = checkpoints.parts.add
+        self._rings.relieve = checkpoints.relieve
         self.log.info(
             "queues_recovered", lsn=found.position.lsn, new=found.new,
             lag_bytes=checkpoints.parts.bytes, mailboxes=len(found.queues.mailboxes),

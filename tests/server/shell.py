@@ -18,6 +18,7 @@ from malamute_py.broker.ready import (
     Append,
     AppendBundle,
     Appended,
+    AppendRefused,
     BodiesFound,
     BodiesRead,
 )
@@ -73,6 +74,7 @@ class Shell:
             press=self.pressed.append,
         )  # fmt: skip
         self.rings.noted = self.checkpoints.parts.add
+        self.rings.relieve = self.checkpoints.relieve
         self.rings.bodies = Bodies(directory / DATABASE)
         self.now_ms = 0
         self.rings.start()
@@ -104,16 +106,24 @@ class Shell:
         keys = ((), ()) if stream == MAIL_STREAM else None
         return Append(stream, base, count, 1, content, crc, keys, kind)
 
-    def append(self, batches: list[Append]) -> None:
+    def try_append(self, batches: list[Append]) -> Appended | AppendRefused:
+        """Not synced, and perhaps not taken."""
         (answer,) = self.rings.append([AppendBundle(MAIN, 1, tuple(batches))])
+        return answer
+
+    def append(self, batches: list[Append]) -> None:
+        answer = self.try_append(batches)
         assert isinstance(answer, Appended), answer
         self.ring.sync()
         self.checkpoints.synced(self.ring.synced_lsn)
 
     def noise(self, size: int) -> None:
         """Something of a stream."""
-        content = encode([b"n" * size])
-        self.append([self._batch(7, self.ring.next_offset(7), 1, content)])
+        self.append([self.noise_batch(size)])
+
+    def noise_batch(self, size: int) -> Append:
+        """A batch of a stream, the next one."""
+        return self._batch(7, self.ring.next_offset(7), 1, encode([b"n" * size]))
 
     def tick(self, ms: int = 0) -> None:
         self.now_ms += ms

@@ -17,6 +17,8 @@ import pytest
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
     MAIL_STREAM,
+    Appended,
+    AppendRefused,
 )
 from malamute_py.changelog import records as r
 from malamute_py.config import JournalSection
@@ -124,11 +126,13 @@ def test_a_full_ring_forces_a_checkpoint_then_lets_what_adds_to_it_wait(
     shell = start(interval_ms=1_000_000, log_bytes=1 << 40)
     capacity = shell.ring.capacity_bytes
     shell.log(put())
-    while shell.ring.held_bytes < 0.74 * capacity:
+    first = shell.ring.held_lsn
+    assert first is not None
+    while shell.ring.end_lsn - first < 0.74 * capacity:
         shell.noise(20_000)
     shell.tick()
     assert not shell.checkpoints.pid
-    while shell.ring.held_bytes < 0.91 * capacity:
+    while shell.ring.end_lsn - first < 0.91 * capacity:
         shell.noise(20_000)
     shell.tick()
     assert shell.pressed == [True]
@@ -137,6 +141,27 @@ def test_a_full_ring_forces_a_checkpoint_then_lets_what_adds_to_it_wait(
     shell.tick()
     assert shell.pressed == [True, False]
     assert shell.names()[2:] == ["checkpoint_done", "pressure_ends"]
+
+
+def test_what_only_waits_for_the_disk_takes_no_room_from_anyone(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start()
+    for _ in range(60):  # the ring goes round, and nobody asks for a sync
+        assert isinstance(shell.try_append([shell.noise_batch(500_000)]), Appended)
+        shell.tick()
+    assert not shell.pressed
+    shell.log(put())
+    answer: Any = None
+    for _ in range(60):
+        answer = shell.try_append([shell.noise_batch(500_000)])
+        if isinstance(answer, AppendRefused):
+            break
+    assert isinstance(answer, AppendRefused)
+    assert answer.code == "wait"
+    assert "held by a checkpoint" in answer.reason
+    assert isinstance(shell.checkpoint(), Checkpointed)
+    assert isinstance(shell.try_append([shell.noise_batch(500_000)]), Appended)
 
 
 def test_a_stop_lets_the_tables_catch_up_so_that_the_next_start_reads_no_log(
