@@ -49,8 +49,8 @@ from malamute_py.client.settings import ClientSettings
 KEY_BYTES: Final = 16
 PARTS_MAX: Final = 256
 """Parts of a merged step; a single one may have as many as a message takes."""
-ROWS_MAX: Final = 16_384
-"""Records and acknowledged numbers of a merged step."""
+ROWS_MAX: Final = 4096
+"""Records and acknowledged numbers of a merged step: what any broker takes as one REQUEST."""
 _ROW_BYTES: Final = 24
 """What a record is taken to cost beside its body."""
 
