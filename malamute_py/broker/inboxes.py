@@ -572,7 +572,9 @@ class Inboxes:
                     raise RequestRejected("not_held", f"message {at} is not in this inbox's hands")
                 row = rows[number, base]
                 stop = min(end, base + row.count)
-                mask = ((1 << (stop - base)) - 1) >> (at - base) << (at - base)
+                mask = 0
+                if at < stop:
+                    mask = ((1 << (stop - base)) - 1) >> (at - base) << (at - base)
                 if unsent:
                     has &= ~unsent.get(base, 0)
                 if not mask or mask & ~has:

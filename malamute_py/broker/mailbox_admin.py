@@ -451,7 +451,8 @@ class Peeking:
             row = table[number, base]
             left = row.left
             if base <= after:
-                left = left >> (after + 1 - base) << (after + 1 - base)
+                seen = min(after + 1 - base, row.count)
+                left = left >> seen << seen
             if not left:
                 continue
             if count >= self._limit or (
@@ -484,6 +485,7 @@ class Peeking:
             return
         messages: list[dict[str, Any]] = []
         size = 0
+        full = False
         after = self._command.after
         for row in self._rows:
             for place in range(row.count):
@@ -491,13 +493,13 @@ class Peeking:
                 if number <= after or not row.left >> place & 1:
                     continue
                 if len(messages) >= self._limit or (messages and size > RESULT_BYTES):
-                    self._more = True
+                    self._more = full = True
                     break
                 entry = self._entry(row, place)
                 messages.append(entry)
                 size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
                 size += sum(len(name) + len(value) for name, value in entry["fields"].items())
-            if self._more:
+            if full:
                 break
         self._admin._result(link, self._command, {"messages": messages, "more": self._more})
 

@@ -227,10 +227,6 @@ class Mailboxes:
         """The mailbox of this name, also one that is being created."""
         return self._names.get(name)
 
-    def exists(self, name: str) -> bool:
-        """Whether there is a mailbox of this name."""
-        return name in self._names
-
     def number(self) -> int:
         """A number for a mailbox or a service; never given twice."""
         number = max(self._next_number, self._queues.next_number)
@@ -496,17 +492,6 @@ class Mailboxes:
         else:
             self.bytes -= size
 
-    def room(self, name: str, count: int, size: int) -> bool:
-        """Whether a put of so much would be taken now."""
-        mailbox = self._names.get(name)
-        if mailbox is None:
-            return not name.startswith("~")
-        try:
-            self._check_room(mailbox, count, size)
-        except RequestRejected:
-            return False
-        return True
-
     def bounds(self, mailbox: Mailbox) -> tuple[int, int]:
         """The most messages and bytes of a mailbox."""
         settings = self._shard.settings
@@ -743,7 +728,7 @@ class Mailboxes:
         if numbers:
             for number in numbers:
                 base = mailbox.order.floor(number)
-                if base is not None:
+                if base is not None and number < base + mailbox.rows[mailbox.number, base].count:
                     found[base] = found.get(base, 0) | 1 << (number - base)
         else:
             for at, base in enumerate(mailbox.order):

@@ -143,3 +143,46 @@ def test_a_reply_to_a_full_mailbox_waits_and_notices_do_not() -> None:
     assert office.got(ANNA) == [b"A", b""]
     assert office.letters(ANNA)[-1].mail.why.startswith("failed")
     assert [tuple(run) for run in office.letters(ANNA)[-1].mail.about] == [(b"k", 1, 1)]
+
+
+def test_dead_letters_are_revived_by_their_numbers() -> None:
+    office = Office()
+    office.request([b"a", b"b", b"c"])
+    office.end(0, 3, WorkState.FAILED, "x")
+    answer = office.ask(ANNA, wire.Requeue, "svc", [1, 2, 77, 1 << 50])
+    assert answer["count"] == 2
+    assert office.info("svc.dead")["messages"] == 1
+    office.end(1, 3, WorkState.COMPLETED)
+    assert office.info("svc.dead")["messages"] == 1
+
+
+def test_dead_letters_that_the_journal_refuses_leave_no_mailbox() -> None:
+    office = Office()
+    office.request([b"a"])
+    office.refuse["main"] = ("disk_full", "no space")
+    office.end(0, 1, WorkState.FAILED, "x")
+    assert isinstance(office.info("svc.dead"), wire.Refused)
+    office.refuse.clear()
+    office.end(0, 1, WorkState.FAILED, "x")
+    assert office.info("svc.dead")["messages"] == 1
+
+
+def test_dead_letters_do_not_go_where_they_would_be_lost() -> None:
+    office = Office()
+    office.ask(ANNA, wire.EditMailbox, "quick", {"memory": True})
+    office.ask(ANNA, wire.EditService, "svc", {"dead_letters": "quick"})
+    office.request([b"a"])
+    office.end(0, 1, WorkState.FAILED, "x")
+    assert office.info("quick")["messages"] == 0
+    assert office.info("svc.dead")["messages"] == 1
+
+
+def test_nobody_is_told_whose_temporary_mailbox_has_ended() -> None:
+    office = Office()
+    office.hello(8)
+    office.inbox(8)
+    office.request([b"a"], link=8)
+    office.send(8, wire.Bye())
+    office.end(0, 1, WorkState.FAILED, "x")
+    assert office.info("svc.dead")["messages"] == 1
+    assert office.broker.gauges["mail_messages"] == 1

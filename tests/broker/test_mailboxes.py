@@ -10,6 +10,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.commands import Level
 from malamute_protocol.encode import encode, encode_arrow, encode_lists
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.ready import BodiesFound
 from tests.broker.post import Post
 
 
@@ -681,3 +682,97 @@ def test_settings_of_an_edit_and_a_first_send_that_come_together_hold() -> None:
     for name in ("one", "two"):
         assert post.info(name)["settings"]["max_messages"] == 9
         assert post.info(name)["messages"] == 1
+
+
+def test_a_removal_is_one_at_a_time_and_settings_wait_for_it() -> None:
+    post = Post()
+    post.mail(1, "box", [b"x"])
+    post.send(
+        1, wire.RemoveMailbox(1, "box", "box"), wire.RemoveMailbox(2, "box", "box"),
+        wire.EditMailbox(3, "box", {}), wire.OpenInbox(7, "box", 9, 9),
+    )  # fmt: skip
+    refused = {(one.reference, one.code) for one in post.peers[1].of(wire.Refused)}
+    assert refused == {(2, "wait"), (3, "wait"), (7, "wait")}
+    assert code(post.info("box")) == "unknown_mailbox"
+
+
+def test_a_removal_that_the_journal_refuses_leaves_the_mailbox() -> None:
+    post = Post()
+    post.mail(1, "box", [b"x"])
+    post.refuse["main"] = ("disk_full", "no space")
+    assert code(post.ask(1, wire.RemoveMailbox, "box", "box")) == "disk_full"
+    post.refuse.clear()
+    post.ask(1, wire.PurgeMail, "box", "box")
+    post.refuse["main"] = ("disk_full", "no space")
+    assert code(post.ask(1, wire.RemoveMailbox, "box", "box")) == "disk_full"
+    post.refuse.clear()
+    assert code(post.mail(1, "box", [b"y"])) == "Confirm"
+    assert post.info("box")["messages"] == 1
+
+
+def test_a_temporary_mailbox_is_not_removed_by_hand() -> None:
+    post = Post()
+    post.hello(9)
+    post.inbox(9)
+    (name,) = [entry["name"] for entry in post.ask(9, wire.MailboxInfo, "~*")["entries"]]
+    post.send(9, wire.Unsubscribe(7))
+    assert code(post.ask(1, wire.RemoveMailbox, name, name)) == "bad_name"
+    assert code(post.ask(9, wire.PeekMail, name)) == "dict"
+
+
+def test_peeking_shows_what_is_delayed_and_when_each_row_expires() -> None:
+    post = Post()
+    at_ms, over_ms = post.now_ms + 5_000, post.now_ms + 9_000
+    post.mail(1, "bert", [b"a"], deliver_at_ms=at_ms)
+    post.mail(1, "bert", [b"b", b"c"], expires_ms=[over_ms, 0])
+    messages = post.ask(2, wire.PeekMail, "bert")["messages"]
+    assert [message["not_before_ms"] for message in messages] == [at_ms, 0, 0]
+    assert [message["expires_ms"] for message in messages] == [0, over_ms, 0]
+    assert post.ask(2, wire.PeekMail, "bert", 1 << 50)["messages"] == []
+
+
+def test_a_page_of_a_peek_is_bounded_in_what_it_reads_and_in_what_it_says() -> None:
+    post = Post(peek_bytes_max=3_000)
+    for number in range(4):
+        post.mail(1, "bert", [b"%d" % number * 1_000])
+    page = post.ask(2, wire.PeekMail, "bert")
+    assert (len(page["messages"]), page["more"]) == (2, True)
+    big = Post()
+    for _ in range(3):
+        big.mail(1, "bert", [bytes(400_000)])
+    page = big.ask(2, wire.PeekMail, "bert", body_bytes=1 << 30)
+    assert (len(page["messages"]), page["more"]) == (2, True)
+
+
+def test_a_link_has_a_bound_of_unanswered_peeks() -> None:
+    post = Post(link_queries_max=1, read=False, mail_hot_bytes=1)
+    post.mail(1, "bert", [b"a"])
+    post.mail(1, "bert", [b"b"])
+    post.send(2, wire.PeekMail(900, "bert"), wire.PeekMail(901, "bert"))
+    refused = post.peers[2].last(wire.Refused)
+    assert (refused.command, refused.reference, refused.code) == (44, 901, "wait")
+    post.answer_bodies()
+    post.run()
+    assert post.peers[2].last(wire.Result).request == 900
+
+
+def test_a_peek_of_what_cannot_be_read_tells_what_is_known() -> None:
+    post = Post(read=False, mail_hot_bytes=1)
+    post.mail(1, "bert", [b"a"])
+    post.mail(1, "other", [b"b"])
+    post.send(2, wire.PeekMail(900, "bert", -1, 10, 10))
+    (read,) = post.bodies
+    post.bodies.clear()
+    post.broker.bodies(BodiesFound(read.token, {}, "no disk"))
+    post.run()
+    (message,) = post.peers[2].last(wire.Result).value["messages"]
+    assert (message["number"], message["sender"], message["subject"]) == (0, "anna", "")
+
+
+def test_a_change_that_never_becomes_durable_is_refused() -> None:
+    post = Post(sync=False)
+    post.mail(1, "box", [b"x"])
+    assert post.ask(1, wire.EditMailbox, "box", {"description": "d"}) is None
+    post.broker.ring_failed("main", "journal_failed", "the disk is gone")
+    post.run()
+    assert post.peers[1].last(wire.Refused).code == "journal_failed"
