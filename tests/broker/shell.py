@@ -38,6 +38,7 @@ from malamute_py.broker import (
     StreamFacts,
 )
 from malamute_py.broker.ready import MAIL_STREAM, MAIN, BodiesFound, BodiesRead
+from malamute_py.broker.streams import Stream
 from malamute_py.changelog.snapshots import ProducerFact
 from malamute_py.journal.layout import control_bodies
 from malamute_py.matcher import matches
@@ -509,6 +510,12 @@ class Shell:
         self.now_ms += ms
         self.broker.tick(self.now_ms)
         self.run()
+
+    def stream(self, name: str) -> Stream:
+        """A stream at run time."""
+        found = self.broker._catalogue.get(name)
+        assert found is not None
+        return found
 
     def evict(self) -> None:
         """Empty the hot window, so that everything old has to be read."""

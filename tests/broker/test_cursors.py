@@ -132,7 +132,7 @@ def test_who_may_not_read_a_stream_has_no_cursors_there() -> None:
 def test_a_position_of_another_stream_or_a_lost_epoch_is_a_conflict() -> None:
     shell = world(sync=False)
     shell.sync()
-    uuid = shell.broker._catalogue.get("s").uuid
+    uuid = shell.stream("s").uuid
     assert move(shell, 2, uuid=b"another" + bytes(9)) == "conflict"
     shell.send(ME, wire.MoveCursor("s", "c", 2, 8, uuid=uuid, epoch=1))
     shell.publish(1, "s", [b"lost"] * 5)
@@ -303,7 +303,7 @@ def test_cursors_are_listed_by_pages() -> None:
 
 
 def trim(shell: Shell, first: int, stream: str = "s") -> None:
-    found = shell.broker._catalogue.get(stream)
+    found = shell.stream(stream)
     shell.firsts[found.number] = first
     shell.broker.trimmed(found.ring.name, {found.number: first})
     shell.run()
@@ -431,11 +431,11 @@ def test_retention_leaves_what_is_pinned() -> None:
     edit(shell, [2, 2], pin=True)
     fill(shell, 50)
     shell.wait(1_000)
-    assert 0 < shell.broker._catalogue.get("s").first <= 2
+    assert 0 < shell.stream("s").first <= 2
     move(shell, 53)
     fill(shell, 5)
     shell.wait(1_000)
-    assert shell.broker._catalogue.get("s").first > 2
+    assert shell.stream("s").first > 2
 
 
 def test_a_pin_that_the_journal_broke_is_named() -> None:
@@ -456,7 +456,7 @@ def test_marks_stay_few_and_say_about_what_is_held(steps: int) -> None:
     places = []
     for _ in range(steps):
         shell.publish(1, "s", [bytes(100)])
-        places.append((shell.broker._catalogue.get("s").next, shell.ends["main"]))
+        places.append((shell.stream("s").next, shell.ends["main"]))
         shell.wait(1_000)
     (marks,) = shell.broker._cursors._marks.values()
     assert len(marks._offsets) <= 256

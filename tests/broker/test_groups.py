@@ -539,7 +539,7 @@ def test_a_step_acknowledges_what_it_transforms() -> None:
     # The same again: nothing of it happens, the publish neither.
     shell.send(2, *step, frames=[content])
     assert peer.last(wire.Refused).code == "not_held"
-    assert shell.broker._catalogue.get("out").next == 1
+    assert shell.stream("out").next == 1
     shell.send(2, wire.Atomic(10, 1), wire.AckRecords(M, [(2, 3)], again_ms=5))
     assert peer.last(wire.Refused).code == "unsupported"
     shell.send(2, wire.Atomic(11, 2), wire.AckRecords(M, [(2, 3)]), wire.AckRecords(M, [(2, 3)]))
@@ -801,7 +801,7 @@ def test_a_keyed_group_selects_and_reads_history() -> None:
 
 
 def trim(shell: Shell, first: int) -> None:
-    stream = shell.broker._catalogue.get("s")
+    stream = shell.stream("s")
     shell.firsts[stream.number] = first
     shell.broker.trimmed(stream.ring.name, {stream.number: first})
     shell.run()
@@ -1019,4 +1019,4 @@ def test_an_idle_group_costs_no_turns() -> None:
     lose(shell, 2)
     publish(shell, 3)
     assert not shell.broker._groups.hungry
-    assert shell.broker._catalogue.get("s").readers == []
+    assert shell.stream("s").readers == []

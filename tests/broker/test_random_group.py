@@ -204,7 +204,7 @@ class World:
         self.shell.evict()
 
     def trim(self) -> None:
-        stream = self.shell.broker._catalogue.get("s")
+        stream = self.shell.stream("s")
         bases = [
             one.base for one in self.shell.rings.get(stream.ring.name, [])
             if one.stamp.stream == stream.number and stream.first < one.base <= stream.next
@@ -234,7 +234,7 @@ class World:
         self.members.clear()
         self.acks.clear()
         self.last.clear()
-        tail = self.shell.broker._catalogue.get("s").next
+        tail = self.shell.stream("s").next
         del self.published[tail:]
         self.done = {offset for offset in self.done if offset < tail}
         self.maybe = {offset for offset in self.maybe | self.unsure if offset < tail}
