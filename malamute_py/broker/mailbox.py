@@ -117,6 +117,7 @@ class Mailbox:
         "created_by",
         "created_ms",
         "delayed",
+        "expired",
         "held",
         "level",
         "memory",
@@ -135,6 +136,7 @@ class Mailbox:
         "rows",
         "settings",
         "state",
+        "tell_expired_ms",
         "temporary",
         "told_full",
     )
@@ -163,6 +165,9 @@ class Mailbox:
         self.pending = 0
         """Steps on their way that need it."""
         self.told_full = False
+        self.expired = 0
+        """Messages of which no event has told yet."""
+        self.tell_expired_ms = 0
         self.order: Ordered[int] = Ordered()
         """Numbers of its puts."""
         self.ready: Ordered[int] = Ordered()

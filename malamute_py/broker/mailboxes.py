@@ -53,6 +53,8 @@ DUE_STEP: Final = 1_024
 """Puts that one tick delivers late, or lets expire."""
 REVIVED_MAX: Final = 1_000
 """Puts that one revival looks at."""
+TELL_MS: Final = 10_000
+"""An event about the messages of a mailbox comes at most so often; their counter is exact."""
 EASED: Final = 0.9
 """Below this share of its bounds a mailbox that was full is not any more."""
 NOTICES_MAX: Final = 256
@@ -951,10 +953,19 @@ class Mailboxes:
 
         def gone(end_lsn: int) -> None:
             self._shard.counters["mail_expired"] += count
-            self._shard.event("mail_expired", mailbox=mailbox.name, count=count)
+            self._tell_expired(mailbox, count)
 
         retry_ms = 10 * self._shard.settings.retry_ms
         self._steps.take([Leaving(self, mailbox, rows, gone, retry_ms).part(change)])
+
+    def _tell_expired(self, mailbox: Mailbox, count: int) -> None:
+        """Say that messages expired: at once, then now and again how many since."""
+        mailbox.expired += count
+        now_ms = self._shard.now_ms
+        if now_ms >= mailbox.tell_expired_ms:
+            self._shard.event("mail_expired", mailbox=mailbox.name, count=mailbox.expired)
+            mailbox.expired = 0
+            mailbox.tell_expired_ms = now_ms + TELL_MS
 
     def _end_kept(self, number: int) -> None:
         mailbox = self._numbers.get(number)

@@ -304,6 +304,22 @@ def test_what_has_expired_is_not_delivered_and_leaves_by_itself() -> None:
     assert post.got(2) == [b"b"]
 
 
+def test_events_about_expiry_do_not_flood_the_log() -> None:
+    post = Post()
+    for number in range(30):
+        post.mail(1, "bert", [b"x"], expires_ms=post.now_ms + 100 + number)
+    for _ in range(40):
+        post.wait(10)
+    assert post.count("mail_expired") == 30
+    assert len(post.told("mail_expired")) == 1
+    post.mail(1, "bert", [b"x"], expires_ms=post.now_ms + 12_000)
+    for _ in range(3):
+        post.wait(4_000)
+        post.send(1, wire.Ping())
+    told = post.told("mail_expired")
+    assert (len(told), sum(facts["count"] for facts in told)) == (2, 31)
+
+
 def test_an_expired_message_is_not_delivered_even_before_the_timer() -> None:
     post = Post()
     post.mail(1, "bert", [b"a", b"b"], expires_ms=[post.now_ms + 10, 0])
