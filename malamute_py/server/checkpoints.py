@@ -157,6 +157,8 @@ class Checkpoints:
         self._press = press
         self._visible = ring.synced_lsn
         self._asked = False
+        self._clock_ms: int | None = None
+        self._now_ms = 0
         self._since_ms: int | None = None
         """When the first part was seen that the tables lack."""
         self._done_ms: int | None = None
@@ -177,6 +179,7 @@ class Checkpoints:
 
     def tick(self, now_ms: int) -> None:
         """Time has passed, something was appended or synced: see what is to be done."""
+        now_ms = self._advance(now_ms)
         config = self._config
         percent = 100 * self._use()
         if percent >= config.pressure_percent or self.pressed:
@@ -207,6 +210,13 @@ class Checkpoints:
             )  # fmt: skip
         self._forced = forced
         self._ask(ranges)
+
+    def _advance(self, clock_ms: int) -> int:
+        """Time that never goes back, whatever the clock does."""
+        if self._clock_ms is not None and clock_ms > self._clock_ms:
+            self._now_ms += clock_ms - self._clock_ms
+        self._clock_ms = clock_ms
+        return self._now_ms
 
     def _use(self) -> float:
         """How much of the ring waits for the tables; 1: as much as it takes.
@@ -248,6 +258,7 @@ class Checkpoints:
 
     def take(self, answer: Checkpointed | CheckpointFailed, now_ms: int) -> None:
         """The process answered."""
+        now_ms = self._advance(now_ms)
         self._asked = False
         if isinstance(answer, CheckpointFailed):
             self.failures += 1

@@ -91,7 +91,7 @@ def test_mail_is_there_after_a_kill_out_of_the_tables_and_out_of_the_log(tmp_pat
         for number in range(1, 21):
             send(peer, number, b"tables %d" % number)
         until(lambda: lag(peer) == 0)
-        for number in range(1, 31):  # the ring goes round: their bodies are in the tables only
+        for number in range(1, 41):  # the ring goes round: their bodies are in the tables only
             peer.send(Publish("s", number), frames=(encode([b"n" * 500_000]),))
             peer.get(Confirm)
             until(lambda: lag(peer) == 0)

@@ -86,6 +86,16 @@ def test_the_process_follows_after_the_interval_and_the_ring_is_let_go(
     assert (facts["lsn"], facts["lag_bytes"]) == (shell.ring.synced_lsn, 0)
 
 
+def test_a_clock_that_goes_back_delays_nothing(start: Callable[..., Shell]) -> None:
+    shell = start()
+    shell.now_ms = 1 << 41
+    shell.log(put())
+    shell.tick()
+    shell.tick(-1_000_000)
+    shell.tick(shell.config.interval_ms)
+    assert isinstance(shell.answer(), Checkpointed)
+
+
 def test_what_concerns_no_queue_moves_the_hold_without_any_process(
     start: Callable[..., Shell],
 ) -> None:
