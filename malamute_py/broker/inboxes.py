@@ -18,8 +18,9 @@ from malamute_protocol.errors import RequestRejected
 from malamute_protocol.extract import extractable
 from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.links import Link, Links
+from malamute_py.broker.mail_parts import Leaver, Leaving, done_of
 from malamute_py.broker.mailbox import NOBODY, STANDING, Mailbox, expired, temporary_name
-from malamute_py.broker.mailboxes import Leaver, Leaving, Mailboxes, done_of
+from malamute_py.broker.mailboxes import Mailboxes
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
 from malamute_py.changelog.records import MailAgain, MailDone, Run

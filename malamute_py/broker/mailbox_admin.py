@@ -29,8 +29,9 @@ from malamute_protocol.errors import BatchError, MalamuteError, RequestRejected
 from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.inboxes import why_of
 from malamute_py.broker.links import Link, Links
+from malamute_py.broker.mail_parts import Leaver, Leaving, done_of
 from malamute_py.broker.mailbox import STANDING, Mailbox, temporary_name
-from malamute_py.broker.mailboxes import Leaver, Leaving, Mailboxes, done_of
+from malamute_py.broker.mailboxes import Mailboxes
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
 from malamute_py.changelog.records import MailboxRemoved, MailDone

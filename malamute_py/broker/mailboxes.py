@@ -12,7 +12,7 @@ memory only lives in tables of its own, changed by the same `apply`. Source: DES
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from malamute_protocol.address import name_fault
@@ -23,6 +23,7 @@ from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.bodies import Bodies
 from malamute_py.broker.links import Link, Links
+from malamute_py.broker.mail_parts import Leaver, Leaving, Putting, done_of
 from malamute_py.broker.mailbox import (
     CREATING,
     DRAFT,
@@ -59,114 +60,6 @@ EASED: Final = 0.9
 """Below this share of its bounds a mailbox that was full is not any more."""
 NOTICES_MAX: Final = 256
 """Contents of notices that are remembered, by their count of rows."""
-
-
-class Putting:
-    """One put on its way: what a step does to its mailbox."""
-
-    __slots__ = ("_boxes", "count", "created", "mailbox", "part", "put", "size")
-
-    def __init__(self, boxes: Mailboxes, mailbox: Mailbox, put: MailPut, part: Part) -> None:
-        self._boxes = boxes
-        self.mailbox = mailbox
-        self.put = put
-        self.part = part
-        self.count = put.count
-        self.size = put.size
-        self.created = False
-
-    def taken(self) -> None:
-        """Its room is reserved."""
-        self._boxes.reserve(self.mailbox, self.count, self.size)
-
-    def based(self, base: int) -> None:
-        """Its number is known; the first put of a mailbox creates it in the same bundle."""
-        self.put.base = base
-        self.created = self._boxes.create_in(self.part, self.mailbox)
-
-    def appended(self, end_lsn: int) -> None:
-        """The messages lie in the mailbox."""
-        boxes, mailbox, part, put = self._boxes, self.mailbox, self.part, self.put
-        boxes.unreserve(mailbox, self.count, self.size)
-        base = put.base
-        assert part.content is not None
-        if mailbox.memory:
-            boxes.apply(put)
-            boxes.bodies.hold(base, boxes.stamp(part.content, base), part.frame, part.content)
-        else:
-            if mailbox.state != STANDING:
-                boxes.stands(mailbox)
-            boxes.bodies.keep(base, part.stamp, part.frame, part.content)
-        boxes.arrived(mailbox, base, 0)
-
-    def refused(self, code: str, reason: str, retry_ms: int) -> None:
-        """Nothing happened."""
-        mailbox = self.mailbox
-        if self.created:
-            self.created = False
-            mailbox.state = DRAFT
-        self._boxes.unreserve(mailbox, self.count, self.size)
-        self._boxes.unused(mailbox)
-
-
-Leaver = tuple[int, int, MessageRow]
-"""Number of a put, rows of it, and its row in the tables."""
-
-
-class Leaving:
-    """Rows of one mailbox that are on their way out."""
-
-    __slots__ = ("_boxes", "_retry_ms", "_then", "mailbox", "rows")
-
-    def __init__(
-        self,
-        boxes: Mailboxes,
-        mailbox: Mailbox,
-        rows: list[Leaver],
-        then: Callable[[int], None] | None = None,
-        retry_ms: int = 0,
-    ) -> None:
-        """then: called with the end LSN. retry_ms: what expires is tried again so much later."""
-        self._boxes = boxes
-        self._then = then
-        self._retry_ms = retry_ms
-        self.mailbox = mailbox
-        self.rows = rows
-
-    def part(self, change: Change) -> Part:
-        """The part of a step that lets them go; they are to be kept from readers already."""
-        mailbox = self.mailbox
-        if mailbox.memory:
-
-            def gone(end_lsn: int) -> None:
-                self._boxes.apply(change)
-                self.appended(end_lsn)
-
-            return Part(appended=gone, refused=self.refused, level=int(Level.NONE), memory=True)
-        return Part([change], appended=self.appended, refused=self.refused, level=mailbox.level)
-
-    def appended(self, end_lsn: int) -> None:
-        """They are gone."""
-        left = self._boxes.left
-        mailbox = self.mailbox
-        for base, mask, row in self.rows:
-            left(mailbox, base, mask, row)
-        if self._then is not None:
-            self._then(end_lsn)
-
-    def refused(self, code: str, reason: str, retry_ms: int) -> None:
-        """They stay."""
-        boxes, mailbox = self._boxes, self.mailbox
-        for base, mask, row in self.rows:
-            boxes.release(mailbox, row, mask)
-            if self._retry_ms:
-                at_ms = boxes.now_ms + self._retry_ms
-                boxes.expiries.set((mailbox.number, base), at_ms)
-
-
-def done_of(rows: Iterable[Leaver]) -> list[tuple[int, bytes]]:
-    """Rows as the records of the log name them."""
-    return [(base, b"" if mask == row.left else rows_of(mask)) for base, mask, row in rows]
 
 
 class Mailboxes:
