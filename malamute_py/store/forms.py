@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from sys import intern
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import google_crc32c
@@ -122,17 +123,14 @@ def _pack_message(key: tuple[int, int], row: MessageRow) -> bytes:
     ))  # fmt: skip
 
 
-def _message(data: Any, senders: dict[str, str] = {}) -> tuple[tuple[int, int], MessageRow]:  # noqa: B006
+def _message(data: Any) -> tuple[tuple[int, int], MessageRow]:
     (
         mailbox, base, count, size, sender, at_ms, left,
         priority, not_before_ms, expires_ms, attempts, rare,
     ) = _DECODE_ANY(data)[:12]  # fmt: skip
     # A million rows of a few senders: one string each.
-    if len(senders) > 10_000:
-        senders.clear()
-    sender = senders.setdefault(sender, sender)
     row = MessageRow(
-        base, count, size, sender, at_ms, (1 << count) - 1 if left is None else _int(left),
+        base, count, size, intern(sender), at_ms, (1 << count) - 1 if left is None else _int(left),
         priority, not_before_ms, expires_ms, attempts, None if rare is None else _RARE(rare),
     )  # fmt: skip
     return (mailbox, base), row
@@ -155,9 +153,11 @@ def _pack_request(key: int, row: RequestRow) -> bytes:
 
 def _request(data: Any) -> tuple[int, RequestRow]:
     form = _REQUEST(data)
-    left = (1 << form.put.count) - 1 if form.left is None else _int(form.left)
+    put = form.put
+    put.sender, put.reply_to = intern(put.sender), intern(put.reply_to)
+    left = (1 << put.count) - 1 if form.left is None else _int(form.left)
     row = RequestRow(
-        form.put,
+        put,
         left,
         left if form.waiting is None else _int(form.waiting),
         [
@@ -167,7 +167,7 @@ def _request(data: Any) -> tuple[int, RequestRow]:
         {times: _int(rows) for times, rows in form.attempts.items()},
         {at_ms: _int(rows) for at_ms, rows in form.delayed.items()},
     )
-    return form.put.base, row
+    return put.base, row
 
 
 def _pack_cursor(key: tuple[int, str], row: CursorRow) -> bytes:

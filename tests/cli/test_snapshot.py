@@ -14,6 +14,9 @@ def test_a_snapshot_of_a_running_broker_is_taken_verified_and_restored(tmp_path:
     with EmbeddedBroker(data, **SMALL) as broker, broker.connect_sync() as client:  # type: ignore[arg-type]
         for number in range(30):
             client.publish("orders", b"%d" % number)
+        client.create_stream("own", ring_bytes=8 << 20)
+        for number in range(20):
+            client.publish("own", b"own %d" % number)
         taken = run_cli("snapshot", "take", str(snap), "--data", str(data), "--json").ok().json
         assert taken["findings"] == []
         client.publish("orders", b"later")
@@ -21,6 +24,9 @@ def test_a_snapshot_of_a_running_broker_is_taken_verified_and_restored(tmp_path:
     run_cli("snapshot", "restore", str(snap), "--data", str(new)).ok()
     with EmbeddedBroker(new, **SMALL) as broker, broker.connect_sync() as client:  # type: ignore[arg-type]
         assert client.stream_info("orders").tail == 30
+        records = client.subscribe("own", start="earliest", until="tail")
+        assert [record.body for record in records] == [b"own %d" % n for n in range(20)]
+        assert client.publish("own", b"next").offset == 20
     run_cli("journal", "verify", str(new)).ok()
 
 
