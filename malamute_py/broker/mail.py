@@ -82,7 +82,7 @@ class Mail:
     @property
     def hungry(self) -> bool:
         """Whether more can be done at once."""
-        return self.inboxes.hungry or self.admin.hungry
+        return self.inboxes.hungry or self.admin.hungry or self.mailboxes.drafted
 
     def deliver(self) -> None:
         """Do a bounded share of what can be done at once."""

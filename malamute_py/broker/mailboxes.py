@@ -244,6 +244,11 @@ class Mailboxes:
         self._drafts[name] = mailbox
         return mailbox
 
+    @property
+    def drafted(self) -> bool:
+        """Whether mailboxes were made that no part has taken up."""
+        return bool(self._drafts)
+
     def forget_drafts(self) -> None:
         """What was made for parts that were never taken is forgotten."""
         self._drafts.clear()

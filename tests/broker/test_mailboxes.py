@@ -194,6 +194,8 @@ def test_a_mailbox_that_a_refused_step_would_have_made_is_forgotten() -> None:
         step = wire.Atomic(number + 1, 2)
         post.send(1, step, wire.Send(f"box-{number}", 0), wire.AckMail(7, [(0, 1)]), frames=[frame])
         assert code(post.answer(1, number + 1)) == "unknown_subscription"
+        refused = post.mail(1, f"other-{number}", [b"x"], level=int(Level.REPLICATED))
+        assert code(refused) == "unsupported"
     assert code(post.mail(1, "one", [b""])) == "Confirm"
     assert code(post.mail(1, "two", [b""])) == "Confirm"
 
