@@ -265,6 +265,12 @@ class Inboxes:
         inbox.pipe.clear()
         mailbox = inbox.mailbox
         mailbox.readers.pop(inbox, None)
+        if inbox.queued:
+            # It goes when its turn comes, which may be never; searching for each costs too much.
+            mailbox.stale += 1
+            if 2 * mailbox.stale > len(mailbox.able):
+                mailbox.able = deque(other for other in mailbox.able if not other.ended)
+                mailbox.stale = 0
         if inbox.held:
             mailbox.returning += 1
             self._returning.append(inbox)
@@ -333,6 +339,7 @@ class Inboxes:
             if inbox.ended or not inbox.wants:
                 able.popleft()
                 inbox.queued = False
+                mailbox.stale -= inbox.ended
                 continue
             row = rows[number, mailbox.head()]
             done += 1

@@ -135,6 +135,7 @@ class Mailbox:
         "returning",
         "rows",
         "settings",
+        "stale",
         "state",
         "tell_expired_ms",
         "temporary",
@@ -178,6 +179,8 @@ class Mailbox:
         self.readers: dict[Inbox, None] = {}
         self.able = NOBODY
         """Readers that may be given something, in turn."""
+        self.stale = 0
+        """Of these, those that have ended."""
         self.returning = 0
         """Readers that have ended and whose rows are not free yet: others wait for these."""
         self.queued = False

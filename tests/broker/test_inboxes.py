@@ -398,6 +398,20 @@ def test_another_reader_gets_what_a_lost_one_held() -> None:
     assert post.letters(3)[0].mail.attempts == 2
 
 
+def test_readers_that_come_and_go_without_mail_leave_nothing_behind() -> None:
+    post = Post()
+    post.inbox(3, mailbox="desk")
+    for _ in range(100):
+        post.inbox(2, mailbox="desk")
+        post.send(2, wire.Unsubscribe(7))
+    mailbox = post.broker._mail.mailboxes.get("desk")
+    assert mailbox is not None
+    assert len(mailbox.able) <= 3
+    assert post.broker.gauges["inboxes"] == 1
+    post.mail(1, "desk", [b"x"])
+    assert post.got(3) == [b"x"]
+
+
 def test_unsubscribing_gives_back_what_is_in_hand() -> None:
     post = Post()
     post.inbox(2, mailbox="desk")
