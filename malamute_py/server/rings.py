@@ -58,7 +58,6 @@ from malamute_py.server.keeper import (
 )
 from malamute_py.server.queries import answer_query, by_key
 from malamute_py.store.bodies import Bodies
-from malamute_py.store.errors import StoreError
 
 _PREPARE_BYTES = 8 << 20
 """What housekeeping writes in one step, and syncs: with 2 MiB it came to 210 MB/s, and appends
@@ -392,10 +391,9 @@ class Rings:
             failed = str(error)
         missing = [number for number in job.numbers if number not in found]
         if missing and self.bodies is not None:
-            try:
-                found |= self.bodies.read(missing)
-            except StoreError as error:
-                failed = str(error)
+            stored, fault = self.bodies.read(missing)
+            found |= stored
+            failed = fault or failed
         return BodiesFound(job.token, found, failed if len(found) < len(job.numbers) else "")
 
     def _read(self, job: ReadRange | IndexQuery) -> object:

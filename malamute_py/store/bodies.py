@@ -15,7 +15,6 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import Stamp
 from malamute_py.journal.check import content_fault
 from malamute_py.store.database import connect, damaged
-from malamute_py.store.errors import StoreDamaged
 
 
 class Bodies:
@@ -26,29 +25,34 @@ class Bodies:
         self._path = path
         self._connection: sqlite3.Connection | None = None
 
-    def read(self, numbers: Iterable[int]) -> dict[int, bytes]:
-        """Number -> the whole batch, of those that are there.
+    def read(self, numbers: Iterable[int]) -> tuple[dict[int, bytes], str]:
+        """Number -> the whole batch, of those that are there and good; and what went wrong.
 
-        numbers: of the first message of each. Raises StoreDamaged, StoreError.
+        numbers: of the first message of each. One that is damaged costs no other.
         """
         found: dict[int, bytes] = {}
+        failed = ""
         try:
             connection = self._connection
             if connection is None:
                 if not self._path.exists():
-                    return found
+                    return found, ""
                 connection = self._connection = connect(self._path, any_thread=True)
                 connection.execute("PRAGMA query_only = 1")
             for number in numbers:
                 row = connection.execute(
                     "SELECT batch FROM bodies WHERE base = ?", (number,)
                 ).fetchone()
-                if row is not None:
-                    _check(number, row[0])
+                if row is None:
+                    continue
+                fault = _fault(number, row[0])
+                if fault:
+                    failed = f"the body of message {number} is damaged: {fault}"
+                else:
                     found[number] = row[0]
         except sqlite3.Error as error:
-            raise damaged(error) from error
-        return found
+            failed = str(damaged(error))
+        return found, failed
 
     def close(self) -> None:
         """Let go of the file; when no other thread reads any more."""
@@ -57,11 +61,12 @@ class Bodies:
             self._connection = None
 
 
-def _check(number: int, batch: bytes) -> None:
+def _fault(number: int, batch: bytes) -> str:
+    """What is wrong with a batch; "" when nothing is."""
     try:
         stamp = Stamp.unpack(batch)
-        fault = content_fault(batch, stamp.stamp_bytes, len(batch), stamp)
     except BatchError as error:
-        fault = error.reason
-    if fault or stamp.base_offset != number or stamp.size != len(batch):
-        raise StoreDamaged(f"the body of message {number} is damaged: {fault or 'another one'}")
+        return error.reason
+    if stamp.base_offset != number or stamp.size != len(batch):
+        return "another batch lies there"
+    return content_fault(batch, stamp.stamp_bytes, len(batch), stamp)

@@ -290,6 +290,23 @@ def test_bodies_are_found_in_the_journal_and_behind_it(start: Callable[..., Shel
     assert not found.failed
 
 
+def test_a_body_damaged_in_the_tables_costs_no_other(start: Callable[..., Shell]) -> None:
+    shell = start()
+    for _ in range(3):
+        shell.log(put(), body=b"body")
+    assert isinstance(shell.checkpoint(), Checkpointed)
+    while shell.ring.first_offset(MAIL_STREAM) < 3:
+        shell.noise(500_000)
+    connection = connect(shell.directory / DATABASE)
+    (batch,) = connection.execute("SELECT batch FROM bodies WHERE base = 1").fetchone()
+    wrong = batch[:-3] + b"?" + batch[-2:]
+    connection.execute("UPDATE bodies SET batch = ? WHERE base = 1", (wrong,))
+    connection.close()
+    found = shell.bodies(0, 1, 2)
+    assert sorted(found.batches) == [0, 2]
+    assert "the body of message 1 is damaged" in found.failed
+
+
 def test_a_ring_that_refuses_gets_the_room_of_stored_bodies_back(
     start: Callable[..., Shell],
 ) -> None:

@@ -16,7 +16,7 @@ from malamute_py.journal import Follower
 from malamute_py.store import checkpoint as checkpoint_module
 from malamute_py.store.checkpoint import Abandoned, Checkpoint
 from malamute_py.store.database import position_of
-from malamute_py.store.errors import ChangesLost, StoreMoved
+from malamute_py.store.errors import ChangesLost, StoreError, StoreMoved
 from malamute_py.store.loading import check, load
 from malamute_py.store.reading import Changes
 from tests.store.logs import LoggedQueues, RandomChanges, bodies_of
@@ -222,3 +222,22 @@ def test_the_random_changes_are_of_every_kind() -> None:
     tables_only = set(TABLE_CHANGES)
     assert seen - tables_only == set(get_args(r.Change)) - tables_only
     assert seen & tables_only
+
+
+def test_a_full_disk_leaves_the_tables_as_they_were_and_the_step_is_done_later() -> None:
+    logged = LoggedQueues(ring_bytes=400 * 65_536)
+    connection = logged.connection()
+    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint.step(logged.log(r.MailPut(1, -1, 1, 100, "a", 1)))
+    before = load(connection)
+    for _ in range(30):
+        logged.log(*(r.MailPut(1, -1, 1, 100, "a", 1) for _ in range(50)))
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages + 3}")
+    with pytest.raises(StoreError, match="full"):
+        checkpoint.step(logged.ring.end_lsn)
+    same(load(connection), before)
+    connection.execute("PRAGMA max_page_count = 1000000")
+    checkpoint.step(logged.ring.end_lsn)
+    same(load(connection), logged.queues)
+    check(connection, whole=True)
