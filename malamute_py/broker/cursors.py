@@ -78,9 +78,11 @@ class Cursor:
 class Marks:
     """Where in its ring a stream's offsets lie, coarsely: a pin costs what the ring has kept."""
 
-    __slots__ = ("_before", "_first", "_lsns", "_offsets")
+    __slots__ = ("_before", "_first", "_lsns", "_offsets", "cursors")
 
     def __init__(self, stream: Stream) -> None:
+        self.cursors: dict[Cursor, None] = {}
+        """Those of the stream that are to pin."""
         self._offsets = [stream.next]
         self._lsns = [stream.ring.end_lsn]
         self._first = stream.first
@@ -499,6 +501,8 @@ class Cursors:
 
     def _facts(self, cursor: Cursor) -> dict[str, Any]:
         stream, row = cursor.stream, cursor.row
+        if cursor.pinned_at is not None:
+            cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
         return {
             "stream": stream.name,
             "cursor": cursor.name,
@@ -525,18 +529,20 @@ class Cursors:
             stream = cursor.stream
             if stream not in self._marks:
                 self._marks[stream] = Marks(stream)
+            self._marks[stream].cursors[cursor] = None
             self._due_ms = min(self._due_ms or NEVER, self._shard.now_ms + MARK_MS)
         self._pin(cursor)
 
     def _unwatch(self, cursor: Cursor) -> None:
         if cursor not in self._pinning:
             return
-        del self._pinning[cursor]
+        stream = cursor.stream
+        del self._pinning[cursor], self._marks[stream].cursors[cursor]
         self._unpin(cursor)
         cursor.held_bytes = 0
         cursor.warned = cursor.broken = False
-        if not any(other.stream is cursor.stream for other in self._pinning):
-            del self._marks[cursor.stream]
+        if not self._marks[stream].cursors:
+            del self._marks[stream]
 
     def _pin(self, cursor: Cursor) -> None:
         """Set, move, warn of or break the pin of a cursor."""
@@ -581,14 +587,8 @@ class Cursors:
 
     def _spare(self, stream: Stream) -> None:
         """What retention must leave of a stream."""
-        stream.pinned = min(
-            (
-                cursor.pinned_at
-                for cursor in self._pinning
-                if cursor.stream is stream and cursor.pinned_at is not None
-            ),
-            default=NEVER,
-        )
+        places = (cursor.pinned_at for cursor in self._marks[stream].cursors)
+        stream.pinned = min((place for place in places if place is not None), default=NEVER)
 
 
 def pin_name(cursor: Cursor) -> str:

@@ -213,6 +213,8 @@ class Holdings:
 
         also_waiting: what waits counts as its own.
         """
+        if ranges[-1][1] > self.read:
+            return None
         if len(ranges) > FEW_RANGES:
             return self._pick_many(member, ranges, also_waiting)
         picked: Picked = []

@@ -68,7 +68,15 @@ def _strategy(command: type[wire.Command]) -> st.SearchStrategy[wire.Command]:
             fields[name] = st.sampled_from([bytes(16), b"1" * 16, b""])
         elif name == "ranges":
             # Others no decoder lets through.
-            fields[name] = st.sampled_from([[(0, 1)], [(0, 3), (5, 6)], [(1, 2)], [(9, 1 << 19)]])
+            odd = [(n, n + 1) for n in range(0, 50, 2)]
+            far = [(2**64 - 100 + n, 2**64 - 99 + n) for n in range(0, 50, 2)]
+            fields[name] = st.sampled_from(
+                [[(0, 1)], [(0, 3), (5, 6)], [(1, 2)], [(9, 1 << 19)], [(0, 50)], odd, far]
+            )
+        elif name in ("group", "cursor"):
+            fields[name] = st.sampled_from(["g", "g", "h", "", "g*", "bad name"])
+        elif name == "kind":
+            fields[name] = st.sampled_from(["shared", "shared", "keyed", "exclusive", "x"])
         elif name in ("numbers", "requests"):
             fields[name] = st.lists(st.integers(0, 4), max_size=3)
         elif name == "key":
@@ -117,7 +125,7 @@ LIKELY = st.one_of(
             wire.AckRecords,
             wire.MoveCursor,
             wire.Atomic,
-        )  # fmt: skip
+        )
     ]
 )
 MESSAGES = st.tuples(

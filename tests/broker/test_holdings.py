@@ -50,6 +50,9 @@ def test_offsets_that_are_not_held_are_not_picked() -> None:
     assert holdings.pick("a", [(0, 51)], True) is not None
     assert holdings.pick("b", [(0, 1)], False) is None
     assert holdings.pick("a", [(0, 10), (PAGE, PAGE + 1)], False) is None
+    far = [(2**64 - 100 + n, 2**64 - 99 + n) for n in range(0, 90, 2)]
+    assert holdings.pick("a", far, True) is None
+    assert holdings.pick("a", [(0, 1), *far], True) is None
 
 
 def test_what_is_done_beside_is_said_to_be_done_too() -> None:
