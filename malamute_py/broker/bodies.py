@@ -24,6 +24,8 @@ from malamute_py.broker.shard import Shard
 
 READ_NUMBERS: Final = 256
 """Batches that one read asks for at most."""
+AGAIN_SHARE: Final = 8
+"""What was read back is kept within this part of the window, for who wants more of it soon."""
 OVERHEAD: Final = 500
 """About what a batch in memory takes beside its bytes."""
 
@@ -88,6 +90,11 @@ class Bodies:
         self._kept: dict[int, Body] = {}
         """Of what is in memory only."""
         self.kept_bytes = 0
+        self._again: OrderedDict[int, Body] = OrderedDict()
+        """Of what was read back, the newest: a reader with little credit takes a batch in parts."""
+        self.again_bytes = 0
+        self._gone: set[int] = set()
+        """Dropped while they were being read."""
         self._wanted: dict[int, list[Then]] = {}
         """Number -> who waits for it, whether its read is under way or not."""
         self._queue: deque[tuple[int, int]] = deque()
@@ -101,7 +108,7 @@ class Bodies:
     def gauges(self) -> dict[str, int]:
         """How much there is in memory, and how much is being read."""
         return {
-            "mail_hot_bytes": self.hot_bytes,
+            "mail_hot_bytes": self.hot_bytes + self.again_bytes,
             "mail_memory_bytes": self.kept_bytes,
             "mail_reads_under_way": len(self._reads),
         }
@@ -131,10 +138,12 @@ class Bodies:
 
     def get(self, base: int) -> Body | None:
         """The batch, when it is in memory."""
-        return self._hot.get(base) or self._kept.get(base)
+        return self._hot.get(base) or self._kept.get(base) or self._again.get(base)
 
     def drop(self, base: int) -> None:
         """Nothing of a batch is wanted any more."""
+        if base in self._wanted:
+            self._gone.add(base)
         body = self._hot.pop(base, None)
         if body is not None:
             self.hot_bytes -= body.size + OVERHEAD
@@ -142,6 +151,10 @@ class Bodies:
         body = self._kept.pop(base, None)
         if body is not None:
             self.kept_bytes -= body.size
+            return
+        body = self._again.pop(base, None)
+        if body is not None:
+            self.again_bytes -= body.size + OVERHEAD
 
     # --- reading back ---------------------------------------------------------------------
 
@@ -150,7 +163,7 @@ class Bodies:
 
         size: its bytes, as the tables have them.
         """
-        body = self._hot.get(base) or self._kept.get(base)
+        body = self.get(base)
         if body is not None:
             then(body)
             return
@@ -198,9 +211,21 @@ class Bodies:
             waiting = self._wanted.pop(number, ())
             data = batches.get(number)
             body = None if data is None else self._parsed(number, data)
+            if number in self._gone:
+                self._gone.discard(number)
+            elif body is not None:
+                self._keep_again(number, body)
             for then in waiting:
                 then(body)
         self.failed = ""
+
+    def _keep_again(self, number: int, body: Body) -> None:
+        again, most = self._again, self._shard.settings.mail_hot_bytes // AGAIN_SHARE
+        again[number] = body
+        self.again_bytes += body.size + OVERHEAD
+        while self.again_bytes > most:
+            _, oldest = again.popitem(last=False)
+            self.again_bytes -= oldest.size + OVERHEAD
 
     def _parsed(self, number: int, data: Any) -> Body | None:
         view = memoryview(data)

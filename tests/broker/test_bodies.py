@@ -79,6 +79,33 @@ def test_one_read_serves_all_who_want_the_same_batch() -> None:
     assert bodies.gauges["mail_reads_under_way"] == 0
 
 
+def test_what_was_read_back_is_had_again_for_a_while() -> None:
+    stamp, frame, _ = batch(7, [bytes(100)])
+    size = len(stamp + frame) + OVERHEAD
+    bodies = bodies_of(mail_hot_bytes=8 * 2 * size)
+    for base in range(3):
+        bodies.want(base, 300, lambda body: None)
+        (read,) = bodies.take()
+        bodies.found(BodiesFound(read.token, {base: stamp + frame}))
+    assert [base for base in range(3) if bodies.get(base)] == [1, 2]
+    assert bodies.gauges["mail_hot_bytes"] == 2 * size
+    bodies.drop(1)
+    bodies.drop(2)
+    assert bodies.gauges["mail_hot_bytes"] == 0
+
+
+def test_what_was_dropped_while_it_was_read_is_not_kept() -> None:
+    stamp, frame, _ = batch(7, [b"x"])
+    bodies = bodies_of()
+    found: list[Body | None] = []
+    bodies.want(7, 300, found.append)
+    (read,) = bodies.take()
+    bodies.drop(7)
+    bodies.found(BodiesFound(read.token, {7: stamp + frame}))
+    assert found[0] is not None
+    assert bodies.get(7) is None
+
+
 def test_what_is_in_memory_is_had_at_once() -> None:
     bodies = bodies_of()
     kept = bodies.keep(3, *batch(3, [b"x"]))

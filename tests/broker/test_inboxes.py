@@ -463,6 +463,19 @@ def test_what_is_not_in_memory_is_read_back_and_keeps_its_order() -> None:
     assert post.peers[2].last(wire.Mail).frames == 2, "the newest were in memory"
 
 
+def test_a_reader_with_little_credit_reads_a_batch_once() -> None:
+    post = Post(mail_hot_bytes=100_000)
+    bodies = [b"%d" % number * 100 for number in range(30)]
+    post.mail(1, "bert", bodies)
+    post.restart()
+    post.inbox(2, records=2, size=1 << 20)
+    for number in range(0, 30, 2):
+        post.ack(2, (number, number + 2))
+        post.credit(2, 7, number + 4, 1 << 20)
+    assert post.got(2) == bodies
+    assert post.count("mail_reads") == 1
+
+
 def test_what_is_read_at_once_is_bounded() -> None:
     post = Post(
         mail_hot_bytes=1, inbox_reads=4, read=False, mail_reads_max=2, mail_read_bytes=1_000
