@@ -67,6 +67,10 @@ class Put:
         self.buried = 0
         """Number of the dead-letter mailbox that some of it lies in; 0: none does."""
 
+    def __lt__(self, other: Put) -> bool:
+        # Two entries of a heap may name the same rows of the same batch.
+        return self.base < other.base
+
     @property
     def free(self) -> int:
         """Rows that may be handed out."""

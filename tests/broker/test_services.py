@@ -368,6 +368,17 @@ def test_a_cancel_that_the_log_refuses_has_not_happened() -> None:
     assert world.numbers(2) == [0]
 
 
+def test_cancels_that_the_log_refuses_again_and_again_leave_one_request() -> None:
+    world = pair()
+    world.request(1, b"a", key=b"k")
+    world.shell.refuse["main"] = ("full", "no room")
+    for request in (7, 8, 9):
+        world.shell.send(1, wire.CancelRequest(request, "s", b"k"))
+    del world.shell.refuse["main"]
+    world.offer(2)
+    assert world.numbers(2) == [0]
+
+
 # --- dead letters ---------------------------------------------------------------------------------
 
 
