@@ -353,6 +353,11 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
 
     _inbox: Inbox
 
+    @property
+    def opened(self) -> Any:
+        """What an atomic step acknowledges it with."""
+        return self._inbox.opened
+
     async def ack(self) -> bool:
         """It was received for good; returns when the broker has confirmed that.
 

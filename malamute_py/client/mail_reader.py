@@ -64,6 +64,17 @@ class MailBatchOf(Generic[One]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} number={self.batch.base_offset} messages={len(self)}>"
 
+    @property
+    def opened(self) -> Any:
+        """What an atomic step acknowledges them with."""
+        return self._reader.opened
+
+    @property
+    def numbers(self) -> list[int]:
+        """What the broker knows them by."""
+        numbers: list[int] = self.batch.offsets.tolist()
+        return numbers
+
     def bodies(self) -> list[bytes]:
         """All bodies; the quick way when nothing else is wanted."""
         return self.batch.bodies()
@@ -105,6 +116,11 @@ class MailReader(Generic[One]):
     def ended(self) -> bool:
         """Nothing more will arrive."""
         return self._view.ended
+
+    @property
+    def opened(self) -> Any:
+        """The mailbox, as the session has it."""
+        return self._view.mailbox
 
     @property
     def not_held(self) -> int:

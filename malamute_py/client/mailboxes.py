@@ -25,7 +25,12 @@ from malamute_protocol.commands import (
     Unsubscribe,
     Welcome,
 )
-from malamute_protocol.errors import ConnectionLost, MalamuteError, RemoteProtocolError
+from malamute_protocol.errors import (
+    ConnectionLost,
+    MalamuteError,
+    RemoteProtocolError,
+    RequestRejected,
+)
 from malamute_protocol.limits import Limits
 from malamute_py.client.acks import Ack, Acks, Form, Range
 from malamute_py.client.events import Event, Settled, Warned
@@ -127,6 +132,8 @@ class Mailbox(Opened):
         self._accepted = False
         self._acked: set[int] = set()
         """Acknowledged by the reader; the broker has not confirmed it."""
+        self._lent: set[int] = set()
+        """In an atomic step that is not answered."""
         self._away: set[int] = set()
         """Handed over on an earlier link, and not handed out again by the broker since."""
         self._held_records = 0
@@ -226,6 +233,36 @@ class Mailbox(Opened):
         """Drop what waits: the broker gives it to others once the inbox is closed."""
         self.queue.clear()
         self._held_records = self._held_bytes = 0
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def lend(self, numbers: list[int]) -> None:
+        """An atomic step acknowledges these: nobody else does.
+
+        Raises RequestRejected `not_held`: nothing was lent. What the reader has since an earlier
+        link is then shown to it again, should the broker hand it out to this client.
+        """
+        away = self._away.intersection(numbers)
+        if away or not self.in_hand.issuperset(numbers):
+            self._away -= away
+            self.in_hand -= away
+            raise RequestRejected(
+                "not_held", "not in hand: acknowledged already, or the link was lost since"
+            )
+        self.in_hand.difference_update(numbers)
+        self._lent.update(numbers)
+
+    def settled(self, numbers: list[int]) -> None:
+        """The step was taken."""
+        self._lent.difference_update(numbers)
+        self._away.difference_update(numbers)
+
+    def regained(self, numbers: list[int]) -> None:
+        """The step was not taken: what came on this link is in hand again."""
+        mine = self._lent.intersection(numbers)
+        self._lent -= mine
+        self.in_hand |= mine
+        self._away.difference_update(numbers)
 
     # --- acknowledgements --------------------------------------------------------------------
 
@@ -366,6 +403,9 @@ class Mailbox(Opened):
         self.discard()
         self._away |= self.in_hand
         self._away |= self._acked
+        # A step under way names them itself: the broker knows whether it was taken.
+        self._away |= self._lent
+        self._lent.clear()
 
     def over(self) -> None:
         """The mailbox is gone, cannot be read, or nobody wants it."""

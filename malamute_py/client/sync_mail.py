@@ -390,6 +390,11 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
 
     _inbox: SyncInbox
 
+    @property
+    def opened(self) -> Any:
+        """What an atomic step acknowledges it with."""
+        return self._inbox.opened
+
     def ack(self, timeout_ms: int | None = None) -> bool:
         """It was received for good; returns when the broker has confirmed that.
 

@@ -144,6 +144,11 @@ class Job:
         self.broken = False
         """One of its replies came too late: those that follow would leave a hole."""
 
+    @property
+    def opened(self) -> Offering:
+        """What an atomic step answers it with."""
+        return self.offering
+
     def handed_again(self, batch: Batch, row: int, of: Delivered) -> None:
         """The broker hands it out once more while we have it."""
         self._batch, self._row, self._of = batch, row, of
@@ -391,6 +396,33 @@ class Offering(Opened):
         if request.finished and self.in_hand.get(request.number) is request:
             request.finished = False
             self.unfinished += 1
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def lend(self, numbers: list[int]) -> None:
+        """An atomic step ends these requests. Raises RequestRejected `not_held`: none was lent."""
+        requests = [self.in_hand.get(number) for number in numbers]
+        for request in requests:
+            if request is None or request.finished or request.lost or request.broken:
+                raise RequestRejected("not_held", "not in hand, or it had its end already")
+        for request in requests:
+            assert request is not None
+            self.finish(request)
+
+    def settled(self, numbers: list[int]) -> None:
+        """The step was taken."""
+        for number in numbers:
+            request = self.in_hand.get(number)
+            if request is not None:
+                self.done(request)
+        self.workings.finished(self)
+
+    def regained(self, numbers: list[int]) -> None:
+        """The step was not taken: they are in hand as before."""
+        for number in numbers:
+            request = self.in_hand.get(number)
+            if request is not None:
+                self.reopened(request)
 
     def discard(self) -> None:
         """Nobody works any more."""
