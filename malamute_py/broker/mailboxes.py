@@ -560,12 +560,14 @@ class Mailboxes:
             if len(self._notices) < NOTICES_MAX:
                 self._notices[count] = frame
         try:
-            return self.put(
+            part = self.put(
                 name, sender=sender, content=Content(frame), frame=frame, by=by, about=about,
                 last=True, why=why, force=True,
             )  # fmt: skip
         except RequestRejected:
             return None
+        part.notice = True
+        return part
 
     # --- dead letters ---------------------------------------------------------------------------
 

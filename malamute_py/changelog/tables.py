@@ -473,10 +473,10 @@ def _leave(queues: Queues, base: int, rows: bytes) -> tuple[RequestRow, int] | N
         return None
     mask = mask_of(rows, row.left)
     row.left &= ~mask
+    row.waiting &= ~mask
     if not row.left:
         del queues.requests[base]
         return row, mask
-    row.waiting &= ~mask
     _release(row, mask)
     _undelay(row, mask)
     queues.requests[base] = row
