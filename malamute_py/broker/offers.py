@@ -261,7 +261,7 @@ class Offers:
                 return
             del hungry[service]
             budget = self._serve(service, budget)
-            if budget <= 0 and service.hungry:
+            if service.hungry:
                 # Behind the others, so that all have their turn.
                 hungry[service] = None
 
@@ -272,8 +272,6 @@ class Offers:
         if service.unseen:
             service.scan()
             budget -= 1
-            if service.unseen:
-                self._requests.hungry[service] = None
         shares: list[Share] = []
         while budget > 0:
             lane = service.next_lane()

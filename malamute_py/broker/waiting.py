@@ -32,7 +32,7 @@ LANES_KEPT: Final = 1_024
 EVERYTHING: Final = -1
 """Number of the pattern that takes every subject."""
 SCANNED_AT_ONCE: Final = 1_000
-"""Lanes that a new pattern is compared with in one step."""
+"""Lanes that a new pattern is compared with in one step, or that it has outlived."""
 
 
 class Put:
@@ -278,9 +278,11 @@ class Crew:
             heappush(self.heap, (order, lane.subject, lane))
 
     def first(self) -> Lane | None:
-        """The lane whose turn it is."""
+        """The lane whose turn it is; None too when a step has looked at stale entries enough."""
         heap, filed = self.heap, self.filed
-        while heap:
+        for _ in range(SCANNED_AT_ONCE):
+            if not heap:
+                return None
             order, _, lane = heap[0]
             if filed.get(lane) != order:
                 heappop(heap)
@@ -428,9 +430,8 @@ class Service:
         if crew is None:
             crew = self.crews[number] = Crew(number)
             self.version += 1
-            waiting = [lane for lane in self.lanes.values() if lane.rows]
-            if waiting:
-                self.unseen.append((crew, iter(waiting)))
+            if self.lanes:
+                self.unseen.append((crew, iter(list(self.lanes.values()))))
         crew.offers += 1
         offer.crew = crew
         self.offers[offer] = None
@@ -535,6 +536,9 @@ class Service:
                 lane = crew.first()
                 if lane is not None:
                     return lane
+                if crew.heap:
+                    # More that is stale: the next step goes on.
+                    return None
             del turns[crew]
         return None
 

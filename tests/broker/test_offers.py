@@ -210,6 +210,19 @@ def test_a_request_whose_body_cannot_be_read_ends_and_its_requester_is_told() ->
     assert world.mail(1)[0].mail.why == "lost"
 
 
+def test_an_offer_that_slept_while_others_did_all_the_work_gets_what_comes_next() -> None:
+    world = pair()
+    world.worker(3, "bob")
+    world.offer(3, pattern=["prefix", "t"], credit=0)
+    for n in range(30):
+        world.request(1, *[b"x"] * 100, subjects=[f"t.{n}.{m}" for m in range(100)])
+    world.offer(2, credit=3_000)
+    assert len(world.work(2)) == 3_000
+    world.credit(3, 1)
+    world.request(1, b"next", subject="t.next")
+    assert [task.body for task in world.work(3)] == [b"next"]
+
+
 # --- replies --------------------------------------------------------------------------------------
 
 
