@@ -620,9 +620,11 @@ class Groups:
             holdings = group.holdings
             late: Picked = []
             for page, mask in picked:
-                held, _ = holdings.unhand(page, member, mask)
+                # What waits already, which an exclusive holder had before, goes on to wait.
+                held = mask & page.held.get(member, 0)
                 if not held:
                     continue
+                holdings.unhand(page, member, held)
                 member.held -= held.bit_count()
                 self._shard.counters["group_records_returned"] += held.bit_count()
                 if after_ms:

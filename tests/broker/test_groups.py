@@ -612,6 +612,17 @@ def test_a_returned_holder_may_acknowledge_what_it_had_before_it_comes_again() -
     assert got(shell, 12) == [4]
 
 
+def test_a_returned_holder_may_want_again_what_comes_again_anyway() -> None:
+    shell = exclusive()
+    lose(shell, 2)
+    shell.hello(12, session=(2).to_bytes(16, "big"))
+    shell.send(
+        12, wire.JoinGroup(M, "s", "g", ["all"], "exclusive", [], 0, MUCH),
+        wire.AckRecords(M, [(0, 1), (2, 4)], 4, again_ms=100), wire.Credit(M, 10, MUCH),
+    )  # fmt: skip
+    assert got(shell, 12) == [0, 2, 3, 4]
+
+
 def test_a_lost_holder_returns_by_its_identity() -> None:
     shell = world()
     shell.send(2, wire.Hello((1, 1), b"a" * 16), identity="ann")
