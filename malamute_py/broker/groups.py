@@ -861,7 +861,7 @@ class Groups:
                     return
                 if base > holdings.read:
                     # The reader skipped what cannot match.
-                    holdings.read = base
+                    group.read_to(base)
                 stored = data[at : at + size]
                 batch = Batch(
                     stream, bytes(stored[:STAMP_BYTES]), stored[STAMP_BYTES:],
@@ -871,7 +871,7 @@ class Groups:
         for gap in gaps:
             self._gap(group, gap)
         if answer.next > holdings.read:
-            holdings.read = min(answer.next, stream.next)
+            group.read_to(min(answer.next, stream.next))
             if not holdings.open:
                 self._flush_later(group)
 

@@ -398,6 +398,13 @@ class Group:
 
     # --- reading a batch -------------------------------------------------------------------------
 
+    def read_to(self, offset: int) -> None:
+        """The reader has come to an offset, and past what was done in an earlier run there."""
+        while self.done and self.done[0][0] <= offset:
+            offset = max(offset, self.done[0][1])
+            del self.done[0]
+        self.holdings.read = offset
+
     def take_in(self, batch: Batch, now_ms: int) -> None:
         """Read a batch for the first time, from where the reader stands: what is selected waits."""
         holdings = self.holdings
@@ -412,15 +419,12 @@ class Group:
         if holdings.read > base:
             skipped = holdings.read - base
             bits = bits >> skipped << skipped
-        while self.done and self.done[0][0] < end:
-            first, stop = self.done[0]
-            first, stop = max(first, base), min(stop, end)
-            if stop > first:
-                bits &= ~(((1 << (stop - first)) - 1) << (first - base))
-            if self.done[0][1] > end:
+        for first, stop in self.done:
+            if first >= end:
                 break
-            del self.done[0]
-        holdings.read = end
+            first, stop = max(first, base), min(stop, end)
+            bits &= ~(((1 << (stop - first)) - 1) << (first - base))
+        self.read_to(end)
         if not bits:
             return
         holdings.take_in(base, bits)
@@ -557,7 +561,7 @@ class Group:
                 self.slots.closed(slots_of(page, mask))
         if holdings.read < first:
             gone += first - holdings.read
-            holdings.read = first
+            self.read_to(first)
         return gone
 
     def close_between(self, first: int, end: int) -> int:
@@ -570,7 +574,7 @@ class Group:
                 self.slots.closed(slots_of(page, mask))
         if first <= holdings.read < end:
             gone += end - holdings.read
-            holdings.read = end
+            self.read_to(end)
         return gone
 
     def acknowledged(self, picked: Picked) -> None:
