@@ -27,16 +27,19 @@ COUNTS = {64: 200_000, 1: 3_000}
 
 async def work(options: dict[str, Any]) -> None:
     async with malamute.connect(options["endpoint"]) as client:
-        done = 0
+
+        async def echo(request: Any) -> bytes:
+            return b"re:" + bytes(request.body)
+
         async with client.worker(options["service"], concurrency=256) as worker:
+            await worker.accepted()
             say(ready=True)
             cpu = time.process_time()
-            async for request in worker:
-                await request.reply(b"re:" + request.body)
-                done += 1
-                if done == options["count"]:
-                    break
-        say(cpu_s=time.process_time() - cpu)
+            working = asyncio.create_task(worker.run(echo))
+            await word()
+            cpu_s = time.process_time() - cpu
+            working.cancel()
+        say(cpu_s=cpu_s)
 
 
 async def ask(options: dict[str, Any]) -> None:
@@ -79,6 +82,7 @@ def measure(endpoint: str, flight: int, count: int, run: int, process: Any) -> d
     before = process.cpu_times()
     asker.go()
     asked = asker.hear()
+    worker.go()
     worked = worker.hear()
     after = process.cpu_times()
     asker.process.wait()

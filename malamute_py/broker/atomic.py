@@ -93,8 +93,11 @@ class Intake:
         if level not in (NONE, STORED, SYNCED):
             name = LEVEL_NAMES.get(level, str(level))
             raise RequestRejected("unsupported", f"this broker has no confirm level '{name}'")
-        if not command.tracker or (level == NONE and command.level):
+        if not command.tracker:
             return None
+        if level == NONE and not command.level:
+            # The best that memory can: it is told, and it is told that it is none.
+            level = STORED
         number = STEP_COMMANDS.get(type(command), ATOMIC)
         return Waiter(link, command.tracker, level, size, command=number)
 
@@ -196,7 +199,8 @@ class Intake:
             self._refuse(link, command, error)
             return
         if command.key:
-            prepared[0].changes.append(StepTaken(link.holder, command.key, self._shard.now_ms))
+            # A part of its own: some of the others make their changes anew when they are based.
+            prepared.append(Part([StepTaken(link.holder, command.key, self._shard.now_ms)]))
         self._steps.take(prepared, waiter, key, reserved=True)
 
     def _prepare(self, link: Link, part: Command, frame: Any) -> Part:

@@ -506,6 +506,11 @@ class Broker:
             self._publishing.visible(state, lsn)
         self._clean_up()
 
+    def hurries(self, ring: str) -> bool:
+        """Whether somebody waits for what was appended to a ring to be synced."""
+        state = self._catalogue.rings.get(ring)
+        return state is None or state.awaited > state.visible
+
     def ring_failed(self, ring: str, code: str, reason: str) -> None:
         """A ring takes nothing more."""
         state = self._catalogue.rings.get(ring)

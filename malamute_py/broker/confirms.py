@@ -50,7 +50,8 @@ class Confirms:
         """Tell the producer the level that was reached."""
         link = waiter.link
         link.unconfirmed_bytes -= waiter.size
-        if link.open:
+        # Who asked for no promise is told of a refusal only.
+        if link.open and waiter.level != NONE:
             self._links.say(
                 link,
                 Confirm(
@@ -76,3 +77,4 @@ class Confirms:
             self.confirm(waiter, SYNCED)
         else:
             ring.unsettled.append(Settled(end_lsn, 0, None, (waiter,)))
+            ring.awaited = end_lsn

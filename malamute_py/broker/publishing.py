@@ -402,6 +402,8 @@ class Publishing:
                 self._confirms.confirm(waiter, SYNCED)
             return
         ring.unsettled.append(Settled(end_lsn, pending.size, batch, waiters))
+        if waiters or stream.durable:
+            ring.awaited = end_lsn
         self._fan_out(batch, False)
 
     def _confirm_stored(self, pending: Pending, ring: RingState) -> tuple[Waiter, ...]:
@@ -472,6 +474,7 @@ class Publishing:
             call(None)
         else:
             ring.unsettled.append(Settled(lsn, 0, call=call))
+            ring.awaited = max(ring.awaited, lsn)
 
     # --- durable ------------------------------------------------------------------------
 

@@ -81,6 +81,8 @@ class Part(msgspec.Struct, eq=False):
     """Append time that was asked for; see `stamp` for what it became."""
     also: list[Part] = []
     """Further parts that happen with it."""
+    notice: bool = False
+    """Its content is the broker's own: the sender's confirm does not name it."""
 
     @property
     def size(self) -> int:
@@ -103,6 +105,8 @@ class Step(msgspec.Struct, eq=False):
     key: tuple[str, bytes] | None = None
     followers: list[Waiter] | None = None
     """The same step, sent again while this one was on its way."""
+    first: Part | None = None
+    """The first of its sender's own contents: a confirm names where that went."""
 
 
 class Steps:
@@ -214,6 +218,7 @@ class Steps:
     ) -> None:
         """Take a step: all its parts happen, or none. reserved: `taken` was called already."""
         parts = [one for part in parts for one in (part, *part.also)]
+        first = next((one for one in parts if one.content is not None and not one.notice), None)
         if not reserved:
             for part in parts:
                 if part.taken is not None:
@@ -224,7 +229,7 @@ class Steps:
             self._happen(parts, waiter, key)
             return
         size = sum(part.size for part in parts)
-        step = Step(parts, size, waiter, key)
+        step = Step(parts, size, waiter, key, None, first)
         if key is not None:
             self._under_way[key] = step
         self.unsettled_bytes += size
@@ -404,6 +409,8 @@ class Steps:
         else:
             self.unsettled_bytes += size
             main.unsettled.append(Settled(end_lsn, 0, None, tuple(later), self._settled(size)))
+            if later:
+                main.awaited = end_lsn
 
     def _settled(self, size: int) -> Callable[[tuple[str, str] | None], None]:
         def settled(failure: tuple[str, str] | None) -> None:
@@ -413,7 +420,7 @@ class Steps:
 
     def _confirm_stored(self, step: Step, later: list[Waiter]) -> None:
         """Confirm who asked for no more than `stored`; the others wait for the disk."""
-        first = next((part for part in step.parts if part.content is not None), None)
+        first = step.first
         waiters: Iterable[Waiter] = ([step.waiter] if step.waiter is not None else []) + (
             step.followers or []
         )

@@ -76,7 +76,7 @@ class Settled(msgspec.Struct, eq=False):
 class RingState:
     """What the core knows of one ring."""
 
-    __slots__ = ("end_lsn", "failed", "memory", "name", "unsettled", "visible")
+    __slots__ = ("awaited", "end_lsn", "failed", "memory", "name", "unsettled", "visible")
 
     def __init__(self, name: str, memory: bool, facts: RingFacts | None) -> None:
         self.name = name
@@ -86,6 +86,8 @@ class RingState:
         self.visible = self.end_lsn
         """Up to here nothing can be taken back: the least of all that must have happened."""
         self.unsettled: deque[Settled] = deque()
+        self.awaited = self.end_lsn
+        """Up to here somebody waits for it to be visible; what is behind may be synced later."""
         self.failed: tuple[str, str] | None = None
         """Code and reason, once the ring takes nothing more."""
 

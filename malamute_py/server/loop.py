@@ -73,6 +73,7 @@ class Core(Protocol):
     def appended(self, answer: Appended) -> None: ...  # noqa: D102
     def append_refused(self, answer: AppendRefused) -> None: ...  # noqa: D102
     def synced(self, ring: str, lsn: int, now_ms: int) -> None: ...  # noqa: D102
+    def hurries(self, ring: str) -> bool: ...  # noqa: D102
     def ring_failed(self, ring: str, code: str, reason: str) -> None: ...  # noqa: D102
     def history(self, answer: HistoryRead | ReadFailed) -> None: ...  # noqa: D102
     def answered(self, answer: IndexAnswer) -> None: ...  # noqa: D102
@@ -94,7 +95,10 @@ class Journaled(Protocol):
     def read_bodies(self, wanted: BodiesRead) -> None: ...  # noqa: D102
     def pin(self, ring: str, name: str, stream: int, offset: int | None) -> None: ...  # noqa: D102
     def trim(self, ring: str, stream: int, offset: int) -> None: ...  # noqa: D102
-    def sync(self) -> None: ...  # noqa: D102
+
+    sync_at_ms: int | None
+
+    def sync(self, hurries: Callable[[str], bool], now_ms: int) -> None: ...  # noqa: D102
     def syncing(self) -> bool: ...  # noqa: D102
 
 
@@ -152,6 +156,7 @@ class Loop:
         self._graces: list[tuple[int, Connection]] = []
         self._offences: Counter[int] = Counter()
         self._busy = False
+        self._finishing = False
 
     @property
     def peers(self) -> Peers:
@@ -192,6 +197,8 @@ class Loop:
             at_ms = min(at_ms, self._wake_at_ms)
         if self._waiting:
             at_ms = min(at_ms, now_ms + _BLOCKED_POLL_MS)
+        if self._rings.sync_at_ms is not None:
+            at_ms = min(at_ms, self._rings.sync_at_ms)
         return max(0, at_ms - now_ms)
 
     def _after_drain(self, now_ms: int) -> None:
@@ -371,7 +378,7 @@ class Loop:
             self._busy = True
         if self._wake_at_ms is not None and self._wake_at_ms <= now_ms:
             self._busy = True
-        rings.sync()
+        rings.sync(_always if self._finishing else core.hurries, now_ms)
 
     def _refused(self, ring: str, answer: AppendRefused, now_ms: int) -> None:
         self._counters["appends_refused_total"] += 1
@@ -456,6 +463,7 @@ class Loop:
     def finish(self, drain_ms: int) -> None:
         """Confirm what was taken, say goodbye, and see that it leaves; at most drain_ms."""
         until_ms = self._clock() + drain_ms
+        self._finishing = True
         for listener in self._listeners:
             self._poller.unregister(listener.socket)
         self.settle(self._clock())
@@ -484,3 +492,8 @@ class Loop:
         if self._inbox.fd in ready:
             self._take_results(now_ms)
         self.settle(now_ms)
+
+
+def _always(ring: str) -> bool:
+    """At the end everything is waited for."""
+    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -98,6 +99,9 @@ class EchoCore:
     def append_refused(self, answer: AppendRefused) -> None:
         self.calls.append(("refused", answer.token))
 
+    def hurries(self, ring: str) -> bool:
+        return True
+
     def synced(self, ring: str, lsn: int, now_ms: int) -> None:
         self.calls.append(("synced", ring, lsn))
 
@@ -144,7 +148,9 @@ class NoRings:
     def read_bodies(self, wanted: Any) -> None: ...
     def pin(self, ring: str, name: str, stream: int, offset: int | None) -> None: ...
     def trim(self, ring: str, stream: int, offset: int) -> None: ...
-    def sync(self) -> None: ...
+    sync_at_ms: int | None = None
+
+    def sync(self, hurries: Callable[[str], bool], now_ms: int) -> None: ...
     def syncing(self) -> bool:
         return False
 
