@@ -88,3 +88,58 @@ def test_node_publishes_confirmed_and_reads_back_what_its_pattern_selects(
             b"%d/%d" % (batch, n) for batch in range(3) for n in range(10)
         ]
         assert records[0].subject == "node.even.deep"
+
+
+def test_node_sends_and_reads_mail_asks_and_serves_and_takes_a_step_once(
+    node: str, tmp_path: Path
+) -> None:
+    with EmbeddedBroker(tmp_path / "data", tcp=True) as broker:
+        told = run(node, "queues.mjs", broker.tcp_endpoint)
+        assert told["welcome"]["features"] & 15 == 15
+        assert told["welcome"]["identity"] == "node"
+
+        def texts(rows: list[dict[str, Any]]) -> list[str]:
+            return [bytes.fromhex(row["parts"][0]).decode() for row in rows]
+
+        # Mail: one number after the other, accepted once, gone with its acknowledgement.
+        first = told["sent"]["offset"]
+        assert (told["sent"]["duplicate"], told["again"]["duplicate"]) == (False, True)
+        assert told["again"]["offset"] == first
+        assert texts(told["mail"]) == ["one", "two", "three"]
+        assert [row["offset"] for row in told["mail"]] == [first, first + 1, first + 2]
+        assert {(row["said"]["sender"], row["said"]["attempts"]) for row in told["mail"]} == {
+            ("node", 1)
+        }
+        assert told["inbox"]["stream"] == ""
+        assert told["acknowledged"]["level"] == 3
+        assert (told["late"]["command"], told["late"]["code"]) == (43, "not_held")
+
+        # The service: each request handed out once, each reply names the request it answers.
+        assert texts(told["work"]) == ["abc", "def"]
+        assert {(row["said"]["reply_to"], row["said"]["attempts"]) for row in told["work"]} == {
+            ("node", 1)
+        }
+        assert {row["said"]["key"] for row in told["work"]} == {b"request 1".hex()}
+        assert texts(told["replies"]) == ["cba", "fed"]
+        about = [run for row in told["replies"][:1] for run in row["said"]["about"]]
+        assert about == [[b"request 1".hex(), 0, 2]]
+        assert told["replies"][0]["said"]["last"] is True
+
+        # The step: all of it, once, and nothing of the one that was refused.
+        assert (told["taken"]["duplicate"], told["repeated"]["duplicate"]) == (False, True)
+        assert (told["conflict"]["command"], told["conflict"]["code"]) == (66, "conflict")
+        assert texts(told["members"]) == ["x", "y", "z"]
+        assert (told["group"]["next"], told["group"]["lag"]) == (3, 0)
+        with broker.connect_sync() as client:
+            for stream, bodies in (
+                ("node.out", [b"X", b"Y"]),
+                ("node.audit", [b"took x and y"]),
+            ):
+                records = client.subscribe(stream, start="earliest", until="tail")
+                assert [record.body for record in records] == bodies
+            assert client.cursor_info("node.in", "reader").next == 2
+            # The inbox was closed before it acknowledged what the step had sent to it.
+            assert [message.bytes for message in client.peek("desk")] == [len(b"stepped")]
+            assert client.mailbox_info("node").messages == 0
+            facts = client.service_info("reverse")
+            assert (facts.waiting, facts.held, facts.dead) == (0, 0, 0)
