@@ -38,7 +38,7 @@ from malamute_py.broker.waiting import Grant, Hands, Offer, Parcel, Put, Service
 from malamute_py.changelog.records import Run, WorkReceived
 
 OFFER: Final = 51
-REASON_MAX: Final = 200
+REASON_MAX: Final = 1_000
 """Characters of a worker's reason that are kept."""
 NAMED_MAX: Final = 8
 """Requests that a refusal names."""
@@ -84,7 +84,10 @@ class Offers:
         def stands(lsn: int) -> None:
             if offer.ended:
                 return
-            self._links.say(link, Subscribed(offer.number, b"", self._shard.epoch, 0, 0, 0, -1))
+            begun = offer.begun = self._steps.mail_next
+            self._links.say(
+                link, Subscribed(offer.number, b"", self._shard.epoch, begun, begun, begun)
+            )
             self._ready(offer)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
@@ -168,7 +171,7 @@ class Offers:
         if offer is None:
             return False
         self._drop(offer)
-        self._links.say(link, Ended(offer.number, 0, "cancelled"))
+        self._links.say(link, Ended(offer.number, offer.begun, "cancelled"))
         self._back(offer, "returned", 0)
         self._leave_orphans(offer, "returned")
         return True
@@ -200,7 +203,7 @@ class Offers:
             service = offer.service
             self._drop(offer)
             count += self._leave_orphans(offer, why)
-            self._back(offer, why, None)
+            self._back(offer, why, 0)
             if count:
                 lost[service] = lost.get(service, 0) + count
         for service, count in lost.items():
@@ -237,7 +240,7 @@ class Offers:
         if hands is None or any(other.hands.holder == holder for other in service.offers):
             return 0
         del service.orphans[holder]
-        return self._give_up(service, hands, why, None)
+        return self._give_up(service, hands, why, 0)
 
     # --- hand-out -----------------------------------------------------------------------------
 
@@ -281,10 +284,10 @@ class Offers:
             _, rows, put = lane.head()
             rows &= put.free
             if rows:
-                change = put.row.put
-                row_bytes = max(1, change.size // change.count)
-                for offer, some in service.allot(lane, rows, row_bytes, lane.rows):
-                    shares.append((offer, put, some))
+                # Rows that were handed out differently often leave as a WORK each.
+                cost = put.row.put.size * max(1, len(attempts_of(put, rows)))
+                for offer, some in service.allot(lane, rows, cost, lane.rows):
+                    shares.append((offer, put, some, cost))
                     rows ^= some
                     # At once: another entry may name the same rows.
                     put.moving |= some
@@ -297,14 +300,14 @@ class Offers:
 
     # --- WORK ---------------------------------------------------------------------------------
 
-    def _deliver(self, offer: Offer, put: Put, rows: int) -> None:
+    def _deliver(self, offer: Offer, put: Put, rows: int, cost: int) -> None:
         """Send what an offer has in hand from now on, in the order in which it was handed out."""
         body = self._bodies.get(put.base)
         coming = offer.coming
         if body is not None and not coming:
-            self._work(offer, put, rows, body)
+            self._work(offer, put, rows, body, cost)
             return
-        parcel = Parcel(put, rows)
+        parcel = Parcel(put, rows, cost)
         coming.append(parcel)
 
         def found(body: Body | None) -> None:
@@ -321,12 +324,12 @@ class Offers:
         for grant in offer.hands.grants.get(put.base, ()):
             held |= grant.rows
         rows = parcel.rows & held
-        if offer.ended or not rows:
-            return
-        if parcel.body is None:
-            self._lost(put, rows)
+        if offer.ended or not rows or parcel.body is None:
+            offer.left_bytes += parcel.cost
+            if rows and not offer.ended:
+                self._lost(put, rows)
         else:
-            self._work(offer, put, rows, parcel.body)
+            self._work(offer, put, rows, parcel.body, parcel.cost)
 
     def _lost(self, put: Put, rows: int) -> None:
         """The bodies of requests cannot be had: they end, and their requesters are told."""
@@ -339,13 +342,12 @@ class Offers:
         part = self._requests.end(service, [(put, rows)], "removed", notice="lost")
         self._steps.take([part])
 
-    def _work(self, offer: Offer, put: Put, rows: int, body: Body) -> None:
+    def _work(self, offer: Offer, put: Put, rows: int, body: Body, cost: int) -> None:
         change = put.row.put
         settings = self._shard.settings
         link = offer.link
         sender = "" if change.sender.startswith("~") else change.sender
         whole = every(change.count)
-        expected = rows.bit_count() * max(1, change.size // change.count)
         spent = 0
         for times, some in attempts_of(put, rows):
             bitmap: bytes | None = None
@@ -367,7 +369,7 @@ class Offers:
             spent += size
         link.room -= spent
         link.delivered_bytes += spent
-        offer.left_bytes += expected - spent
+        offer.left_bytes += cost - spent
         self._shard.counters["work_bytes_out"] += spent
         if link.room < link.half:
             self._links.spent(link)

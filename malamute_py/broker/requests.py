@@ -46,8 +46,8 @@ DEAD: Final = ".dead"
 
 Rows: TypeAlias = tuple[Put, int]
 """Rows of one batch, as a bitmap."""
-Share: TypeAlias = tuple[Offer, Put, int]
-"""Rows of one batch that an offer gets."""
+Share: TypeAlias = tuple[Offer, Put, int, int]
+"""Rows of one batch that an offer gets, and the bytes of credit that were taken for them."""
 Released: TypeAlias = list[tuple[Grant, int]]
 """What was taken out of whose hands, so that it can be put back."""
 
@@ -91,7 +91,7 @@ class Requests:
         """Nothing is handed out before: the log has refused a hand-out."""
         self._found: list[Grant] = []
         """In hand when the broker began; their leases begin when the time is known."""
-        self.deliver: Callable[[Offer, Put, int], None] = _nobody
+        self.deliver: Callable[[Offer, Put, int, int], None] = _nobody
         """Sends rows to the worker that has them in hand from now on."""
 
     # --- the services -----------------------------------------------------------------------
@@ -274,21 +274,21 @@ class Requests:
     def hand_out(self, service: Service, shares: Sequence[Share]) -> None:
         """Put the hand-out of rows on its way; they are moving already."""
         by_offer: dict[Offer, list[Rows]] = {}
-        for offer, put, rows in shares:
+        for offer, put, rows, _ in shares:
             by_offer.setdefault(offer, []).append((put, rows))
         changes: list[Change] = [
             self.taken_change(service, offer, rows) for offer, rows in by_offer.items()
         ]
 
         def appended(lsn: int) -> None:
-            for offer, put, rows in shares:
+            for offer, put, rows, cost in shares:
                 put.moving &= ~rows
-                self.grant(offer, put, rows)
+                self.grant(offer, put, rows, cost)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
-            for offer, put, rows in shares:
+            for offer, put, rows, cost in shares:
                 put.moving &= ~rows
-                self.give_back(offer, put.row.put, rows.bit_count())
+                self.give_back(offer, rows.bit_count(), cost)
                 if put.row.waiting & rows:
                     service.wait(put, put.row.waiting & rows, again=True)
             self.hungry[service] = None
@@ -296,10 +296,10 @@ class Requests:
 
         self.take(service, changes, appended, refused)
 
-    def give_back(self, offer: Offer, put: RequestPut, count: int) -> None:
+    def give_back(self, offer: Offer, count: int, cost: int) -> None:
         """An offer did not get what it was to get: its credit is whole again."""
         offer.left_records += count
-        offer.left_bytes += count * max(1, put.size // put.count)
+        offer.left_bytes += cost
         self.less_in_hand(offer, count)
 
     def less_in_hand(self, offer: Offer, count: int) -> None:
@@ -309,12 +309,12 @@ class Requests:
         if service.refile(offer):
             self.hungry[service] = None
 
-    def grant(self, offer: Offer, put: Put, rows: int) -> None:
+    def grant(self, offer: Offer, put: Put, rows: int, cost: int) -> None:
         """Rows are in the hands of a worker, as the log says."""
         alive = rows & put.alive
         gone = (rows ^ alive).bit_count()
         if gone:
-            self.give_back(offer, put.row.put, gone)
+            self.give_back(offer, gone, 0 if alive else cost)
         if not alive:
             return
         if offer.ended:
@@ -327,7 +327,7 @@ class Requests:
         count = alive.bit_count()
         put.service.held += count
         self._shard.counters["requests_out"] += count
-        self.deliver(offer, put, alive)
+        self.deliver(offer, put, alive, cost)
 
     def let_go(self, put: Put, rows: int) -> Released:
         """Nobody has these rows in hand any more."""
@@ -626,7 +626,8 @@ class Requests:
         if not items:
             return
         most = self.attempts_max(service)
-        reason = f"attempts: handed out {most} times; the last time: {why}"
+        word = "died" if why == "fenced" else why
+        reason = f"{word}: handed out {most} times"
 
         def failed(code: str, why_not: str, retry_ms: int) -> None:
             self._later([put for put, _ in items])
@@ -859,7 +860,8 @@ class Incoming:
         self._put = put
         self._content = content
         self._makes = False
-        self._shares: dict[Offer, int] = {}
+        self._shares: dict[Offer, tuple[int, int]] = {}
+        """Who gets which rows, and the bytes of credit taken for them."""
         self.part = Part(
             [put], content, frame, based=self._based, taken=self._taken, appended=self._appended,
             refused=self._refused, level=service.level, memory=service.memory,
@@ -883,7 +885,7 @@ class Incoming:
         if any(crew.ready for crew in service.crews.values()):
             self._share()
             now_ms = self._requests._shard.now_ms
-            for offer, rows in self._shares.items():
+            for offer, (rows, _) in self._shares.items():
                 changes.append(
                     WorkTaken(
                         service.number, [(base, rows_of(rows))], offer.hands.holder, now_ms,
@@ -894,14 +896,14 @@ class Incoming:
 
     def _share(self) -> None:
         service, put = self._service, self._put
-        row_bytes = max(1, put.size // put.count)
         for subject, rows in _by_subject(put.subjects, put.count):
             lane = service.lane(subject, waits=False)
             if lane.rows:
                 # What waits there goes first.
                 continue
-            for offer, some in service.allot(lane, rows, row_bytes, rows.bit_count()):
-                self._shares[offer] = self._shares.get(offer, 0) | some
+            for offer, some in service.allot(lane, rows, put.size, rows.bit_count()):
+                before, cost = self._shares.get(offer, (0, 0))
+                self._shares[offer] = before | some, cost + put.size
 
     def _appended(self, lsn: int) -> None:
         requests, service, change, part = self._requests, self._service, self._put, self.part
@@ -922,9 +924,9 @@ class Incoming:
         requests.add(service, put)
         requests._shard.counters["requests_in"] += change.count
         given = 0
-        for offer, rows in self._shares.items():
+        for offer, (rows, cost) in self._shares.items():
             given |= rows
-            requests.grant(offer, put, rows)
+            requests.grant(offer, put, rows, cost)
         rest = every(change.count) & ~given
         if rest:
             service.wait(put, rest, again=False)
@@ -935,8 +937,8 @@ class Incoming:
         service.reserved_rows -= put.count
         service.reserved_size -= put.size
         requests.size -= put.size
-        for offer, rows in self._shares.items():
-            requests.give_back(offer, put, rows.bit_count())
+        for offer, (rows, cost) in self._shares.items():
+            requests.give_back(offer, rows.bit_count(), cost)
         self._shares = {}
         if self._makes:
             self._makes = service.under_way = False
@@ -950,7 +952,7 @@ _NO_TABLES: Final = Tables()
 """What concerns queues only touches no table."""
 
 
-def _nobody(offer: Offer, put: Put, rows: int) -> None:
+def _nobody(offer: Offer, put: Put, rows: int, cost: int) -> None:
     raise AssertionError("nobody delivers")
 
 

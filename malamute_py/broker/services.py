@@ -202,7 +202,9 @@ class Services:
             if command.row >= 0:
                 rows &= 1 << min(command.row, put.row.put.count)
         if put is None or not rows:
-            raise RequestRejected("unknown_request", "no such request is there any more")
+            # It has ended, or never came to be: nothing is left to be given up.
+            self._result(link, command, {"count": 0})
+            return
         count = rows.bit_count()
         answer = self._when_durable(link, command, lambda: {"count": count})
 

@@ -167,11 +167,12 @@ class Hands:
 class Parcel:
     """Rows in hand whose bodies are being read back, or that must not overtake such rows."""
 
-    __slots__ = ("answered", "body", "put", "rows")
+    __slots__ = ("answered", "body", "cost", "put", "rows")
 
-    def __init__(self, put: Put, rows: int) -> None:
+    def __init__(self, put: Put, rows: int, cost: int) -> None:
         self.put = put
         self.rows = rows
+        self.cost = cost
         self.body: Body | None = None
         self.answered = False
 
@@ -180,6 +181,7 @@ class Offer:
     """One offer of one link: its credit, and what it has in hand."""
 
     __slots__ = (
+        "begun",
         "bucket",
         "coming",
         "credit_bytes",
@@ -210,6 +212,8 @@ class Offer:
         self.credit_bytes = 0
         self.left_records = 0
         self.left_bytes = 0
+        self.begun = 0
+        """The next number when it was accepted."""
         self.in_hand = 0
         """Requests that it has, or that are on their way to it."""
         self.lease_ms = 0
@@ -219,18 +223,17 @@ class Offer:
         self.bucket = -1
         """In hand, as its crew has filed it; -1: it is not ready."""
 
-    def able(self, row_bytes: int) -> int:
-        """How many requests of this size it may be given now.
+    def able(self, cost: int) -> int:
+        """How many requests it may be given now, of a batch that costs so many bytes.
 
-        Exact in records; of bytes one request too many is allowed when none is in hand.
+        Exact in records, and in bytes; one request too large is allowed to an empty hand.
         """
         most = self.left_records
         if most <= 0 or self.ended or self.link.room <= 0:
             return 0
-        if self.left_bytes < most * row_bytes:
-            fitting = max(0, self.left_bytes) // row_bytes
-            most = fitting or (0 if self.in_hand else 1)
-        return most
+        if self.left_bytes >= cost:
+            return most
+        return 0 if self.in_hand else 1
 
 
 class Crew:
@@ -544,9 +547,10 @@ class Service:
 
     # --- who gets what ----------------------------------------------------------------------
 
-    def allot(self, lane: Lane, mask: int, row_bytes: int, waiting: int) -> list[tuple[Offer, int]]:
+    def allot(self, lane: Lane, mask: int, cost: int, waiting: int) -> list[tuple[Offer, int]]:
         """Share rows of a batch out among the ready offers; credit is taken.
 
+        cost: bytes that WORK with some of the rows takes at most; what is not spent comes back.
         waiting: how many rows the ready offers have to share. Rows that are in nobody's
         share are left because nobody is ready for them any more.
         """
@@ -557,7 +561,7 @@ class Service:
             offer, ready = _least(crews)
             if offer is None:
                 break
-            most = offer.able(row_bytes)
+            most = offer.able(cost)
             crew = offer.crew
             assert crew is not None, "who is filed has a crew"
             crew.unfile(offer)
@@ -570,7 +574,7 @@ class Service:
             left -= count
             waiting -= count
             offer.left_records -= count
-            offer.left_bytes -= count * row_bytes
+            offer.left_bytes -= cost
             offer.in_hand += count
             shares.append((offer, rows))
             if offer.able(1) > 0:

@@ -79,6 +79,24 @@ def test_one_request_beyond_the_credit_of_bytes_is_allowed_to_an_empty_hand() ->
     assert world.numbers(2) == [0, 1]
 
 
+def test_bytes_of_credit_are_exact_whatever_part_of_a_batch_is_sent() -> None:
+    world = pair()
+    world.offer(2, credit=10, size=7_500)
+    world.request(1, *[b"x" * 100] * 64)
+    size = world.service().puts[0].row.put.size
+    assert len(world.work(2)) == 10
+    assert world.counter("work_bytes_out") <= size
+    world.credit(2, 1_000, size=7_500)
+    (offer,) = world.service().offers
+    assert offer.left_bytes == 7_500 - world.counter("work_bytes_out")
+    assert len(world.work(2)) == 10, "the batch does not fit what is left"
+    world.reply(2, list(range(10)))
+    assert len(world.work(2)) == 11, "one is allowed to an empty hand"
+    world.credit(2, 1_000, size=1_000_000)
+    assert len(world.work(2)) == 64
+    assert offer.left_bytes == 1_000_000 - world.counter("work_bytes_out")
+
+
 def test_a_batch_is_shared_among_the_ready() -> None:
     world = pair()
     world.worker(3, "bob")
