@@ -38,15 +38,24 @@ COMMANDS: Final[dict[str, Entry]] = {
     "pub": Entry("publish:pub", "Publish records: an argument, lines, JSON lines or files."),
     "sub": Entry("subscribe:sub", "Subscribe to a stream and print its records."),
     "replay": Entry("replay:replay", "Replay a range of a stream."),
+    "send": Entry(
+        "sending:send", "Send messages to a mailbox: an argument, lines, JSON lines or files."
+    ),
+    "inbox": Entry("inbox:inbox", "Read a mailbox: print its messages and take them out."),
+    "request": Entry("asking:request", "Ask a service and print the reply."),
+    "work": Entry("working:work", "Work for a service: run a command for each request."),
     "stream": Entry("streams:app", "Streams: list, show, create, edit, remove, peek."),
+    "mailbox": Entry("mailboxes:app", "Mailboxes: list, show, peek, purge, edit, remove."),
+    "service": Entry("services:app", "Services: list, show, requeue, edit, remove."),
+    "cursor": Entry("cursors:app", "Cursors of streams: list, show, move, reset, edit, remove."),
+    "group": Entry("groups:app", "Groups of consumers: list, show, remove."),
     "journal": Entry(
         "journal:app", "Files of a stopped broker: stat, verify, dump.", at_a_broker=False
     ),
     "snapshot": Entry(
         "snapshot:app", "Copies of a broker's data: take, verify, restore.", at_a_broker=False
     ),
-    "link": Entry("links:app", "Links of clients: list, end."),
-    "client": Entry("links:app", "Links of clients: list, end.", hidden=True),
+    "client": Entry("links:app", "Clients that are linked: list, kick."),
     "info": Entry("links:info", "Show facts and counters of the broker."),
     "context": Entry(
         "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False

@@ -1,23 +1,29 @@
 """Completion of names in the shell.
 
-Owns the words offered for streams and contexts. The rule: it answers at once or not at
-all: whatever goes wrong, nothing is offered and nothing is said.
+Owns the words offered for what the broker has, and for contexts. The rule: it answers at
+once or not at all: whatever goes wrong, nothing is offered and nothing is said.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from malamute_py.cli import contexts, linking
 
+if TYPE_CHECKING:
+    from malamute_py.client.sync import SyncClient
+
 _WAIT_MS: Final = 400
 _OFFERED_MAX: Final = 200
 
 
-def streams(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of streams of the chosen broker."""
+def _asked(
+    ctx: typer.Context, incomplete: str, ask: Callable[[SyncClient], list[str]]
+) -> list[str]:
+    """Names of the chosen broker that begin so."""
     try:
         from malamute_py.client.sync import connect_sync
 
@@ -29,9 +35,53 @@ def streams(ctx: typer.Context, incomplete: str) -> list[str]:
         with connect_sync(
             context.endpoints, wait=False, timeout_ms=_WAIT_MS, credential=context.credential()
         ) as client:
-            return [found.name for found in client.list_streams(incomplete)[:_OFFERED_MAX]]
+            names = [name for name in ask(client) if name.startswith(incomplete)]
+            return names[:_OFFERED_MAX]
     except Exception:  # noqa: BLE001 - a completion that complains is worse than none
         return []
+
+
+def streams(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of streams."""
+    return _asked(
+        ctx, incomplete, lambda client: [each.name for each in client.list_streams(incomplete)]
+    )
+
+
+def mailboxes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of mailboxes."""
+    return _asked(
+        ctx, incomplete, lambda client: [each.name for each in client.mailboxes(incomplete)]
+    )
+
+
+def services(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of services."""
+    return _asked(
+        ctx, incomplete, lambda client: [each.name for each in client.services(incomplete)]
+    )
+
+
+def cursors(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of cursors of the stream before it."""
+    stream = ctx.params.get("stream") or ""
+    return _asked(
+        ctx, incomplete,
+        lambda client: [each.cursor for each in client.cursors(stream, incomplete)],
+    )  # fmt: skip
+
+
+def groups(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of groups of the stream before it."""
+    stream = ctx.params.get("stream") or ""
+    return _asked(
+        ctx, incomplete, lambda client: [each.group for each in client.groups(stream, incomplete)]
+    )
+
+
+def links(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Numbers of links."""
+    return _asked(ctx, incomplete, lambda client: [str(each.link) for each in client.links(1000)])
 
 
 def context_names(incomplete: str) -> list[str]:

@@ -42,7 +42,7 @@ _NEXT: Final = {
     "limit": "see the section [limits] or [streams] of the broker's configuration",
     "too_large": "see the section [limits] of the broker's configuration",
     "draining": "try again when the broker is back",
-    "unknown_link": "`malamute link ls` lists the links",
+    "unknown_link": "`malamute client ls` lists them",
     "kicked": "the broker's operator ended this link",
 }
 """What to do next, by the code of a refusal."""

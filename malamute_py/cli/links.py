@@ -1,4 +1,4 @@
-"""`malamute link ...` and `malamute info`: who is connected, and how the broker does."""
+"""`malamute client ...` and `malamute info`: who is connected, and how the broker does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.values import duration_text, size_text
 
-app = group("link")
+app = group("client")
 
 
 @app.command("ls")
@@ -67,7 +67,7 @@ def _size(facts: dict[str, Any], name: str) -> Cell:
 @app.command("kick")
 def kick(
     ctx: typer.Context,
-    link: Annotated[int, typer.Argument(help="Its number, as `link ls` shows it.")],
+    link: Annotated[int, typer.Argument(help="Its number, as `client ls` shows it.")],
     reason: Annotated[str, typer.Option(help="What the client is told.")] = "",
     as_json: output.Json = False,
 ) -> None:

@@ -6,15 +6,23 @@ and it never mixes with what a command prints.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from malamute_protocol.errors import MalamuteError
+from malamute_py.cli.commands import say
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 _EVERY_S = 0.1
+_ASK_EVERY_S = 0.3
+
+Answer = TypeVar("Answer")
 
 
 class Progress:
@@ -54,6 +62,11 @@ class Progress:
             self._bar.start()
         return self
 
+    @property
+    def shown(self) -> bool:
+        """Whether a person sees it."""
+        return self._shown
+
     def update(self, done: int, detail: str = "", *, total: int | None = None) -> None:
         """So much is done."""
         if self._bar is None:
@@ -71,11 +84,49 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, description=text)
 
+    def say(self, text: str) -> None:
+        """One line on standard error, above the progress line when there is one."""
+        if self._bar is None:
+            say(text)
+            return
+        from rich.text import Text
+
+        self._bar.console.print(Text(text))
+
+    def stop(self) -> None:
+        """Make room for what the command prints; may be repeated."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self.stop()
+
+
+def watched(title: str, total: int, ask: Callable[[], Answer], left: Callable[[], int]) -> Answer:
+    """What ask() returns, with the way to it shown to a person.
+
+    total: how much there is to do. left: asks how much of it is left; it is called from this
+    thread while ask() runs in another. Raises what ask() raises.
+    """
+    with Progress(title, total=total) as progress:
+        if not progress.shown:
+            return ask()
+        from concurrent.futures import ThreadPoolExecutor
+        from concurrent.futures import wait as wait_for
+
+        thread = ThreadPoolExecutor(1)
+        try:
+            answer = thread.submit(ask)
+            while not wait_for([answer], _ASK_EVERY_S).done:
+                with contextlib.suppress(MalamuteError):  # what ask() raises says more
+                    progress.update(max(0, total - left()))
+            return answer.result()
+        finally:
+            # After an interrupt it ends with the client.
+            thread.shutdown(wait=False)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHOWN_BYTES_MAX: Final = 4096
 """Of one body on a terminal."""
 _SUBJECT_WIDTH_MAX: Final = 40
-_ESCAPES: Final = {
+ESCAPES: Final = {
     **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))},
     9: "\\t",
     10: "\\n",
@@ -88,7 +88,7 @@ class RecordWriter:
         if self._json:
             import msgspec
 
-            return msgspec.json.encode(as_object(record))
+            return msgspec.json.encode(self._object(record))
         if self._columns:
             return self._row(record).encode("utf-8", "backslashreplace")
         body = body_of(record)
@@ -98,8 +98,8 @@ class RecordWriter:
         return b"\t".join((record.subject.encode(), named.encode(), body))
 
     def _row(self, record: Record) -> str:
-        subject = record.subject.translate(_ESCAPES)
-        self._width = max(self._width, min(len(subject), _SUBJECT_WIDTH_MAX))
+        subject = record.subject.translate(ESCAPES)
+        self._width = self._wider(self._width, subject)
         at_ms = record.client_time_ms if self._client_time else record.append_time_ms
         cells = [
             self._paint("2", f"{record.offset:>8}"),
@@ -107,11 +107,22 @@ class RecordWriter:
             self._paint("36", f"{subject:<{self._width}}"),
         ]
         if self._fields:
-            named = " ".join(f"{name}={value}" if value else name
-                             for name, value in record.fields.items())  # fmt: skip
-            cells.append(self._paint("33", named.translate(_ESCAPES) or "-"))
+            cells.append(self._named(record))
         cells.append(printable(body_of(record)))
         return "  ".join(cells)
+
+    def _object(self, record: Record) -> dict[str, Any]:
+        return as_object(record)
+
+    @staticmethod
+    def _wider(width: int, subject: str) -> int:
+        """Columns grow with what they show, to a bound."""
+        return max(width, min(len(subject), _SUBJECT_WIDTH_MAX))
+
+    def _named(self, record: Record) -> str:
+        named = " ".join(f"{name}={value}" if value else name
+                         for name, value in record.fields.items())  # fmt: skip
+        return self._paint("33", named.translate(ESCAPES) or "-")
 
     def _time(self, at_ms: int | None) -> str:
         """Time of day; a line with the date first when the day has changed."""
@@ -151,7 +162,7 @@ def body_of(record: Record) -> bytes:
 
 def printable(body: bytes) -> str:
     """A body on a terminal: control characters escaped, a long one cut."""
-    text = body[:SHOWN_BYTES_MAX].decode("utf-8", "backslashreplace").translate(_ESCAPES)
+    text = body[:SHOWN_BYTES_MAX].decode("utf-8", "backslashreplace").translate(ESCAPES)
     hidden = len(body) - SHOWN_BYTES_MAX
     return text if hidden <= 0 else f"{text} … {hidden:,} more bytes"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,17 +19,13 @@ from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.records import RecordWriter
+from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
 from malamute_py.cli.subscribe import PATTERN_HELP, check_kind, known, tell_notice
 from malamute_py.cli.values import (
     count_text,
-    duration_ms,
-    duration_text,
-    pairs,
-    size_bytes,
     size_text,
     time_ms,
     time_text,
-    typed,
 )
 
 if TYPE_CHECKING:
@@ -46,40 +42,10 @@ MaxAge = Annotated[
     str | None, typer.Option(metavar="DURATION", help="Drop records older than this: 7d.")
 ]
 MaxBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Keep at most so much: 1GiB.")]
-LevelOption = Annotated[
-    str | None,
-    typer.Option(metavar="LEVEL", help="Confirm publishes at: stored or synced (default)."),
-]
 BodyKind = Annotated[
     str | None,
     typer.Option(metavar="KIND", help="blob, list or arrow; else the first batch decides."),
 ]
-Description = Annotated[str | None, typer.Option(metavar="TEXT", help="What it is for.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its name (repeatable)."),
-]
-_SIZES: Final = ("ring_bytes", "max_bytes")
-
-
-def _settings(texts: list[str] | None, **flags: Any) -> dict[str, Any]:
-    """Settings from --set and from flags; a flag that was not given is None."""
-    found: dict[str, Any] = {}
-    for key, value in pairs(texts, "--set").items():
-        if key in _SIZES:
-            found[key] = size_bytes(value)
-        elif key == "max_age_ms" and not value.isdigit():
-            found[key] = duration_ms(value)
-        else:
-            found[key] = value if key in ("description", "level", "full") else typed(value)
-    for key, value in flags.items():
-        if value is None or value is False:
-            continue
-        if key == "max_age":
-            found["max_age_ms"] = duration_ms(value)
-        else:
-            found[key] = size_bytes(value) if key in _SIZES else value
-    return found
 
 
 @app.command(
@@ -136,16 +102,6 @@ def info(ctx: typer.Context, stream: Name, as_json: output.Json = False) -> None
 
 
 def _show(found: StreamFacts, as_json: bool) -> None:
-    settings: dict[str, Any] = dict(found.settings)
-    for key in _SIZES:
-        if settings.get(key):
-            settings[key] = Cell(settings[key], size_text(settings[key]))
-        elif key in settings:
-            settings[key] = Cell(0, "shared" if key == "ring_bytes" else "no limit", "dim")
-    if "max_age_ms" in settings:
-        age = settings["max_age_ms"]
-        settings["max_age_ms"] = Cell(age, duration_text(age) if age else "no limit",
-                                      "" if age else "dim")  # fmt: skip
     output.facts(
         {
             "name": Cell(found.name, found.name, "bold cyan"),
@@ -157,7 +113,7 @@ def _show(found: StreamFacts, as_json: bool) -> None:
             "epoch": found.epoch,
             "uuid": found.uuid.hex(),
             **_told(found.more),
-            "settings": settings,
+            "settings": shown(found.settings, {"ring_bytes": "shared"}),
         },
         as_json=as_json,
     )
@@ -204,12 +160,12 @@ def create(
     as_json: output.Json = False,
 ) -> None:
     """Create a stream; the same again is fine."""
-    wanted = _settings(
-        settings, max_age=max_age, max_bytes=max_bytes, memory=memory, ring_bytes=ring_bytes,
-        full=full, level=level, body_kind=body_kind, description=description,
+    asked = wanted(
+        settings, max_age_ms=max_age, max_bytes=max_bytes, memory=memory or None,
+        ring_bytes=ring_bytes, full=full, level=level, body_kind=body_kind, description=description,
     )  # fmt: skip
     with linked(ctx) as client:
-        client.create_stream(stream, wanted)
+        client.create_stream(stream, asked)
         if as_json:
             _show(client.stream_info(stream), as_json)
     if not as_json:
@@ -229,19 +185,19 @@ def edit(
     as_json: output.Json = False,
 ) -> None:
     """Change settings of a stream; those not named stay."""
-    wanted = _settings(
-        settings, max_age=max_age, max_bytes=max_bytes, level=level, body_kind=body_kind,
+    asked = wanted(
+        settings, max_age_ms=max_age, max_bytes=max_bytes, level=level, body_kind=body_kind,
         description=description,
     )  # fmt: skip
-    if not wanted:
+    if not asked:
         raise CommandFailed("nothing to change; name a setting, such as --max-age 7d", USAGE)
     with linked(ctx) as client:
         known(client, stream)
-        client.edit_stream(stream, wanted)
+        client.edit_stream(stream, asked)
         if as_json:
             _show(client.stream_info(stream), as_json)
     if not as_json:
-        output.done(f"edited {stream}: {', '.join(wanted)}", {}, as_json=False)
+        output.done(f"edited {stream}: {', '.join(asked)}", {}, as_json=False)
 
 
 @app.command("rm")

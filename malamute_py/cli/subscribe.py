@@ -1,27 +1,32 @@
 """`malamute sub`: records as they come, or from any point on.
 
 Owns the words for start points and for what a reader has to be told. The rules: gaps and
-rewinds are said on standard error, never silently passed over; Ctrl-C ends in order and
-says where to go on.
+rewinds are said on standard error, never silently passed over; a cursor is moved, and a
+group's record acknowledged, only behind what was printed; Ctrl-C ends in order and says where
+to go on.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+import time
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from malamute_protocol.errors import RequestRejected, Timeout
 from malamute_py.cli import complete, output
+from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
-from malamute_py.cli.linking import linked
+from malamute_py.cli.linking import LAST_WAIT_MS, linked
 from malamute_py.cli.records import RecordWriter
 from malamute_py.cli.values import TIMES, count_text, duration_ms, is_offset, time_ms
 
 if TYPE_CHECKING:
+    from malamute_protocol.batch import Batch
     from malamute_py.client.facts import StreamFacts
-    from malamute_py.client.position import StartPoint
+    from malamute_py.client.position import Position, StartPoint
     from malamute_py.client.reading import Notice
     from malamute_py.client.sync import SyncClient, SyncSubscription
 
@@ -31,9 +36,15 @@ Examples:
   malamute sub orders 'orders.*.eu' --start earliest
   malamute sub orders fields:region=eu --start now-1h --json
   malamute sub orders --until-tail > bodies.txt    all there is, then end
+  malamute sub orders --cursor billing             go on where `billing` stands
+  malamute sub orders --group packers              each record to one of the members
 
 Patterns: a.*.# (parts), prefix:a., regex:^a.+, fields:k=v,l (all), any:k=v,l (one), #."""
 
+_MOVE_EVERY_S: Final = 1.0
+"""A cursor is moved so often at most while records come, and when none has come for a while."""
+_IDLE_MS: Final = 100
+_MEMBER_CREDIT: Final = 1024
 _KINDS: Final = ("prefix", "regex", "fields", "any")
 PATTERN_HELP: Final = "Which records: a.*.#, prefix:a., regex:^a, fields:k=v, any:k,l"
 
@@ -48,7 +59,8 @@ def sub(
         str | None,
         typer.Option(
             metavar="POINT",
-            help="earliest, latest (default), last (newest of each subject), an OFFSET or TIME.",
+            help="earliest, latest (default), last (newest of each subject), an OFFSET or TIME;"
+            " of a new cursor or group: earliest by default.",
         ),
     ] = None,
     count: Annotated[
@@ -64,6 +76,26 @@ def sub(
     durable: Annotated[
         bool, typer.Option("--durable", help="Only what no power loss can take back.")
     ] = False,
+    cursor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Go on where this cursor stands, and move it.",
+            autocompletion=complete.cursors,
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Share the stream with the members of this group.",
+            autocompletion=complete.groups,
+        ),
+    ] = None,
+    kind: Annotated[
+        Literal["shared", "keyed", "exclusive"],
+        typer.Option(metavar="KIND", help="Of a group: shared (default), keyed, exclusive."),
+    ] = "shared",
     strict: Annotated[bool, typer.Option("--strict", help="End at a gap (exit code 1).")] = False,
     create: Annotated[
         bool, typer.Option("--create", help="Make the stream when there is none.")
@@ -78,62 +110,232 @@ def sub(
 ) -> int:
     """Subscribe to a stream and print its records."""
     check_kind(pattern)
-    begin = start_point(start or ("earliest" if until_tail else "latest"))
+    point = start or (
+        "latest" if cursor is None and group is None and not until_tail else "earliest"
+    )
+    begin = start_point(point)
     timeout_ms = None if wait is None else duration_ms(wait)
+    if cursor is not None and group is not None:
+        raise CommandFailed("--cursor and --group exclude each other; a group has its own", USAGE)
+    if group is not None and (until_tail or durable):
+        raise CommandFailed("--until-tail and --durable do not go with --group", USAGE)
     writer = RecordWriter(as_json=as_json, bodies_only=bodies_only, with_fields=with_fields)
     with linked(ctx, stays=True) as client:
         if not create:
             known(client, stream)
-        records = client.subscribe(
-            stream, pattern, start=begin,
-            visibility="durable" if durable else "live",
-            until="tail" if until_tail else "",
-            create=create, strict=strict, on_notice=tell_notice,
-            credit_records=min(count or 1 << 17, 1 << 17),
-        )  # fmt: skip
-        with records:
+        reader: _Reader
+        if group is not None:
+            reader = _Member(client, stream, group, kind, pattern, begin, strict, count)
+        else:
+            records = client.subscribe(
+                stream, pattern,
+                start=begin if cursor is None else from_cursor(cursor, begin),
+                visibility="durable" if durable else "live",
+                until="tail" if until_tail else "",
+                create=create, strict=strict, on_notice=tell_notice,
+                credit_records=min(count or 1 << 17, 1 << 17),
+            )  # fmt: skip
+            reader = (
+                _Plain(records) if cursor is None else _WithCursor(client, stream, cursor, records)
+            )
+        with reader:
             try:
-                records.accepted()
-                if output.on_terminal() and not records.ended and not until_tail:
-                    say(f"{stream}: listening; end with Ctrl-C")
-                _print(records, writer, count, timeout_ms)
+                reader.accepted()
+                if output.on_terminal() and not reader.ended and not until_tail:
+                    say(f"{stream}: listening{reader.how}; end with Ctrl-C")
+                _print(reader, writer, count, timeout_ms)
             except KeyboardInterrupt:
-                place = records.position
-                if output.on_terminal() and place is not None:
-                    say(f"{count_text(writer.count, 'record')}; go on with --start {place.next}")
+                reader.printed_all()
+                if output.on_terminal():
+                    say(f"{count_text(writer.count, 'record')}{reader.go_on()}")
                 return INTERRUPTED
             except Timeout:
+                reader.printed_all()
                 raise Timeout(f"{stream}: no record came within {wait}") from None
+            reader.printed_all()
     return 0
 
 
+def from_cursor(name: str, otherwise: StartPoint) -> StartPoint:
+    """Start where a cursor stands, and a new one elsewhere. Raises CommandFailed."""
+    from malamute_py.client.position import FromCursor, LastPerSubject
+
+    if isinstance(otherwise, LastPerSubject):
+        raise CommandFailed("--start last does not go with --cursor: it is no one place", USAGE)
+    return FromCursor(name, otherwise)  # type: ignore[arg-type]  # what is left is one place
+
+
+class _Reader(AbstractContextManager[Any]):
+    """What gives records to be printed, and learns which of them were."""
+
+    how = ""
+
+    def __init__(self, records: Any) -> None:
+        self._records = records
+
+    def __exit__(self, *error: Any) -> None:
+        self._records.close()
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will arrive."""
+        ended: bool = self._records.ended
+        return ended
+
+    def accepted(self) -> None:
+        """Wait until the broker accepted."""
+        self._records.accepted()
+
+    def next(self, timeout_ms: int | None) -> Batch | None:
+        """The next records; None at the end. Raises Timeout."""
+        batch: Batch | None = self._records.next_batch(timeout_ms)
+        return batch
+
+    def printed(self, batch: Batch, count: int) -> None:
+        """The first so many of a batch are with whoever reads our output."""
+
+    def printed_all(self) -> None:
+        """Nothing more will be printed."""
+
+    def go_on(self) -> str:
+        """How a person goes on after that."""
+        return ""
+
+
+class _Plain(_Reader):
+    """A subscription: nothing is kept of it."""
+
+    def go_on(self) -> str:
+        place = self._records.position
+        return "" if place is None else f"; go on with --start {place.next}"
+
+
+class _WithCursor(_Reader):
+    """A subscription that has the broker keep its place."""
+
+    def __init__(
+        self, client: SyncClient, stream: str, name: str, records: SyncSubscription
+    ) -> None:
+        super().__init__(records)
+        self._cursor = client.cursor(stream, name)
+        self._name = name
+        self._stands: int | None = None
+        self._whole = True
+        """All that was handed over was printed."""
+        self._behind: Position | None = None
+        """Where the cursor is to stand, once that is asked for."""
+        self._since = 0.0
+        self.how = f" from cursor {name}"
+
+    def accepted(self) -> None:
+        """Wait until the broker accepted; where the cursor stands."""
+        self._stands = self._records.accepted().next
+
+    def next(self, timeout_ms: int | None) -> Batch | None:
+        """As above; whoever waits has its place kept first."""
+        if self._behind is None:
+            return super().next(timeout_ms)
+        if time.monotonic() - self._since >= _MOVE_EVERY_S:
+            self._move()
+        try:
+            return super().next(_IDLE_MS if timeout_ms is None else min(_IDLE_MS, timeout_ms))
+        except Timeout:
+            self._move()
+            return super().next(timeout_ms)
+
+    def printed(self, batch: Batch, count: int) -> None:
+        """They are read, once the cursor is moved."""
+        place = self._records.position
+        if place is None:
+            return
+        if count < len(batch):
+            self._whole = False
+            place = place._replace(next=int(batch.offsets[count - 1]) + 1)
+        if self._behind is None:
+            self._since = time.monotonic()
+        self._behind = place
+
+    def printed_all(self) -> None:
+        """Nothing more will be printed; what the pattern left out is behind it, too."""
+        place = self._records.position
+        if self._whole and place is not None and place.next > (self._stands or 0):
+            self._behind = place
+        self._move()
+
+    def _move(self) -> None:
+        if self._behind is None:
+            return
+        place, self._behind = self._behind, None
+        try:
+            self._cursor.move(place, since=self._stands)
+        except RequestRejected as error:
+            if error.code != "conflict":
+                raise
+            raise CommandFailed(
+                f"cursor {self._name} was moved by somebody else meanwhile ({error.reason}): two"
+                " readers of one cursor get the same records; share them with --group"
+            ) from None
+        self._stands = place.next
+
+    def go_on(self) -> str:
+        return f"; cursor {self._name} stands at {self._stands}" if self._stands is not None else ""
+
+
+class _Member(_Reader):
+    """A member of a group: what was printed is acknowledged with the asking for more."""
+
+    def __init__(
+        self,
+        client: SyncClient,
+        stream: str,
+        group: str,
+        kind: str,
+        pattern: str,
+        start: StartPoint,
+        strict: bool,
+        count: int | None,
+    ) -> None:
+        credit = {} if count is None else {"credit_records": min(count, _MEMBER_CREDIT)}
+        self._member = client.group(
+            stream, group, kind=kind, pattern=pattern, start=start, strict=strict,
+            on_notice=tell_notice, ack="manual", **credit,
+        )  # fmt: skip
+        super().__init__(self._member)
+        self._client = client
+        self.how = f" as a member of {group}"
+
+    def printed(self, batch: Batch, count: int) -> None:
+        """They are done."""
+        held: Any = batch
+        self._member.ack_nowait(held if count == len(batch) else held.cut(0, count))
+
+    def printed_all(self) -> None:
+        """What was printed is confirmed before the rest goes to other members."""
+        self._client.flush(LAST_WAIT_MS)
+
+
 def _print(
-    records: SyncSubscription, writer: RecordWriter, count: int | None, timeout_ms: int | None
+    reader: _Reader, writer: RecordWriter, count: int | None, timeout_ms: int | None
 ) -> None:
     from malamute_py.client.reading import cut
 
-    while (batch := records.next_batch(timeout_ms)) is not None:
-        left = None if count is None else count - writer.count
-        writer.write(batch if left is None or len(batch) <= left else cut(batch, 0, left))
+    while (batch := reader.next(timeout_ms)) is not None:
+        left = len(batch) if count is None else min(len(batch), count - writer.count)
+        writer.write(batch if left == len(batch) else cut(batch, 0, left))
+        reader.printed(batch, left)
         if count is not None and writer.count >= count:
             return
 
 
 def known(client: SyncClient, stream: str) -> StreamFacts:
     """Facts about a stream. Raises CommandFailed, with the nearest name, when there is none."""
-    try:
-        return client.stream_info(stream)
-    except RequestRejected as error:
-        if error.code != "unknown_stream":
-            raise
-    import difflib
-
-    near = difflib.get_close_matches(stream, [each.name for each in client.list_streams()], n=1)
-    hint = f"did you mean {near[0]}?" if near else (
-        "`malamute stream ls` lists them; publishing to it makes it, or"
-        f" `malamute stream create {stream}`"
-    )  # fmt: skip
-    raise CommandFailed(f"there is no stream {stream}; {hint}")
+    return absent(
+        lambda: client.stream_info(stream),
+        "stream",
+        stream,
+        lambda: [each.name for each in client.list_streams()],
+        f"publishing to it makes it, or `malamute stream create {stream}`",
+    )
 
 
 def check_kind(pattern: str) -> None:

@@ -1,4 +1,4 @@
-"""`malamute stream`, `link` and `info`."""
+"""`malamute stream`, `client` and `info`."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def test_a_misspelt_stream_is_named_right(m: Run, stream: str, args: tuple[str, 
 
 def test_links_are_listed_and_ended(m: Run, broker: EmbeddedBroker) -> None:
     with broker.connect_sync(software="victim") as client:
-        rows = m("link", "ls", "--json").ok().json
+        rows = m("client", "ls", "--json").ok().json
         (link,) = [row["link"] for row in rows if row["software"] == "victim"]
         m("client", "kick", str(link), "--reason", "test").ok()
-        assert link not in [row["link"] for row in m("link", "ls", "--json").ok().json]
+        assert link not in [row["link"] for row in m("client", "ls", "--json").ok().json]
         client.abort()
-    assert m("link", "kick", "999999").code == 1
+    assert m("client", "kick", "999999").code == 1
 
 
 def test_info_tells_about_the_broker(m: Run) -> None:

@@ -1,0 +1,41 @@
+"""What a person is told when a name is not there.
+
+Owns the words. The rule: the nearest name is offered, and otherwise how such a thing comes
+into being; a misspelt name never makes a new thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from malamute_protocol.errors import RequestRejected
+from malamute_py.cli.failures import CommandFailed
+
+Facts = TypeVar("Facts")
+
+
+def absent(
+    ask: Callable[[], Facts],
+    kind: str,
+    name: str,
+    names: Callable[[], Iterable[str]],
+    following: str,
+    where: str = "",
+) -> Facts:
+    """What ask() says of the thing of this name.
+
+    kind: stream, mailbox, service, cursor or group. names: those that there are. following:
+    what to do when none is near. where: says of which stream.
+    Raises CommandFailed when there is none; RequestRejected.
+    """
+    try:
+        return ask()
+    except RequestRejected as error:
+        if error.code != f"unknown_{kind}":
+            raise
+    import difflib
+
+    near = difflib.get_close_matches(name, list(names()), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"`malamute {kind} ls` lists them; {following}"
+    raise CommandFailed(f"there is no {kind} {name}{where}; {hint}")

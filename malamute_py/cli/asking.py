@@ -1,0 +1,232 @@
+"""`malamute request`: ask a service.
+
+Owns the words for what becomes of a request. The rule: the exit code says it: 0 answered, 1
+failed (why stands on standard error), 4 not answered in time; a request that nobody waits for
+any more is cancelled at the broker.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_py.cli import complete, inputs, output
+from malamute_py.cli.commands import say
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.letters import MailWriter
+from malamute_py.cli.linking import linked
+from malamute_py.cli.progress import Progress
+from malamute_py.cli.records import body_of, printable
+from malamute_py.cli.values import count_text, duration_ms, pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from malamute_py.client.letters import Letter
+    from malamute_py.client.sync import SyncClient
+
+EPILOG: Final = """\b
+Examples:
+  malamute request lookup LH123 --subject airline
+  malamute request resize --timeout 5m < photo.jpg > small.jpg
+  malamute request report 2026-01 --stream          every reply until the last
+  malamute request report 2026-01 --reply-to desk --key january
+  malamute inbox desk                               later: the replies to that
+
+Exit codes: 0 answered, 1 the service gave it up (why is on standard error), 4 no answer within
+--timeout. Without a body the whole input is the body. Put one in quotes that begins with -."""
+
+_TIMEOUT: Final = "30s"
+_NEVER: Final = ("0", "none", "never")
+
+
+def request(
+    ctx: typer.Context,
+    service: Annotated[
+        str,
+        typer.Argument(metavar="SERVICE", help="Whom to ask; made when new.",
+                       autocompletion=complete.services),
+    ],
+    given: Annotated[
+        str | None,
+        typer.Argument(metavar="[BODY]", help="The request; without it, the whole input.",
+                       show_default=False),
+    ] = None,
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--subject", "-s", metavar="SUBJECT",
+            help="What workers' patterns look at; again for further keys.",
+        ),
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option("--field", "-f", metavar="NAME=VALUE", help="A field (repeatable)."),
+    ] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", "-p", metavar="NAME=VALUE", help="A property (repeatable)."),
+    ] = None,
+    timeout: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="After it nobody works on it any more; 0: never."),
+    ] = "",
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print every reply until the last.")
+    ] = False,
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="Only queue it; replies go to your own mailbox."),
+    ] = False,
+    reply_to: Annotated[
+        str,
+        typer.Option(metavar="MAILBOX", help="Only queue it; replies go to this mailbox.",
+                     autocompletion=complete.mailboxes),
+    ] = "",
+    key: Annotated[
+        str, typer.Option(metavar="TEXT", help="Names the request: it is taken once, however"
+                          " often it is sent.")
+    ] = "",
+    bodies_only: Annotated[
+        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each reply.")] = False,
+) -> int:  # fmt: skip
+    """Ask a service and print the reply."""
+    queued = no_wait or bool(reply_to)
+    if queued and stream:
+        raise CommandFailed("--stream waits for replies, --no-wait and --reply-to do not", USAGE)
+    typed = timeout or ("0" if queued else _TIMEOUT)
+    timeout_ms = None if typed in _NEVER else duration_ms(typed)
+    options: dict[str, Any] = {
+        "subject": tuple(subject) if subject and len(subject) > 1 else (subject or [""])[0],
+        "fields": pairs(field, "--field") or None,
+        "properties": pairs(properties, "--property") or None,
+        "key": key.encode() or None,
+    }
+    body = inputs.whole() if given is None else given.encode("utf-8", "surrogateescape")
+    # A request may take long: it outlives a broker that is started anew.
+    with linked(ctx, stays=not queued) as client:
+        if key:
+            inputs.tell_key(client)
+        if queued:
+            if not reply_to:
+                _own_mailbox(client)
+            _submit(client, service, body, options, timeout_ms, reply_to, as_json)
+            return 0
+        writer = MailWriter(as_json=as_json, bodies_only=bodies_only)
+        show = writer.write_all if stream or as_json else _show_bodies
+        _ask(client, service, body, {**options, "timeout_ms": timeout_ms}, stream, show, typed)
+    return 0
+
+
+def _own_mailbox(client: SyncClient) -> None:
+    if client.welcome is None or not client.welcome.identity:
+        raise CommandFailed(
+            "where are the replies to go? this client has no identity, and so no mailbox of its"
+            " own; name one with --reply-to",
+            USAGE,
+        )
+
+
+def _submit(
+    client: SyncClient,
+    service: str,
+    body: bytes,
+    options: dict[str, Any],
+    timeout_ms: int | None,
+    reply_to: str,
+    as_json: bool,
+) -> None:
+    told = client.submit(
+        service, body, request_timeout_ms=timeout_ms, reply_to=reply_to, timeout_ms=30_000,
+        **options,
+    )  # fmt: skip
+    if not as_json and not output.on_terminal():
+        print(f"{service}\t{told.offset}\t{told.level}")
+        return
+    again = "; it was sent before, and is there once" if told.duplicate else ""
+    output.done(
+        f"{service} request {told.offset:,}, {told.level}{again}",
+        {
+            "service": service, "number": told.offset, "level": told.level,
+            "time": told.append_time_ms, "duplicate": told.duplicate, "reply_to": reply_to,
+        },
+        as_json=as_json,
+    )  # fmt: skip
+
+
+def _show_bodies(replies: list[Letter]) -> None:
+    """The one reply: its bytes as they are, or its lines for a person."""
+    for reply in replies:
+        body = body_of(reply)
+        if output.on_terminal():
+            body = b"".join(printable(line).encode() + b"\n" for line in body.splitlines())
+        sys.stdout.buffer.write(body)
+        sys.stdout.buffer.flush()
+
+
+def _ask(
+    client: SyncClient,
+    service: str,
+    body: bytes,
+    options: dict[str, Any],
+    stream: bool,
+    show: Callable[[list[Any]], None],
+    typed: str,
+) -> None:
+    from malamute_py.client.letters import RequestFailed
+
+    began = time.monotonic()
+    count = 0
+    try:
+        with Progress(f"waiting for {service}") as progress:
+            replies: Iterator[Letter] = (
+                client.requests(service, body, **options) if stream
+                else iter([client.request(service, body, **options)])
+            )  # fmt: skip
+            for reply in replies:
+                progress.stop()
+                show([reply])
+                count += 1
+    except RequestFailed as error:
+        kind, _, words = error.why.partition(":")
+        if kind != "completed":
+            raise CommandFailed(f"{service} {_failed(kind)}{words and ':'}{words}") from None
+        if not count:
+            say(f"{service} has done it and replied nothing")
+    except Timeout:
+        raise Timeout(_late(client, service, typed, count)) from None
+    if stream and output.on_terminal():
+        text = f"{count:,} {'reply' if count == 1 else 'replies'}"
+        say(f"{text} in {time.monotonic() - began:.3g} s")
+
+
+def _failed(kind: str) -> str:
+    return {
+        "failed": "gave it up",
+        "attempts": "gave it up after too many tries",
+        "cancelled": "will not answer: it was cancelled",
+        "removed": "was removed",
+    }.get(kind, f"will not answer ({kind})")
+
+
+def _late(client: SyncClient, service: str, typed: str, replies: int) -> str:
+    """Why there may have been no answer."""
+    text = f"{service}: no answer within {typed}"
+    if replies:
+        return f"{service}: the last reply did not come within {typed}; {replies} came"
+    try:
+        facts = client.service_info(service)
+    except RequestRejected:
+        return text
+    if not facts.offers:
+        return f"{text}: nobody works for it; `malamute work {service} -- COMMAND` does"
+    if facts.waiting:
+        workers = count_text(facts.offers, "worker")
+        return f"{text}: {count_text(facts.waiting, 'request')} waiting for {workers}"
+    return f"{text}; `malamute service info {service}` shows who works on what"

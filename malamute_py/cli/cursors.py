@@ -1,0 +1,270 @@
+"""`malamute cursor ...`: list, show, move, reset, edit, remove.
+
+Owns the words for places that the broker keeps for readers. The rule: a move goes forward
+only, as a reader's does; going back has a name of its own. Source: SPEC.md, section 4.8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from malamute_protocol.errors import RequestRejected
+from malamute_py.cli import complete, output
+from malamute_py.cli.absent import absent
+from malamute_py.cli.agreed import Yes, agreed
+from malamute_py.cli.commands import group
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.letters import sender_text
+from malamute_py.cli.linking import linked
+from malamute_py.cli.mailboxes import age, beside, since
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.settings import Description, Settings, shown, wanted
+from malamute_py.cli.subscribe import known as known_stream
+from malamute_py.cli.subscribe import start_point
+from malamute_py.cli.values import count_text, size_text
+
+if TYPE_CHECKING:
+    from malamute_py.client.facts import CursorFacts
+    from malamute_py.client.sync import SyncClient
+
+app = group("cursor")
+
+Stream = Annotated[
+    str, typer.Argument(metavar="STREAM", help="Its stream.", autocompletion=complete.streams)
+]
+Name = Annotated[
+    str, typer.Argument(metavar="CURSOR", help="The cursor.", autocompletion=complete.cursors)
+]
+
+
+def known(client: SyncClient, stream: str, cursor: str) -> CursorFacts:
+    """Facts about a cursor. Raises CommandFailed, with the nearest name, when there is none."""
+    known_stream(client, stream)
+    return absent(
+        lambda: client.cursor_info(stream, cursor),
+        "cursor",
+        cursor,
+        lambda: [each.cursor for each in client.cursors(stream)],
+        f"reading with it makes it: malamute sub {stream} --cursor {cursor}",
+        where=f" of {stream}",
+    )
+
+
+@app.command(
+    "ls",
+    epilog="""In a pipe a line has, with tabs between: stream, cursor, next offset, how many
+records it is behind, time of its last move in milliseconds, by whom, whether it keeps the
+records that it has not read (yes, no), and how many bytes these are. --json names them.""",
+)
+def ls(
+    ctx: typer.Context,
+    stream: Annotated[
+        str,
+        typer.Argument(metavar="[STREAM]", help="Only of this stream.", show_default=False,
+                       autocompletion=complete.streams),
+    ] = "",
+    prefix: Annotated[str, typer.Option(help="Only names that begin like this.")] = "",
+    as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """List the cursors."""
+    with linked(ctx) as client:
+        if stream:
+            known_stream(client, stream)
+        found = client.cursors(stream, prefix)
+    output.listing(
+        [
+            Column("stream", "Stream", style="cyan"),
+            Column("cursor", "Cursor", style="cyan"),
+            Column("next", "Next", right=True),
+            Column("lag", "Behind", right=True),
+            Column("moved_ms", "Moved ago", right=True),
+            Column("by", "By", spare=True),
+            Column("pinned", "Pinned"),
+            Column("pinned_bytes", "Keeps", right=True),
+        ],
+        [
+            (
+                each.stream,
+                each.cursor,
+                Cell(each.next, count_text(each.next)),
+                Cell(each.lag, count_text(each.lag)),
+                age(each.moved_ms),
+                Cell(each.by, sender_text(each.by) if each.by else "anonymous"),
+                each.pinned,
+                Cell(each.pinned_bytes, size_text(each.pinned_bytes) if each.pinned else "-"),
+            )
+            for each in found
+        ],
+        as_json=as_json,
+        empty=(
+            f"{stream} has no cursors" if stream else
+            "no cursors yet; reading with one makes it: malamute sub STREAM --cursor NAME"
+        ),
+    )  # fmt: skip
+
+
+@app.command("info")
+def info(ctx: typer.Context, stream: Stream, cursor: Name, as_json: output.Json = False) -> None:
+    """Show one cursor: where it stands, and its settings."""
+    with linked(ctx) as client:
+        _show(known(client, stream, cursor), as_json)
+
+
+def _show(found: CursorFacts, as_json: bool) -> None:
+    facts: dict[str, Any] = {
+        "stream": Cell(found.stream, found.stream, "cyan"),
+        "cursor": Cell(found.cursor, found.cursor, "bold cyan"),
+        "next": found.next,
+        "lag": found.lag,
+        "first": found.first,
+        "tail": found.tail,
+        "moved_ms": since(found.moved_ms),
+        "by": Cell(found.by, sender_text(found.by) if found.by else "anonymous"),
+        "pinned": found.pinned,
+        "pinned_bytes": Cell(found.pinned_bytes, size_text(found.pinned_bytes)),
+        **beside(found.more, as_json),
+        "settings": shown(found.settings, {"pin_bytes_max": "the broker's"}),
+    }
+    output.facts(facts, as_json=as_json)
+
+
+@app.command(
+    "move",
+    epilog="""\b
+Examples:
+  malamute cursor move orders billing 4711             records before 4711 are done
+  malamute cursor move orders billing 4711 --since 4000""",
+)
+def move(
+    ctx: typer.Context,
+    stream: Stream,
+    cursor: Name,
+    following: Annotated[
+        int, typer.Argument(metavar="OFFSET", min=0, help="The offset that is to be read next.")
+    ],
+    since_offset: Annotated[
+        int | None, typer.Option("--since", min=0, help="Only if it stands there until now.")
+    ] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Move a cursor forward, as a reader does; makes it when there is none."""
+    with linked(ctx) as client:
+        known_stream(client, stream)
+        try:
+            client.cursor(stream, cursor).move(following, since=since_offset)
+        except RequestRejected as error:
+            if error.code == "conflict":
+                raise CommandFailed(
+                    f"{stream}/{cursor} was not moved: {error.reason}; `malamute cursor info"
+                    f" {stream} {cursor}` says where it stands, `cursor reset` goes back, too"
+                ) from None
+            if error.code == "bad_start":
+                raise CommandFailed(f"{stream}/{cursor} was not moved: {error.reason}") from None
+            raise
+    _moved(stream, cursor, following, as_json)
+
+
+@app.command(
+    "reset",
+    epilog="""\b
+Examples:
+  malamute cursor reset orders billing earliest
+  malamute cursor reset orders billing latest        skip what was not read
+  malamute cursor reset orders billing 4711          an offset
+  malamute cursor reset orders billing now-1h        a time; or 2026-01-31T10:00, @MILLISECONDS""",
+)
+def reset(
+    ctx: typer.Context,
+    stream: Stream,
+    cursor: Name,
+    point: Annotated[
+        str, typer.Argument(metavar="POINT", help="earliest, latest, an OFFSET or TIME.")
+    ],
+    as_json: output.Json = False,
+) -> None:
+    """Have a cursor stand elsewhere, forward or back."""
+    start = start_point(point)
+    if point.strip().lower() == "last":
+        raise CommandFailed("a cursor stands at one place: earliest, latest, OFFSET or TIME", USAGE)
+    with linked(ctx) as client:
+        before = known(client, stream, cursor).next
+        offset = client.cursor(stream, cursor).reset(start)
+    _moved(stream, cursor, offset, as_json, before)
+
+
+def _moved(stream: str, cursor: str, offset: int, as_json: bool, before: int | None = None) -> None:
+    told: dict[str, Any] = {"stream": stream, "cursor": cursor, "next": offset}
+    until = ""
+    if before is not None:
+        told["before"] = before
+        until = f" (it stood at {before:,})"
+    output.done(f"{stream}/{cursor} stands at {offset:,}{until}", told, as_json=as_json)
+
+
+@app.command(
+    "edit",
+    epilog="""\b
+Examples:
+  malamute cursor edit orders billing --pin --pin-bytes 10GiB
+  malamute cursor edit orders billing --create --start latest
+
+A pinned cursor has the broker keep what it has not read, up to its bound; it warns before.""",
+)
+def edit(
+    ctx: typer.Context,
+    stream: Stream,
+    cursor: Name,
+    pin: Annotated[
+        bool | None, typer.Option("--pin/--no-pin", help="Keep the records that it has not read.")
+    ] = None,
+    pin_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Keep at most so much for it.")
+    ] = None,
+    description: Description = None,
+    settings: Settings = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the cursor when there is none.")
+    ] = False,
+    start: Annotated[
+        str, typer.Option(metavar="POINT", help="Where a new one stands.")
+    ] = "earliest",
+    as_json: output.Json = False,
+) -> None:
+    """Change settings of a cursor, or make one; those not named stay."""
+    asked = wanted(settings, pin=pin, pin_bytes_max=pin_bytes, description=description)
+    if not asked and not create:
+        raise CommandFailed("nothing to change; name a setting, such as --pin", USAGE)
+    begin = start_point(start)
+    with linked(ctx) as client:
+        if create:
+            known_stream(client, stream)
+        else:
+            known(client, stream, cursor)
+        found = client.cursor(stream, cursor).edit(asked, start=begin)
+    if as_json:
+        _show(found, as_json)
+    else:
+        output.done(
+            f"edited {stream}/{cursor}: {', '.join(asked) or 'as it was'}; it stands at"
+            f" {found.next:,}",
+            {}, as_json=False,
+        )  # fmt: skip
+
+
+@app.command("rm")
+def rm(
+    ctx: typer.Context, stream: Stream, cursor: Name, yes: Yes = False, as_json: output.Json = False
+) -> None:
+    """Have the broker forget a cursor; the records stay."""
+    with linked(ctx) as client:
+        found = known(client, stream, cursor)
+        agreed(f"remove cursor {cursor} of {stream}, which stands at {found.next:,}", cursor,
+               yes=yes)  # fmt: skip
+        client.cursor(stream, cursor).remove()
+    output.done(
+        f"removed cursor {cursor} of {stream}; it stood at {found.next:,}",
+        {"stream": stream, "removed": cursor, "next": found.next},
+        as_json=as_json,
+    )

@@ -1,0 +1,195 @@
+"""`malamute group ...`: list, show, remove.
+
+Owns the words for groups and for what each member has in hand. Source: SPEC.md, section 4.8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from malamute_py.cli import complete, output
+from malamute_py.cli.absent import absent
+from malamute_py.cli.agreed import Yes, agreed
+from malamute_py.cli.commands import group as group_of
+from malamute_py.cli.letters import sender_text
+from malamute_py.cli.linking import linked
+from malamute_py.cli.mailboxes import age, beside, since
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.subscribe import known as known_stream
+from malamute_py.cli.values import count_text
+
+if TYPE_CHECKING:
+    from malamute_py.client.facts import GroupFacts
+    from malamute_py.client.sync import SyncClient
+
+app = group_of("group")
+
+Stream = Annotated[
+    str, typer.Argument(metavar="STREAM", help="Its stream.", autocompletion=complete.streams)
+]
+Name = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The group.", autocompletion=complete.groups)
+]
+
+
+def known(client: SyncClient, stream: str, group: str) -> GroupFacts:
+    """Facts about a group. Raises CommandFailed, with the nearest name, when there is none."""
+    known_stream(client, stream)
+    return absent(
+        lambda: client.group_info(stream, group),
+        "group",
+        group,
+        lambda: [each.group for each in client.groups(stream)],
+        f"its first member makes it: malamute sub {stream} --group {group}",
+        where=f" of {stream}",
+    )
+
+
+@app.command(
+    "ls",
+    epilog="""In a pipe a line has, with tabs between: stream, group, kind, members, next offset,
+how many records it is behind, records in hand, records that are done ahead of the next offset,
+time of its last move in milliseconds. --json names them.""",
+)
+def ls(
+    ctx: typer.Context,
+    stream: Annotated[
+        str,
+        typer.Argument(metavar="[STREAM]", help="Only of this stream.", show_default=False,
+                       autocompletion=complete.streams),
+    ] = "",
+    prefix: Annotated[str, typer.Option(help="Only names that begin like this.")] = "",
+    as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """List the groups of consumers."""
+    with linked(ctx) as client:
+        if stream:
+            known_stream(client, stream)
+        found = client.groups(stream, prefix)
+    output.listing(
+        [
+            Column("stream", "Stream", style="cyan"),
+            Column("group", "Group", style="cyan"),
+            Column("kind", "Kind"),
+            Column("members", "Members", right=True),
+            Column("next", "Next", right=True),
+            Column("lag", "Behind", right=True),
+            Column("held", "In hand", right=True),
+            Column("done", "Done ahead", right=True, spare=True),
+            Column("moved_ms", "Moved ago", right=True, spare=True),
+        ],
+        [
+            (
+                each.stream,
+                each.group,
+                each.kind,
+                Cell(len(each.members), count_text(len(each.members))),
+                Cell(each.next, count_text(each.next)),
+                Cell(each.lag, count_text(each.lag)),
+                _held(each),
+                Cell(each.done, count_text(each.done)),
+                age(each.moved_ms),
+            )
+            for each in found
+        ],
+        as_json=as_json,
+        empty=(
+            f"{stream} has no groups" if stream else
+            "no groups yet; the first member makes one: malamute sub STREAM --group NAME"
+        ),
+    )  # fmt: skip
+
+
+def _held(found: GroupFacts) -> Cell:
+    held = sum(each.held for each in found.members)
+    return Cell(held, count_text(held))
+
+
+@app.command("info")
+def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json = False) -> None:
+    """Show one group: how far it is, its members, and what each has in hand."""
+    with linked(ctx) as client:
+        found = known(client, stream, group)
+    members: list[dict[str, Any]] = [
+        {
+            "identity": each.identity, "link": each.link, "held": each.held,
+            "since_ms": each.since_ms, "oldest_ms": each.oldest_ms,
+        }
+        for each in found.members
+    ]  # fmt: skip
+    facts: dict[str, Any] = {
+        "stream": Cell(found.stream, found.stream, "cyan"),
+        "group": Cell(found.group, found.group, "bold cyan"),
+        "kind": found.kind,
+        "pattern": Cell(found.pattern, pattern_text(found.pattern)),
+        "next": found.next,
+        "tail": found.tail,
+        "lag": found.lag,
+        "done": Cell(found.done, f"{count_text(found.done)} ahead of the next offset"),
+        "moved_ms": since(found.moved_ms),
+        "by": Cell(found.by, sender_text(found.by) if found.by else "anonymous"),
+        **beside(found.more, as_json),
+    }
+    if as_json:
+        output.facts({**facts, "members": members}, as_json=True)
+        return
+    output.facts(facts, as_json=False)
+    if not members and not output.on_terminal():
+        return
+    output.listing(
+        [
+            Column("identity", "Member", style="cyan"),
+            Column("link", "Link", right=True),
+            Column("held", "In hand", right=True),
+            Column("since_ms", "Member for", right=True),
+            Column("oldest_ms", "Oldest in hand", right=True),
+        ],
+        [
+            (
+                Cell(each["identity"], sender_text(each["identity"]) if each["identity"] else
+                     "anonymous", "" if each["identity"] else "dim"),
+                Cell(each["link"], str(each["link"])),
+                Cell(each["held"], count_text(each["held"])),
+                age(each["since_ms"]),
+                age(each["oldest_ms"]),
+            )
+            for each in members
+        ],
+        as_json=False,
+        empty="nobody is a member now",
+        mark="member",
+    )  # fmt: skip
+
+
+def pattern_text(pattern: list[Any]) -> str:
+    """A pattern as it is typed; one that cannot be typed as its list."""
+    match pattern:
+        case [] | ["all"]:
+            return "#"
+        case ["topic", str(text)]:
+            return text
+        case ["prefix" | "regex" as kind, str(text)]:
+            return f"{kind}:{text}"
+        case ["fields", str(mode), list(criteria)]:
+            listed = ",".join("=".join(map(str, each)) for each in criteria)
+            return f"{'any' if mode == 'any' else 'fields'}:{listed}"
+        case _:
+            return str(pattern)
+
+
+@app.command("rm")
+def rm(
+    ctx: typer.Context, stream: Stream, group: Name, yes: Yes = False, as_json: output.Json = False
+) -> None:
+    """Have the broker forget a group that has no members; the records stay."""
+    with linked(ctx) as client:
+        found = known(client, stream, group)
+        agreed(f"remove group {group} of {stream}, which stands at {found.next:,}", group, yes=yes)
+        client.remove_group(stream, group)
+    output.done(
+        f"removed group {group} of {stream}; it stood at {found.next:,}",
+        {"stream": stream, "removed": group, "next": found.next},
+        as_json=as_json,
+    )

@@ -1,0 +1,176 @@
+"""`malamute inbox`: read a mailbox.
+
+Owns the words for a reader of mail. The rule: a message is acknowledged when it has been
+printed and flushed, never before: whatever ends the command, what was not printed goes to
+the next reader.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from malamute_protocol.errors import Timeout
+from malamute_py.cli import complete, output
+from malamute_py.cli.absent import absent
+from malamute_py.cli.commands import say
+from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
+from malamute_py.cli.letters import MailWriter
+from malamute_py.cli.linking import linked
+from malamute_py.cli.values import count_text, duration_ms
+
+if TYPE_CHECKING:
+    from malamute_py.client.sync import SyncClient
+    from malamute_py.client.sync_mail import SyncInbox
+
+EPILOG: Final = """\b
+Examples:
+  malamute inbox ann                     what lies there, and what comes
+  malamute inbox ann --until-empty       what lies there, then end
+  malamute inbox ann -n 1 --json
+  malamute inbox                         your own: the name of your identity
+
+A message is taken out of the mailbox once it is printed. To look without taking, use
+`malamute mailbox peek`; to run a command for each and try again what fails, `malamute work`."""
+
+_CREDIT: Final = 1024
+_LEFT_RECORDS: Final = 1 << 20
+_LEFT_BYTES: Final = 1 << 30
+"""With --no-ack: what is held is never given back before the end."""
+_LOOK_MS: Final = 200
+
+
+def inbox(
+    ctx: typer.Context,
+    mailbox: Annotated[
+        str | None,
+        typer.Argument(metavar="[MAILBOX]", help="Whose; default: your own.",
+                       autocompletion=complete.mailboxes),
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")
+    ] = None,
+    until_empty: Annotated[
+        bool, typer.Option("--until-empty", help="End when there is nothing left to deliver.")
+    ] = False,
+    wait: Annotated[
+        str | None,
+        typer.Option("--timeout", metavar="DURATION", help="End when none comes for so long."),
+    ] = None,
+    no_ack: Annotated[
+        bool,
+        typer.Option("--no-ack", help="Leave them in the mailbox; they count as handed out."),
+    ] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the mailbox when there is none.")
+    ] = False,
+    bodies_only: Annotated[
+        bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
+    ] = False,
+    with_fields: Annotated[
+        bool, typer.Option("--fields", help="Fields too; in a pipe: subject, fields, body.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
+) -> int:  # fmt: skip
+    """Read a mailbox: print its messages and take them out."""
+    timeout_ms = None if wait is None else duration_ms(wait)
+    writer = MailWriter(as_json=as_json, bodies_only=bodies_only, with_fields=with_fields)
+    with linked(ctx, stays=True) as client:
+        name = mailbox or own(client)
+        if mailbox is not None and not create:
+            known(client, mailbox)
+        reader = (
+            client.inbox(
+                mailbox, ack="manual", credit_records=_LEFT_RECORDS, credit_bytes=_LEFT_BYTES
+            )
+            if no_ack
+            else client.inbox(mailbox, credit_records=min(count or _CREDIT, _CREDIT))
+        )
+        try:
+            # Left by an exception, the message at hand stays in the mailbox.
+            with reader:
+                reader.accepted()
+                if output.on_terminal() and not until_empty:
+                    say(f"{name}: waiting for mail; end with Ctrl-C")
+                _print(client, reader, name, writer, count, until_empty, timeout_ms)
+        except KeyboardInterrupt:
+            if output.on_terminal():
+                say(f"{count_text(writer.count, 'message')} read")
+            return INTERRUPTED
+        except Timeout:
+            raise Timeout(f"{name}: no message came within {wait}") from None
+        if until_empty and output.on_terminal() and not writer.count:
+            say(f"{name} is empty")
+    return 0
+
+
+def own(client: SyncClient) -> str:
+    """Name of the client's own mailbox. Raises CommandFailed when it has none."""
+    welcome = client.welcome
+    if welcome is None or not welcome.identity:
+        raise CommandFailed(
+            "which mailbox? this client has no identity, and so none of its own; name one"
+            " (`malamute mailbox ls` lists them) or use a context with a credential",
+            USAGE,
+        )
+    return welcome.identity
+
+
+def known(client: SyncClient, mailbox: str) -> Any:
+    """Facts about a mailbox. Raises CommandFailed, with the nearest name, when there is none."""
+    return absent(
+        lambda: client.mailbox_info(mailbox),
+        "mailbox",
+        mailbox,
+        lambda: [each.name for each in client.mailboxes()],
+        f"sending to it makes it: malamute send {mailbox} 'a message'",
+    )
+
+
+def _print(
+    client: SyncClient,
+    reader: SyncInbox,
+    name: str,
+    writer: MailWriter,
+    count: int | None,
+    until_empty: bool,
+    timeout_ms: int | None,
+) -> None:
+    while True:
+        if until_empty:
+            messages = _at_hand(client, reader, name, count is not None)
+        else:
+            messages = _next(reader, count is not None, timeout_ms)
+        if messages is None:
+            return
+        writer.write_all(messages)
+        if count is not None and writer.count >= count:
+            return
+
+
+def _next(reader: SyncInbox, single: bool, timeout_ms: int | None) -> Any:
+    """One message, or those that were sent together; None at the end. Raises Timeout."""
+    if single:
+        mail = reader.next(timeout_ms)
+        return None if mail is None else [mail]
+    return reader.next_batch(timeout_ms)
+
+
+def _at_hand(client: SyncClient, reader: SyncInbox, name: str, single: bool) -> Any:
+    """The next as long as there is something to deliver; None: there is not."""
+    while True:
+        try:
+            return _next(reader, single, 0)
+        except Timeout:
+            facts = client.mailbox_info(name)
+        # What was on its way to us came before that answer, on the same link.
+        try:
+            return _next(reader, single, 0)
+        except Timeout:
+            if facts.messages - facts.held - facts.delayed <= 0:
+                return None
+        try:
+            return _next(reader, single, _LOOK_MS)
+        except Timeout:
+            continue

@@ -1,0 +1,268 @@
+"""Input of commands that send: lines, files and JSON lines, a chunk at a time.
+
+Owns the reading. The rules: what has arrived is handed on at once; input is never held whole;
+a line that cannot be read stops the command by its number. Source: records.py has the names
+of the JSON form.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from malamute_py.cli.commands import say
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.values import later_ms, size_text, time_ms
+
+if TYPE_CHECKING:
+    from malamute_py.client.sync import SyncClient
+
+_CHUNK_BYTES: Final = 1 << 20
+_LINE_BYTES_MAX: Final = 64 << 20
+_IGNORED: Final = frozenset(
+    {
+        "offset", "time", "epoch", "id", "stream",
+        "number", "sender", "attempts", "about", "last", "why", "priority", "held", "not_before",
+    }
+)  # fmt: skip
+"""What `sub --json` and `inbox --json` print beside, and nobody can send."""
+_KNOWN: Final = (
+    "body", "body_base64", "subject", "keys", "fields", "client_time", "expires", "properties",
+)  # fmt: skip
+
+
+class Defaults:
+    """What the options say of every record; times are read anew for each chunk."""
+
+    def __init__(
+        self,
+        subjects: Sequence[str],
+        fields: dict[str, str],
+        properties: dict[str, str],
+        client_time: str | None,
+        expires: str | None,
+        codec: str,
+    ) -> None:
+        self.subject: str | tuple[str, ...] = (
+            tuple(subjects) if len(subjects) > 1 else subjects[0] if subjects else ""
+        )
+        self.fields = fields
+        self.properties = properties
+        self.codec = codec
+        self._client_time = client_time
+        self._expires = expires
+        self.times()  # what cannot be read is refused before anything is published
+
+    def times(self) -> tuple[int | None, int | None]:
+        """Client time and expiry, as of now."""
+        return (
+            time_ms(self._client_time) if self._client_time is not None else None,
+            later_ms(self._expires) if self._expires is not None else None,
+        )
+
+    def options(self) -> dict[str, Any]:
+        """For publish_many, when all records are alike but for their bodies."""
+        client_time, expires = self.times()
+        found: dict[str, Any] = {
+            "client_time_ms": client_time, "expires_ms": expires, "codec": self.codec,
+            "fields": self.fields or None, "properties": self.properties or None,
+        }  # fmt: skip
+        return {name: value for name, value in found.items() if value is not None}
+
+
+Piece = tuple[list[bytes], dict[str, Any]]
+"""Bodies, and the options of publish_many for them."""
+
+
+def check_sources(
+    given: Sequence[str], *, files: bool, json_lines: bool, from_name: bool, whole: bool = False
+) -> None:
+    """Raise CommandFailed when a command line names its input twice, or not at all."""
+    if files and not given:
+        raise CommandFailed("--file: name the files after it", USAGE)
+    if sum((files, json_lines, whole)) > 1:
+        listed = [name for name, on in (
+            ("--file", files), ("--json-lines", json_lines), ("--whole", whole)
+        ) if on]  # fmt: skip
+        raise CommandFailed(f"{' and '.join(listed)} exclude each other; give one", USAGE)
+    if from_name and not files:
+        raise CommandFailed("--subject-from-name goes with --file", USAGE)
+    if not files and len(given) > 1:
+        raise CommandFailed(
+            f"{len(given)} bodies; put one in quotes, or give a line each on standard input", USAGE
+        )
+    if given and json_lines:
+        raise CommandFailed("--json-lines reads standard input; leave out the body", USAGE)
+    if given and whole:
+        raise CommandFailed("--whole reads standard input; leave out the body", USAGE)
+
+
+def tell_key(client: SyncClient) -> None:
+    """Say so when a key is of little use: what has no identity is another sender each time."""
+    if client.welcome is None or not client.welcome.identity:
+        say(
+            "--key: this client has no identity, so the next command is another sender to the"
+            " broker, and the same key another key; use a context with a credential"
+        )
+
+
+def whole() -> bytes:
+    """All of standard input. Raises CommandFailed when that is too much."""
+    if sys.stdin.isatty():
+        say("type the body; end with Ctrl-D")
+    body = sys.stdin.buffer.read(_LINE_BYTES_MAX + 1)
+    if len(body) > _LINE_BYTES_MAX:
+        raise CommandFailed(f"a body of more than {size_text(_LINE_BYTES_MAX)}")
+    return body
+
+
+def _chunks(source: IO[bytes]) -> Iterator[list[bytes]]:
+    """Whole lines, as many as have arrived; waits only when there is none."""
+    read = getattr(source, "read1", source.read)
+    rest: list[bytes] = []
+    held = 0
+    while chunk := read(_CHUNK_BYTES):
+        end = chunk.rfind(b"\n")
+        if end < 0:
+            rest.append(chunk)
+            held += len(chunk)
+            if held > _LINE_BYTES_MAX:
+                raise CommandFailed(
+                    f"a line of more than {size_text(_LINE_BYTES_MAX)}; publish files with --file"
+                )
+            continue
+        rest.append(chunk[:end])
+        yield b"".join(rest).split(b"\n")
+        rest, held = [chunk[end + 1 :]], len(chunk) - end - 1
+    if held:
+        yield [b"".join(rest)]
+
+
+def lines(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
+    """Each line a body, as many in a piece as have arrived."""
+    for bodies in _chunks(source):
+        yield bodies, _alike(defaults, len(bodies))
+
+
+def _alike(defaults: Defaults, count: int) -> dict[str, Any]:
+    if isinstance(defaults.subject, str):
+        return {"subject": defaults.subject, **defaults.options()}
+    return {"subjects": [defaults.subject] * count, **defaults.options()}
+
+
+def files(paths: Sequence[str], defaults: Defaults, from_name: bool) -> Iterator[Piece]:
+    """Each file a body, and a piece. from_name: its name ends the subject."""
+    prefix = defaults.subject if isinstance(defaults.subject, str) else defaults.subject[0]
+    for path in map(Path, paths):
+        body = path.read_bytes()
+        options = _alike(defaults, 1)
+        if from_name:
+            options["subject"] = f"{prefix}.{path.stem}" if prefix else path.stem
+            options.pop("subjects", None)
+        yield [body], options
+
+
+# --- JSON lines --------------------------------------------------------------------------
+
+
+def objects(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
+    """Each line a JSON object. Raises CommandFailed after what came before a bad line."""
+    number = 0
+    for lines in _chunks(source):
+        client_time, expires = defaults.times()
+        rows: list[_Row] = []
+        failure: CommandFailed | None = None
+        for line in lines:
+            number += 1
+            if not line.strip():
+                continue
+            try:
+                rows.append(_row(line, defaults, client_time, expires))
+            except (CommandFailed, ValueError, TypeError, KeyError) as error:
+                failure = CommandFailed(f"line {number}: {error}; the lines before it were taken")
+                break
+        if rows:
+            yield _columns(rows, defaults.codec)
+        if failure is not None:
+            raise failure
+
+
+_Row = tuple[bytes, Any, dict[str, str], int | None, int | None, dict[str, Any]]
+
+
+def _row(line: bytes, defaults: Defaults, client_time: int | None, expires: int | None) -> _Row:
+    import msgspec
+
+    try:
+        value = msgspec.json.decode(line)
+    except msgspec.DecodeError as error:
+        raise CommandFailed(f"is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CommandFailed('is not an object; write {"body": ...}')
+    if "parts_base64" in value:
+        raise CommandFailed(
+            "is a list of parts, which pub does not publish; copy such a stream with"
+            " `malamute replay STREAM --to-stream NAME`"
+        )
+    for key in value:
+        if key not in _KNOWN and key not in _IGNORED:
+            near = difflib.get_close_matches(key, _KNOWN, n=1)
+            raise CommandFailed(
+                f"unknown key {key!r}; " + (f"did you mean {near[0]}?" if near else
+                                            f"known are {', '.join(_KNOWN)}")
+            )  # fmt: skip
+    keys = value.get("keys")
+    if keys is not None and not isinstance(keys, list):
+        raise CommandFailed('keys is a list: ["a.b", "c"]')
+    subject = tuple(map(str, keys)) if keys else value.get("subject", defaults.subject)
+    if not isinstance(subject, str | tuple):
+        raise CommandFailed("subject must be text")
+    fields = value.get("fields", {})
+    properties = value.get("properties", {})
+    if not isinstance(fields, dict) or not isinstance(properties, dict):
+        raise CommandFailed("fields and properties are objects")
+    if "client_time" in value:
+        client_time = _time(value["client_time"])
+    if "expires" in value:
+        expires = _time(value["expires"])
+    return (
+        _body(value), subject, {**defaults.fields, **{k: str(v) for k, v in fields.items()}},
+        client_time, expires, {**defaults.properties, **properties},
+    )  # fmt: skip
+
+
+def _time(value: Any) -> int | None:
+    if value is None or type(value) is int:
+        return value
+    return time_ms(str(value))
+
+
+def _body(value: dict[str, Any]) -> bytes:
+    if "body_base64" in value:
+        return base64.b64decode(value["body_base64"], validate=True)
+    if "body" not in value:
+        raise CommandFailed("has neither body nor body_base64")
+    body = value["body"]
+    if isinstance(body, str):
+        return body.encode()
+    import msgspec
+
+    return msgspec.json.encode(body)
+
+
+def _columns(rows: list[_Row], codec: str) -> Piece:
+    bodies, subjects, fields, times, expiries, properties = map(list, zip(*rows, strict=True))
+    options: dict[str, Any] = {"subjects": subjects, "codec": codec}
+    if any(fields):
+        options["fields"] = [each or None for each in fields]
+    if any(each is not None for each in times):
+        options["client_time_ms"] = times
+    if any(expiries):
+        options["expires_ms"] = [each or 0 for each in expiries]
+    if any(properties):
+        options["properties"] = [each or None for each in properties]
+    return bodies, options

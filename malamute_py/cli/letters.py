@@ -1,0 +1,149 @@
+"""Mail as text: columns for a person, bodies or JSON lines for programs.
+
+Owns what a message shows beside a record's parts: number, sender, how often it was handed
+out, and what it is about. Source: records.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from malamute_py.cli.records import ESCAPES, RecordWriter, as_object, body_of, printable
+from malamute_py.cli.values import iso_text, time_text
+
+if TYPE_CHECKING:
+    from malamute_protocol.batch import Record
+    from malamute_py.client.facts import PeekedMail
+    from malamute_py.client.letters import Letter
+
+_SENDER_WIDTH_MAX: Final = 24
+_ANONYMOUS_SHOWN: Final = 9
+"""Of `~` and the digits that stand for a client without an identity."""
+
+
+class MailWriter(RecordWriter):
+    """Writes messages in one form."""
+
+    def write_all(self, messages: Iterable[Any]) -> None:
+        """Some messages, flushed together."""
+        if self._plain and not self._escaped:
+            bodies = [body_of(each) for each in messages]
+            if bodies:
+                self._emit(b"\n".join(bodies) + b"\n", len(bodies))
+        else:
+            self.write_records(messages)
+
+    def _object(self, record: Record) -> dict[str, Any]:
+        return mail_object(record)
+
+    def _row(self, record: Record) -> str:
+        mail: Letter = record  # type: ignore[assignment]
+        subject = mail.subject.translate(ESCAPES)
+        self._width = self._wider(self._width, subject)
+        cells = [
+            self._paint("2", f"{mail.number:>6}"),
+            self._paint("2", self._time(mail.append_time_ms)),
+            self._paint("32", f"{sender_text(mail.sender):<10}"),
+            self._paint("36", f"{subject:<{self._width}}"),
+        ]
+        if self._fields:
+            cells.append(self._named(mail))
+        notes = notes_of(mail)
+        if notes:
+            cells.append(self._paint("33", f"({'; '.join(notes)})".translate(ESCAPES)))
+        cells.append(printable(body_of(mail)))
+        return "  ".join(cells)
+
+
+def sender_text(sender: str) -> str:
+    """A sender's name for a person: that of an anonymous one is cut."""
+    if not sender:
+        return "the broker"
+    if sender.startswith("~"):
+        return f"{sender[:_ANONYMOUS_SHOWN]}…"
+    return sender.translate(ESCAPES)
+
+
+def notes_of(mail: Letter | Peeked) -> list[str]:
+    """What a person has to know before the body."""
+    notes = []
+    if mail.attempts > 1:
+        notes.append(f"handed out {mail.attempts} times")
+    if mail.why:
+        notes.append(mail.why)
+    if getattr(mail, "held", False):
+        notes.append("in hand")
+    if not_before := getattr(mail, "not_before_ms", 0):
+        notes.append(f"not before {time_text(not_before)}")
+    if mail.about is not None and not mail.why:
+        notes.append("a reply" if mail.last else "a reply, more follow")
+    return notes
+
+
+def mail_object(mail: Any) -> dict[str, Any]:
+    """A message as one JSON object; what it does not have is left out."""
+    found: dict[str, Any] = {"number": mail.number, "sender": mail.sender}
+    found.update(as_object(mail))
+    del found["offset"]
+    if mail.attempts > 1:
+        found["attempts"] = mail.attempts
+    if mail.about is not None:
+        key, row = mail.about
+        found["about"] = {"key": key_text(key), "row": row}
+        found["last"] = mail.last
+    if mail.why:
+        found["why"] = mail.why
+    if isinstance(mail, Peeked):
+        found.update(mail.beside())
+    return found
+
+
+class Peeked:
+    """A message that was looked at where it lies, with the attributes of one that was read."""
+
+    about = None
+    last = False
+    client_time_ms = None
+    properties: Mapping[str, Any] = {}
+
+    def __init__(self, facts: PeekedMail) -> None:
+        self.number = self.offset = facts.number
+        self.sender = facts.sender
+        self.append_time_ms = facts.at_ms
+        self.subject = facts.subject
+        self.keys = (facts.subject,)
+        self.fields = facts.fields
+        self.attempts = facts.attempts
+        self.why = facts.why
+        self.held = facts.held
+        self.not_before_ms = facts.not_before_ms
+        self.expires_ms = facts.expires_ms or None
+        self.priority = facts.priority
+        self.size = facts.bytes
+        self.body = bytes(facts.body)
+
+    @property
+    def cut(self) -> bool:
+        """The broker did not show all of the body."""
+        return len(self.body) < self.size
+
+    def beside(self) -> dict[str, Any]:
+        """What only a look at the mailbox tells, for JSON."""
+        found: dict[str, Any] = {"held": self.held}
+        if self.priority:
+            found["priority"] = self.priority
+        if self.not_before_ms:
+            found["not_before"] = iso_text(self.not_before_ms)
+        if self.cut:
+            found["body_bytes"] = self.size
+        return found
+
+
+def key_text(key: bytes) -> str:
+    """A key as text: as it was typed, or in hexadecimal digits when it is none."""
+    try:
+        text = key.decode("ascii")
+    except UnicodeDecodeError:
+        return key.hex()
+    return text if text.isprintable() else key.hex()

@@ -1,0 +1,278 @@
+"""`malamute mailbox ...`: list, show, peek, purge, edit, remove.
+
+Owns the words for what lies in mailboxes. The rule: looking never consumes; what takes mail
+away is asked for once more. Source: SPEC.md, section 4.7.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from malamute_py.cli import complete, output
+from malamute_py.cli.agreed import Yes, agreed
+from malamute_py.cli.commands import group, say
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.inbox import known
+from malamute_py.cli.letters import MailWriter, Peeked, sender_text
+from malamute_py.cli.linking import linked
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.progress import watched
+from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
+from malamute_py.cli.values import count_text, duration_text, now_ms, size_text, time_text
+
+if TYPE_CHECKING:
+    from malamute_py.client.facts import MailboxFacts
+
+app = group("mailbox")
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="MAILBOX", help="The mailbox.", autocompletion=complete.mailboxes),
+]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="MAILBOX", help="Which ones.", autocompletion=complete.mailboxes),
+]
+_BODY_BYTES: Final = 256 << 10
+
+
+@app.command(
+    "ls",
+    epilog="""In a pipe a line has, with tabs between: name, messages, of them in hand, of them
+delayed, bytes, time of the oldest in milliseconds (0: none), readers, and whether it is kept in
+memory (yes, no). --json names them.""",
+)
+def ls(
+    ctx: typer.Context,
+    prefix: Annotated[str, typer.Argument(help="Only names that begin like this.")] = "",
+    as_json: output.Json = False,
+) -> None:
+    """List the mailboxes."""
+    with linked(ctx) as client:
+        found = client.mailboxes(prefix)
+    output.listing(
+        [
+            Column("name", "Mailbox", style="cyan"),
+            Column("messages", "Messages", right=True),
+            Column("held", "In hand", right=True),
+            Column("delayed", "Delayed", right=True),
+            Column("bytes", "Bytes", right=True),
+            Column("oldest_ms", "Oldest", right=True),
+            Column("readers", "Readers", right=True),
+            Column("memory", "Kept", spare=True),
+        ],
+        [
+            (
+                each.name,
+                Cell(each.messages, count_text(each.messages)),
+                Cell(each.held, count_text(each.held)),
+                Cell(each.delayed, count_text(each.delayed)),
+                Cell(each.bytes, size_text(each.bytes)),
+                age(each.oldest_ms),
+                Cell(each.readers, count_text(each.readers)),
+                _kept(bool(each.settings.get("memory"))),
+            )
+            for each in found
+        ],
+        as_json=as_json,
+        empty=(
+            f"no mailbox begins with {prefix}" if prefix else
+            "no mailboxes yet; sending makes one: malamute send NAME 'a message'"
+        ),
+    )  # fmt: skip
+
+
+def age(at_ms: int) -> Cell:
+    """How long ago that was; 0: nothing is there."""
+    return Cell(at_ms, duration_text(max(0, now_ms() - at_ms)) if at_ms else "-")
+
+
+def _kept(memory: bool) -> Cell:
+    return Cell(memory, "in memory", "yellow") if memory else Cell(memory, "on disk")
+
+
+@app.command("info")
+def info(ctx: typer.Context, mailbox: Name, as_json: output.Json = False) -> None:
+    """Show one mailbox: what lies in it, and its settings."""
+    with linked(ctx) as client:
+        _show(known(client, mailbox), as_json)
+
+
+def _show(found: MailboxFacts, as_json: bool) -> None:
+    output.facts(
+        {
+            "name": Cell(found.name, found.name, "bold cyan"),
+            "messages": found.messages,
+            "bytes": Cell(found.bytes, size_text(found.bytes)),
+            "held": found.held,
+            "delayed": found.delayed,
+            "oldest_ms": since(found.oldest_ms),
+            "readers": found.readers,
+            **made(found.created_ms, found.by),
+            **beside(found.more, as_json),
+            "settings": shown(
+                found.settings,
+                {
+                    "max_messages": "the broker's",
+                    "max_bytes": "the broker's",
+                    "expires_ms": "never",
+                },
+            ),
+        },
+        as_json=as_json,
+    )
+
+
+def since(at_ms: int) -> Cell:
+    """A time, and how long ago that was."""
+    ago = f"{time_text(at_ms)} ({duration_text(max(0, now_ms() - at_ms))} ago)"
+    return Cell(at_ms, ago if at_ms else "-", "" if at_ms else "dim")
+
+
+def made(created_ms: int, by: str) -> dict[str, Any]:
+    """When and by whom something was made."""
+    return {
+        "created_ms": Cell(created_ms, time_text(created_ms)),
+        "by": Cell(by, sender_text(by) if by else "anonymous", "" if by else "dim"),
+    }
+
+
+def beside(more: dict[str, Any], as_json: bool) -> dict[str, Any]:
+    """Facts without a name of their own here: for programs."""
+    return {} if output.on_terminal() and not as_json else more
+
+
+@app.command(
+    "peek",
+    epilog="""\b
+Examples:
+  malamute mailbox peek ann                the 10 messages that were sent first
+  malamute mailbox peek ann --after 4711   those behind that number
+  malamute mailbox peek lookup.dead        what a service could not do, and why
+
+In a pipe a line is a body; --json has all that is known. They come in the order of their
+numbers; delivery looks at priority and delay, too.""",
+)
+def peek(
+    ctx: typer.Context,
+    mailbox: Name,
+    after: Annotated[
+        int, typer.Option(metavar="NUMBER", help="Only numbers above this one.", show_default=False)
+    ] = -1,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="At most so many.")] = 10,
+    with_fields: Annotated[bool, typer.Option("--fields", help="Show fields too.")] = False,
+    bodies_only: Annotated[bool, typer.Option("--bodies-only", help="Only bodies.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
+) -> None:
+    """Look at messages where they lie; nothing is taken."""
+    writer = MailWriter(as_json=as_json, bodies_only=bodies_only, with_fields=with_fields)
+    with linked(ctx) as client:
+        known(client, mailbox)
+        short = 0
+        while writer.count < count:
+            page = client.peek(
+                mailbox, after=after, limit=min(count - writer.count, 1000), body_bytes=_BODY_BYTES
+            )
+            if not page:
+                break
+            messages = [Peeked(each) for each in page]
+            short += sum(each.cut for each in messages)
+            writer.write_all(messages)
+            after = page[-1].number
+    if short:
+        say(f"{count_text(short, 'message')} not shown whole: {size_text(_BODY_BYTES)} of each")
+    if not writer.count and output.on_terminal():
+        say(f"{mailbox} is empty" if after < 0 else f"{mailbox}: no message after {after}")
+
+
+@app.command("purge")
+def purge(
+    ctx: typer.Context, mailbox: Name, yes: Yes = False, as_json: output.Json = False
+) -> None:
+    """Take all messages out of a mailbox, but for those that a reader has in hand."""
+    with linked(ctx) as client:
+        found = known(client, mailbox)
+        free = found.messages - found.held
+        agreed(f"purge {mailbox} of its {count_text(free, 'message')}", mailbox, yes=yes)
+        told = watched(
+            f"purging {mailbox}", free,
+            lambda: client.purge_mailbox(mailbox),
+            lambda: client.mailbox_info(mailbox).messages,
+        )  # fmt: skip
+    left = f"; {count_text(told.held)} in a reader's hand stayed" if told.held else ""
+    output.done(
+        f"purged {mailbox} of {count_text(told.count, 'message')}{left}",
+        {"purged": mailbox, "messages": told.count, "held": told.held},
+        as_json=as_json,
+    )
+
+
+@app.command(
+    "edit",
+    epilog="""\b
+Examples:
+  malamute mailbox edit ann --max-messages 1000 --expires 7d
+  malamute mailbox edit scratch --create --memory""",
+)
+def edit(
+    ctx: typer.Context,
+    mailbox: Name,
+    max_messages: Annotated[
+        int | None, typer.Option(min=0, help="Refuse (wait) beyond so many; 0: the broker's.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Refuse (wait) beyond so much: 64MiB.")
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Of messages that name no expiry: 7d; 0: never."),
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="In memory only; with --create.")
+    ] = False,
+    level: LevelOption = None,
+    description: Description = None,
+    settings: Settings = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the mailbox when there is none.")
+    ] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Change settings of a mailbox, or make one; those not named stay."""
+    asked = wanted(
+        settings, max_messages=max_messages, max_bytes=max_bytes, expires_ms=expires,
+        memory=memory or None, level=level, description=description,
+    )  # fmt: skip
+    if not asked and not create:
+        raise CommandFailed("nothing to change; name a setting, such as --expires 7d", USAGE)
+    with linked(ctx) as client:
+        if not create:
+            known(client, mailbox)
+        found = client.edit_mailbox(mailbox, asked)
+    if as_json:
+        _show(found, as_json)
+    else:
+        output.done(f"edited {mailbox}: {', '.join(asked) or 'as it was'}", {}, as_json=False)
+
+
+@app.command("rm")
+def rm(
+    ctx: typer.Context, mailboxes: Names, yes: Yes = False, as_json: output.Json = False
+) -> None:
+    """Remove mailboxes and all that lies in them."""
+    with linked(ctx) as client:
+        for name, found in {name: known(client, name) for name in mailboxes}.items():
+            what = f"{name} and its {count_text(found.messages, 'message')}"
+            agreed(f"remove {what}", name, yes=yes)
+            count = watched(
+                f"removing {name}", found.messages,
+                lambda name=name: client.remove_mailbox(name),  # type: ignore[misc]
+                lambda name=name: client.mailbox_info(name).messages,  # type: ignore[misc]
+            )  # fmt: skip
+            output.done(
+                f"removed {name} and {count_text(count, 'message')}",
+                {"removed": name, "messages": count},
+                as_json=as_json,
+            )

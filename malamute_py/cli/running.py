@@ -1,0 +1,183 @@
+"""One run of a command: its input, its output, and its end.
+
+Owns the child process and what flows to and from it. The rules: it never blocks on a pipe,
+keeps at most so much of the output, and when the run is to end the child's whole group gets
+SIGTERM and, after the grace, SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Final, NamedTuple
+
+_POLL_S: Final = 0.1
+_READ_BYTES: Final = 1 << 16
+_TAIL_BYTES: Final = 4096
+"""Of what the command says on standard error, for the reason of its failure."""
+
+TOO_MUCH: Final = "too much"
+
+
+class Ran(NamedTuple):
+    """How a run ended."""
+
+    code: int
+    """Exit code; negative: the signal that ended it."""
+    output: bytes
+    last_words: str
+    """Its last line on standard error."""
+    stopped: str
+    """Why it was told to end; empty: it ended by itself."""
+
+
+def run(
+    command: Sequence[str],
+    body: bytes,
+    variables: Mapping[str, str],
+    *,
+    over: Callable[[], str],
+    on_output: Callable[[bytes], None] | None,
+    on_words: Callable[[bytes], None],
+    output_bytes_max: int,
+    grace_s: Callable[[], float],
+) -> Ran:
+    """Run a command to its end.
+
+    variables: beside those of this process. over: why the run is to end now; empty while it
+    may go on. on_output: gets what it prints instead of having it kept. on_words: gets what it
+    says on standard error. grace_s: between SIGTERM and SIGKILL. What the callables raise ends
+    the child at once.
+    Raises OSError when it cannot be started.
+    """
+    child = subprocess.Popen(
+        list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, **variables}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        return _Run(child, body, over, on_output, on_words, output_bytes_max, grace_s).finish()
+    finally:
+        if child.poll() is None:
+            _signal(child, signal.SIGKILL)
+            child.wait()
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class _Run:
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        body: bytes,
+        over: Callable[[], str],
+        on_output: Callable[[bytes], None] | None,
+        on_words: Callable[[bytes], None],
+        output_bytes_max: int,
+        grace_s: Callable[[], float],
+    ) -> None:
+        self._child = child
+        self._rest = memoryview(body)
+        self._over = over
+        self._on_output = on_output
+        self._on_words = on_words
+        self._max = output_bytes_max
+        self._grace_s = grace_s
+        self._kept: list[bytes] = []
+        self._size = 0
+        self._tail = b""
+        self._stopped = ""
+        self._stopped_at = 0.0
+
+    def finish(self) -> Ran:
+        """Pump until it has ended."""
+        child = self._child
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        with selectors.DefaultSelector() as selector:
+            for pipe in (child.stdout, child.stderr):
+                os.set_blocking(pipe.fileno(), False)
+                selector.register(pipe, selectors.EVENT_READ)
+            os.set_blocking(child.stdin.fileno(), False)
+            selector.register(child.stdin, selectors.EVENT_WRITE)
+            reading = 2
+            while reading:
+                ended = child.poll() is not None
+                ready = selector.select(0 if ended else _POLL_S)
+                for key, _ in ready:
+                    pipe = key.fileobj  # type: ignore[assignment]
+                    if pipe is child.stdin:
+                        self._feed(selector, pipe)
+                    elif not self._read(pipe, pipe is child.stdout):
+                        selector.unregister(pipe)
+                        reading -= 1
+                if ended and not any(key.fileobj is not child.stdin for key, _ in ready):
+                    break  # what it has left running may keep its pipes open
+                self._look()
+        while True:
+            try:
+                code = child.wait(_POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                self._look()
+        if self._stopped:
+            _signal(child, signal.SIGKILL)  # whatever of its group is left
+        words = self._tail.decode("utf-8", "replace").strip().splitlines()
+        return Ran(code, b"".join(self._kept), words[-1] if words else "", self._stopped)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if not self._stopped:
+            why = self._over() or (TOO_MUCH if self._size > self._max else "")
+            if why:
+                self._stopped = why
+                self._stopped_at = now
+                _signal(self._child, signal.SIGTERM)
+        elif now - self._stopped_at >= self._grace_s():
+            _signal(self._child, signal.SIGKILL)
+
+    def _feed(self, selector: selectors.BaseSelector, pipe: IO[bytes]) -> None:
+        if self._rest:
+            try:
+                self._rest = self._rest[os.write(pipe.fileno(), self._rest[:_READ_BYTES]) :]
+            except BlockingIOError:
+                return
+            except OSError:
+                self._rest = self._rest[:0]  # it does not want to read on
+        if not self._rest:
+            selector.unregister(pipe)
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _read(self, pipe: IO[bytes], output: bool) -> bool:
+        """Take what is there; False at the end."""
+        try:
+            data = os.read(pipe.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not data:
+            return False
+        if not output:
+            self._tail = (self._tail + data)[-_TAIL_BYTES:]
+            self._on_words(data)
+        elif self._on_output is not None:
+            self._on_output(data)
+        elif self._size <= self._max:
+            self._size += len(data)
+            self._kept.append(data)
+        return True
+
+
+def _signal(child: subprocess.Popen[bytes], number: int) -> None:
+    """To the child's whole group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)

@@ -1,0 +1,314 @@
+"""`malamute service ...`: list, show, requeue, edit, remove.
+
+Owns the words for queues of requests and for who has them in hand. Source: SPEC.md, section
+4.7.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from malamute_py.cli import complete, output
+from malamute_py.cli.absent import absent
+from malamute_py.cli.agreed import Yes, agreed
+from malamute_py.cli.commands import group
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.letters import sender_text
+from malamute_py.cli.linking import linked
+from malamute_py.cli.mailboxes import age, beside, made, since
+from malamute_py.cli.output import Cell, Column
+from malamute_py.cli.progress import watched
+from malamute_py.cli.settings import Description, LevelOption, Settings, shown, wanted
+from malamute_py.cli.values import count_text, duration_text, now_ms, size_text
+
+if TYPE_CHECKING:
+    from malamute_py.client.facts import ServiceFacts
+    from malamute_py.client.sync import SyncClient
+
+app = group("service")
+
+Name = Annotated[
+    str, typer.Argument(metavar="SERVICE", help="The service.", autocompletion=complete.services)
+]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="SERVICE", help="Which ones.", autocompletion=complete.services),
+]
+
+
+def known(client: SyncClient, service: str) -> ServiceFacts:
+    """Facts about a service. Raises CommandFailed, with the nearest name, when there is none."""
+    return absent(
+        lambda: client.service_info(service),
+        "service",
+        service,
+        lambda: [each.name for each in client.services()],
+        f"a request or a worker makes it: malamute work {service} -- COMMAND",
+    )
+
+
+@app.command(
+    "ls",
+    epilog="""In a pipe a line has, with tabs between: name, waiting, in hand, delayed, dead,
+workers, requests that they would take now, bytes, time of the oldest in milliseconds (0: none).
+--json names them.""",
+)
+def ls(
+    ctx: typer.Context,
+    prefix: Annotated[str, typer.Argument(help="Only names that begin like this.")] = "",
+    as_json: output.Json = False,
+) -> None:
+    """List the services."""
+    with linked(ctx) as client:
+        found = client.services(prefix)
+    output.listing(
+        [
+            Column("name", "Service", style="cyan"),
+            Column("waiting", "Waiting", right=True),
+            Column("held", "In hand", right=True),
+            Column("delayed", "Delayed", right=True),
+            Column("dead", "Dead", right=True),
+            Column("offers", "Workers", right=True),
+            Column("credit", "Ready for", right=True),
+            Column("bytes", "Bytes", right=True, spare=True),
+            Column("oldest_ms", "Oldest", right=True),
+        ],
+        [
+            (
+                each.name,
+                _count(each.waiting, "yellow" if not each.offers else ""),
+                _count(each.held),
+                _count(each.delayed),
+                _count(each.dead, "red"),
+                _count(each.offers),
+                _count(each.credit),
+                Cell(each.bytes, size_text(each.bytes)),
+                age(each.oldest_ms),
+            )
+            for each in found
+        ],
+        as_json=as_json,
+        empty=(
+            f"no service begins with {prefix}" if prefix else
+            "no services yet; a worker makes one: malamute work NAME -- COMMAND"
+        ),
+    )  # fmt: skip
+
+
+def _count(number: int, style: str = "") -> Cell:
+    return Cell(number, count_text(number), style if number else "")
+
+
+@app.command("info")
+def info(ctx: typer.Context, service: Name, as_json: output.Json = False) -> None:
+    """Show one service: what waits, who works on what, and its settings."""
+    with linked(ctx) as client:
+        _show(known(client, service), as_json)
+
+
+def _show(found: ServiceFacts, as_json: bool) -> None:
+    workers: list[dict[str, Any]] = [
+        {
+            "holder": each.holder, "link": each.link, "held": each.held,
+            "received": each.received, "since_ms": each.since_ms,
+            "lease_until_ms": each.lease_until_ms, "attempts": each.attempts,
+        }
+        for each in found.workers
+    ]  # fmt: skip
+    attempts = {str(times): count for times, count in found.attempts}
+    facts: dict[str, Any] = {
+        "name": Cell(found.name, found.name, "bold cyan"),
+        "waiting": found.waiting,
+        "held": found.held,
+        "delayed": found.delayed,
+        "bytes": Cell(found.bytes, size_text(found.bytes)),
+        "oldest_ms": since(found.oldest_ms),
+        "offers": found.offers,
+        "credit": found.credit,
+        "dead": Cell(found.dead, count_text(found.dead), "red" if found.dead else ""),
+        "dead_letters": found.dead_letters,
+        **made(found.created_ms, found.by),
+        **beside(found.more, as_json),
+        "attempts": _attempts(found) if output.on_terminal() and not as_json else attempts,
+        "settings": shown(found.settings, _ZERO),
+    }  # fmt: skip
+    if as_json:
+        output.facts({**facts, "workers": workers}, as_json=True)
+        return
+    output.facts(facts, as_json=False)
+    if not workers and not output.on_terminal():
+        return
+    output.listing(
+        [
+            Column("holder", "Worker", style="cyan"),
+            Column("link", "Link", right=True),
+            Column("held", "In hand", right=True),
+            Column("received", "Received", right=True, spare=True),
+            Column("since_ms", "For", right=True),
+            Column("lease_until_ms", "Lease left", right=True),
+            Column("attempts", "Most attempts", right=True),
+        ],
+        [
+            (
+                Cell(each["holder"], sender_text(each["holder"])),
+                Cell(each["link"], str(each["link"]) if each["link"] else "away",
+                     "" if each["link"] else "yellow"),
+                _count(each["held"]),
+                _count(each["received"]),
+                age(each["since_ms"]),
+                Cell(each["lease_until_ms"], _left(each["lease_until_ms"])),
+                _count(each["attempts"]),
+            )
+            for each in workers
+        ],
+        as_json=False,
+        empty="nothing is in a worker's hand",
+        mark="worker",
+    )  # fmt: skip
+
+
+_ZERO = {
+    "max_requests": "the broker's", "max_bytes": "the broker's", "attempts_max": "the broker's",
+    "lease_ms": "the broker's", "backoff_ms": "the broker's", "backoff_max_ms": "the broker's",
+    "timeout_ms": "none",
+}  # fmt: skip
+
+
+def _attempts(found: ServiceFacts) -> Cell:
+    """How often what is there was handed out, in words."""
+    counts = [
+        f"{count:,} {'not yet' if not times else 'once' if times == 1 else f'{times} times'}"
+        for times, count in found.attempts
+    ]
+    text = f"handed out: {', '.join(counts)}" if counts else "-"
+    return Cell(dict(found.attempts), text, "" if counts else "dim")
+
+
+def _left(until_ms: int) -> str:
+    if not until_ms:
+        return "-"
+    return duration_text(max(0, until_ms - now_ms()))
+
+
+@app.command(
+    "requeue",
+    epilog="""\b
+Examples:
+  malamute service requeue lookup          all dead letters of the service
+  malamute service requeue lookup 17 23    these dead letters, or requests in hand
+  malamute mailbox peek lookup.dead        shows their numbers, and why they died""",
+)
+def requeue(
+    ctx: typer.Context,
+    service: Name,
+    numbers: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="NUMBER", help="Which; default: all dead letters.",
+                       show_default=False),
+    ] = None,
+    as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Put dead letters, or requests that a worker holds, back into the queue."""
+    with linked(ctx) as client:
+        found = known(client, service)
+        if not numbers and not found.dead:
+            count = 0
+        else:
+            count = watched(
+                f"requeuing {service}", len(numbers or ()) or found.dead,
+                lambda: client.requeue(service, numbers or ()),
+                lambda: client.service_info(service).dead,
+            )  # fmt: skip
+    output.done(
+        f"{count_text(count, 'request')} back in the queue of {service}" if count else
+        f"{service} has no dead letters",
+        {"service": service, "requeued": count}, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command(
+    "edit",
+    epilog="""\b
+Examples:
+  malamute service edit lookup --lease 30s --attempts 5 --backoff 1s
+  malamute service edit lookup --dead-letters ops --timeout 1h""",
+)
+def edit(
+    ctx: typer.Context,
+    service: Name,
+    attempts: Annotated[
+        int | None, typer.Option(min=0, help="Handed out so often, it is a dead letter.")
+    ] = None,
+    lease: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="A worker's silence, then another gets it."),
+    ] = None,
+    backoff: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Pause before another try; doubles each time."),
+    ] = None,
+    backoff_max: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="The longest such pause.")
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Of requests that name none.")
+    ] = None,
+    max_requests: Annotated[
+        int | None, typer.Option(min=0, help="Refuse (wait) beyond so many.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Refuse (wait) beyond so much.")
+    ] = None,
+    dead_letters: Annotated[
+        str | None,
+        typer.Option(metavar="MAILBOX", help="For what cannot be done; default: SERVICE.dead."),
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="In memory only; with --create.")
+    ] = False,
+    level: LevelOption = None,
+    description: Description = None,
+    settings: Settings = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the service when there is none.")
+    ] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Change settings of a service, or make one; those not named stay."""
+    asked = wanted(
+        settings, attempts_max=attempts, lease_ms=lease, backoff_ms=backoff,
+        backoff_max_ms=backoff_max, timeout_ms=timeout, max_requests=max_requests,
+        max_bytes=max_bytes, dead_letters=dead_letters, memory=memory or None, level=level,
+        description=description,
+    )  # fmt: skip
+    if not asked and not create:
+        raise CommandFailed("nothing to change; name a setting, such as --lease 30s", USAGE)
+    with linked(ctx) as client:
+        if not create:
+            known(client, service)
+        found = client.edit_service(service, asked)
+    if as_json:
+        _show(found, as_json)
+    else:
+        output.done(f"edited {service}: {', '.join(asked) or 'as it was'}", {}, as_json=False)
+
+
+@app.command("rm")
+def rm(ctx: typer.Context, services: Names, yes: Yes = False, as_json: output.Json = False) -> None:
+    """Remove services and the requests that wait in them; their requesters are told."""
+    with linked(ctx) as client:
+        for name, found in {name: known(client, name) for name in services}.items():
+            count = found.waiting + found.held + found.delayed
+            agreed(f"remove {name} and its {count_text(count, 'request')}", name, yes=yes)
+            removed = watched(
+                f"removing {name}", count,
+                lambda name=name: client.remove_service(name),  # type: ignore[misc]
+                lambda name=name: client.service_info(name).waiting,  # type: ignore[misc]
+            )  # fmt: skip
+            output.done(
+                f"removed {name} and {count_text(removed, 'request')}",
+                {"removed": name, "requests": removed},
+                as_json=as_json,
+            )

@@ -1,0 +1,70 @@
+"""Settings of streams, mailboxes, services and cursors, as people type and read them.
+
+Owns the units: a setting whose name says bytes takes a size, one that ends in _ms a duration.
+The rule: what a setting may be is the broker's to say; here is only how it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from malamute_py.cli.output import Cell
+from malamute_py.cli.values import (
+    count_text,
+    duration_ms,
+    duration_text,
+    pairs,
+    size_bytes,
+    size_text,
+    typed,
+)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its name (repeatable)."),
+]
+Description = Annotated[str | None, typer.Option(metavar="TEXT", help="What it is for.")]
+LevelOption = Annotated[
+    str | None, typer.Option(metavar="LEVEL", help="Confirm at: stored or synced (default).")
+]
+_WORDS: Final = ("description", "level", "full", "dead_letters", "body_kind")
+
+
+def wanted(texts: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """Settings from --set and from flags by their names; a flag that is None was not given.
+
+    Raises CommandFailed.
+    """
+    given: dict[str, Any] = dict(pairs(texts, "--set"))
+    given.update({name: value for name, value in flags.items() if value is not None})
+    return {name: _read(name, value) for name, value in given.items()}
+
+
+def _read(name: str, value: Any) -> Any:
+    if not isinstance(value, str) or name in _WORDS:
+        return value
+    if "bytes" in name:
+        return size_bytes(value)
+    if name.endswith("_ms") and not value.isdigit():
+        return duration_ms(value)
+    return typed(value)
+
+
+def shown(settings: Mapping[str, Any], zero: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Settings for a person. zero: what 0 stands for, where that is not "no limit"."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if type(value) is not int:
+            found[name] = value
+        elif not value:
+            found[name] = Cell(value, (zero or {}).get(name, "no limit"), "dim")
+        elif "bytes" in name:
+            found[name] = Cell(value, size_text(value))
+        elif name.endswith("_ms"):
+            found[name] = Cell(value, duration_text(value))
+        else:
+            found[name] = Cell(value, count_text(value))
+    return found

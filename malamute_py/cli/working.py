@@ -1,0 +1,445 @@
+"""`malamute work`: run a command for each request of a service.
+
+Owns the way from a request to a run and from its end to an answer. The rules: the exit code
+decides (0 done, 75 give it back, anything else failed); nobody works on for a requester that
+has gone; whatever ends the worker, what was not begun goes back to the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from malamute_protocol.errors import MalamuteError, RequestRejected, Timeout
+from malamute_py.cli import complete, output, running
+from malamute_py.cli.commands import say
+from malamute_py.cli.failures import FAILED, INTERRUPTED, USAGE, CommandFailed
+from malamute_py.cli.letters import key_text
+from malamute_py.cli.linking import linked
+from malamute_py.cli.progress import Progress
+from malamute_py.cli.records import ESCAPES
+from malamute_py.cli.subscribe import PATTERN_HELP, check_kind
+from malamute_py.cli.values import duration_ms, duration_text, iso_text, size_text
+
+if TYPE_CHECKING:
+    from malamute_py.client.sync import SyncClient
+    from malamute_py.client.sync_work import SyncRequest, SyncWorker
+
+EPILOG: Final = """\b
+Examples:
+  malamute work lookup -- ./lookup.sh
+  malamute work resize --concurrency 4 --timeout 1m -- convert - -resize 50% -
+  malamute work lookup --pattern 'airline.*' -- python lookup.py --table airlines
+  malamute work report --lines -- ./report.sh       each line is a reply of its own
+
+\b
+The command gets the body on its standard input, and in its environment
+  MALAMUTE_SERVICE, _SUBJECT, _SENDER, _REPLY_TO, _FIELD_NAME (of each field)
+  MALAMUTE_NUMBER    of the request           MALAMUTE_ATTEMPTS   this one included
+  MALAMUTE_KEY       the same at each attempt MALAMUTE_DEADLINE   empty: none
+What it prints is the reply. Its exit code decides:
+  0    done
+  75   give it back: tried again after --delay (EX_TEMPFAIL)
+  any other: failed; its last line on standard error is the reason, and the request goes to
+       the service's dead letters: malamute mailbox peek SERVICE.dead
+
+In a pipe a line is printed for each: number, outcome (done, failed, returned, gone),
+milliseconds, reason."""
+
+TEMPFAIL: Final = 75
+_TAKE_MS: Final = 200
+_TURN_S: Final = 0.2
+_ASK_EVERY_S: Final = 2.0
+"""How often the broker is asked whether a request that takes long is still ours."""
+_ANSWER_MS: Final = 1_000
+_REASON_MAX: Final = 500
+_SHUTDOWN: Final = "shutdown"
+_GONE: Final = "gone"
+_LATE: Final = "late"
+
+
+def work(
+    ctx: typer.Context,
+    service: Annotated[
+        str,
+        typer.Argument(metavar="SERVICE", help="Whose requests; made when new.",
+                       autocompletion=complete.services),
+    ],
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND...", help="What to run for each request."),
+    ],
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", "-c", min=1, help="So many runs at a time.")
+    ] = 1,
+    pattern: Annotated[str, typer.Option("--pattern", help=PATTERN_HELP)] = "#",
+    lease: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="If we are silent for so long, another gets it."),
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Of one run; then it has failed.")
+    ] = None,
+    delay: Annotated[
+        str, typer.Option(metavar="DURATION", help="Of what is given back with exit code 75.")
+    ] = "1s",
+    grace: Annotated[
+        str, typer.Option(metavar="DURATION", help="Between SIGTERM and SIGKILL.")
+    ] = "5s",
+    by_line: Annotated[
+        bool, typer.Option("--lines", help="Each line that it prints is a reply.")
+    ] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="End after so many requests.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each request.")] = False,
+) -> int:  # fmt: skip
+    """Work for a service: run a command for each request."""
+    check_kind(pattern)
+    if shutil.which(command[0]) is None:
+        raise CommandFailed(
+            f"there is no command {command[0]!r}; write it after --, with its path if need be",
+            USAGE,
+        )
+    if count is not None:
+        concurrency = min(concurrency, count)
+    # That a request was taken from us is an outcome here, and printed as one.
+    logging.getLogger("malamute.client").setLevel(logging.ERROR)
+    with linked(ctx, stays=True) as client:
+        worker = client.worker(
+            service, pattern, concurrency=concurrency,
+            lease_ms=None if lease is None else duration_ms(lease),
+        )  # fmt: skip
+        with worker:
+            worker.accepted()
+            with Progress(f"{service}: working", shown=not as_json) as progress:
+                crew = _Crew(
+                    client, worker, service, command, progress,
+                    timeout_s=None if timeout is None else duration_ms(timeout) / 1000,
+                    delay_ms=duration_ms(delay), grace_s=duration_ms(grace) / 1000,
+                    by_line=by_line, left=count, as_json=as_json,
+                )  # fmt: skip
+                interrupted = crew.work(concurrency)
+        crew.tell()
+    if crew.error is not None:
+        raise crew.error
+    return INTERRUPTED if interrupted else 0
+
+
+class _Crew:
+    """The threads that run the command, and what they have done."""
+
+    def __init__(
+        self,
+        client: SyncClient,
+        worker: SyncWorker,
+        service: str,
+        command: list[str],
+        progress: Progress,
+        *,
+        timeout_s: float | None,
+        delay_ms: int,
+        grace_s: float,
+        by_line: bool,
+        left: int | None,
+        as_json: bool,
+    ) -> None:
+        self._worker = worker
+        self._service = service
+        self._command = command
+        self._progress = progress
+        self._timeout_s = timeout_s
+        self._timeout_text = "" if timeout_s is None else duration_text(round(timeout_s * 1000))
+        self._delay_ms = delay_ms
+        self._grace_s = grace_s
+        self._by_line = by_line
+        self._left = left
+        self._json = as_json
+        self._lines = as_json or not output.on_terminal()
+        welcome = client.welcome
+        self._reply_bytes_max = welcome.record_bytes_max if welcome is not None else 1 << 20
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._running: dict[int, tuple[SyncRequest, float]] = {}
+        self._counts = {"done": 0, "failed": 0, "returned": 0, "gone": 0}
+        self._signal = 0
+        self.error: BaseException | None = None
+        """Why it cannot go on."""
+
+    def work(self, concurrency: int) -> bool:
+        """Run the command for requests until told to stop; True: by Ctrl-C."""
+        threads = [
+            threading.Thread(target=self._take_all, name=f"malamute-run-{n}", daemon=True)
+            for n in range(concurrency)
+        ]
+        with _signals(self._told):
+            for thread in threads:
+                thread.start()
+            asked_at = time.monotonic()
+            while any(thread.is_alive() for thread in threads):
+                for thread in threads:
+                    thread.join(_TURN_S / concurrency)
+                self._show()
+                if time.monotonic() - asked_at >= _ASK_EVERY_S:
+                    self._ask()
+                    asked_at = time.monotonic()
+        return self._signal == signal.SIGINT
+
+    def _told(self, number: int) -> None:
+        """The first signal ends the work in order, a second one at once."""
+        if self._signal:
+            self._grace_s = 0.0
+        self._signal = self._signal or number
+        self._stopping.set()
+
+    def tell(self) -> None:
+        """Say at the end what was done, to a person."""
+        if sys.stderr.isatty() and not self._json:
+            say(f"{self._service}: {self._summary()}")
+
+    def _summary(self) -> str:
+        counts = self._counts
+        parts = [f"{counts['done']:,} done", f"{counts['failed']:,} failed"]
+        if counts["returned"]:
+            parts.append(f"{counts['returned']:,} given back")
+        if counts["gone"]:
+            parts.append(f"{counts['gone']:,} gone")
+        return ", ".join(parts)
+
+    def _show(self) -> None:
+        self._progress.update(
+            self._counts["done"], f"{self._summary()}, {len(self._running):,} in hand"
+        )
+
+    def _ask(self) -> None:
+        """Learn which of those that run long are not ours any more."""
+        now = time.monotonic()
+        with self._lock:
+            long = [each for each, began in self._running.values() if now - began >= _ASK_EVERY_S]
+        for request in long:
+            with suppress(MalamuteError):
+                request.renew(_ANSWER_MS)
+
+    # --- in the threads ------------------------------------------------------------------------
+
+    def _take_all(self) -> None:
+        try:
+            while not self._stopping.is_set() and self._one_more():
+                request = self._next()
+                if request is None:
+                    return
+                self._handle(request)
+        except BaseException as error:  # noqa: BLE001 - raised again by the main thread
+            self.error = self.error or error
+            self._stopping.set()
+
+    def _one_more(self) -> bool:
+        with self._lock:
+            if self._left is None:
+                return True
+            self._left -= 1
+            return self._left >= 0
+
+    def _next(self) -> SyncRequest | None:
+        while not self._stopping.is_set():
+            try:
+                return self._worker.next(_TAKE_MS)
+            except Timeout:
+                continue
+        return None
+
+    def _handle(self, request: SyncRequest) -> None:
+        began = time.monotonic()
+        with self._lock:
+            self._running[request.number] = (request, began)
+        try:
+            outcome, reason = self._run(request, began)
+        finally:
+            with self._lock:
+                del self._running[request.number]
+        self._note(request, outcome, reason, round((time.monotonic() - began) * 1000))
+
+    def _run(self, request: SyncRequest, began: float) -> tuple[str, str]:
+        replies = _Replies(request) if self._by_line else None
+        words = _Words(self._progress)
+        try:
+            ran = running.run(
+                self._command, request.body, _variables(request),
+                over=lambda: self._over(request, began),
+                on_output=None if replies is None else replies.take,
+                on_words=words.take,
+                output_bytes_max=self._reply_bytes_max, grace_s=lambda: self._grace_s,
+            )  # fmt: skip
+        except OSError as error:
+            request.give_back()
+            raise CommandFailed(
+                f"{self._command[0]}: cannot be run: {(error.strerror or str(error)).lower()}",
+                FAILED,
+            ) from None
+        except RequestRejected as error:  # a reply by line was refused
+            return self._failed(request, str(error))
+        words.end()
+        if ran.stopped == _GONE:
+            request.give_back()  # should the broker think that it is still ours
+            return "gone", "nobody waits for it any more"
+        if ran.stopped == _LATE:
+            return self._failed(request, f"it did not end within {self._timeout_text}")
+        if ran.stopped == running.TOO_MUCH:
+            most = size_text(self._reply_bytes_max)
+            return self._failed(request, f"its reply is larger than {most}; --lines sends parts")
+        if ran.code == 0:
+            return self._done(request, ran.output, replies)
+        if ran.code == TEMPFAIL or ran.stopped == _SHUTDOWN:
+            # Not at once: at the end it would be handed to us again.
+            kept = request.give_back(self._delay_ms)
+            return ("returned" if kept else "gone"), ran.last_words
+        return self._failed(request, ran.last_words or _ending(ran.code))
+
+    def _over(self, request: SyncRequest, began: float) -> str:
+        if request.cancelled():
+            return _GONE
+        if self._timeout_s is not None and time.monotonic() - began >= self._timeout_s:
+            return _LATE
+        return _SHUTDOWN if self._stopping.is_set() else ""
+
+    def _done(self, request: SyncRequest, body: bytes, replies: _Replies | None) -> tuple[str, str]:
+        try:
+            taken = replies.end() if replies is not None else request.reply(body) is not None
+        except RequestRejected as error:
+            return self._failed(request, f"its reply was refused: {error}")
+        return ("done", "") if taken else ("gone", "the reply came too late")
+
+    def _failed(self, request: SyncRequest, reason: str) -> tuple[str, str]:
+        short = reason[:_REASON_MAX]
+        return ("failed" if request.fail(short) else "gone"), short
+
+    def _note(self, request: SyncRequest, outcome: str, reason: str, spent_ms: int) -> None:
+        with self._lock:
+            self._counts[outcome] += 1
+            if self._json:
+                output.print_json(
+                    {
+                        "number": request.number, "outcome": outcome, "duration_ms": spent_ms,
+                        "subject": request.subject, "sender": request.sender,
+                        "attempts": request.attempts, **({"reason": reason} if reason else {}),
+                    },
+                    compact=True,
+                )  # fmt: skip
+            elif self._lines:
+                print(f"{request.number}\t{outcome}\t{spent_ms}\t{' '.join(reason.split())}")
+            elif outcome != "done":
+                words = f": {reason}" if reason else ""
+                self._progress.say(f"request {request.number} {outcome}{words}".translate(ESCAPES))
+            sys.stdout.flush()
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"
+
+
+class _Replies:
+    """Lines of the output as replies; one is held back, to be the last."""
+
+    def __init__(self, request: SyncRequest) -> None:
+        self._request = request
+        self._rest = b""
+        self._held: bytes | None = None
+        self._taken = True
+
+    def take(self, data: bytes) -> None:
+        """Some output. Raises RequestRejected."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._line(line)
+
+    def _line(self, line: bytes) -> None:
+        if self._held is not None and self._taken:
+            self._taken = self._request.reply(self._held, last=False) is not None
+        self._held = line
+
+    def end(self) -> bool:
+        """The output was whole; False: the request is not ours any more."""
+        if self._rest:
+            self._line(self._rest)
+            self._rest = b""
+        if not self._taken:
+            return False
+        if self._held is None:
+            return self._request.complete()
+        return self._request.reply(self._held) is not None
+
+
+class _Words:
+    """What a command says on standard error, passed on by the line."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._rest = b""
+
+    def take(self, data: bytes) -> None:
+        """Some of it."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._line(line)
+
+    def end(self) -> None:
+        """No more comes."""
+        if self._rest:
+            self._line(self._rest)
+            self._rest = b""
+
+    def _line(self, line: bytes) -> None:
+        if sys.stderr.isatty():
+            self._progress.say(line.decode("utf-8", "backslashreplace").translate(ESCAPES))
+        else:
+            with suppress(OSError, ValueError):
+                sys.stderr.write(line.decode("utf-8", "backslashreplace") + "\n")
+                sys.stderr.flush()
+
+
+def _variables(request: SyncRequest) -> dict[str, str]:
+    """What the command finds in its environment of the request."""
+    key, row = request.key
+    found: dict[str, Any] = {
+        "SERVICE": request.service,
+        "SUBJECT": request.subject,
+        "SENDER": request.sender,
+        "REPLY_TO": request.reply_to,
+        "NUMBER": request.number,
+        "ATTEMPTS": request.attempts,
+        "KEY": f"{key_text(key)}/{row}" if key else "",
+        "DEADLINE": iso_text(request.deadline_ms) if request.deadline_ms else "",
+    }
+    for name, value in request.fields.items():
+        plain = "".join(each if each.isascii() and each.isalnum() else "_" for each in name)
+        found[f"FIELD_{plain.upper()}"] = value
+    return {f"MALAMUTE_{name}": str(value).replace("\0", "") for name, value in found.items()}
+
+
+@contextmanager
+def _signals(told: Callable[[int], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM are told, and do nothing else."""
+
+    def handle(number: int, frame: Any) -> None:
+        told(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
