@@ -44,8 +44,8 @@ async def send(options: dict[str, Any]) -> None:
         if options["form"] == "many":
             for first in range(0, count, TASKS):
                 some = [body(size, number) for number in range(first, min(first + TASKS, count))]
-                confirmed = await client.send_many(mailbox, some)
-                levels[confirmed.level] = levels.get(confirmed.level, 0) + len(some)
+                for confirmed in await client.send_many(mailbox, some):
+                    levels[confirmed.level] = levels.get(confirmed.level, 0) + confirmed.count
         else:
             numbers = iter(range(count))
 
