@@ -344,7 +344,12 @@ class MailVerbs(AsyncVerbs):
 
         0: it was answered already, or there is no such request. Raises RequestRejected.
         """
-        value = await self._link.ask(lambda number: CancelRequest(number, service, key))
+        try:
+            value = await self._link.ask(lambda number: CancelRequest(number, service, key))
+        except RequestRejected as error:
+            if error.code != "unknown_request":
+                raise
+            return 0
         return int(value.get("count", 0))
 
 

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import CancelRequest, Confirm, Request
-from malamute_protocol.errors import LocalProtocolError, MalamuteError, Timeout
+from malamute_protocol.errors import LocalProtocolError, MalamuteError, RequestRejected, Timeout
 from malamute_py.client.events import Confirmed, Event, Inner, Settled
 from malamute_py.client.letters import (
+    COMPLETED,
     NO_ANSWER,
     Delivered,
     Reply,
@@ -292,10 +293,10 @@ class Asking:
                     answered += 1
                 if token is _GIVEN_UP:
                     continue
-                if why:
+                if why and why != COMPLETED:
                     reply = _failure(why)
                 if type(token) is Replies:
-                    self._push(token, reply, last)
+                    self._push(token, None if why == COMPLETED else reply, last)
                     if last:
                         del parcels[token]
                 else:
@@ -312,7 +313,7 @@ class Asking:
     def _push(self, replies: Replies, reply: Any, last: Any) -> None:
         if isinstance(reply, MalamuteError):
             replies.error = reply
-        else:
+        elif reply is not None:
             replies.queue.append(reply)
         if last:
             replies.ended = True
@@ -428,6 +429,8 @@ class _Cancel(Inner):
         """RESULT, or an error: then nothing was cancelled."""
         if not isinstance(outcome, MalamuteError):
             self._asking.cancelled(self._parcel, self._row, outcome.get("count", 0))
+        elif isinstance(outcome, RequestRejected):
+            self._asking.cancelled(self._parcel, self._row, 0)
 
 
 def _failure(why: str) -> MalamuteError:

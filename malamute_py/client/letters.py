@@ -16,6 +16,8 @@ from malamute_protocol.batch import Batch, Record, iter_batches
 from malamute_protocol.errors import MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import Limits
 
+COMPLETED: Final = "completed"
+"""Why no (further) answer comes: the worker is done."""
 NO_ANSWER: Final = "expired"
 """Why there will be no answer: the request's time was over."""
 
@@ -136,4 +138,4 @@ class Letter(Record, frozen=True, eq=False, gc=False):
 
 
 class Reply(Letter, frozen=True, eq=False, gc=False):
-    """A worker's answer."""
+    """A worker's answer; with why="completed" and no body when it was done without one."""

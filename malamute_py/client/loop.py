@@ -70,7 +70,7 @@ class LoopLink:
         self.changed = asyncio.Event()
         """Set with each change of the link."""
         self.quiet = asyncio.Event()
-        """Set with each confirm or failure of a batch."""
+        """Set when nothing is unconfirmed; whoever waits for that clears it first."""
         self.loop = asyncio.get_running_loop()
         self._on_link = on_link
         self._generation = 0
@@ -110,6 +110,8 @@ class LoopLink:
             self._handle(event)
         if self._room:
             self._give_room()
+        if not self.quiet.is_set() and self.session.idle:
+            self.quiet.set()
         if self.engine.busy:
             self.wake_up()
         if not self._finished:
@@ -165,7 +167,6 @@ class LoopLink:
                 if opened.ended:
                     del self._arrivals[opened]
         elif type(event) is Confirmed:
-            self.quiet.set()
             _confirm(event.tokens, event.outcome)
         elif type(event) is Settled:
             for token, outcome in event.pairs:
@@ -184,7 +185,6 @@ class LoopLink:
 
     def _published(self, event: Published) -> None:
         batch, outcome = event.batch, event.outcome
-        self.quiet.set()
         if not batch.single:
             if batch.tokens is not None:
                 batch.tokens.settled(batch.count, outcome)

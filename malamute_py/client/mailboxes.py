@@ -342,6 +342,7 @@ class Mailbox(Opened):
             self._mail(command, frames, limits)
         elif kind is Subscribed:
             self.active = self._accepted = True
+            self._mailboxes.look_at(self)
         else:
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for an inbox")
 

@@ -471,10 +471,6 @@ class Session:
             message.put(command, None)
         self._commands.clear()
         if self.state is State.LINKED:
-            for asked in self._requests.values():
-                if not asked.sent:
-                    asked.sent = True
-                    message.put(asked.command, None)
             for opened in self._credit_due:
                 if opened.active:
                     message.put(opened.credit(), None)
@@ -483,6 +479,11 @@ class Session:
                 if not outgoing.take(now_ms, message):
                     self.outgoing.remove(outgoing)
                     self.outgoing.insert(0, outgoing)
+            # Last, so that an answer tells of what was asked for before it.
+            for asked in self._requests.values():
+                if not asked.sent:
+                    asked.sent = True
+                    message.put(asked.command, None)
         messages = message.finish()
         if messages:
             self._sent_ms = now_ms

@@ -381,7 +381,12 @@ class SyncMailVerbs(SyncVerbs):
 
         0: it was answered already, or there is no such request. Raises RequestRejected.
         """
-        value = self._link.ask(lambda number: CancelRequest(number, service, key), None)
+        try:
+            value = self._link.ask(lambda number: CancelRequest(number, service, key), None)
+        except RequestRejected as error:
+            if error.code != "unknown_request":
+                raise
+            return 0
         return int(value.get("count", 0))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from malamute_protocol import commands as c
@@ -367,7 +368,7 @@ def rows_of(entries: list[Entry]) -> bytes | None:
 def bodies(content: bytes) -> list[bytes]:
     column = Content(content).bodies()
     ends = column.offsets.tolist()
-    return [bytes(column.blob[i:j]) for i, j in zip(ends, ends[1:], strict=False)]
+    return [bytes(column.blob[i:j]) for i, j in pairwise(ends)]
 
 
 def body_of(entry: Entry) -> bytes:
