@@ -69,8 +69,10 @@ GROUP_INFO: Final = 65
 REMOVE_GROUP: Final = 68
 NUMBERS: Final[dict[type, int]] = {GroupInfo: GROUP_INFO, RemoveGroup: REMOVE_GROUP}
 
-TURN_BATCHES_MAX: Final = 512
-"""Batches that one turn looks at, selected or not."""
+TURN_BATCHES_MAX: Final = 256
+"""Batches that one turn looks at, selected or not: some 4 ms when each has one record."""
+READ_BYTES_MAX: Final = 256 << 10
+"""What one read of history brings: of batches of one record some 800, which take 5 to 15 ms."""
 IDLE_READS_MAX: Final = 3
 EXTRACT_ROW_BYTES: Final = 512
 """Rows of at least this size are extracted whatever their share of a batch: sending a batch once
@@ -729,7 +731,8 @@ class Groups:
                 return given
             given += self._hand_out(group, self._hot(stream, offset))
         self.wake(group)
-        return given
+        # What was looked at and selected by nobody is work, too.
+        return max(given, quantum)
 
     def _hot(self, stream: Stream, offset: int) -> Batch:
         newest = stream.hot[-1]
@@ -793,7 +796,8 @@ class Groups:
         self.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token, offset,
-                min(stream.next, stream.hot_first), self._shard.settings.quantum_bytes,
+                min(stream.next, stream.hot_first),
+                min(self._shard.settings.quantum_bytes, READ_BYTES_MAX),
                 None if group.everything else partial(may_match, group.pattern),
             )
         )  # fmt: skip

@@ -159,45 +159,51 @@ class Slots:
 
     def take_in(self, slots: SlotsOfRows) -> None:
         """Records of these slots wait."""
-        self.waiting += np.bincount(slots, minlength=SLOTS)
+        _count(self.waiting, slots, 1)
 
     def hand(self, slots: SlotsOfRows, place: int) -> None:
         """Waiting records of these slots are in a member's hands."""
-        counts = np.bincount(slots, minlength=SLOTS)
-        self.waiting -= counts
-        self.held += counts
-        self._holder[counts > 0] = place
+        _count(self.waiting, slots, -1)
+        _count(self.held, slots, 1)
+        self._holder[slots] = place
 
     def done(self, slots: SlotsOfRows) -> None:
         """Records in hand are in nobody's any more."""
-        self.held -= np.bincount(slots, minlength=SLOTS)
+        _count(self.held, slots, -1)
         if not self.settled:
             self.settle()
 
     def back(self, slots: SlotsOfRows) -> None:
         """Records in hand wait again."""
-        counts = np.bincount(slots, minlength=SLOTS)
-        self.held -= counts
-        self.waiting += counts
+        _count(self.held, slots, -1)
+        _count(self.waiting, slots, 1)
         self.settle()
 
     def closed(self, slots: SlotsOfRows) -> None:
         """Waiting records are done."""
-        self.waiting -= np.bincount(slots, minlength=SLOTS)
+        _count(self.waiting, slots, -1)
 
     def delay(self, slots: SlotsOfRows) -> None:
         """Records in hand are late: what follows them waits for them."""
-        counts = np.bincount(slots, minlength=SLOTS)
-        self.held -= counts
-        self._late += counts
+        _count(self.held, slots, -1)
+        _count(self._late, slots, 1)
         self.settle()
 
     def due(self, slots: SlotsOfRows) -> None:
         """Late records wait again."""
-        counts = np.bincount(slots, minlength=SLOTS)
-        self._late -= counts
-        self.waiting += counts
+        _count(self._late, slots, -1)
+        _count(self.waiting, slots, 1)
         self.settle()
+
+
+def _count(counts: Numbers, slots: SlotsOfRows, each: int) -> None:
+    """Count records of slots; one alone without a walk over all slots."""
+    if len(slots) == 1:
+        counts[slots[0]] += each
+    elif each > 0:
+        counts += np.bincount(slots, minlength=SLOTS)
+    else:
+        counts -= np.bincount(slots, minlength=SLOTS)
 
 
 class Group:
