@@ -346,7 +346,6 @@ class Offers:
         change = put.row.put
         settings = self._shard.settings
         link = offer.link
-        sender = "" if change.sender.startswith("~") else change.sender
         whole = every(change.count)
         spent = 0
         for times, some in attempts_of(put, rows):
@@ -361,7 +360,7 @@ class Offers:
             self._links.say(
                 link,
                 Work(
-                    offer.number, sender, change.reply_to, change.deadline_ms, times,
+                    offer.number, change.sender, change.reply_to, change.deadline_ms, times,
                     offer.lease_ms, len(frames), bitmap, change.key,
                 ),
             )  # fmt: skip
