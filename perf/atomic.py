@@ -42,6 +42,7 @@ async def step(options: dict[str, Any]) -> None:
                     step.send(box, body)
                     step.request(service, body)
                 confirmed = step.confirmation
+                assert confirmed is not None
                 levels[confirmed.level] = levels.get(confirmed.level, 0) + 1
 
         begun, cpu = time.monotonic(), time.process_time()

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from malamute_py.demo import chart, scenes, spark
+from malamute_py.demo import chart, scenes, spark, together
 from malamute_py.demo.daemon import Daemon, DaemonFailed
 from malamute_py.demo.flights import Figures, load
 from malamute_py.demo.report import Report
@@ -52,6 +52,7 @@ def demonstrate(
     with Daemon(workdir / "broker") as daemon:
         stage = scenes.Stage(daemon, flights, figures, report)
         series = asyncio.run(play(stage))
+        asyncio.run(together.play(stage))
         if with_spark:
             spark.run(report, daemon.endpoint, scenes.STREAM, figures.average_delay(),
                       figures.count(), workdir)  # fmt: skip

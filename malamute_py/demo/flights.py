@@ -135,6 +135,12 @@ class Figures:
             """,
             [DELAYED_MINUTES, unpacked],
         )
+        for table in ("airlines", "airports"):
+            self._connection.execute(
+                f"create table {table} as select * from read_csv(?, header = true, "
+                "all_varchar = true)",
+                [str(data_file().parent / f"{table}.csv")],
+            )
         if limit is not None:
             self._connection.execute("delete from flights where row >= ?", [limit])
 
@@ -169,6 +175,26 @@ class Figures:
             "select row, subject, at_ms, delayed, delay from flights order by row"
         )
         return list(found.fetchall())
+
+    def lookups(self, limit: int) -> list[tuple[int, str, str, str | None, str | None]]:
+        """(row, carrier, dest, airline, airport) of the first delayed departures, in order."""
+        found = self._connection.execute(
+            """
+            select row, flights.carrier, dest, airlines.name, airports.name
+            from flights left join airlines on airlines.carrier = flights.carrier
+                         left join airports on airports.faa = dest
+            where delayed order by row limit ?
+            """,
+            [limit],
+        )
+        return list(found.fetchall())
+
+    def airlines(self) -> dict[int, str]:
+        """Row number -> name of the departure's airline."""
+        found = self._connection.execute(
+            "select row, name from flights join airlines using (carrier) order by row"
+        )
+        return dict(found.fetchall())
 
     def departures_a_day(self) -> list[tuple[str, int, int]]:
         """(day, departures, delayed ones) of each day in New York's time, in order."""
