@@ -33,9 +33,9 @@ EPILOG: Final = """\b
 Examples:
   malamute request lookup LH123 --subject airline
   malamute request resize --timeout 5m < photo.jpg > small.jpg
-  malamute request report 2026-01 --stream          every reply until the last
-  malamute request report 2026-01 --reply-to desk --key january
-  malamute inbox desk                               later: the replies to that
+  malamute request report 2026-01 --stream       every reply until the last
+  malamute request report 2026-01 --reply-to desk
+  malamute inbox desk                            later: the replies to that
 
 Exit codes: 0 answered, 1 the service gave it up (why is on standard error), 4 no answer within
 --timeout. Without a body the whole input is the body. Put one in quotes that begins with -."""
@@ -53,7 +53,7 @@ def request(
     ],
     given: Annotated[
         str | None,
-        typer.Argument(metavar="[BODY]", help="The request; without it, the whole input.",
+        typer.Argument(metavar="BODY", help="The request; without it, the whole input.",
                        show_default=False),
     ] = None,
     subject: Annotated[
@@ -73,7 +73,8 @@ def request(
     ] = None,
     timeout: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="After it nobody works on it any more; 0: never."),
+        typer.Option(metavar="DURATION", help="How long it is of use; 0: for ever. Default 30s,"
+                     " or 0 when only queued."),
     ] = "",
     stream: Annotated[
         bool, typer.Option("--stream", help="Print every reply until the last.")

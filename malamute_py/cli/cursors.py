@@ -62,10 +62,12 @@ def ls(
     ctx: typer.Context,
     stream: Annotated[
         str,
-        typer.Argument(metavar="[STREAM]", help="Only of this stream.", show_default=False,
+        typer.Argument(metavar="STREAM", help="Only of this stream.", show_default=False,
                        autocompletion=complete.streams),
     ] = "",
-    prefix: Annotated[str, typer.Option(help="Only names that begin like this.")] = "",
+    prefix: Annotated[
+        str, typer.Option(metavar="PREFIX", help="Only names that begin like this.")
+    ] = "",
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """List the cursors."""
@@ -134,7 +136,7 @@ def _show(found: CursorFacts, as_json: bool) -> None:
     "move",
     epilog="""\b
 Examples:
-  malamute cursor move orders billing 4711             records before 4711 are done
+  malamute cursor move orders billing 4711        what is before it is done
   malamute cursor move orders billing 4711 --since 4000""",
 )
 def move(
@@ -145,7 +147,8 @@ def move(
         int, typer.Argument(metavar="OFFSET", min=0, help="The offset that is to be read next.")
     ],
     since_offset: Annotated[
-        int | None, typer.Option("--since", min=0, help="Only if it stands there until now.")
+        int | None,
+        typer.Option("--since", metavar="OFFSET", min=0, help="Only if it stands there until now."),
     ] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -171,9 +174,9 @@ def move(
     epilog="""\b
 Examples:
   malamute cursor reset orders billing earliest
-  malamute cursor reset orders billing latest        skip what was not read
-  malamute cursor reset orders billing 4711          an offset
-  malamute cursor reset orders billing now-1h        a time; or 2026-01-31T10:00, @MILLISECONDS""",
+  malamute cursor reset orders billing latest     skip what was not read
+  malamute cursor reset orders billing 4711       an offset
+  malamute cursor reset orders billing now-1h     a time, as 2026-01-31T10:00""",
 )
 def reset(
     ctx: typer.Context,

@@ -57,10 +57,12 @@ def ls(
     ctx: typer.Context,
     stream: Annotated[
         str,
-        typer.Argument(metavar="[STREAM]", help="Only of this stream.", show_default=False,
+        typer.Argument(metavar="STREAM", help="Only of this stream.", show_default=False,
                        autocompletion=complete.streams),
     ] = "",
-    prefix: Annotated[str, typer.Option(help="Only names that begin like this.")] = "",
+    prefix: Annotated[
+        str, typer.Option(metavar="PREFIX", help="Only names that begin like this.")
+    ] = "",
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """List the groups of consumers."""

@@ -7,17 +7,18 @@ the next reader.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from malamute_protocol.errors import Timeout
+from malamute_protocol.errors import MalamuteError, Timeout
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.letters import MailWriter
-from malamute_py.cli.linking import linked
+from malamute_py.cli.linking import LAST_WAIT_MS, linked
 from malamute_py.cli.values import count_text, duration_ms
 
 if TYPE_CHECKING:
@@ -45,11 +46,12 @@ def inbox(
     ctx: typer.Context,
     mailbox: Annotated[
         str | None,
-        typer.Argument(metavar="[MAILBOX]", help="Whose; default: your own.",
+        typer.Argument(metavar="MAILBOX", help="Whose; default: your own.",
                        autocompletion=complete.mailboxes),
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")
+        int | None,
+        typer.Option("--count", "-n", metavar="N", min=1, help="End after so many messages."),
     ] = None,
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="End when there is nothing left to deliver.")
@@ -100,6 +102,10 @@ def inbox(
             return INTERRUPTED
         except Timeout:
             raise Timeout(f"{name}: no message came within {wait}") from None
+        finally:
+            # Also when our reader went away: what was printed is not to come again.
+            with suppress(MalamuteError):
+                client.flush(LAST_WAIT_MS)
         if until_empty and output.on_terminal() and not writer.count:
             say(f"{name} is empty")
     return 0

@@ -148,9 +148,9 @@ def beside(more: dict[str, Any], as_json: bool) -> dict[str, Any]:
     "peek",
     epilog="""\b
 Examples:
-  malamute mailbox peek ann                the 10 messages that were sent first
+  malamute mailbox peek ann                the 10 oldest messages
   malamute mailbox peek ann --after 4711   those behind that number
-  malamute mailbox peek lookup.dead        what a service could not do, and why
+  malamute mailbox peek lookup.dead        what a service could not do
 
 In a pipe a line is a body; --json has all that is known. They come in the order of their
 numbers; delivery looks at priority and delay, too.""",
@@ -161,7 +161,9 @@ def peek(
     after: Annotated[
         int, typer.Option(metavar="NUMBER", help="Only numbers above this one.", show_default=False)
     ] = -1,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="At most so many.")] = 10,
+    count: Annotated[
+        int, typer.Option("--count", "-n", metavar="N", min=1, help="At most so many.")
+    ] = 10,
     with_fields: Annotated[bool, typer.Option("--fields", help="Show fields too.")] = False,
     bodies_only: Annotated[bool, typer.Option("--bodies-only", help="Only bodies.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
@@ -191,7 +193,7 @@ def peek(
 def purge(
     ctx: typer.Context, mailbox: Name, yes: Yes = False, as_json: output.Json = False
 ) -> None:
-    """Take all messages out of a mailbox, but for those that a reader has in hand."""
+    """Empty a mailbox, but for what a reader has in hand."""
     with linked(ctx) as client:
         found = known(client, mailbox)
         free = found.messages - found.held
@@ -220,7 +222,8 @@ def edit(
     ctx: typer.Context,
     mailbox: Name,
     max_messages: Annotated[
-        int | None, typer.Option(min=0, help="Refuse (wait) beyond so many; 0: the broker's.")
+        int | None,
+        typer.Option(metavar="N", min=0, help="Refuse (wait) beyond so many; 0: the broker's."),
     ] = None,
     max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Refuse (wait) beyond so much: 64MiB.")

@@ -39,7 +39,7 @@ EPILOG: Final = """\b
 Examples:
   malamute send ann 'lunch at one?' --subject lunch
   malamute send ann 'back at work' --in 8h --expires 1d
-  malamute send ann --key order-4711 < order.json --whole
+  malamute send ann --whole --key order-4711 < order.json
   malamute send crew --json-lines < messages.jsonl
   malamute send archive --file *.pdf --subject-from-name
 

@@ -196,9 +196,9 @@ def _left(until_ms: int) -> str:
     "requeue",
     epilog="""\b
 Examples:
-  malamute service requeue lookup          all dead letters of the service
-  malamute service requeue lookup 17 23    these dead letters, or requests in hand
-  malamute mailbox peek lookup.dead        shows their numbers, and why they died""",
+  malamute service requeue lookup         all dead letters of the service
+  malamute service requeue lookup 17 23   these dead letters, or requests
+  malamute mailbox peek lookup.dead       shows their numbers, and why""",
 )
 def requeue(
     ctx: typer.Context,
@@ -239,7 +239,8 @@ def edit(
     ctx: typer.Context,
     service: Name,
     attempts: Annotated[
-        int | None, typer.Option(min=0, help="Handed out so often, it is a dead letter.")
+        int | None,
+        typer.Option(metavar="N", min=0, help="Handed out so often, it is a dead letter."),
     ] = None,
     lease: Annotated[
         str | None,
@@ -256,7 +257,7 @@ def edit(
         str | None, typer.Option(metavar="DURATION", help="Of requests that name none.")
     ] = None,
     max_requests: Annotated[
-        int | None, typer.Option(min=0, help="Refuse (wait) beyond so many.")
+        int | None, typer.Option(metavar="N", min=0, help="Refuse (wait) beyond so many.")
     ] = None,
     max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Refuse (wait) beyond so much.")

@@ -139,20 +139,22 @@ def sub(
                 _Plain(records) if cursor is None else _WithCursor(client, stream, cursor, records)
             )
         with reader:
+            whole = False
             try:
-                reader.accepted()
-                if output.on_terminal() and not reader.ended and not until_tail:
-                    say(f"{stream}: listening{reader.how}; end with Ctrl-C")
-                _print(reader, writer, count, timeout_ms)
+                try:
+                    reader.accepted()
+                    if output.on_terminal() and not reader.ended and not until_tail:
+                        say(f"{stream}: listening{reader.how}; end with Ctrl-C")
+                    whole = _print(reader, writer, count, timeout_ms)
+                finally:
+                    # Also when our reader went away: what was printed is not to come again.
+                    reader.printed_all(whole)
             except KeyboardInterrupt:
-                reader.printed_all()
                 if output.on_terminal():
                     say(f"{count_text(writer.count, 'record')}{reader.go_on()}")
                 return INTERRUPTED
             except Timeout:
-                reader.printed_all()
                 raise Timeout(f"{stream}: no record came within {wait}") from None
-            reader.printed_all()
     return 0
 
 
@@ -194,8 +196,8 @@ class _Reader(AbstractContextManager[Any]):
     def printed(self, batch: Batch, count: int) -> None:
         """The first so many of a batch are with whoever reads our output."""
 
-    def printed_all(self) -> None:
-        """Nothing more will be printed."""
+    def printed_all(self, whole: bool) -> None:
+        """Nothing more will be printed. whole: all that was handed over was."""
 
     def go_on(self) -> str:
         """How a person goes on after that."""
@@ -220,8 +222,6 @@ class _WithCursor(_Reader):
         self._cursor = client.cursor(stream, name)
         self._name = name
         self._stands: int | None = None
-        self._whole = True
-        """All that was handed over was printed."""
         self._behind: Position | None = None
         """Where the cursor is to stand, once that is asked for."""
         self._since = 0.0
@@ -249,16 +249,15 @@ class _WithCursor(_Reader):
         if place is None:
             return
         if count < len(batch):
-            self._whole = False
             place = place._replace(next=int(batch.offsets[count - 1]) + 1)
         if self._behind is None:
             self._since = time.monotonic()
         self._behind = place
 
-    def printed_all(self) -> None:
-        """Nothing more will be printed; what the pattern left out is behind it, too."""
+    def printed_all(self, whole: bool) -> None:
+        """As above; what the pattern left out is behind it, too."""
         place = self._records.position
-        if self._whole and place is not None and place.next > (self._stands or 0):
+        if whole and place is not None and place.next > (self._stands or 0):
             self._behind = place
         self._move()
 
@@ -309,14 +308,15 @@ class _Member(_Reader):
         held: Any = batch
         self._member.ack_nowait(held if count == len(batch) else held.cut(0, count))
 
-    def printed_all(self) -> None:
+    def printed_all(self, whole: bool) -> None:
         """What was printed is confirmed before the rest goes to other members."""
         self._client.flush(LAST_WAIT_MS)
 
 
 def _print(
     reader: _Reader, writer: RecordWriter, count: int | None, timeout_ms: int | None
-) -> None:
+) -> bool:
+    """Print to the end; False: more was handed over than was to be printed."""
     from malamute_py.client.reading import cut
 
     while (batch := reader.next(timeout_ms)) is not None:
@@ -324,7 +324,8 @@ def _print(
         writer.write(batch if left == len(batch) else cut(batch, 0, left))
         reader.printed(batch, left)
         if count is not None and writer.count >= count:
-            return
+            return left == len(batch)
+    return True
 
 
 def known(client: SyncClient, stream: str) -> StreamFacts:

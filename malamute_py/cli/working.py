@@ -27,7 +27,7 @@ from malamute_py.cli.letters import key_text
 from malamute_py.cli.linking import linked
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.records import ESCAPES
-from malamute_py.cli.subscribe import PATTERN_HELP, check_kind
+from malamute_py.cli.subscribe import check_kind
 from malamute_py.cli.values import duration_ms, duration_text, iso_text, size_text
 
 if TYPE_CHECKING:
@@ -37,25 +37,31 @@ if TYPE_CHECKING:
 EPILOG: Final = """\b
 Examples:
   malamute work lookup -- ./lookup.sh
-  malamute work resize --concurrency 4 --timeout 1m -- convert - -resize 50% -
-  malamute work lookup --pattern 'airline.*' -- python lookup.py --table airlines
-  malamute work report --lines -- ./report.sh       each line is a reply of its own
+  malamute work resize -c 4 --timeout 1m -- convert - -resize 50% -
+  malamute work lookup --pattern 'airline.*' -- python lookup.py --all
+  malamute work report --lines -- ./report.sh      each line is a reply
 
 \b
 The command gets the body on its standard input, and in its environment
-  MALAMUTE_SERVICE, _SUBJECT, _SENDER, _REPLY_TO, _FIELD_NAME (of each field)
-  MALAMUTE_NUMBER    of the request           MALAMUTE_ATTEMPTS   this one included
-  MALAMUTE_KEY       the same at each attempt MALAMUTE_DEADLINE   empty: none
+MALAMUTE_SERVICE, _SUBJECT, _SENDER, _REPLY_TO, _FIELD_NAME of each field, and
+  MALAMUTE_NUMBER     of the request
+  MALAMUTE_ATTEMPTS   how often it was handed out, this time included
+  MALAMUTE_KEY        the same each time, to tell whether it is done already
+  MALAMUTE_DEADLINE   when nobody waits any more; empty: never
+
+\b
 What it prints is the reply. Its exit code decides:
-  0    done
-  75   give it back: tried again after --delay (EX_TEMPFAIL)
-  any other: failed; its last line on standard error is the reason, and the request goes to
-       the service's dead letters: malamute mailbox peek SERVICE.dead
+  0          done
+  75         give it back: tried again after --delay (EX_TEMPFAIL)
+  any other  failed, for the reason in its last line on standard error; the
+             request goes to the dead letters: `mailbox peek SERVICE.dead`
 
 In a pipe a line is printed for each: number, outcome (done, failed, returned, gone),
-milliseconds, reason."""
+milliseconds, reason. Ctrl-C or SIGTERM ends it: what runs gets SIGTERM, and what is not
+done goes back to the queue."""
 
 TEMPFAIL: Final = 75
+_PATTERN_HELP: Final = "Only subjects like this: a.*.#, prefix:a., regex:^a; or fields:k=v."
 _TAKE_MS: Final = 200
 _TURN_S: Final = 0.2
 _ASK_EVERY_S: Final = 2.0
@@ -76,12 +82,12 @@ def work(
     ],
     command: Annotated[
         list[str],
-        typer.Argument(metavar="-- COMMAND...", help="What to run for each request."),
+        typer.Argument(metavar="COMMAND", help="What to run for each request."),
     ],
     concurrency: Annotated[
-        int, typer.Option("--concurrency", "-c", min=1, help="So many runs at a time.")
+        int, typer.Option("--concurrency", "-c", metavar="N", min=1, help="So many runs at a time.")
     ] = 1,
-    pattern: Annotated[str, typer.Option("--pattern", help=PATTERN_HELP)] = "#",
+    pattern: Annotated[str, typer.Option("--pattern", metavar="PATTERN", help=_PATTERN_HELP)] = "#",
     lease: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="If we are silent for so long, another gets it."),
@@ -99,7 +105,8 @@ def work(
         bool, typer.Option("--lines", help="Each line that it prints is a reply.")
     ] = False,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="End after so many requests.")
+        int | None,
+        typer.Option("--count", "-n", metavar="N", min=1, help="End after so many requests."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each request.")] = False,
 ) -> int:  # fmt: skip
