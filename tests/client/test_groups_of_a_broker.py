@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -168,6 +169,17 @@ async def test_what_was_handed_over_before_an_error_is_not_done(shell: Any) -> N
     heir = joined(shell)
     [record] = await shell.take(heir, 1)
     assert record.offset == 2
+    await shell.call(heir.close)
+
+
+async def test_a_member_that_nobody_holds_any_more_has_left(shell: Any) -> None:
+    await filled(shell, 10)
+    await shell.take(joined(shell, ack="manual"), 3)
+    gc.collect()
+    heir = joined(shell, ack="manual")
+    # What was dropped is noticed with the client's next turn.
+    await shell.do("broker_info")
+    assert [record.offset for record in await shell.take(heir, 10)] == list(range(10))
     await shell.call(heir.close)
 
 
