@@ -172,9 +172,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     backoff_max_ms: int = 60_000
     default_service: dict[str, Any] = {}
     """Settings of service queues that first use creates."""
-    hand_outs_max: int = 1_000
+    hand_outs_max: int = 256
     """Batches that are handed out in one step, over all services."""
-    timers_max: int = 2_000
+    timers_max: int = 512
     """Requests and leases whose time is over that one step looks at."""
 
     # --- cursors and groups: beyond a count `limit`

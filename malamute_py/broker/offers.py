@@ -31,7 +31,7 @@ from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.mailboxes import Mailboxes
-from malamute_py.broker.requests import Requests, Rows, Share, attempts_of, merged, named
+from malamute_py.broker.requests import Requests, Rows, Share, attempts_of, named
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
 from malamute_py.broker.waiting import Grant, Hands, Offer, Parcel, Put, Service, every, rows_in
@@ -225,13 +225,7 @@ class Offers:
 
     def _back(self, offer: Offer, why: str, again_ms: int | None) -> None:
         """What an offer that has ended had in hand waits again."""
-        self._give_up(offer.service, offer.hands, why, again_ms)
-
-    def _give_up(self, service: Service, hands: Hands, why: str, again_ms: int | None) -> int:
-        items = [(grant.put, grant.rows) for grants in hands.grants.values() for grant in grants]
-        if items:
-            self._requests.give_up(service, merged(items), why, again_ms)
-        return sum(rows.bit_count() for _, rows in items)
+        self._requests.give_up_later(offer.hands, why, again_ms)
 
     def _leave_orphans(self, offer: Offer, why: str) -> int:
         """What a holder had before a restart waits again once no offer of it is left."""
@@ -240,7 +234,9 @@ class Offers:
         if hands is None or any(other.hands.holder == holder for other in service.offers):
             return 0
         del service.orphans[holder]
-        return self._give_up(service, hands, why, 0)
+        count = hands.rows
+        self._requests.give_up_later(hands, why, 0)
+        return count
 
     # --- hand-out -----------------------------------------------------------------------------
 
@@ -248,13 +244,15 @@ class Offers:
     def hungry(self) -> bool:
         """Whether more can be handed out at once."""
         requests = self._requests
-        return bool(requests.drafts) or (
+        return bool(requests.drafts or requests.leaving) or (
             bool(requests.hungry) and self._shard.now_ms >= requests.paused_to_ms
         )
 
     def hand_out(self) -> None:
         """Hand out what waits to who is ready, as far as one step may."""
         self._requests.forget_drafts()
+        if self._requests.leaving:
+            self._requests.return_some()
         if not self.hungry:
             return
         hungry = self._requests.hungry
@@ -348,7 +346,8 @@ class Offers:
         link = offer.link
         whole = every(change.count)
         spent = 0
-        for times, some in attempts_of(put, rows):
+        # What came back goes first.
+        for times, some in sorted(attempts_of(put, rows), reverse=True):
             bitmap: bytes | None = None
             frames, size = body.frames, body.size
             if some != whole:

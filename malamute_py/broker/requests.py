@@ -11,6 +11,7 @@ Source: DESIGN.md, section 9.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -76,6 +77,8 @@ class Requests:
         self.by_name: dict[str, Service] = {}
         self.names: list[str] = []
         """Ascending."""
+        self._leaving: deque[tuple[deque[Grant], str, int | None]] = deque()
+        """What ended links had in hand, to be returned in portions: see `give_up_later`."""
         self.drafts: list[Service] = []
         """Made since the last step."""
         self.size = 0
@@ -273,6 +276,12 @@ class Requests:
 
     def hand_out(self, service: Service, shares: Sequence[Share]) -> None:
         """Put the hand-out of rows on its way; they are moving already."""
+        # Rows of one batch in several lanes go together, as one WORK.
+        together: dict[tuple[Offer, Put], tuple[int, int]] = {}
+        for offer, put, rows, cost in shares:
+            before, spent = together.get((offer, put), (0, 0))
+            together[offer, put] = before | rows, spent + cost
+        shares = [(offer, put, rows, cost) for (offer, put), (rows, cost) in together.items()]
         by_offer: dict[Offer, list[Rows]] = {}
         for offer, put, rows, _ in shares:
             by_offer.setdefault(offer, []).append((put, rows))
@@ -659,6 +668,35 @@ class Requests:
         part.refused = refused
         self._steps.take([part])
 
+    def give_up_later(self, hands: Hands, why: str, again_ms: int | None) -> None:
+        """All that hands hold waits again, a portion a step: it may be very much."""
+        grants = deque(grant for one in hands.grants.values() for grant in one)
+        if grants:
+            self._leaving.append((grants, why, again_ms))
+            self.return_some()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether more is to be returned."""
+        return bool(self._leaving)
+
+    def return_some(self) -> None:
+        """Return a portion of what ended links had in hand."""
+        budget = self._shard.settings.timers_max
+        while self._leaving and budget > 0:
+            grants, why, again_ms = self._leaving[0]
+            items: list[Rows] = []
+            service = grants[0].put.service
+            while grants and budget > 0:
+                grant = grants.popleft()
+                if grant.rows:
+                    items.append((grant.put, grant.rows))
+                    budget -= grant.put.weight
+            if not grants:
+                self._leaving.popleft()
+            if items:
+                self.give_up(service, merged(items), why, again_ms)
+
     def attempts_max(self, service: Service) -> int:
         """How often a request may be handed out."""
         return service.row.settings.attempts_max or self._shard.settings.attempts_max
@@ -882,7 +920,7 @@ class Incoming:
             service.under_way = self._makes = True
             changes.append(self._requests.creation(service))
         changes.append(put)
-        if any(crew.ready for crew in service.crews.values()):
+        if service.offers:
             self._share()
             now_ms = self._requests._shard.now_ms
             for offer, (rows, _) in self._shares.items():

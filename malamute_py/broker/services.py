@@ -54,8 +54,10 @@ from malamute_py.changelog.tables import ServiceRow, mask_of
 COMMANDS: Final[dict[type[Command], int]] = {
     CancelRequest: 55, ServiceInfo: 56, EditService: 57, Requeue: 58, RemoveService: 59,
 }  # fmt: skip
-PORTION: Final = 1_000
-"""Batches that one step of a removal ends, and numbers that one REQUEUE names."""
+PORTION: Final = 256
+"""Batches that one step of a removal ends."""
+NUMBERS_MAX: Final = 1_000
+"""Numbers that one REQUEUE names."""
 
 
 class Services:
@@ -352,8 +354,8 @@ class Services:
     def _requeue(self, link: Link, command: Requeue) -> None:
         service = self._service(link, command.service, "admin")
         numbers = command.numbers
-        if len(numbers) > PORTION:
-            raise RequestRejected("too_large", f"at most {PORTION} numbers at once")
+        if len(numbers) > NUMBERS_MAX:
+            raise RequestRejected("too_large", f"at most {NUMBERS_MAX} numbers at once")
         held = self._held(service, set(numbers)) if numbers else []
         count = sum(rows.bit_count() for _, rows in held)
 

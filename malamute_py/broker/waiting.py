@@ -31,7 +31,7 @@ LANES_KEPT: Final = 1_024
 """Lanes that stay although nothing waits in them: the next request needs not make one."""
 EVERYTHING: Final = -1
 """Number of the pattern that takes every subject."""
-SCANNED_AT_ONCE: Final = 1_000
+SCANNED_AT_ONCE: Final = 256
 """Lanes that a new pattern is compared with in one step, or that it has outlived."""
 
 
@@ -44,6 +44,7 @@ class Put:
         "delayed",
         "ending",
         "grants",
+        "masks",
         "moving",
         "row",
         "service",
@@ -54,6 +55,8 @@ class Put:
         self.service = service
         self.row = row
         self.base = row.put.base
+        self.masks: dict[str, int] | None = None
+        """Subject -> its rows, once they were looked at."""
         self.grants: list[Grant] = []
         """Who has which of its rows in hand."""
         self.moving = 0
@@ -94,11 +97,17 @@ class Put:
         subjects = self.row.put.subjects
         if len(subjects) == 1:
             return [(subjects[0], mask)]
-        found: dict[str, int] = {}
-        for row in rows_in(mask):
-            subject = subjects[row]
-            found[subject] = found.get(subject, 0) | (1 << row)
-        return list(found.items())
+        masks = self.masks
+        if masks is None:
+            masks = self.masks = {}
+            for row, subject in enumerate(subjects):
+                masks[subject] = masks.get(subject, 0) | (1 << row)
+        return [(subject, rows & mask) for subject, rows in masks.items() if rows & mask]
+
+    @property
+    def weight(self) -> int:
+        """How many places its rows may wait in."""
+        return 1 if len(self.row.put.subjects) == 1 else self.row.put.count
 
 
 class Grant:

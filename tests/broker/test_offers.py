@@ -141,6 +141,14 @@ def test_a_pattern_takes_its_subjects_and_leaves_the_others_waiting() -> None:
     assert world.numbers(3) == [1]
 
 
+def test_rows_of_one_batch_that_waited_by_subject_leave_as_one_work() -> None:
+    world = pair()
+    world.request(1, *[b"x"] * 9, subjects=["a", "b", "c"] * 3)
+    world.offer(2)
+    assert len(world.shell.peers[2].of(wire.Work)) == 1
+    assert world.numbers(2) == list(range(9))
+
+
 def test_what_nobody_takes_holds_up_nobody() -> None:
     world = pair()
     for n in range(50):
@@ -657,6 +665,40 @@ def test_what_a_worker_had_in_hand_goes_to_another_when_its_link_ends(how: str) 
     world.reply(3, [0, 2, 3])
     assert world.queued() == 0
     assert sorted(world.replies(1)) == [b"re: %d" % n for n in range(4)]
+
+
+def test_a_worker_that_dies_with_very_much_in_hand_is_cleared_in_portions() -> None:
+    world = pair(timers_max=10)
+    world.offer(2)
+    for n in range(95):
+        world.request(1, b"%d" % n)
+    world.drop(2)
+    assert world.info(1)["waiting"] == 95
+    assert world.events("worker_died")[0]["count"] == 95
+    returns = [
+        batch for ready in world.shell.readies[-20:] for one in ready.appends
+        for batch in one.batches
+    ]  # fmt: skip
+    assert len(returns) >= 9, "a portion a step"
+    world.worker(3, "bob")
+    world.offer(3)
+    assert world.numbers(3) == list(range(95))
+
+
+def test_what_is_still_to_be_returned_can_be_cancelled_and_expires() -> None:
+    world = pair(timers_max=1)
+    world.offer(2)
+    for n in range(5):
+        world.request(1, b"x", key=b"%d" % n, timeout_ms=1_000)
+    shell, broker = world.shell, world.shell.broker
+    broker.link_lost(2, shell.now_ms)
+    broker.receive(1, "", [wire.CancelRequest(7, "s", b"4")], [], shell.now_ms)
+    shell.run()
+    assert world.shell.peers[1].last(wire.Result).value == {"count": 1}
+    assert world.info(1)["waiting"] == 4
+    shell.wait(1_010)
+    assert world.queued() == 0
+    assert len(world.mail(1)) == 4
 
 
 def test_a_withdrawn_offer_gives_back_what_it_had_at_once() -> None:
