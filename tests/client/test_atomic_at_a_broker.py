@@ -14,7 +14,7 @@ from malamute_py.client.position import FromCursor
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
 from tests.ports import Port
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_MS, WAIT_S
 
 FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 
@@ -130,6 +130,93 @@ async def test_a_log_and_its_cursor_move_on_in_one_step(shell: Any) -> None:
         step.move_cursor("commits", "log", number + 1, since=number if number > 1 else None)
         await committed(shell, step)
     assert (await shell.do("cursor_info", "commits", "log")).next == 3
+
+
+async def conflicting(shell: Any, step: Any) -> None:
+    """Commit a step that the broker will not take."""
+    await shell.do("publish", "in", b"x")
+    step.move_cursor("in", "reader", 1)
+    await shell.call(shell.client.cursor("in", "reader").move, 1)
+    with pytest.raises(RequestRejected) as caught:
+        await committed(shell, step)
+    assert caught.value.code == "conflict"
+
+
+async def test_a_worker_answers_and_keeps_its_audit_in_one_step(shell: Any) -> None:
+    asked = asyncio.ensure_future(shell.do("request", "reverse", b"abc", timeout_ms=WAIT_MS))
+    worker = shell.client.worker("reverse")
+    request = await shell.call(worker.next, WAIT_MS)
+    step = shell.client.atomic()
+    step.publish("audit", b"reversed " + request.body)
+    step.reply(request, request.body[::-1])
+    await committed(shell, step)
+    assert (await asked).body == b"cba"
+    assert await bodies(shell, "audit") == [b"reversed abc"]
+    facts = await shell.do("service_info", "reverse")
+    assert (facts.waiting, facts.held) == (0, 0)
+    await shell.call(worker.close)
+
+
+async def test_a_request_is_in_hand_after_a_step_that_was_refused(shell: Any) -> None:
+    asked = asyncio.ensure_future(shell.do("request", "reverse", b"abc", timeout_ms=WAIT_MS))
+    worker = shell.client.worker("reverse")
+    request = await shell.call(worker.next, WAIT_MS)
+    step = shell.client.atomic()
+    step.publish("audit", b"never")
+    step.reply(request, b"never")
+    await conflicting(shell, step)
+    assert await bodies(shell, "audit") == []
+    again = shell.client.atomic()
+    again.reply(request, b"cba")
+    await committed(shell, again)
+    assert (await asked).body == b"cba"
+    with pytest.raises(RequestRejected, match="not_held"):
+        shell.client.atomic().complete(request)
+    await shell.call(worker.close)
+
+
+async def test_mail_is_taken_and_what_became_of_it_published_in_one_step(shell: Any) -> None:
+    await shell.do("send_many", "desk", [b"%d" % n for n in range(4)])
+    inbox = shell.client.inbox("desk", ack="manual")
+    first = await shell.call(inbox.next, WAIT_MS)
+    refused = shell.client.atomic()
+    refused.ack(first)
+    await conflicting(shell, refused)
+    assert (await shell.do("mailbox_info", "desk")).messages == 4
+    rest = await shell.call(inbox.next_batch, WAIT_MS)
+    step = shell.client.atomic()
+    step.ack(first)
+    step.ack(rest)
+    step.publish_many("out", [first.body, *rest.bodies()])
+    await committed(shell, step)
+    assert await bodies(shell, "out") == [b"0", b"1", b"2", b"3"]
+    assert (await shell.do("mailbox_info", "desk")).messages == 0
+    await shell.call(inbox.close)
+
+
+async def test_an_outbox_is_the_step_itself(shell: Any) -> None:
+    """What a service is asked for is asked if and only if the order was recorded."""
+    step = shell.client.atomic()
+    step.publish("orders", b"order 1")
+    asked = step.request("billing", b"bill order 1", reply_to="desk")
+    await committed(shell, step)
+    never = shell.client.atomic()
+    never.publish("orders", b"order 2")
+    never.request("billing", b"bill order 2", reply_to="desk")
+    await conflicting(shell, never)
+    worker = shell.client.worker("billing")
+    request = await shell.call(worker.next, WAIT_MS)
+    assert request.body == b"bill order 1"
+    answer = shell.client.atomic()
+    answer.reply(request, b"billed")
+    await committed(shell, answer)
+    inbox = shell.client.inbox("desk")
+    mail = await shell.call(inbox.next, WAIT_MS)
+    assert (mail.body, mail.about, mail.last) == (b"billed", asked.about, True)
+    assert await bodies(shell, "orders") == [b"order 1"]
+    assert (await shell.do("service_info", "billing")).waiting == 0
+    await shell.call(worker.close)
+    await shell.call(inbox.close)
 
 
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
