@@ -281,7 +281,7 @@ class Publishing:
                 f"stream '{name}' has a ring of its own or lives in memory: one step is one ring",
             )
         if head.producer_id:
-            raise RequestRejected("bad_batch", "the step has a key: its batches have no producer")
+            raise RequestRejected("unsupported", "the step has a key: its batches have no producer")
         kind = head.body_kind
         if kind != stream.body_kind and not self._settle_kind(stream, kind):
             raise RequestRejected(
