@@ -163,8 +163,8 @@ class Request(Job):
         if not link.has_room:
             await link.room(len(body))
         future = link.loop.create_future()
-        row = make_row(body, subject, fields, None, None, properties, None)
-        if not self.offering.workings.reply(self, row, last, future):
+        row = make_row(body, subject, fields, None, None, properties, (self, future))
+        if not self.offering.workings.reply(self, row, last):
             raise _over(self)
         link.wake_up()
         confirmation: Confirmation | None = await future
@@ -264,8 +264,9 @@ class Worker:
         while True:
             request = offering.take()
             if request is not None:
-                assert isinstance(request, Request)
-                return request
+                if offering.queue:
+                    self._waker.wake_another()
+                return request  # type: ignore[return-value]
             if offering.error is not None:
                 raise offering.error
             if offering.ended or offering.closing:
@@ -320,7 +321,7 @@ class Worker:
         if result is None:
             self._finish(request, COMPLETED, 0, "")
         elif isinstance(result, _BODIES):
-            row = make_row(result, "", None, None, None, None, None)
+            row = make_row(result, "", None, None, None, None, (request, None))
             self._link.session.workings.reply(request, row, True)
             self._link.wake_up()
         else:
@@ -365,7 +366,7 @@ class Worker:
 
 
 class _Waker:
-    """Wakes as many tasks as there are requests, in the order in which they began to wait."""
+    """Wakes the tasks that wait for requests, in the order in which they began to wait."""
 
     def __init__(self, offering: Any) -> None:
         self._offering = offering
@@ -373,16 +374,25 @@ class _Waker:
 
     def set(self) -> None:
         """Something arrived, or nothing will any more."""
-        offering, waiting = self._offering, self._waiting
-        if offering.ended or offering.closing or not offering.accepted:
-            wake = len(waiting)
-        else:
-            wake = max(len(offering.queue), 1)
-        while waiting and wake:
+        offering = self._offering
+        everybody = offering.ended or offering.closing or not offering.in_hand
+        self._wake(len(self._waiting) if everybody else 1)
+
+    def wake_another(self) -> None:
+        """There is more than one can begin with: should it have to wait, others go on.
+
+        One that need not wait has them all done before the others get their turn; so a
+        request costs a wake-up only if its handler waits for something.
+        """
+        self._wake(2)
+
+    def _wake(self, count: int) -> None:
+        waiting = self._waiting
+        while waiting and count:
             future = waiting.popleft()
             if not future.done():
                 future.set_result(None)
-                wake -= 1
+                count -= 1
 
     async def wait(self) -> None:
         """Return when there may be something."""

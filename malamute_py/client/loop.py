@@ -204,7 +204,8 @@ class LoopLink:
     @property
     def has_room(self) -> bool:
         """The window has room and nobody waits for it already."""
-        return not self._room and self.publisher.has_room
+        window = self.session.window
+        return not self._room and window.queued_bytes + window.unconfirmed_bytes < window.bytes_max
 
     async def room(self, size: int) -> None:
         """Return when the window has room for more; callers are served in order.

@@ -177,7 +177,7 @@ class Session:
             self.trackers,
             self.tell,
             self.open,
-            self.consumed,
+            self.credit_later,
             self.arrived,
             self._broker_ms,
         )
@@ -405,6 +405,10 @@ class Session:
         elif isinstance(watched, Opened):
             self.unsubscribe(watched)
 
+    def credit_later(self, opened: Opened) -> None:
+        """Something of it was finished: CREDIT goes out with what is sent next, if it is due."""
+        self._credit_due[opened] = None
+
     def consumed(self, opened: Opened) -> bool:
         """Something was taken from it; True: CREDIT is to go out, so send soon."""
         if not opened.active or not opened.credit_due:
@@ -472,7 +476,7 @@ class Session:
         self._commands.clear()
         if self.state is State.LINKED:
             for opened in self._credit_due:
-                if opened.active:
+                if opened.active and opened.credit_due:
                     message.put(opened.credit(), None)
             self._credit_due.clear()
             for outgoing in list(self.outgoing):

@@ -174,10 +174,10 @@ class SyncRequest(Job):
         """
         link: ThreadLink = self.offering.workings.link
         pending: Pending[Confirmation | None] = Pending(link)
-        row = make_row(body, subject, fields, None, None, properties, None)
+        row = make_row(body, subject, fields, None, None, properties, (self, pending))
         with link.lock:
             wait_for_room(link)
-            if not self.offering.workings.reply(self, row, last, pending):
+            if not self.offering.workings.reply(self, row, last):
                 raise _over(self)
             link.wake_up()
         return pending.result(timeout_ms)
@@ -434,7 +434,7 @@ class HandlerRun:
         if result is None:
             self._finish(request, COMPLETED)
         elif isinstance(result, _BODIES):
-            row = make_row(result, "", None, None, None, None, None)
+            row = make_row(result, "", None, None, None, None, (request, None))
             link = self._worker.link
             with link.lock:
                 wait_for_room(link)

@@ -278,15 +278,16 @@ class ReplyParcel(Parcel):
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Tell those who wait; a request that is not ours any more is no error of theirs."""
         pairs: list[tuple[Any, Any]] = []
-        late = isinstance(outcome, RequestRejected) and outcome.code == "not_held"
         for index, row in enumerate(self.rows):
             request, token = row[6]
             told: Any = None
             if isinstance(outcome, Confirm):
-                told = confirmation(outcome, index, 1)
                 if self.last:
                     self.offering.done(request)
-            elif late:
+                if token is None:
+                    continue
+                told = confirmation(outcome, index, 1)
+            elif isinstance(outcome, RequestRejected) and outcome.code == "not_held":
                 self.offering.too_late(request, outcome, row if self.last else None, self.last)
             else:
                 told = outcome
@@ -558,7 +559,7 @@ class Offering(Opened):
         self.in_hand[request.number] = request
         self.unfinished += 1
         request.begun = True
-        self.workings.reply(request, (*late[:6], None), True)
+        self.workings.reply(request, (*late[:6], (request, None)), True)
         return True
 
     def next_renewal_ms(self) -> int:
@@ -590,18 +591,21 @@ class Workings:
         trackers: Trackers,
         tell: Callable[[Event], None],
         begin: Callable[[Callable[[int], Offering]], Offering],
-        consumed: Callable[[Opened], bool],
+        finished: Callable[[Opened], None],
         arrived: Callable[[Any], None],
         broker_ms: Callable[[], int],
     ) -> None:
-        """The session's own calls of these names; broker_ms: the broker's clock, about."""
+        """The session's own calls; finished: there may be credit to be given.
+
+        broker_ms: the broker's clock, about.
+        """
         self.acks = Acks(trackers, self._told)
         self.link: Any = None
         """The shell's, for its requests."""
         self.tell = tell
         self.arrived = arrived
         self.broker_ms = broker_ms
-        self.finished = consumed
+        self.finished = finished
         self._outbox = outbox
         self._begin = begin
         self._offerings: dict[Offering, None] = {}
@@ -619,10 +623,11 @@ class Workings:
         self._offerings[offering] = None
         return offering
 
-    def reply(self, request: Job, row: Row, last: bool, token: Any = None) -> bool:
-        """Answer a request; its token gets a Confirmation, or None when it was too late.
+    def reply(self, request: Job, row: Row, last: bool) -> bool:
+        """Answer a request; row: its token is (request, who waits or None).
 
-        Returns False when the request has had its end already: nothing was done.
+        Who waits gets a Confirmation, or None when it was too late. Returns False when the
+        request has had its end already: nothing was done.
         Raises LocalProtocolError `too_large`, or what ended the session.
         """
         outbox, offering = self._outbox, request.offering
@@ -630,8 +635,7 @@ class Workings:
         if offering.ended:
             raise offering.error or ConnectionLost("the worker is closed")
         if request.broken:
-            if token is not None:
-                self.tell(Settled([(token, None)]))
+            self._told_late(row)
             return True
         if request.finished or (last and not offering.finish(request)):
             return False
@@ -639,8 +643,7 @@ class Workings:
             self.finished(offering)
         if request.lost:
             offering.too_late(request, _NOT_HELD, row if last else None, last)
-            if token is not None:
-                self.tell(Settled([(token, None)]))
+            self._told_late(row)
             return True
         lane = outbox.lane(self._lanes, (offering.number, request.reply_to))
         lane.gate = offering
@@ -652,8 +655,12 @@ class Workings:
         ):
             parcel = ReplyParcel(lane, offering.asked.level, offering, last)
             outbox.queue(parcel, b"", 0)
-        outbox.put_in(parcel, (*row[:6], (request, token)))
+        outbox.put_in(parcel, row)
         return True
+
+    def _told_late(self, row: Row) -> None:
+        if row[6][1] is not None:
+            self.tell(Settled([(row[6][1], None)]))
 
     def end(
         self, request: Job, state: int, *, again_ms: int = 0, reason: str = "", token: Any = None

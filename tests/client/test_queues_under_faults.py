@@ -119,9 +119,11 @@ class Run:
             workings = self.session.workings
             if job.body.startswith(b"many"):
                 for part in range(2):
-                    row = make_row(b"%s/%d" % (job.body, part), "", None, None, None, None, None)
+                    row = make_row(
+                        b"%s/%d" % (job.body, part), "", None, None, None, None, (job, None)
+                    )
                     workings.reply(job, row, False)
-            row = make_row(b"re:" + job.body, "", None, None, None, None, None)
+            row = make_row(b"re:" + job.body, "", None, None, None, None, (job, None))
             workings.reply(job, row, True)
 
     # --- the broker ---
