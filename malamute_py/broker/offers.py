@@ -31,7 +31,14 @@ from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.mailboxes import Mailboxes
-from malamute_py.broker.requests import Requests, Rows, Share, attempts_of, named
+from malamute_py.broker.requests import (
+    TIME_MAX_MS,
+    Requests,
+    Rows,
+    Share,
+    attempts_of,
+    named,
+)
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
 from malamute_py.broker.waiting import Grant, Hands, Offer, Parcel, Put, Service, every, rows_in
@@ -559,7 +566,9 @@ class Offers:
         if state == WorkState.FAILED:
             return self._requests.bury(service, items, f"failed: {reason}" if reason else "failed")
         if state == WorkState.RETURNED:
-            return self._requests.returned(service, items, "returned", max(0, command.again_ms))
+            return self._requests.returned(
+                service, items, "returned", max(0, min(command.again_ms, TIME_MAX_MS))
+            )
         raise RequestRejected("unsupported", f"no state {state} of work")
 
     def _received(self, service: Service, items: list[Rows]) -> Part:

@@ -40,6 +40,8 @@ from malamute_py.changelog.tables import ServiceRow, Tables, apply, rows_of
 
 REQUESTING_MAX: Final = 1_000
 """Services of a link that need no look-up at a REQUEST."""
+TIME_MAX_MS: Final = 1 << 53
+"""The longest time that a client can name: SPEC.md, section 11."""
 RETRY_MS: Final = 1_000
 """After which what a timer decided and the log refused is decided again."""
 DEAD: Final = ".dead"
@@ -212,8 +214,8 @@ class Requests:
             )
         size = content_size(content)
         self._check_room(service, count, size)
-        if command.timeout_ms < 0:
-            raise RequestRejected("malformed", "a timeout is at least 0")
+        if not 0 <= command.timeout_ms <= TIME_MAX_MS:
+            raise RequestRejected("malformed", f"a timeout is 0 to {TIME_MAX_MS} ms")
         reply_to = command.reply_to
         if not reply_to:
             reply_to = link.identity or self._mailboxes.temporary(link)

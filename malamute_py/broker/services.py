@@ -261,7 +261,10 @@ class Services:
             "bytes": service.size,
             "oldest_ms": 0 if oldest is None else oldest.row.put.at_ms,
             "offers": len(service.offers),
-            "credit": sum(offer.left_records for offer in islice(service.offers, page_max)),
+            # An offer may name any number: the sum must still be one that can be sent.
+            "credit": min(
+                sum(offer.left_records for offer in islice(service.offers, page_max)), 1 << 53
+            ),
             "dead": 0 if letters is None else letters.messages,
             "dead_letters": dead_letters(service),
             "settings": msgspec.structs.asdict(row.settings),

@@ -127,6 +127,7 @@ def test_requests_of_one_turn_share_the_room_that_is_left() -> None:
     [
         ({"service": "b@d name"}, "bad_name"),
         ({"timeout_ms": -1}, "malformed"),
+        ({"timeout_ms": (1 << 64) - 1}, "malformed"),
         ({"reply_to": "no{name}"}, "bad_name"),
         ({"reply_to": "~" + "00" * 16}, "forbidden"),
         ({"level": 9}, "unsupported"),
