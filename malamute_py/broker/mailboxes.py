@@ -757,10 +757,14 @@ class Mailboxes:
         self.wake(mailbox)
 
     def expire_soon(self, mailbox: Mailbox, row: MessageRow) -> None:
-        """A put has free rows that have expired: look at it, unless that will be done anyway."""
+        """A put has free rows that have expired: look at it, unless that is about to be done.
+
+        Others of its rows may expire far later, and what the log refused is tried again soon.
+        """
         place = mailbox.number, row.base
-        if place not in self.expiries:
-            self.expiries.set(place, self._shard.now_ms)
+        due_ms, now_ms = self.expiries.time(place), self._shard.now_ms
+        if due_ms is None or due_ms > now_ms + 10 * self._shard.settings.retry_ms:
+            self.expiries.set(place, now_ms)
 
     def postpone(self, mailbox: Mailbox, row: MessageRow, mask: int, at_ms: int) -> None:
         """Rows that were held wait again, and not before a time."""

@@ -135,6 +135,10 @@ class Schedule:
     def __contains__(self, place: Place) -> bool:
         return place in self._at
 
+    def time(self, place: Place) -> int | None:
+        """When something is to be done about it; None: never."""
+        return self._at.get(place)
+
     @property
     def due_ms(self) -> int | None:
         """When the next is due."""
