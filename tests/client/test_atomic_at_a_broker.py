@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -319,3 +320,20 @@ async def test_steps_of_many_tasks_are_each_taken_once_over_a_restart(
     finally:
         await shell.do("close", flush_ms=0)
         await asyncio.to_thread(broker.stop)
+
+
+def test_steps_of_many_threads_over_one_client_are_each_taken_once(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path, tcp=True) as broker, broker.connect_sync(**FAST) as client:
+
+        def stepping(number: int) -> None:
+            for turn in range(25):
+                with client.atomic() as step:
+                    step.publish("a", b"%d/%d" % (number, turn))
+                    step.send("desk", b"%d/%d" % (number, turn))
+                assert step.confirmation is not None
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(stepping, range(8), timeout=WAIT_S))
+        found = [record.body for record in client.subscribe("a", start="earliest", until="tail")]
+        assert sorted(found) == sorted(b"%d/%d" % (n, turn) for n in range(8) for turn in range(25))
+        assert client.mailbox_info("desk").messages == 200
