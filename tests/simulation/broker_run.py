@@ -62,7 +62,7 @@ class BrokerRun:
         self.rng = Random(seed)
         self.trace = trace if trace is not None else Trace()
         self.clock = Clock()
-        self.model = Model()
+        self.model = self._model()
         self.quiet = False
         self.steps = steps or self.rng.choice((4, 8, 16))
         """Faults that come."""
@@ -74,10 +74,7 @@ class BrokerRun:
             quantum_bytes=self.rng.choice((500, 5_000, 100_000)),
             extract_bytes_min=self.rng.choice((0, 400)),
         )
-        self.machine = Machine(
-            self.clock, self.model, self.trace, self.rng, settings,
-            SEGMENT_BYTES * self.rng.choice((3, 4, 8)),
-        )  # fmt: skip
+        self.machine = self._machine(settings)
         self.machine.on_crash = self._crashed
         self.big = self.rng.random() < 0.4
         if self.big:
@@ -86,6 +83,15 @@ class BrokerRun:
         self.consumers: list[Client] = []
         self.connections: list[tuple[Client, Connection]] = []
         self.streams: dict[str, dict[str, Any]] = {}
+
+    def _model(self) -> Any:
+        return Model()
+
+    def _machine(self, settings: BrokerSettings) -> Any:
+        return Machine(
+            self.clock, self.model, self.trace, self.rng, settings,
+            SEGMENT_BYTES * self.rng.choice((3, 4, 8)),
+        )  # fmt: skip
 
     # --- the run ---------------------------------------------------------------------
 
@@ -215,14 +221,17 @@ class BrokerRun:
             self.clock.skew_ms += rng.choice((-5_000, -300, 300, 4_000))
             self.trace.note("fault", "the clock jumps", self.clock.skew_ms)
         elif draw < 0.96:
-            ring = rng.choice(sorted(self.model.rings) or ["main"])
-            hit = rot_something(machine.disk, rng, self.model, ring)
-            if hit is not None:
-                self.trace.note("rot", *hit)
+            self._rot()
         elif self.consumers:
             self._add_consumer(f"c{len(self.consumers)}")
             self.consumers[-1].start()
         self._schedule_fault()
+
+    def _rot(self) -> None:
+        ring = self.rng.choice(sorted(self.model.rings) or ["main"])
+        hit = rot_something(self.machine.disk, self.rng, self.model, ring)
+        if hit is not None:
+            self.trace.note("rot", *hit)
 
     def _space(self) -> None:
         self.machine.disk.capacity = 1 << 40

@@ -53,6 +53,8 @@ _DECODER = msgspec.msgpack.Decoder(list[c.AnyCommand])
 class Client:
     """One peer: connects, says hello, keeps alive, connects again."""
 
+    identity = ""
+
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.rng = world.rng
@@ -77,7 +79,7 @@ class Client:
             return
         self.connection = connection
         self.reconnects += 1
-        self.say(c.Hello((1, 1), self.session, "", "simulated", 0))
+        self.say(c.Hello((1, 1), self.session, self.identity, "simulated", 0))
         self.world.after(3_000_000, lambda: self._give_up(connection))
 
     def _give_up(self, connection: Connection) -> None:

@@ -70,6 +70,9 @@ def unpack(message: Message) -> tuple[list[c.Command], list[bytes]]:
 class Machine:
     """The broker's host: its disk outlives its processes."""
 
+    holds = False
+    """A checkpoint says what of ring main may go."""
+
     def __init__(
         self, clock: Clock, model: Model, trace: Trace, rng: Any, settings: BrokerSettings,
         ring_bytes: int,
@@ -129,13 +132,21 @@ class Machine:
             raise Violation("broken", f"the journal does not open: {error!r}") from error
         self.core = Broker(
             self.settings, uuid=self.uuid, epoch=self.epoch,
-            state=RecoveredState(facts), random=self.rng.randbytes,
+            state=self._state(facts), random=self.rng.randbytes,
         )  # fmt: skip
+        self._recovered()
         self.power_lost = False
         self.running = True
         self.core.tick(self._now())
         self._later(self._housekeeping, 5_000)
         self.pump()
+
+    def _state(self, facts: dict[str, RingFacts]) -> RecoveredState:
+        """What the core starts with."""
+        return RecoveredState(facts)
+
+    def _recovered(self) -> None:
+        """The core has taken up its state, and done nothing yet."""
 
     def stop(self, *, power: bool, mode: str = "any") -> None:
         """The process ends without a word, or the whole machine does."""
@@ -176,6 +187,7 @@ class Machine:
         ring, recovery = Ring.open(
             storage, settings=ring_settings, epoch=self.epoch,
             snapshot=self._snapshot, entropy=self.rng.randbytes,
+            held=self.holds and name == MAIN,
         )  # fmt: skip
         self.rings[name] = ring
         if not memory:
@@ -355,6 +367,15 @@ class Machine:
             for bundle in together:
                 self.core.append_refused(AppendRefused(bundle.token, error.code, error.reason, 20))
             return
+        self._written(name, batches, result)
+        at = 0
+        for bundle in together:
+            stamps = result.stamps[at : at + len(bundle.batches)]
+            at += len(bundle.batches)
+            self.core.appended(Appended(bundle.token, stamps, result.end_lsn))
+
+    def _written(self, name: str, batches: list[Append], result: Any) -> None:
+        """The ring has taken these; the core does not know yet."""
         written = [
             decode_run(stamp + bytes(append.content))[0]
             for stamp, append in zip(result.stamps, batches, strict=True)
@@ -364,11 +385,6 @@ class Machine:
         self.trace.note("append", name, result.end_lsn, [
             (batch.stream, batch.base_offset, batch.count) for batch in written
         ])  # fmt: skip
-        at = 0
-        for bundle in together:
-            stamps = result.stamps[at : at + len(bundle.batches)]
-            at += len(bundle.batches)
-            self.core.appended(Appended(bundle.token, stamps, result.end_lsn))
 
     def _uncertain(self, name: str, batches: list[Append]) -> None:
         parts = []

@@ -218,7 +218,8 @@ def _decode_content(content: bytes, base: int, count: int, crc_copy: int) -> tup
     return tuple(
         Row(
             base + deltas[row],
-            SERIAL.unpack_from(content, blob + ends[row])[0],
+            # Only the broker's own notices have no serial.
+            SERIAL.unpack_from(content, blob + ends[row])[0] if ends[row + 1] > ends[row] else 0,
             subjects[codes[row]],
             ends[row + 1] - ends[row],
         )

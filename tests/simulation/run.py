@@ -75,10 +75,14 @@ def scenario(name: str) -> Callable[..., Scenario]:
         from tests.simulation.session_run import SessionRun
 
         return SessionRun
+    if name == "work":
+        from tests.simulation.work_run import WorkRun
+
+        return WorkRun
     raise KeyError(name)
 
 
-SCENARIOS = ("journal", "broker", "session")
+SCENARIOS = ("journal", "broker", "session", "work")
 
 
 def run_seed(

@@ -1,0 +1,661 @@
+"""Scripted clients of mail, services, cursors, groups and steps.
+
+Owns one kind of client that may do all of it: what it sends, reads, works at and acknowledges,
+and how it repeats what it does not know the fate of. The rules: what has a key is repeated, the
+same bytes, until it is confirmed or refused for good; what has none is sent once; numbers that
+it was given are acknowledged in any order, in part, again, late or never. All that comes is held
+against the model at the moment in which the broker hands it to the network (`overheard`).
+Source: SPEC.md, section 4.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from malamute_protocol import commands as c
+from tests.simulation.clients import RETRYABLE, Client
+from tests.simulation.model import Violation
+from tests.simulation.network import Connection
+from tests.simulation.readers import selects
+from tests.simulation.records import Sent, encode
+from tests.simulation.work_model import Act, Wish, rows_of
+
+SUBJECTS = ("a", "a.b", "b", "c.d")
+GIVEN_UP = frozenset(
+    {
+        "not_held", "conflict", "unknown_subscription", "bad_start", "unknown_cursor",
+        "unknown_mailbox", "unknown_stream",
+    }
+)  # fmt: skip
+"""Refusals that may come, and after which nothing is tried again."""
+ALL: list[Any] = ["all"]
+
+
+@dataclass(slots=True)
+class Held:
+    """Something in hand."""
+
+    number: int
+    serial: int
+    reply_to: str = ""
+    subject: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Sub:
+    """An inbox, an offer or a membership."""
+
+    number: int
+    kind: str
+    place: str
+    """Mailbox, service, or stream/group."""
+    pattern: list[Any] = field(default_factory=lambda: ALL)
+    group: str = ""
+    """Kind of the group."""
+    window: int = 10
+    lease_ms: int = 0
+    open: bool = False
+    wanted: bool = True
+    """To be opened, and kept open."""
+    doubtful: bool = False
+    """Something of what is in hand is not held any more: one is told apart from the other."""
+    got: int = 0
+    credit: int = 0
+    held: dict[int, Held] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Roles:
+    """What one client does."""
+
+    inboxes: list[str] = field(default_factory=list)
+    offers: list[tuple[str, list[Any]]] = field(default_factory=list)
+    groups: list[tuple[str, str, list[Any]]] = field(default_factory=list)
+    """(stream/group, kind, pattern)."""
+    sends: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    publishes: list[str] = field(default_factory=list)
+    cursors: list[str] = field(default_factory=list)
+    """stream/cursor; one client moves each."""
+    budget: int = 0
+    """So many new things it begins."""
+
+
+Command = tuple[c.Command, bytes | None]
+"""A command, and the content that it owns."""
+
+
+class Peer(Client):
+    """One client."""
+
+    world: Any
+
+    def __init__(
+        self, world: Any, name: str, *, identity: str, roles: Roles, level: int, pace_us: int
+    ) -> None:
+        super().__init__(world, name)
+        self.identity = identity
+        self.holder = identity or "~" + blake2b(self.session, digest_size=16).hexdigest()
+        self.roles = roles
+        self.level = level
+        self.pace_us = pace_us
+        self.model = world.model
+        rng = self.rng
+        self.subs: list[Sub] = []
+        for mailbox in roles.inboxes:
+            self._sub("inbox", mailbox)
+        for service, pattern in roles.offers:
+            self._sub("offer", service, pattern).lease_ms = rng.choice((0, 100, 300))
+        for place, kind, pattern in roles.groups:
+            self._sub("group", place, pattern).group = kind
+        self.trackers = 0
+        self.sent: dict[tuple[int, int], Act] = {}
+        """By link and tracker."""
+        self.pending: dict[int, Act] = {}
+        """By tracker, on the present link."""
+        self.outbox: list[Act] = []
+        """With a key, and not confirmed: in order."""
+        self.bytes_of: dict[int, list[Command]] = {}
+        """By act: what is sent, each time the same."""
+        self.given_up: dict[int, list[tuple[Sub, Held]]] = {}
+        """By act: what was in hand, and is again when the act is refused."""
+        self.let_go: list[tuple[Sub, Held]] = []
+        """What the next act takes along."""
+        self.queued: list[tuple[str, bytes]] = []
+        """Service and key of what may be cancelled."""
+        self.faith = 0.5 if rng.random() < 0.7 else 0.05
+        """How often it answers what it was given, when it is its turn."""
+
+    def _sub(self, kind: str, place: str, pattern: list[Any] = ALL) -> Sub:
+        window = self.rng.choice((1, 3, 50))
+        sub = Sub(len(self.subs) + 1, kind, place, pattern, window=window)
+        self.subs.append(sub)
+        return sub
+
+    def box_of(self, sub: Sub) -> str:
+        """Name of the mailbox that an inbox reads."""
+        return sub.place or self.holder
+
+    # --- the link ---------------------------------------------------------------------------
+
+    def link_up(self, welcome: c.Welcome) -> None:
+        self.pending.clear()
+        for sub in self.subs:
+            sub.open = False
+            if sub.wanted or self.world.quiet:
+                self._open(sub)
+        for act in list(self.outbox):
+            self._send(act)
+        connection = self.connection
+        self.world.after(self.rng.randint(0, self.pace_us), lambda: self._turn(connection))
+
+    def link_down(self) -> None:
+        self.pending.clear()
+        for sub in self.subs:
+            sub.open = False
+            if sub.kind != "offer" or self.rng.random() < 0.5:
+                sub.held.clear()
+
+    def _open(self, sub: Sub) -> None:
+        sub.wanted = True
+        sub.got, sub.credit = 0, sub.window
+        size = 1 << 40
+        if sub.kind == "inbox":
+            self.say(c.OpenInbox(sub.number, sub.place, sub.window, size))
+        elif sub.kind == "offer":
+            self.say(c.Offer(sub.number, sub.place, sub.pattern, sub.window, size, sub.lease_ms))
+        else:
+            stream, _, group = sub.place.partition("/")
+            self.say(
+                c.JoinGroup(
+                    sub.number, stream, group, sub.pattern, sub.group, [0], sub.window, size,
+                    self.rng.choice((0, 20, 200)),
+                )
+            )  # fmt: skip
+
+    def _close(self, sub: Sub) -> None:
+        sub.open = sub.wanted = False
+        sub.held.clear()
+        if self.connection is not None:
+            self.model.left((self.connection.number, sub.number))
+        self.say(c.Unsubscribe(sub.number))
+
+    # --- what comes ---------------------------------------------------------------------------
+
+    def handle(self, command: c.Command, frames: list[bytes]) -> None:
+        kind = type(command)
+        if kind is c.Subscribed:
+            self.subs[command.subscription - 1].open = True
+        elif kind is c.Ended:
+            self.subs[command.subscription - 1].open = False
+        elif kind in (c.Mail, c.Work, c.Deliver):
+            self._given(command, frames)
+        elif kind is c.Confirm:
+            act = self.pending.pop(command.tracker, None)
+            if act is not None and act in self.outbox:
+                self.outbox.remove(act)
+        elif kind is c.Refused:
+            self._refused(command)
+
+    def _given(self, command: Any, frames: list[bytes]) -> None:
+        sub = self.subs[command.subscription - 1]
+        for number, serial in rows_of(command.rows, frames):
+            sub.got += 1
+            if sub.wanted:
+                sent = self.world.records.get(serial)
+                sub.held[number] = Held(
+                    number, serial, getattr(command, "reply_to", ""), sent.subject if sent else ""
+                )
+
+    def _refused(self, command: c.Refused) -> None:
+        self.world.note("refused", self.name, command.command, command.code)
+        act = self.pending.pop(command.reference, None)
+        if command.command in (41, 51, 63):
+            sub = self.subs[command.reference - 1]
+            connection = self.connection
+            if command.code not in RETRYABLE:
+                raise Violation("refusal", f"{self.name}: {sub.kind} {sub.place}: {command}")
+            self.world.after(30_000, lambda: self._reopen(sub, connection))
+            return
+        if command.command in (14, 16):
+            return
+        if command.command == 55:
+            if command.code not in RETRYABLE | {"unknown_request"}:
+                raise Violation("refusal", f"{self.name}: CANCEL: {command}")
+            return
+        if act is None:
+            if command.code not in RETRYABLE | GIVEN_UP:
+                raise Violation("refusal", f"{self.name}: {command}")
+            return
+        if command.code in RETRYABLE and act in self.outbox:
+            connection = self.connection
+            self.world.after(
+                max(1, command.retry_ms) * 1000 + self.rng.randint(0, 20_000),
+                lambda: self._again(act, connection),
+            )
+            return
+        if command.code not in RETRYABLE | GIVEN_UP:
+            raise Violation("refusal", f"{self.name}: {act.wishes}: {command}")
+        if act in self.outbox:
+            self.outbox.remove(act)
+        if not self.open:
+            return
+        taken = self.given_up.pop(act.number, [])
+        if command.code == "not_held" and len(taken) == 1:
+            return
+        for sub, held in taken:
+            if sub.open and sub.wanted:
+                sub.held.setdefault(held.number, held)
+                sub.doubtful = command.code == "not_held"
+
+    def _again(self, act: Act, connection: Connection | None) -> None:
+        if connection is self.connection and self.open and act in self.outbox:
+            self._send(act)
+
+    def _reopen(self, sub: Sub, connection: Connection | None) -> None:
+        if connection is self.connection and self.open and not sub.open and sub.wanted:
+            self._open(sub)
+
+    # --- what the broker hands to the network ---------------------------------------------------
+
+    def overheard(
+        self, connection: Connection, commands: list[c.Command], frames: list[bytes]
+    ) -> None:
+        used = 0
+        model, link = self.model, connection.number
+        now_ms = self.world.core_ms()
+        for command in commands:
+            owned = frames[used : used + command.content_frames]
+            used += command.content_frames
+            if isinstance(command, c.Mail):
+                sub = self.subs[command.subscription - 1]
+                box = self.box_of(sub)
+                rows = model.mail(
+                    link, box, command, owned, now_ms, self.world.readers.get(box, 0) == 1
+                )
+            elif isinstance(command, c.Work):
+                sub = self.subs[command.subscription - 1]
+                rows = model.work(
+                    link, self.holder, sub.place, command, owned,
+                    lambda serial, sub=sub: selects(sub.pattern, self.world.records[serial]),
+                )  # fmt: skip
+            elif isinstance(command, c.Deliver):
+                sub = self.subs[command.subscription - 1]
+                rows = model.record(
+                    link, sub.place, command, owned, sub.group == "keyed",
+                    lambda serial, sub=sub: selects(sub.pattern, self.world.records[serial]),
+                )  # fmt: skip
+            elif isinstance(command, c.Confirm):
+                act = self.sent.get((link, command.tracker))
+                if act is not None:
+                    self.world.note("confirm", self.name, act.number, command.level,
+                                    command.offset, command.duplicate)  # fmt: skip
+                    model.confirm(act, command)
+                continue
+            elif isinstance(command, c.Refused):
+                act = self.sent.get((link, command.reference))
+                if act is not None and command.command not in (41, 51, 63, 14, 16, 55):
+                    model.refused(act, command)
+                continue
+            else:
+                if isinstance(command, c.Subscribed):
+                    model.opened((link, command.subscription))
+                continue
+            self.world.note(type(command).__name__.lower(), self.name, sub.place, rows)
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    def _record(self, place: str) -> Sent:
+        rng = self.rng
+        serial = self.world.serial_of()
+        expiry = 0
+        if rng.random() < 0.1:
+            expiry = self.world.now_ms() + rng.choice((1, 200, 1_000_000))
+        sent = Sent(
+            serial, 0, place, rng.choice(SUBJECTS), None, expiry, rng.choice((8, 60, 400, 3000))
+        )
+        self.world.records[serial] = sent
+        self.model.subjects[serial] = sent.subject
+        return sent
+
+    def _content(self, place: str, rows: int = 0) -> tuple[bytes, tuple[int, ...]]:
+        records = [self._record(place) for _ in range(rows or self.rng.choice((1, 1, 2, 5)))]
+        return encode(records), tuple(record.serial for record in records)
+
+    def _act(
+        self, commands: list[Command], wishes: list[Wish], *, key: bytes = b"", level: int = 0,
+        atomic: bool = False, memory: bool = False,
+    ) -> Act:  # fmt: skip
+        act = Act(self.world.act_number(), self.holder, wishes, key, level, atomic, memory)
+        self.given_up[act.number], self.let_go = self.let_go, []
+        for wish in wishes:
+            for serial in wish.serials:
+                self.model.act_of[serial] = act
+        if atomic and key:
+            self.model.steps[self.holder, key] = act
+        self.bytes_of[act.number] = commands
+        if key:
+            self.outbox.append(act)
+        self.world.note("act", self.name, act.number, [
+            (wish.kind, wish.place, wish.serials, wish.numbers) for wish in wishes
+        ])  # fmt: skip
+        self._send(act)
+        return act
+
+    def _send(self, act: Act) -> None:
+        connection = self.connection
+        if connection is None or not self.open:
+            return
+        self.trackers += 1
+        act.tries += 1
+        self.pending[self.trackers] = act
+        self.sent[connection.number, self.trackers] = act
+        commands = self.bytes_of[act.number]
+        frames = [frame for _, frame in commands if frame is not None]
+        if act.atomic:
+            head: c.Command = c.Atomic(self.trackers, len(commands), act.level, act.key)
+            self.world.transmit(connection, [head, *(one for one, _ in commands)], frames)
+            return
+        ((command, _),) = commands
+        self.world.transmit(
+            connection, [msgspec.structs.replace(command, tracker=self.trackers)], frames
+        )
+
+    def _key(self, share: float = 0.8) -> bytes:
+        return self.rng.randbytes(8) if self.rng.random() < share else b""
+
+    # --- one turn ---------------------------------------------------------------------------------
+
+    def _turn(self, connection: Connection | None) -> None:
+        if connection is None or connection is not self.connection or not self.open:
+            return
+        self.world.after(
+            self.rng.randint(self.pace_us // 2, self.pace_us), lambda: self._turn(connection)
+        )
+        if self.world.quiet:
+            self._finish()
+        else:
+            for _ in range(self.rng.randint(1, 3)):
+                self._something()
+        for sub in self.subs:
+            if sub.open and sub.credit < sub.got + sub.window:
+                sub.credit = sub.got + sub.window
+                self.say(c.Credit(sub.number, sub.credit, 1 << 40))
+
+    def _finish(self) -> None:
+        for sub in self.subs:
+            if not sub.open:
+                if not sub.wanted:
+                    self._open(sub)
+                continue
+            held = list(sub.held.values())
+            for some in [[one] for one in held] if sub.doubtful else [held] if held else []:
+                self._settle(sub, some, whole=True)
+            if not held:
+                sub.doubtful = False
+
+    def _something(self) -> None:
+        rng, roles = self.rng, self.roles
+        begin: list[Callable[[], None]] = []
+        if roles.budget > 0:
+            for names, action in (
+                (roles.sends, self._mail), (roles.requests, self._request),
+                (roles.publishes, self._publish), (roles.cursors, self._move),
+            ):  # fmt: skip
+                if names:
+                    begin.append(action)
+            begin.append(self._step)
+        full = [sub for sub in self.subs if sub.open and sub.held]
+        draw = rng.random()
+        if full and draw < self.faith:
+            sub = rng.choice(full)
+            held = list(sub.held.values())
+            self._settle(sub, rng.sample(held, rng.randint(1, len(held))))
+        elif begin and draw < 0.9:
+            roles.budget -= 1
+            rng.choice(begin)()
+        elif self.subs and rng.random() < 0.05:
+            sub = rng.choice(self.subs)
+            if sub.open:
+                self._close(sub)
+        elif self.subs and rng.random() < 0.5:
+            sub = rng.choice(self.subs)
+            if not sub.open and not sub.wanted:
+                self._open(sub)
+        elif self.queued and rng.random() < 0.2:
+            service, key = self.queued.pop(rng.randrange(len(self.queued)))
+            self.say(c.CancelRequest(self.request(), service, key, rng.choice((-1, 0))))
+
+    # --- beginning something -----------------------------------------------------------------------
+
+    def _mail(self) -> None:
+        mailbox = self.rng.choice(self.roles.sends)
+        command, wish, frame = self._mail_part(mailbox)
+        memory = mailbox.startswith("mem")
+        key = self._key()
+        self._act(
+            [(c.Send(mailbox, 0, 0 if memory else self.level, key, *command), frame)], [wish],
+            key=key, level=0 if memory else self.level, memory=memory,
+        )  # fmt: skip
+
+    def _mail_part(self, mailbox: str) -> tuple[tuple[int, int], Wish, bytes]:
+        frame, serials = self._content(mailbox)
+        at_ms = 0
+        if self.rng.random() < 0.15:
+            at_ms = self.world.now_ms() + self.rng.choice((1, 50, 400))
+        priority = self.rng.choice((0, 0, 0, 5, -5))
+        return (at_ms, priority), Wish("send", mailbox, serials), frame
+
+    def _request(self) -> None:
+        service = self.rng.choice(self.roles.requests)
+        key = self._key()
+        command, wish, frame = self._request_part(service, key)
+        self._act([(command, frame)], [wish], key=key, level=self.level)
+
+    def _request_part(self, service: str, key: bytes) -> tuple[c.Command, Wish, bytes]:
+        frame, serials = self._content(service)
+        if key:
+            self.queued.append((service, key))
+        timeout_ms = self.rng.choice((0, 0, 0, 30, 400))
+        command = c.Request(service, 0, "", timeout_ms, self.level, key)
+        return command, Wish("request", service, serials), frame
+
+    def _publish(self) -> None:
+        stream = self.rng.choice(self.roles.publishes)
+        frame, serials = self._content(stream)
+        self._act(
+            [(c.Publish(stream, 0, self.level), frame)], [Wish("publish", stream, serials)],
+            level=self.level,
+        )  # fmt: skip
+
+    def _move(self) -> None:
+        command, wish = self._move_part()
+        self._act([(command, None)], [wish], level=self.level)
+
+    def _move_part(self) -> tuple[c.Command, Wish]:
+        place = self.rng.choice(self.roles.cursors)
+        stream, _, cursor = place.partition("/")
+        at = self.model.place_of(place)
+        tail = self.model.state.tails.get(at[0], 0)
+        here = self.model.state.cursors.get(at, 0)
+        force = self.rng.random() < 0.15
+        next = self.rng.randint(0 if force else min(here, tail), tail)
+        from_ = here if self.rng.random() < 0.5 and at in self.model.state.cursors else -1
+        command = c.MoveCursor(stream, cursor, next, 0, self.level, force, b"", 0, from_)
+        return command, Wish("move", place, (), (next,))
+
+    # --- ending something ----------------------------------------------------------------------------
+
+    def _settle(self, sub: Sub, held: list[Held], *, whole: bool = False) -> None:
+        """Acknowledge, answer, give back. whole: for good."""
+        if not whole and self.rng.random() < 0.2:
+            if sub.kind == "offer":
+                self._unfinished(sub, held)
+                return
+            self._give_back(sub, held)
+            return
+        for commands, wishes, numbers in self._ends(sub, held, whole=whole):
+            self._let_go(sub, numbers)
+            keyless = self.rng.random() < 0.8
+            if keyless or whole:
+                for command, wish in zip(commands, wishes, strict=True):
+                    self._act([command], [wish], level=command[0].level)
+            else:
+                self._atomic(commands, wishes)
+
+    def _let_go(self, sub: Sub, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            held = sub.held.pop(number, None)
+            if held is not None:
+                self.let_go.append((sub, held))
+
+    def _ends(
+        self, sub: Sub, held: list[Held], *, whole: bool
+    ) -> list[tuple[list[Command], list[Wish], list[int]]]:
+        """Ways to have done with these: each the commands, what they wish, and of which."""
+        numbers = sorted(one.number for one in held)
+        if sub.kind == "inbox":
+            memory = numbers[0] >= 1 << 40
+            ack = c.AckMail(sub.number, ranges_of(numbers), 0, 0 if memory else self.level)
+            wish = Wish("ack", "" if memory else sub.place, (), tuple(numbers))
+            if memory:
+                self._let_go(sub, numbers)
+                self._act([(ack, None)], [Wish("memory", sub.place, (), tuple(numbers))],
+                          memory=True)  # fmt: skip
+                return []
+            return [([(ack, None)], [wish], numbers)]
+        if sub.kind == "group":
+            records = c.AckRecords(sub.number, ranges_of(numbers), 0, self.level)
+            return [([(records, None)], [Wish("records", sub.place, (), tuple(numbers))], numbers)]
+        if not whole and self.rng.random() < 0.2:
+            state = self.rng.choice((3, 4))
+            done = c.AckWork(sub.number, ranges_of(numbers), state, 0, self.level, 0, "so")
+            return [([(done, None)], [Wish("end", sub.place, (), tuple(numbers))], numbers)]
+        ends = []
+        for reply_to in sorted({one.reply_to for one in held}):
+            mine = sorted(one.number for one in held if one.reply_to == reply_to)
+            ends.append(self._reply(sub, mine, reply_to, last=True))
+        return ends
+
+    def _reply(
+        self, sub: Sub, numbers: list[int], reply_to: str, *, last: bool
+    ) -> tuple[list[Command], list[Wish], list[int]]:
+        frame, serials = self._content(reply_to, len(numbers))
+        logged = not reply_to.startswith("~")
+        wish = Wish("reply", sub.place, serials if logged else (), tuple(numbers), last)
+        level = self.level if logged or last else 0
+        command = c.Reply(sub.number, numbers, 0, last, level)
+        if not logged:
+            for serial in serials:
+                self.model.act_of[serial] = Act(0, self.holder, [], b"", 0, False)
+        return [(command, frame)], [wish], numbers
+
+    def _unfinished(self, sub: Sub, held: list[Held]) -> None:
+        """Say something of requests that stay, or go back."""
+        draw = self.rng.random()
+        numbers = sorted(one.number for one in held)
+        if draw < 0.4:
+            mine = [one.number for one in held if one.reply_to == held[0].reply_to]
+            commands, wishes, _ = self._reply(sub, sorted(mine), held[0].reply_to, last=False)
+            memory = held[0].reply_to.startswith("~")
+            self._act(commands, wishes, level=0 if memory else self.level, memory=memory)
+        elif draw < 0.7:
+            self.say(c.AckWork(sub.number, ranges_of(numbers), self.rng.choice((1, 2))))
+        else:
+            self._let_go(sub, numbers)
+            back = c.AckWork(
+                sub.number, ranges_of(numbers), 5, 0, self.level, self.rng.choice((0, 20))
+            )
+            self._act([(back, None)], [Wish("return", sub.place, (), tuple(numbers))],
+                      level=self.level)  # fmt: skip
+
+    def _give_back(self, sub: Sub, held: list[Held]) -> None:
+        numbers = sorted(one.number for one in held)
+        again_ms = self.rng.choice((0, 5, 100))
+        box = self.box_of(sub)
+        for number in numbers:
+            if sub.kind == "group":
+                self.model.free(("record", sub.place, number))
+                self.model.free(("key", sub.place, sub.held[number].subject, number))
+            else:
+                self.model.free(("mail", box, number))
+                self.model.free(("memory", number))
+        self._let_go(sub, numbers)
+        kind = c.AckRecords if sub.kind == "group" else c.AckMail
+        memory = sub.kind == "group" or numbers[0] >= 1 << 40
+        level = 0 if memory else self.level
+        back = kind(sub.number, ranges_of(numbers), 0, level, again_ms)
+        self._act([(back, None)], [Wish("again", sub.place, (), tuple(numbers))], level=level,
+                  memory=memory)  # fmt: skip
+
+    # --- steps ---------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Some of everything, together."""
+        rng, roles = self.rng, self.roles
+        commands: list[Command] = []
+        wishes: list[Wish] = []
+        for sub in self.subs:
+            if sub.open and sub.held and rng.random() < 0.7:
+                held = list(sub.held.values())
+                if sub.kind == "inbox" and held[0].number >= 1 << 40:
+                    continue
+                some = rng.sample(held, rng.randint(1, len(held)))
+                for more, wanted, numbers in self._ends(sub, some, whole=False):
+                    commands += more
+                    wishes += wanted
+                    self._let_go(sub, numbers)
+        for stream in roles.publishes:
+            if rng.random() < 0.5:
+                frame, serials = self._content(stream)
+                commands.append((c.Publish(stream, 0), frame))
+                wishes.append(Wish("publish", stream, serials))
+        for mailbox in roles.sends:
+            if rng.random() < 0.4 and not mailbox.startswith("mem"):
+                (at_ms, priority), wish, frame = self._mail_part(mailbox)
+                commands.append((c.Send(mailbox, 0, 0, b"", at_ms, priority), frame))
+                wishes.append(wish)
+        for service in roles.requests:
+            if rng.random() < 0.3:
+                command, wish, frame = self._request_part(service, b"")
+                commands.append((command, frame))
+                wishes.append(wish)
+        if roles.cursors and rng.random() < 0.5:
+            command, wish = self._move_part()
+            commands.append((command, None))
+            wishes.append(wish)
+        if commands:
+            order = list(range(len(commands)))
+            rng.shuffle(order)
+            self._atomic([commands[i] for i in order], [wishes[i] for i in order])
+
+    def _atomic(self, commands: list[Command], wishes: list[Wish]) -> None:
+        self._act(commands, wishes, key=self._key(), level=self.level, atomic=True)
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def owes(self) -> str:
+        if self.outbox:
+            return f"{self.name}: the fate of {self.outbox[0]}"
+        held = [sub for sub in self.subs if sub.held]
+        if held:
+            return f"{self.name}: the end of {list(held[0].held.values())[:3]} of {held[0].place}"
+        if not self.open:
+            return f"{self.name} has no link"
+        return ""
+
+
+def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as half-open intervals."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = ranges[-1][0], number + 1
+        else:
+            ranges.append((number, number + 1))
+    return ranges

@@ -1,0 +1,965 @@
+"""The model of mail, services, cursors, groups and steps: plain sets, one row at a time.
+
+Owns a copy of every bundle that ring main took, the state that its changes make, kept by
+message, request and offset in plain dictionaries, and what was promised about each bundle. The
+rules: nothing here uses the tables or the bitmaps of the code under test; what the broker hands
+out is held against the state at that moment; after a death the tables must be what the bundles
+that survived make, and every bundle that had to survive must be among them. A step is one
+bundle, so it is there or not. Source: SPEC.md, section 4.8; DESIGN.md, sections 7 and 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from malamute_protocol import commands as c
+from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM
+from malamute_py.changelog import records as r
+from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
+from malamute_py.journal.layout import control_bodies
+from tests.simulation.model import Violation
+from tests.simulation.records import CONTENT_HEAD, SERIAL, STAMP_BYTES, decode_batch
+from tests.simulation.records import _decode_content as decode_content
+
+LEVEL_STORED, LEVEL_SYNCED = 2, 3
+SLACK_MS = 20
+"""A timer is late by at most its slot."""
+MEMORY_NUMBERS = 1 << 40
+"""Numbers from here on are of what is kept in memory only."""
+
+
+# --- what clients want to happen -----------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Wish:
+    """One part of an act, in the words of the model."""
+
+    kind: str
+    """send, publish, request, reply, ack, end, records, move; again, return, memory (no trace)."""
+    place: str = ""
+    """Mailbox, stream, service, or stream and group or cursor."""
+    serials: tuple[int, ...] = ()
+    """Of the records that it brings."""
+    numbers: tuple[int, ...] = ()
+    """Messages, requests or offsets that it takes away; of a move: where the cursor goes."""
+    last: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Act:
+    """One command, or one atomic step, of a client."""
+
+    number: int
+    holder: str
+    """By which the broker knows who sent it."""
+    wishes: list[Wish]
+    key: bytes
+    level: int
+    atomic: bool
+    memory: bool = False
+    tries: int = 0
+    """How often it was sent."""
+    confirmed: bool = False
+
+
+# --- the state, one row at a time -------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Letter:
+    """One message in a mailbox."""
+
+    attempts: int = 0
+    not_before_ms: int = 0
+    expires_ms: int = 0
+    priority: int = 0
+    why: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Job:
+    """One request in a service queue."""
+
+    service: int
+    key: tuple[str, bytes]
+    row: int
+    deadline_ms: int
+    reply_to: str
+    holder: str = ""
+    received: bool = False
+    attempts: int = 0
+    not_before_ms: int = 0
+
+
+@dataclass(slots=True)
+class State:
+    """What the changes make."""
+
+    boxes: dict[int, str] = field(default_factory=dict)
+    services: dict[int, str] = field(default_factory=dict)
+    mail: dict[tuple[int, int], Letter] = field(default_factory=dict)
+    jobs: dict[int, Job] = field(default_factory=dict)
+    cursors: dict[tuple[int, str], int] = field(default_factory=dict)
+    groups: dict[tuple[int, str], tuple[int, frozenset[int]]] = field(default_factory=dict)
+    keys: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    streams: dict[int, str] = field(default_factory=dict)
+    records: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(stream, offset) -> serial; of the mail stream too."""
+    serials: dict[int, int] = field(default_factory=dict)
+    """Serial -> LSN of the bundle that brought it."""
+    tails: dict[int, int] = field(default_factory=dict)
+    jobs_put: dict[int, Job] = field(default_factory=dict)
+    """Every request that was ever accepted."""
+    ends: dict[int, list[str]] = field(default_factory=dict)
+    """Request -> how it ended, each time."""
+    lasts: dict[tuple[str, bytes, int], list[str]] = field(default_factory=dict)
+    """(sender, key, row) -> last replies and notices in its mailbox."""
+    gone_mail: dict[int, int] = field(default_factory=dict)
+    """Message -> LSN of the bundle that took it away."""
+    gone_jobs: dict[int, int] = field(default_factory=dict)
+    gone_records: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    moved: dict[tuple[int, str], int] = field(default_factory=dict)
+    """Cursor -> LSN of the bundle that set it last."""
+    bundle_of_key: dict[tuple[str, bytes], int] = field(default_factory=dict)
+
+    def apply(self, change: Any, lsn: int) -> None:
+        """Let one record of the log take effect, row by row."""
+        getattr(self, "_" + type(change).__struct_config__.tag)(change, lsn)
+
+    # What concerns neither of them.
+    def _stream_created(self, change: r.StreamCreated, lsn: int) -> None:
+        self.streams[change.number] = change.name
+
+    def _stream_edited(self, change: Any, lsn: int) -> None:
+        pass
+
+    _stream_removed = _producer_opened = _producers_forgotten = _stream_edited
+
+    # --- mail
+
+    def _mailbox_set(self, change: r.MailboxSet, lsn: int) -> None:
+        self.boxes[change.number] = change.name
+
+    def _mailbox_removed(self, change: r.MailboxRemoved, lsn: int) -> None:
+        del self.boxes[change.number]
+
+    def _mail_put(self, put: r.MailPut, lsn: int) -> None:
+        for row in range(put.count):
+            expires_ms = put.expiries[row] if put.expiries else put.expires_ms
+            self.mail[put.mailbox, put.base + row] = Letter(
+                0, put.deliver_at_ms, expires_ms, put.priority, (put.why,) if put.why else ()
+            )
+        self._key(put.sender, put.key, put.base, lsn)
+        if put.last:
+            # The requester is whoever the mailbox is for; keys are random, so they are enough.
+            for key, first, count in put.about:
+                for row in range(first, first + count):
+                    if key:
+                        self.lasts.setdefault(("", key, row), []).append(put.why or "reply")
+
+    def _mail_done(self, change: r.MailDone, lsn: int) -> None:
+        for base, rows in change.rows:
+            for number in self._numbers(base, rows, self._letters(change.mailbox, base)):
+                if self.mail.pop((change.mailbox, number), None) is None:
+                    raise Violation("ended_twice", f"message {number} is done ({change.why})")
+                self.gone_mail[number] = lsn
+
+    def _letters(self, box: int, base: int) -> list[int]:
+        return [
+            number for number in range(base, base + self.count_of(base))
+            if (box, number) in self.mail
+        ]  # fmt: skip
+
+    def count_of(self, base: int) -> int:
+        """Rows of the batch of the mail stream with this number."""
+        return self.batches.get(base, 0)
+
+    batches: dict[int, int] = field(default_factory=dict)
+
+    def _mail_again(self, change: r.MailAgain, lsn: int) -> None:
+        for base, rows in change.rows:
+            for number in self._numbers(base, rows, self._letters(change.mailbox, base)):
+                letter = self.mail.get((change.mailbox, number))
+                if letter is None:
+                    raise Violation("ended_twice", f"message {number} is wanted again, and gone")
+                letter.attempts += 1
+                letter.not_before_ms = change.not_before_ms
+
+    @staticmethod
+    def _numbers(base: int, rows: bytes, left: Iterable[int]) -> list[int]:
+        if not rows:
+            return list(left)
+        mask = int.from_bytes(rows, "little")
+        return [base + row for row in range(mask.bit_length()) if mask >> row & 1]
+
+    # --- services
+
+    def _service_set(self, change: r.ServiceSet, lsn: int) -> None:
+        self.services[change.number] = change.name
+
+    def _service_removed(self, change: r.ServiceRemoved, lsn: int) -> None:
+        del self.services[change.number]
+
+    def _request_put(self, put: r.RequestPut, lsn: int) -> None:
+        for row in range(put.count):
+            self.jobs[put.base + row] = self.jobs_put[put.base + row] = Job(
+                put.service, (put.sender, put.key), row, put.deadline_ms, put.reply_to
+            )
+        self._key(put.sender, put.key, put.base, lsn)
+
+    def _of(self, base: int, rows: bytes, wanted: Callable[[Job], bool]) -> list[int]:
+        left = [
+            number for number in range(base, base + self.count_of(base))
+            if number in self.jobs and wanted(self.jobs[number])
+        ]  # fmt: skip
+        return self._numbers(base, rows, left)
+
+    def _job(self, number: int, what: str) -> Job:
+        job = self.jobs.get(number)
+        if job is None:
+            raise Violation("ended_twice", f"request {number} is {what}, and it is gone")
+        return job
+
+    def _work_taken(self, change: r.WorkTaken, lsn: int) -> None:
+        for base, rows in change.rows:
+            for number in self._of(base, rows, lambda job: not job.holder):
+                job = self._job(number, "taken")
+                if job.holder:
+                    raise Violation(
+                        "two_hands", f"request {number} of {job.holder} goes to {change.holder}"
+                    )
+                if job.deadline_ms and job.deadline_ms + SLACK_MS <= change.at_ms:
+                    raise Violation(
+                        "expired", f"request {number} of {job.deadline_ms} taken at {change.at_ms}"
+                    )
+                if job.not_before_ms > change.at_ms:
+                    raise Violation(
+                        "expired", f"request {number}, not before {job.not_before_ms}: {change}"
+                    )
+                job.holder, job.received, job.not_before_ms = change.holder, False, 0
+                job.attempts += 1
+
+    def _work_received(self, change: r.WorkReceived, lsn: int) -> None:
+        for base, rows in change.rows:
+            for number in self._of(base, rows, lambda job: bool(job.holder)):
+                job = self._job(number, "received")
+                if not job.holder:
+                    raise Violation("two_hands", f"request {number} is received, nobody has it")
+                job.received = True
+
+    def _work_returned(self, change: r.WorkReturned, lsn: int) -> None:
+        for base, rows in change.rows:
+            for number in self._of(base, rows, lambda job: bool(job.holder)):
+                job = self._job(number, f"returned ({change.why})")
+                if not job.holder:
+                    raise Violation("two_hands", f"request {number} comes back from nobody")
+                job.holder, job.received = "", False
+                job.not_before_ms = change.not_before_ms
+
+    def _request_done(self, change: r.RequestDone, lsn: int) -> None:
+        for base, rows in change.rows:
+            for number in self._of(base, rows, lambda job: True):
+                self._job(number, change.why)
+                del self.jobs[number]
+                self.gone_jobs[number] = lsn
+                self.ends.setdefault(number, []).append(change.why)
+
+    def _request_dead(self, change: r.RequestDead, lsn: int) -> None:
+        for base, rows in change.rows:
+            for number in self._of(base, rows, lambda job: True):
+                self._job(number, change.why)
+                del self.jobs[number]
+                self.gone_jobs[number] = lsn
+                self.ends.setdefault(number, []).append("dead")
+                self.mail[change.mailbox, number] = Letter(why=(change.why,))
+
+    def _request_revived(self, change: r.RequestRevived, lsn: int) -> None:
+        for base, rows in change.rows:
+            for number in self._numbers(base, rows, self._letters(change.mailbox, base)):
+                del self.mail[change.mailbox, number]
+                put = self.jobs_put[number]
+                self.jobs[number] = Job(change.service, put.key, put.row, 0, put.reply_to)
+                self.ends.setdefault(number, []).append("revived")
+
+    # --- cursors, groups, keys
+
+    def _cursor_set(self, change: r.CursorSet, lsn: int) -> None:
+        self.cursors[change.stream, change.name] = change.next
+        self.moved[change.stream, change.name] = lsn
+
+    def _cursor_removed(self, change: r.CursorRemoved, lsn: int) -> None:
+        self.cursors.pop((change.stream, change.name), None)
+
+    def _group_set(self, change: r.GroupSet, lsn: int) -> None:
+        self.groups[change.stream, change.name] = change.next, frozenset()
+
+    def _group_done(self, change: r.GroupDone, lsn: int) -> None:
+        place = change.stream, change.name
+        if place not in self.groups:
+            return
+        next, done = self.groups[place]
+        every = set(done)
+        for first, end in change.ranges:
+            for offset in range(first, end):
+                self.gone_records.setdefault((*place, offset), lsn)
+                if offset >= next:
+                    every.add(offset)
+        while next in every:
+            every.discard(next)
+            next += 1
+        self.groups[place] = next, frozenset(every)
+
+    def _group_removed(self, change: r.GroupRemoved, lsn: int) -> None:
+        self.groups.pop((change.stream, change.name), None)
+
+    def _step_taken(self, change: r.StepTaken, lsn: int) -> None:
+        self._key(change.sender, change.key, -1, lsn)
+
+    def _key(self, sender: str, key: bytes, base: int, lsn: int) -> None:
+        if not key:
+            return
+        if (sender, key) in self.keys:
+            raise Violation("twice", f"key {key!r} of {sender} was taken twice")
+        self.keys[sender, key] = base
+        self.bundle_of_key[sender, key] = lsn
+
+
+# --- the log -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch as it was appended, its stamp apart."""
+
+    stream: int
+    base: int
+    count: int
+    kind: int
+    content: bytes
+
+
+@dataclass(slots=True)
+class Bundle:
+    """What was appended together."""
+
+    lsn: int
+    end_lsn: int
+    epoch: int
+    batches: list[Batch]
+    promised: str = ""
+    """Why a power loss must leave it; empty: it need not."""
+
+    @property
+    def concerns(self) -> bool:
+        """Whether the tables of the queues have to read it."""
+        return any(batch.stream in (CHANGE_STREAM, MAIL_STREAM) for batch in self.batches)
+
+
+@dataclass(slots=True)
+class RingTruth:
+    """What the machine notes of ring main."""
+
+    failed: bool = False
+
+
+def serials_of(content: bytes, base: int, count: int) -> list[int]:
+    """The serial of each record; 0: it has none, as a notice."""
+    crc = int.from_bytes(content[8:12], "little")
+    return [row.serial for row in decode_content(content, base, count, crc)]
+
+
+class WorkModel:
+    """Everything of one run."""
+
+    def __init__(self) -> None:
+        self.rings: dict[str, RingTruth] = {}
+        self.logs: dict[Any, Any] = {}
+        """For the machine, which empties those in memory; there are none."""
+        self.bundles: list[Bundle] = []
+        self.unsure: list[list[Batch]] = []
+        """Bundles of which a crash hides whether they were written."""
+        self.state = State()
+        self.queues, self.tables = Queues(), Tables()
+        """What the product's own `apply` makes of the whole log."""
+        self.told_lsn = 0
+        """As far as the core knows that the disk has it."""
+        self.subjects: dict[int, str] = {}
+        """Serial -> subject."""
+        self.act_of: dict[int, Act] = {}
+        """Serial -> what brought it."""
+        self.steps: dict[tuple[str, bytes], Act] = {}
+        """Atomic acts by sender and key."""
+        self.held: dict[tuple[Any, ...], tuple[int, int]] = {}
+        """What is in somebody's hands: (kind, place, number) -> (link, subscription)."""
+        self.suspects: list[tuple[tuple[int, int], str]] = []
+        """((link, subscription), words): a violation if that goes on living."""
+        self.leaving: set[tuple[int, int]] = set()
+        """Subscriptions that their clients have given up; the broker may know it or not."""
+        self.blocked: set[int] = set()
+        """Links that once took no more: what goes to them may have been decided long before."""
+        self.acknowledged: set[tuple[Any, ...]] = set()
+        """What somebody was confirmed to have acknowledged: (kind, place, number)."""
+        self.attempts: dict[int, int] = {}
+        """Request -> attempts that a worker was told."""
+        self.memory: dict[int, int] = {}
+        """Number -> serial of what was confirmed in memory."""
+        self.recoveries = self.delivered = self.confirmed = 0
+        self.firsts: dict[tuple[int, int, int], int] = {}
+        """(link, inbox, priority) -> the highest number that it was given for the first time."""
+        self.given: set[int] = set()
+        """Messages that were given to somebody since the broker began."""
+
+    # --- for the machine ------------------------------------------------------------------
+
+    def ring(self, name: str) -> RingTruth:
+        """Find or make what is noted of a ring."""
+        return self.rings.setdefault(name, RingTruth())
+
+    def synced(self, ring: str, lsn: int) -> None:
+        """The journal says that the ring is on disk up to here."""
+
+    def told(self, ring: str, lsn: int) -> None:
+        """The core was told so."""
+        self.told_lsn = max(self.told_lsn, lsn)
+
+    @property
+    def end_lsn(self) -> int:
+        """Where the newest bundle ends."""
+        return self.bundles[-1].end_lsn if self.bundles else 0
+
+    # --- appending ------------------------------------------------------------------------
+
+    def appended(self, bundle: Bundle) -> None:
+        """The ring took a bundle: enter it, and look at what it says."""
+        if bundle.lsn < self.end_lsn:
+            raise Violation("reused", f"a bundle at {bundle.lsn}, the log ends at {self.end_lsn}")
+        self.bundles.append(bundle)
+        acts = self._enter(bundle)
+        for act in acts:
+            self._whole(act, bundle)
+
+    def _enter(self, bundle: Bundle) -> list[Act]:
+        state = self.state
+        acts: dict[int, Act] = {}
+        for batch in bundle.batches:
+            tail = state.tails.get(batch.stream, 0)
+            if batch.base != tail:
+                code = "hole" if batch.base > tail else "reused"
+                raise Violation(code, f"stream {batch.stream}: {batch.base} follows {tail}")
+            state.tails[batch.stream] = batch.base + batch.count
+            if batch.kind:
+                continue
+            if batch.stream == MAIL_STREAM:
+                state.batches[batch.base] = batch.count
+            for row, serial in enumerate(serials_of(batch.content, batch.base, batch.count)):
+                state.records[batch.stream, batch.base + row] = serial
+                if not serial:
+                    continue
+                if serial in state.serials:
+                    raise Violation("twice", f"record {serial} is in the log twice")
+                if serial not in self.act_of:
+                    raise Violation("ghost", f"record {serial} was never sent")
+                state.serials[serial] = bundle.lsn
+                act = self.act_of[serial]
+                if act.atomic:
+                    acts[act.number] = act
+        for change in changes_of(bundle):
+            state.apply(change, bundle.lsn)
+            if isinstance(change, r.StepTaken):
+                act = self.steps[change.sender, change.key]
+                acts[act.number] = act
+            apply(self.tables, self.queues, change)
+        return list(acts.values())
+
+    def _whole(self, act: Act, bundle: Bundle) -> None:
+        """All parts of a step happened in this bundle."""
+        state = self.state
+        for wish in act.wishes:
+            for serial in wish.serials:
+                if state.serials.get(serial) != bundle.lsn:
+                    raise Violation("half_step", f"{wish.kind} of record {serial} in {act}")
+            if wish.kind == "ack":
+                missing = [n for n in wish.numbers if state.gone_mail.get(n) != bundle.lsn]
+            elif wish.kind == "end" or (wish.kind == "reply" and wish.last):
+                missing = [n for n in wish.numbers if state.gone_jobs.get(n) != bundle.lsn]
+            elif wish.kind == "records":
+                place = self.place_of(wish.place)
+                missing = [
+                    n for n in wish.numbers if state.gone_records.get((*place, n)) != bundle.lsn
+                ]
+            elif wish.kind == "move":
+                place = self.place_of(wish.place)
+                missing = [] if state.moved.get(place) == bundle.lsn else list(wish.numbers)
+            else:
+                missing = []
+            if missing:
+                raise Violation("half_step", f"{wish.kind} of {missing} in {act}")
+
+    def place_of(self, place: str) -> tuple[int, str]:
+        """(number of the stream, name of the group or cursor)."""
+        stream, _, name = place.partition("/")
+        number = next((n for n, known in self.state.streams.items() if known == stream), -1)
+        return number, name
+
+    def uncertain(self, batches: list[Batch]) -> None:
+        """A crash hit the append of this bundle: it may be there, whole, or not."""
+        self.unsure.append(batches)
+
+    # --- confirms --------------------------------------------------------------------------
+
+    def confirm(self, act: Act, command: c.Confirm) -> None:
+        """The broker promises something: it must be so, and stay so."""
+        act.confirmed = True
+        self.confirmed += 1
+        if act.memory:
+            if command.level != 1:
+                raise Violation("wrong_confirm", f"level {command.level} for what is in memory")
+            return
+        for wish in act.wishes:
+            for number in wish.numbers:
+                if wish.kind == "ack":
+                    self.acknowledged.add(("mail", number))
+                elif wish.kind == "end" or (wish.kind == "reply" and wish.last):
+                    self.acknowledged.add(("job", number))
+                elif wish.kind == "records":
+                    self.acknowledged.add(("record", wish.place, number))
+        lsns = self._bundles_of(act, command)
+        wanted = act.level or LEVEL_SYNCED
+        if command.level < wanted:
+            raise Violation("wrong_confirm", f"level {command.level} for {act}")
+        for lsn in lsns:
+            bundle = self._at(lsn)
+            if command.level == LEVEL_SYNCED:
+                if bundle.end_lsn > self.told_lsn:
+                    raise Violation(
+                        "early", f"synced was confirmed for {act} at {bundle.end_lsn}, the disk "
+                        f"has {self.told_lsn}",
+                    )  # fmt: skip
+                bundle.promised = bundle.promised or f"confirmed: {act}"
+
+    def _at(self, lsn: int) -> Bundle:
+        low, high = 0, len(self.bundles)
+        while low < high:
+            middle = (low + high) // 2
+            if self.bundles[middle].lsn < lsn:
+                low = middle + 1
+            else:
+                high = middle
+        return self.bundles[low]
+
+    def _bundles_of(self, act: Act, command: c.Confirm) -> set[int]:
+        """LSNs of the bundles in which the act happened; raises when it did not."""
+        state = self.state
+        lsns: set[int] = set()
+
+        def found(lsn: int | None, what: str) -> None:
+            if lsn is None:
+                raise Violation("wrong_confirm", f"{what} of {act} did not happen")
+            lsns.add(lsn)
+
+        if act.key:
+            found(state.bundle_of_key.get((act.holder, act.key)), "the key")
+        for wish in act.wishes:
+            for serial in wish.serials:
+                found(state.serials.get(serial), f"record {serial}")
+            place = self.place_of(wish.place)
+            for number in wish.numbers:
+                if wish.kind == "ack":
+                    found(state.gone_mail.get(number), f"ack of {number}")
+                elif wish.kind == "end" or (wish.kind == "reply" and wish.last):
+                    found(state.gone_jobs.get(number), f"end of {number}")
+                elif wish.kind == "records":
+                    position, done = state.groups.get(place, (0, frozenset()))
+                    if number >= position and number not in done:
+                        found(None, f"ack of record {number}")
+                elif wish.kind == "move" and not act.key:
+                    if place not in state.cursors:
+                        found(None, f"move to {number}")
+                    lsns.add(state.moved[place])
+        if not command.duplicate or not act.atomic:
+            first = next((wish for wish in act.wishes if wish.serials), None)
+            if first is not None:
+                stream = self.place_of(first.place)[0] if first.kind == "publish" else MAIL_STREAM
+                if state.records.get((stream, command.offset)) != first.serials[0]:
+                    code = "wrong_duplicate" if command.duplicate else "wrong_confirm"
+                    raise Violation(code, f"offset {command.offset} for {act}")
+        return lsns
+
+    def refused(self, act: Act, command: c.Refused) -> None:
+        """The broker says that nothing of this happened."""
+        if act.tries != 1 or command.code == "journal_failed":
+            # A failed sync leaves what was appended to the next start.
+            return
+        state = self.state
+        if act.key and (act.holder, act.key) in state.keys:
+            raise Violation("refused_kept", f"{command.code} for {act}")
+        for wish in act.wishes:
+            if any(serial in state.serials for serial in wish.serials):
+                raise Violation("refused_kept", f"{command.code} for {act}")
+
+    # --- deliveries -------------------------------------------------------------------------
+
+    def _hold(self, thing: tuple[Any, ...], owner: tuple[int, int]) -> None:
+        before = self.held.get(thing)
+        if before is not None:
+            self.suspects.append((before, f"{thing} of {before} was given to {owner}"))
+        self.held[thing] = owner
+
+    def freed(self, owner: tuple[int, int] | int) -> None:
+        """A link has ended, or one of its subscriptions is about to."""
+        self.held = {
+            thing: held for thing, held in self.held.items()
+            if (held[0] if isinstance(owner, int) else held) != owner
+        }  # fmt: skip
+
+    def free(self, thing: tuple[Any, ...]) -> None:
+        """Somebody is about to give this back."""
+        self.held.pop(thing, None)
+
+    def judge(self, alive: Iterable[int]) -> None:
+        """What was sent in one go is sent; these links live on."""
+        links = set(alive)
+        suspects, self.suspects = self.suspects, []
+        for owner, words in suspects:
+            if owner[0] in links and owner not in self.leaving:
+                raise Violation("two_hands", words)
+
+    def left(self, owner: tuple[int, int]) -> None:
+        """A client gives a subscription up: what it holds may be given to others from now on."""
+        self.leaving.add(owner)
+        self.freed(owner)
+
+    def opened(self, owner: tuple[int, int]) -> None:
+        """The broker says that a subscription begins: it had ended before, if it was there."""
+        self.leaving.discard(owner)
+        self.freed(owner)
+
+    def mail(
+        self, link: int, box: str, command: c.Mail, frames: list[bytes], now_ms: int,
+        single: bool,
+    ) -> list[tuple[int, int]]:  # fmt: skip
+        """Messages go to a reader: (number, serial) of each."""
+        rows = rows_of(command.rows, frames)
+        state = self.state
+        for number, serial in rows:
+            self.delivered += 1
+            if number >= MEMORY_NUMBERS:
+                if serial and serial not in self.act_of:
+                    raise Violation("ghost", f"message {number} is record {serial}")
+                self._hold(("memory", number), (link, command.subscription))
+                continue
+            owner = next((b for b, name in state.boxes.items() if name == box), -1)
+            letter = state.mail.get((owner, number))
+            if letter is None:
+                if link not in self.blocked or ("mail", number) in self.acknowledged:
+                    raise Violation("after_end", f"message {number} of {box}")
+                continue
+            if state.records[MAIL_STREAM, number] != serial:
+                raise Violation("bodies", f"message {number} shows record {serial}")
+            if letter.expires_ms and letter.expires_ms <= now_ms and link not in self.blocked:
+                raise Violation(
+                    "expired", f"message {number} expired at {letter.expires_ms}, it is {now_ms}"
+                )
+            if letter.not_before_ms > now_ms:
+                raise Violation(
+                    "expired", f"message {number} is due at {letter.not_before_ms}, not {now_ms}"
+                )
+            if command.attempts < letter.attempts + 1:
+                raise Violation("attempts", f"message {number}: {command.attempts}, {letter}")
+            self._hold(("mail", box, number), (link, command.subscription))
+            place = link, command.subscription, letter.priority
+            if number not in self.given and not letter.not_before_ms and not letter.why:
+                if single and number < self.firsts.get(place, -1):
+                    raise Violation("order", f"message {number} after {self.firsts[place]}")
+                self.firsts[place] = max(number, self.firsts.get(place, -1))
+            self.given.add(number)
+        return rows
+
+    def work(
+        self, link: int, holder: str, service: str, command: c.Work, frames: list[bytes],
+        selects: Callable[[int], bool],
+    ) -> list[tuple[int, int]]:  # fmt: skip
+        """Requests go to a worker: (number, serial) of each."""
+        rows = rows_of(command.rows, frames)
+        state = self.state
+        for number, serial in rows:
+            self.delivered += 1
+            job = state.jobs.get(number)
+            if job is None or job.attempts != command.attempts:
+                if link in self.blocked and ("job", number) not in self.acknowledged:
+                    continue
+            if job is None:
+                raise Violation("after_end", f"request {number} of {service}")
+            if state.services[job.service] != service:
+                raise Violation("wrong_record", f"request {number} is not of {service}")
+            if state.records[MAIL_STREAM, number] != serial:
+                raise Violation("bodies", f"request {number} shows record {serial}")
+            if job.holder != holder:
+                raise Violation("two_hands", f"request {number} of {job.holder!r} to {holder}")
+            if job.attempts != command.attempts:
+                raise Violation(
+                    "attempts", f"request {number}: {command.attempts}, {job.attempts} are logged"
+                )
+            if command.attempts <= self.attempts.get(number, 0):
+                raise Violation(
+                    "attempts",
+                    f"request {number}: {command.attempts}, {self.attempts[number]} was told",
+                )
+            if not selects(serial):
+                raise Violation("not_selected", f"request {number}: {self.subjects[serial]}")
+            if command.key != job.key[1]:
+                raise Violation("wrong_record", f"request {number} has the key {command.key!r}")
+            self.attempts[number] = command.attempts
+        return rows
+
+    def record(
+        self, link: int, place: str, command: c.Deliver, frames: list[bytes],
+        keyed: bool, selects: Callable[[int], bool],
+    ) -> list[tuple[int, int]]:  # fmt: skip
+        """Records go to a member of a group: (offset, serial) of each."""
+        rows = rows_of(command.rows, frames)
+        state = self.state
+        at = self.place_of(place)
+        owner = link, command.subscription
+        for offset, serial in rows:
+            self.delivered += 1
+            if state.records.get((at[0], offset)) != serial:
+                raise Violation("wrong_record", f"{place}: offset {offset} shows {serial}")
+            if not selects(serial):
+                raise Violation("not_selected", f"{place}: offset {offset}")
+            position, done = state.groups.get(at, (0, frozenset()))
+            if offset < position or offset in done:
+                if link not in self.blocked or ("record", place, offset) in self.acknowledged:
+                    raise Violation("after_end", f"{place}: offset {offset} is done")
+                continue
+            if not command.from_ <= offset < command.next:
+                raise Violation("cover", f"{place}: offset {offset} in {command}")
+            if keyed:
+                subject = self.subjects[serial]
+                for (kind, *rest), held in self.held.items():
+                    if kind != "key" or rest[:2] != [place, subject] or rest[2] in done:
+                        continue
+                    if rest[2] >= position and held != owner:
+                        self.suspects.append(
+                            (held, f"{place}: {subject} is with {held}, and goes to {owner}")
+                        )
+                self.held["key", place, subject, offset] = owner
+            self._hold(("record", place, offset), owner)
+        return rows
+
+    # --- recovery ---------------------------------------------------------------------------
+
+    def recovered(self, batches: list[tuple[int, int, int, Batch]], start_lsn: int, end_lsn: int,
+                  *, power: bool) -> None:  # fmt: skip
+        """Compare the log that was found with the one that was written.
+
+        batches: (LSN of the bundle, LSN, epoch, batch) from start_lsn to end_lsn.
+        """
+        self.recoveries += 1
+        found: dict[int, tuple[int, int, list[Batch]]] = {}
+        for bundle_lsn, lsn, epoch, batch in batches:
+            size = lsn + STAMP_BYTES + len(batch.content)
+            _, _, members = found.setdefault(bundle_lsn, (size, epoch, []))
+            members.append(batch)
+            found[bundle_lsn] = size, epoch, members
+        survivors = [bundle for bundle in self.bundles if bundle.lsn < end_lsn]
+        dropped = self.bundles[len(survivors) :]
+        for bundle in survivors:
+            if bundle.lsn < start_lsn:
+                # A bundle of which a segment is gone shows what is left of it.
+                found.pop(bundle.lsn, None)
+                continue
+            there = found.pop(bundle.lsn, None)
+            if there is None or there[1] != bundle.epoch:
+                raise Violation("lost", f"the bundle at {bundle.lsn} is gone from the middle")
+            if there[2] != bundle.batches:
+                code = "half_bundle" if len(there[2]) < len(bundle.batches) else "ghost"
+                raise Violation(code, f"the bundle at {bundle.lsn} is another one")
+        for bundle in dropped:
+            if bundle.promised:
+                raise Violation("lost", f"the bundle at {bundle.lsn}: {bundle.promised}")
+            if not power and not self.ring("main").failed:
+                raise Violation("lost", f"the bundle at {bundle.lsn}: only the process died")
+        if dropped:
+            self.bundles = survivors
+            self._again()
+        for lsn in sorted(found):
+            end, epoch, members = found[lsn]
+            if members not in self.unsure:
+                half = [one for one in self.unsure if one[: len(members)] == members]
+                raise Violation("half_bundle" if half else "ghost", f"a bundle at {lsn}")
+            self.appended(Bundle(lsn, end, epoch, members))
+        for bundle in self.bundles:
+            bundle.promised = bundle.promised or "kept by a recovery"
+        self.unsure.clear()
+        self.acknowledged.clear()
+        self.held.clear()
+        self.given.clear()
+        self.firsts.clear()
+        self.ring("main").failed = False
+        self.told_lsn = end_lsn
+        self.attempts = {
+            number: min(told, self.state.jobs[number].attempts) if power else told
+            for number, told in self.attempts.items() if number in self.state.jobs
+        }  # fmt: skip
+
+    def _again(self) -> None:
+        """Some bundles are gone: what the others make."""
+        self.state = State()
+        self.queues, self.tables = Queues(), Tables()
+        for bundle in self.bundles:
+            self._enter(bundle)
+
+    def compare(self, queues: Queues) -> None:
+        """Hold the tables of a broker that was just started against both."""
+        for name in Queues.__struct_fields__:
+            mine, others = getattr(self.queues, name), getattr(queues, name)
+            if name != "next_number":
+                mine, others = list(mine.items()), list(others.items())
+            if mine != others:
+                raise Violation("tables", f"{name}: " + difference(mine, others))
+        seen = state_of(queues)
+        state = self.state
+        for name in ("boxes", "services", "mail", "cursors", "groups", "keys"):
+            mine, others = getattr(state, name), seen[name]
+            if mine != others:
+                raise Violation("tables", f"{name}, by row: " + difference(mine, others))
+        jobs = {
+            number: (job.service, job.holder, job.received, job.attempts, job.not_before_ms)
+            for number, job in state.jobs.items()
+        }
+        if jobs != seen["jobs"]:
+            raise Violation("tables", "requests, by row: " + difference(jobs, seen["jobs"]))
+
+    def alive(self) -> list[int]:
+        """Numbers of the batches of which something is left."""
+        return sorted({base for _, base in self.queues.messages} | set(self.queues.requests))
+
+    def body_at(self, base: int) -> tuple[int, ...]:
+        """The serials of a batch of the mail stream."""
+        count = self.state.batches[base]
+        return tuple(self.state.records[MAIL_STREAM, base + row] for row in range(count))
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def answered(self) -> None:
+        """Each request that was accepted and is gone was told so once, unless it was given up."""
+        state = self.state
+        for number, put in state.jobs_put.items():
+            ends = state.ends.get(number, [])
+            sender, key = put.key
+            told = state.lasts.get(("", key, put.row), [])
+            revived = ends.count("revived")
+            closed = [end for end in ends if end != "revived"]
+            if len(closed) > revived + 1:
+                raise Violation("ended_twice", f"request {number}: {ends}")
+            if not key or put.reply_to.startswith("~"):
+                continue
+            if len(told) > revived + 1:
+                raise Violation("ended_twice", f"request {number} was answered {told}, {ends}")
+            if number not in state.jobs and closed[-1] != "cancelled" and not told:
+                raise Violation("lost", f"request {number} of {sender} ended {ends}, without word")
+
+
+def changes_of(bundle: Bundle) -> list[Any]:
+    """The changes of a bundle, decoded anew."""
+    return [
+        r.decode_change(bytes(body))
+        for batch in bundle.batches
+        if batch.stream == CHANGE_STREAM and batch.kind
+        for body in control_bodies(batch.content)
+    ]
+
+
+def rows_of(rows: bytes | None, frames: list[bytes]) -> list[tuple[int, int]]:
+    """(number, serial) of the rows that a delivery shows."""
+    data = b"".join(frames)
+    shown: list[tuple[int, int]] = []
+    position = 0
+    while position < len(data):
+        head = CONTENT_HEAD.unpack_from(data, position + STAMP_BYTES)
+        size = STAMP_BYTES + head[4]
+        one = data[position : position + size]
+        position += size
+        batch = [(row.offset, row.serial) for row in decode_batch(one, 0).rows]
+        if rows is not None:
+            mask = int.from_bytes(rows, "little")
+            batch = [pair for row, pair in enumerate(batch) if mask >> row & 1]
+        shown += batch
+    return shown
+
+
+def difference(mine: Any, others: Any) -> str:
+    """The first few things in which two tables differ."""
+    if isinstance(mine, dict):
+        mine, others = sorted(mine.items()), sorted(others.items())
+    if not isinstance(mine, list):
+        return f"{mine!r}, the broker has {others!r}"
+    lacks = [one for one in mine if one not in others][:2]
+    more = [one for one in others if one not in mine][:2]
+    return f"{len(mine)} and {len(others)} rows; should be {lacks}, the broker has {more}"
+
+
+def _rows(mask: int) -> list[int]:
+    return [row for row in range(mask.bit_length()) if mask >> row & 1]
+
+
+def state_of(queues: Queues) -> dict[str, Any]:
+    """The tables of the code under test, taken apart row by row."""
+    mail: dict[tuple[int, int], Letter] = {}
+    for (box, base), row in queues.messages.items():
+        rare = row.rare
+        for at in _rows(row.left):
+            attempts, not_before_ms = row.attempts, row.not_before_ms
+            expires_ms, why = row.expires_ms, ()
+            if rare is not None:
+                if rare.expiries:
+                    expires_ms = rare.expiries[at]
+                for time_ms, some in rare.again:
+                    if int.from_bytes(some, "little") >> at & 1:
+                        not_before_ms = time_ms
+                for times, some in rare.tries:
+                    if int.from_bytes(some, "little") >> at & 1:
+                        attempts += times
+                why = tuple(
+                    word for some, word in rare.why if int.from_bytes(some, "little") >> at & 1
+                )[-1:]
+            mail[box, base + at] = Letter(attempts, not_before_ms, expires_ms, row.priority, why)
+    jobs: dict[int, tuple[int, str, bool, int, int]] = {}
+    for base, request in queues.requests.items():
+        for at in _rows(request.left):
+            holds = [hold for hold in request.holds if hold.rows >> at & 1]
+            if len(holds) > 1 or bool(holds) == bool(request.waiting >> at & 1):
+                raise Violation("tables", f"request {base + at}: {holds}, {request.waiting:b}")
+            attempts = [times for times, some in request.attempts.items() if some >> at & 1]
+            delayed = [time for time, some in request.delayed.items() if some >> at & 1]
+            jobs[base + at] = (
+                request.put.service,
+                holds[0].holder if holds else "",
+                bool(holds and holds[0].received >> at & 1),
+                attempts[0] if attempts else 0,
+                delayed[0] if delayed else 0,
+            )
+    groups = {
+        place: (row.next, frozenset(n for first, end in row.done for n in range(first, end)))
+        for place, row in queues.groups.items()
+    }
+    return {
+        "boxes": {number: row.name for number, row in queues.mailboxes.items()},
+        "services": {number: row.name for number, row in queues.services.items()},
+        "mail": mail,
+        "jobs": jobs,
+        "cursors": {place: row.next for place, row in queues.cursors.items()},
+        "groups": groups,
+        "keys": {place: row.base for place, row in queues.keys.items()},
+    }
+
+
+assert SERIAL.size == 8
+assert not any(kind is r.MailPut for kind in TABLE_CHANGES)
+assert msgspec.msgpack.encode(b"")
