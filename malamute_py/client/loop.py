@@ -64,6 +64,7 @@ class LoopLink:
         """on_link: called with each change of the link; what it raises is logged."""
         self.engine = Engine(settings, context)
         self.session = self.engine.session
+        self.session.mailboxes.may_hold = True
         self.publisher = self.session.publisher
         self.last: LinkEvent | None = None
         """The newest change of the link."""
@@ -112,7 +113,8 @@ class LoopLink:
             self._give_room()
         if not self.quiet.is_set() and self.session.idle:
             self.quiet.set()
-        if self.engine.busy:
+        # Behind the callers who have just been told something: what they ask for leaves together.
+        if self.engine.busy or self.session.mailboxes.holding:
             self.wake_up()
         if not self._finished:
             self._set_timer()

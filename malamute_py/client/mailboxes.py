@@ -394,6 +394,7 @@ class Mailbox(Opened):
             if self.in_hand:
                 self.in_hand.difference_update(range(first, end))
         self._mailboxes.acks.add(self, DONE, ranges)
+        self._mailboxes.routed()
 
     def link_down(self) -> None:
         """What nobody took comes again; what is with readers is remembered."""
@@ -441,6 +442,12 @@ class Mailboxes:
         self._mailboxes: dict[str, Mailbox] = {}
         self.have_read: dict[View, None] = {}
         """Readers that have something to acknowledge with the next turn."""
+        self.may_hold = False
+        """Acknowledgements of replies may wait one turn for the requests that follow them: for
+        a shell whose callers run between two turns."""
+        self.holding = False
+        """They do: another turn is wanted soon."""
+        self._routed = False
         self._looked_at: dict[Mailbox, None] = {}
         self._linked = False
         self._fatal: MalamuteError | None = None
@@ -499,6 +506,10 @@ class Mailboxes:
             self._arrived(view)
         self.failed(inbox, error)
 
+    def routed(self) -> None:
+        """Replies went to who waits for them."""
+        self._routed = True
+
     def told(self, token: Any, outcome: Any) -> None:
         """An acknowledgement that somebody waits for has its outcome."""
         if not isinstance(outcome, MalamuteError):
@@ -529,7 +540,9 @@ class Mailboxes:
         self.acks.fail_all(error)
 
     def wake(self, now_ms: int) -> None:
-        """Nothing of it is due but what take() does."""
+        """A turn begins: what was received before it may lead to more to be said in the next."""
+        self.holding = self.may_hold and self._routed and not self.holding
+        self._routed = False
 
     def take(self, now_ms: int, out: Put) -> bool:
         """Acknowledge; close what nobody needs."""
@@ -544,7 +557,8 @@ class Mailboxes:
                 self._let_by(inbox, out)
             elif not inbox.views and (inbox.queue or not inbox.for_replies):
                 unneeded.append(inbox)
-        self.acks.take(now_ms, out)
+        if not self.holding or unneeded:
+            self.acks.take(now_ms, out)
         for inbox in unneeded:
             self._part(inbox, out)
         return True

@@ -517,7 +517,7 @@ async def test_a_cancelled_caller_cancels_its_request(broker: EmbeddedBroker) ->
         with pytest.raises(asyncio.CancelledError):
             await asking
         async with asyncio.timeout(WAIT_S):
-            while (await ann.service_info("svc")).waiting:
+            while (await ann.service_info("svc")).waiting:  # noqa: ASYNC110 - the broker's facts
                 await asyncio.sleep(0.005)
         await until(lambda: not ann._session.asking.asked)
 
