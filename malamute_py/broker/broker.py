@@ -612,14 +612,20 @@ class Broker:
         trims, self._retention.trims = self._retention.trims, []
         rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
+        if appends or sends or reads or queries:
+            # There will be another one at once; that says when to wake.
+            wake: int | None = shard.now_ms
+        else:
+            wake = self._wake_at_ms()
         return Ready(
-            rings, appends, sends, reads, queries, bodies, closes, trims, events,
-            self._wake_at_ms(), pins,
-        )  # fmt: skip
+            rings, appends, sends, reads, queries, bodies, closes, trims, events, wake, pins
+        )
 
     def _appends(self) -> list[AppendBundle]:
         """Bundles for the journal: those of ring main together, urgent changes before them."""
         published = self._publishing.take()
+        if self._steps.idle:
+            return published
         first, last = self._steps.hand_over()
         if not first and not last:
             return published

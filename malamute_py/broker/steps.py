@@ -4,14 +4,15 @@ Owns every change that was taken and has not been appended, and the contents tha
 it: mail, requests and replies, a lone change of a setting, an atomic step. The rules: what one
 step holds lies in one bundle, so all of it happens or nothing; the steps of one turn share
 bundles and change batches; numbers are given when a bundle is handed over; a change takes
-effect when it is appended, through `apply` and nothing else; a refusal undoes what was reserved.
+effect when it is appended, through `apply` and nothing else; a refusal undoes what was reserved;
+a key is accepted once, whether it names a step or a part of one.
 Source: DESIGN.md, sections 4, 7 and 9.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,7 @@ from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import RequestRejected
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES
-from malamute_py.broker.confirms import DEFAULT, NONE, STORED, SYNCED, Confirms, Waiter
+from malamute_py.broker.confirms import NONE, STORED, SYNCED, Confirms, Waiter
 from malamute_py.broker.links import Link
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
@@ -41,13 +42,22 @@ Refusal = Callable[[str, str, int], None]
 BUNDLE_BYTES: Final = 1 << 20
 """A bundle takes no further step once it is so large."""
 BUNDLE_STEPS: Final = 4_096
-"""Nor once it has so many: a change batch has at most 65,536 records."""
+"""Nor once it has so many."""
+BUNDLE_CHANGES: Final = 32_768
+"""Nor so many changes: a change batch has at most 65,536 records."""
+STEP_CHANGES: Final = 65_536
+"""A step of more changes is refused."""
+STEP_CHANGE_BYTES: Final = 8 << 20
+"""One whose changes take more is refused too: that is what a record may have."""
 CHANGE_BYTES: Final = 256
 """About what a change takes: its own bytes are known when it is encoded, at the handing over."""
 CRC_AT: Final = 8
 """Where a content states its checksum."""
-MEMORY_KEYS_MAX: Final = 10_000
-"""Keys of batches in memory that are remembered."""
+MEMORY_KEYS_MAX: Final = 65_536
+"""Keys of batches in memory that are remembered: the fewest that SPEC.md, section 4.8, allows."""
+
+Key = tuple[str, bytes]
+"""(sender, key) of a batch or a step."""
 
 
 class Part(msgspec.Struct, eq=False):
@@ -83,6 +93,8 @@ class Part(msgspec.Struct, eq=False):
     """Further parts that happen with it."""
     notice: bool = False
     """Its content is the broker's own: the sender's confirm does not name it."""
+    key: Key | None = None
+    """Of a batch within a step, which has another or none."""
 
     @property
     def size(self) -> int:
@@ -102,9 +114,10 @@ class Step(msgspec.Struct, eq=False):
     parts: list[Part]
     size: int
     waiter: Waiter | None = None
-    key: tuple[str, bytes] | None = None
-    followers: list[Waiter] | None = None
-    """The same step, sent again while this one was on its way."""
+    keys: dict[Key, Part | None] | None = None
+    """Its own key, and those of batches within it with their parts."""
+    followers: list[tuple[Waiter, Part | None]] | None = None
+    """The same step, or a batch of it, sent again while it was on its way."""
     first: Part | None = None
     """The first of its sender's own contents: a confirm names where that went."""
 
@@ -138,8 +151,8 @@ class Steps:
         self._queue: list[Step] = []
         self._urgent: list[Step] = []
         self._handed: dict[int, list[Step]] = {}
-        self._under_way: dict[tuple[str, bytes], Step] = {}
-        self._memory_keys: OrderedDict[tuple[str, bytes], KeyRow] = OrderedDict()
+        self._under_way: dict[Key, Step] = {}
+        self._memory_keys: OrderedDict[Key, KeyRow] = OrderedDict()
         self.unsettled_bytes = 0
         """Queued or handed to the journal; what is appended and not visible the ring knows."""
         self.pressed = False
@@ -148,15 +161,17 @@ class Steps:
     # --- taking -------------------------------------------------------------------------
 
     def check(self, link: Link, size: int, *, adds: bool) -> None:
-        """Whether a step of this size may be taken now. adds: it brings mail or requests.
+        """Whether a step may be taken now. adds: it brings mail, requests or records.
 
+        size: of its contents, with what the window counts for each; 0 when it owns none.
         Raises RequestRejected: `window`, `wait`, or why ring main takes nothing more.
         """
         settings = self._shard.settings
         failed = self._main.failed
         if failed is not None:
             raise RequestRejected(*failed)
-        if link.unconfirmed_bytes and link.unconfirmed_bytes + size > settings.window_bytes:
+        waiting = link.unconfirmed_bytes
+        if size and waiting and waiting + size > settings.window_bytes:
             raise RequestRejected(
                 "window", f"more than {settings.window_bytes} unconfirmed bytes on this link"
             )
@@ -165,11 +180,11 @@ class Steps:
                 "wait", "the log waits for its checkpoint: only what frees it is taken",
                 settings.retry_ms,
             )  # fmt: skip
-        if adds and self.unsettled_bytes + size > settings.unsynced_bytes_max:
+        if size and self.unsettled_bytes + size > settings.unsynced_bytes_max:
             raise RequestRejected("wait", "too much waits for the disk", settings.retry_ms)
 
-    def known(self, key: tuple[str, bytes], waiter: Waiter | None) -> bool:
-        """Whether a step of this key was taken before; if so its confirm is on its way too."""
+    def known(self, key: Key, waiter: Waiter | None) -> bool:
+        """Whether this key was taken before; if so what confirms it is on its way too."""
         step = self._under_way.get(key)
         if step is not None:
             if waiter is not None:
@@ -177,7 +192,8 @@ class Steps:
                     step.followers = []
                 self._hold(waiter)
                 waiter.duplicate = True
-                step.followers.append(waiter)
+                assert step.keys is not None
+                step.followers.append((waiter, step.keys[key]))
             self._shard.counters["steps_duplicate"] += 1
             return True
         memory = self._memory_keys.get(key)
@@ -197,11 +213,11 @@ class Steps:
                 self._confirms.settle_by(self._main, waiter, self._main.end_lsn)
         return True
 
-    def under_way(self, key: tuple[str, bytes]) -> bool:
-        """Whether a step of this key is queued or handed over."""
+    def under_way(self, key: Key) -> bool:
+        """Whether what has this key is queued or handed over."""
         return key in self._under_way
 
-    def number_of(self, key: tuple[str, bytes]) -> int:
+    def number_of(self, key: Key) -> int:
         """Number of the first message or request of the batch of a key; -1: none is known."""
         row = self._memory_keys.get(key)
         if row is None:
@@ -212,7 +228,7 @@ class Steps:
         self,
         parts: list[Part],
         waiter: Waiter | None = None,
-        key: tuple[str, bytes] | None = None,
+        key: Key | None = None,
         *,
         reserved: bool = False,
     ) -> None:
@@ -229,9 +245,16 @@ class Steps:
             self._happen(parts, waiter, key)
             return
         size = sum(part.size for part in parts)
-        step = Step(parts, size, waiter, key, None, first)
-        if key is not None:
-            self._under_way[key] = step
+        keys: dict[Key, Part | None] | None = None if key is None else {key: None}
+        if len(parts) > 1:
+            for part in parts:
+                if part.key is not None:
+                    keys = {} if keys is None else keys
+                    keys[part.key] = part
+        step = Step(parts, size, waiter, keys, None, first)
+        if keys is not None:
+            for one in keys:
+                self._under_way[one] = step
         self.unsettled_bytes += size
         self._queue.append(step)
 
@@ -254,6 +277,11 @@ class Steps:
         self.unsettled_bytes += part.size
         self._urgent.append(Step([part], part.size))
 
+    @property
+    def memory_next(self) -> int:
+        """The next number of what is kept in memory only."""
+        return self._memory_next
+
     def memory_number(self, count: int) -> int:
         """The first of `count` numbers for what is kept in memory only; never given twice."""
         number = self._memory_next
@@ -264,7 +292,7 @@ class Steps:
         waiter.link.unconfirmed_bytes += waiter.size
 
     def _happen(
-        self, parts: list[Part], waiter: Waiter | None, key: tuple[str, bytes] | None
+        self, parts: list[Part], waiter: Waiter | None, key: Key | None
     ) -> None:
         """A step in memory takes effect at once."""
         first = 0
@@ -290,6 +318,11 @@ class Steps:
 
     # --- handing over -------------------------------------------------------------------
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to hand over."""
+        return not self._queue and not self._urgent
+
     def hand_over(self) -> tuple[list[AppendBundle], list[AppendBundle]]:
         """The bundles for ring main, to be written before and behind what was published.
 
@@ -309,63 +342,93 @@ class Steps:
     ) -> tuple[list[AppendBundle], tuple[int, int]]:
         bundles: list[AppendBundle] = []
         change_next, mail_next = places
-        at = 0
-        while at < len(queue):
-            steps: list[Step] = []
-            size = 0
-            while at < len(queue) and len(steps) < BUNDLE_STEPS:
-                if steps and size + queue[at].size > BUNDLE_BYTES:
-                    break
-                size += queue[at].size
-                steps.append(queue[at])
-                at += 1
-            token = self._shard.token()
-            batches, change_next, mail_next = self._batches(steps, change_next, mail_next)
-            self._handed[token] = steps
-            bundles.append(AppendBundle(self._main.name, token, batches))
-        return bundles, (change_next, mail_next)
-
-    def _batches(
-        self, steps: list[Step], change_next: int, mail_next: int
-    ) -> tuple[tuple[Append, ...], int, int]:
-        """The batches of one bundle: contents in order, then one batch of all their changes."""
-        now_ms = self._shard.now_ms
+        steps: list[Step] = []
         batches: list[Append] = []
         records: list[bytes] = []
-        for step in steps:
-            for part in step.parts:
-                content = part.content
-                part.time_ms = now_ms
-                if content is not None:
-                    head = content.head
-                    stream = part.stream
-                    if stream is None:
-                        number, base, keys = MAIL_STREAM, mail_next, None
-                        mail_next += head.count
-                    else:
-                        number, base, keys = stream.number, stream.handed, content.table
-                        stream.handed = base + head.count
-                        part.time_ms = max(now_ms, stream.last_time_ms)
-                    part.base = base
-                    if part.based is not None:
-                        part.based(base)
-                    batches.append(
-                        Append(
-                            number, base, head.count, part.time_ms, part.frame,
-                            head.content_crc, keys,
-                        )
-                    )  # fmt: skip
-                records.extend(map(encode_change, part.changes))
+        size = 0
+        for step in queue:
+            own, changes, following = self._lay(step, mail_next)
+            taken = sum(map(len, changes))
+            if taken > STEP_CHANGE_BYTES or len(changes) > STEP_CHANGES:
+                self._take_back(step, len(changes), taken)
+                continue
+            # What changes take was guessed when the step was taken; some name very much.
+            taken = step.size + max(0, taken - CHANGE_BYTES * len(changes))
+            if steps and (
+                size + taken > BUNDLE_BYTES
+                or len(steps) == BUNDLE_STEPS
+                or len(records) + len(changes) > BUNDLE_CHANGES
+            ):
+                bundles.append(self._bundle(steps, batches, records, change_next))
+                change_next += len(records)
+                steps, batches, records, size = [], [], [], 0
+            steps.append(step)
+            batches += own
+            records += changes
+            size += taken
+            mail_next = following
+        if steps:
+            bundles.append(self._bundle(steps, batches, records, change_next))
+            change_next += len(records)
+        return bundles, (change_next, mail_next)
+
+    def _bundle(
+        self, steps: list[Step], batches: list[Append], records: list[bytes], change_next: int
+    ) -> AppendBundle:
+        """The contents of steps in order, then one batch of all their changes."""
         if records:
             frame = encode(records, subject="change")
             crc = int.from_bytes(frame[CRC_AT : CRC_AT + 4], "little")
             batches.append(
                 Append(
-                    CHANGE_STREAM, change_next, len(records), now_ms, frame, crc, None, CHANGE
+                    CHANGE_STREAM, change_next, len(records), self._shard.now_ms, frame, crc, None,
+                    CHANGE,
                 )
             )  # fmt: skip
-            change_next += len(records)
-        return tuple(batches), change_next, mail_next
+        token = self._shard.token()
+        self._handed[token] = steps
+        return AppendBundle(self._main.name, token, tuple(batches))
+
+    def _lay(self, step: Step, mail_next: int) -> tuple[list[Append], list[bytes], int]:
+        """What a step appends: contents, changes, and the number that the next one begins with."""
+        now_ms = self._shard.now_ms
+        batches: list[Append] = []
+        records: list[bytes] = []
+        for part in step.parts:
+            content = part.content
+            part.time_ms = now_ms
+            if content is not None:
+                head = content.head
+                stream = part.stream
+                if stream is None:
+                    number, base, keys = MAIL_STREAM, mail_next, None
+                    mail_next += head.count
+                else:
+                    number, base, keys = stream.number, stream.handed, content.table
+                    stream.handed = base + head.count
+                    part.time_ms = max(now_ms, stream.last_time_ms)
+                part.base = base
+                if part.based is not None:
+                    part.based(base)
+                batches.append(
+                    Append(
+                        number, base, head.count, part.time_ms, part.frame,
+                        head.content_crc, keys,
+                    )
+                )  # fmt: skip
+            records.extend(map(encode_change, part.changes))
+        return batches, records, mail_next
+
+    def _take_back(self, step: Step, count: int, size: int) -> None:
+        """Refuse a step that no bundle takes; those behind it get the numbers that it had."""
+        for part in step.parts:
+            if part.stream is not None and part.content is not None:
+                part.stream.handed -= part.content.head.count
+        self._drop(
+            step, "too_large",
+            f"{count} changes of {size} bytes: at most {STEP_CHANGES} of {STEP_CHANGE_BYTES} go "
+            "together", 0,
+        )  # fmt: skip
 
     # --- answered -----------------------------------------------------------------------
 
@@ -391,8 +454,8 @@ class Steps:
                     if part.stream is None:
                         self.mail_next = part.base + part.content.head.count
                 self.change_next += len(part.changes)
-            if step.key is not None:
-                self._under_way.pop(step.key, None)
+            for key in step.keys or ():
+                self._under_way.pop(key, None)
             for part in step.parts:
                 for change in part.changes:
                     self._apply(change, end_lsn)
@@ -400,7 +463,7 @@ class Steps:
                     self._publish(part, end_lsn)
                 if part.appended is not None:
                     part.appended(end_lsn)
-            if step.waiter is not None:
+            if step.waiter is not None or step.followers is not None:
                 self._confirm_stored(step, later)
         self.unsettled_bytes -= size
         if main.visible >= end_lsn:
@@ -421,13 +484,13 @@ class Steps:
     def _confirm_stored(self, step: Step, later: list[Waiter]) -> None:
         """Confirm who asked for no more than `stored`; the others wait for the disk."""
         first = step.first
-        waiters: Iterable[Waiter] = ([step.waiter] if step.waiter is not None else []) + (
-            step.followers or []
-        )
-        for waiter in waiters:
+        waiters = [] if step.waiter is None else [(step.waiter, first)]
+        for waiter, batch in step.followers or ():
+            waiters.append((waiter, first if batch is None else batch))
+        for waiter, named in waiters:
             waiter.epoch = self._shard.epoch
-            waiter.offset = first.base if first is not None else 0
-            waiter.append_time_ms = (first or step.parts[0]).time_ms
+            waiter.offset = named.base if named is not None else 0
+            waiter.append_time_ms = (named or step.parts[0]).time_ms
             if self._main.memory:
                 self._confirms.confirm(waiter, NONE)
             elif waiter.level <= STORED:
@@ -440,6 +503,9 @@ class Steps:
         steps = self._handed.pop(answer.token)
         self._shard.counters["appends_refused"] += 1
         for step in steps:
+            for part in step.parts:
+                if part.stream is not None:
+                    self._unpublish(part)
             self._drop(step, answer.code, answer.reason, answer.retry_ms)
 
     def ring_failed(self, code: str, reason: str) -> None:
@@ -451,31 +517,14 @@ class Steps:
 
     def _drop(self, step: Step, code: str, reason: str, retry_ms: int) -> None:
         self.unsettled_bytes -= step.size
-        if step.key is not None:
-            self._under_way.pop(step.key, None)
+        for key in step.keys or ():
+            self._under_way.pop(key, None)
         for part in step.parts:
             part.base = -1
-            if part.stream is not None:
-                self._unpublish(part)
             if part.refused is not None:
                 part.refused(code, reason, retry_ms)
         if step.waiter is not None:
             self._confirms.refuse(step.waiter, code, reason, retry_ms)
-        for waiter in step.followers or ():
+        for waiter, _ in step.followers or ():
             self._confirms.refuse(waiter, code, reason, retry_ms)
 
-
-def waiter_of(link: Link, command: Any, number: int, size: int, default: int) -> Waiter | None:
-    """Who is to be told of a step; None when no answer is wanted.
-
-    default: the level that stands for 0. Raises RequestRejected `unsupported`: no such level.
-    """
-    level = command.level or default
-    if level not in (NONE, STORED, SYNCED):
-        raise RequestRejected("unsupported", f"this broker has no confirm level {level}")
-    if not command.tracker or level == NONE:
-        return None
-    return Waiter(link, command.tracker, level, size, command=number)
-
-
-assert DEFAULT == 0, "a level of 0 stands for the default"
