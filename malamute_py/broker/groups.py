@@ -756,6 +756,8 @@ class Groups:
                 group.close(batch.base, expired)
                 self._flush_later(group)
                 bits ^= expired
+                if not bits:
+                    return 0
         given = 0
         for member, rows in group.divided(batch, bits):
             given += self._deliver(group, batch, member, rows)
