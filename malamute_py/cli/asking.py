@@ -191,18 +191,19 @@ def _ask(
                 else iter([client.request(service, body, **options)])
             )  # fmt: skip
             for reply in replies:
+                if reply.why:  # it was completed, and nothing more is said
+                    break
                 progress.stop()
                 show([reply])
                 count += 1
     except RequestFailed as error:
         kind, _, words = error.why.partition(":")
-        if kind != "completed":
-            raise CommandFailed(f"{service} {_failed(kind)}{words and ':'}{words}") from None
-        if not count:
-            say(f"{service} has done it and replied nothing")
+        raise CommandFailed(f"{service} {_failed(kind)}{words and ':'}{words}") from None
     except Timeout:
         raise Timeout(_late(client, service, typed, count)) from None
-    if stream and output.on_terminal():
+    if not count:
+        say(f"{service} has done it and replied nothing")
+    elif stream and output.on_terminal():
         text = f"{count:,} {'reply' if count == 1 else 'replies'}"
         say(f"{text} in {time.monotonic() - began:.3g} s")
 

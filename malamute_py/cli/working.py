@@ -307,7 +307,7 @@ class _Crew:
             return self._done(request, ran.output, replies)
         if ran.code == TEMPFAIL or ran.stopped == _SHUTDOWN:
             # Not at once: at the end it would be handed to us again.
-            kept = request.give_back(self._delay_ms)
+            kept = request.give_back(self._delay_ms, wait=True)
             return ("returned" if kept else "gone"), ran.last_words
         return self._failed(request, ran.last_words or _ending(ran.code))
 
@@ -320,14 +320,16 @@ class _Crew:
 
     def _done(self, request: SyncRequest, body: bytes, replies: _Replies | None) -> tuple[str, str]:
         try:
-            taken = replies.end() if replies is not None else request.reply(body) is not None
+            taken = (
+                replies.end() if replies is not None else request.reply(body, wait=True) is not None
+            )
         except RequestRejected as error:
             return self._failed(request, f"its reply was refused: {error}")
         return ("done", "") if taken else ("gone", "the reply came too late")
 
     def _failed(self, request: SyncRequest, reason: str) -> tuple[str, str]:
         short = reason[:_REASON_MAX]
-        return ("failed" if request.fail(short) else "gone"), short
+        return ("failed" if request.fail(short, wait=True) else "gone"), short
 
     def _note(self, request: SyncRequest, outcome: str, reason: str, spent_ms: int) -> None:
         with self._lock:
@@ -375,7 +377,7 @@ class _Replies:
 
     def _line(self, line: bytes) -> None:
         if self._held is not None and self._taken:
-            self._taken = self._request.reply(self._held, last=False) is not None
+            self._taken = self._request.reply(self._held, last=False, wait=True) is not None
         self._held = line
 
     def end(self) -> bool:
@@ -386,8 +388,8 @@ class _Replies:
         if not self._taken:
             return False
         if self._held is None:
-            return self._request.complete()
-        return self._request.reply(self._held) is not None
+            return self._request.complete(wait=True)
+        return self._request.reply(self._held, wait=True) is not None
 
 
 class _Words:

@@ -251,7 +251,7 @@ def test_purging_leaves_what_a_reader_holds(m: Run, broker: EmbeddedBroker, box:
         refused = m("mailbox", "rm", box, "--yes")
         assert refused.code == 1
         assert "in_use" in refused.err
-        held.ack(WAIT_MS)
+        held.ack()
         reader.close()
 
 

@@ -1,0 +1,315 @@
+"""`malamute request`, `work` and `service`, as scripts use them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from malamute_protocol.errors import MalamuteError
+from malamute_py import EmbeddedBroker
+from malamute_py.cli import asking
+from tests.cli.running import Run
+from tests.waiting import WAIT_MS, WAIT_S
+
+PYTHON = sys.executable
+
+
+@pytest.fixture
+def service(stream: str) -> str:
+    """A name that no other test uses."""
+    return stream
+
+
+@contextmanager
+def serving(broker: EmbeddedBroker, service: str, handle: Callable[[Any], Any]) -> Iterator[None]:
+    """A worker beside the command under test."""
+    with broker.connect_sync() as client:
+        worker = client.worker(service, concurrency=4)
+        worker.accepted(WAIT_MS)
+
+        def run() -> None:
+            try:
+                worker.run(handle)
+            except MalamuteError as error:
+                failures.append(error)
+
+        failures: list[MalamuteError] = []
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            worker.close()
+            thread.join(WAIT_S)
+        assert not failures
+
+
+def queued(m: Run, service: str, *bodies: str, subject: str = "") -> None:
+    """Requests whose replies go to the mailbox SERVICE.answers."""
+    for body in bodies:
+        m("request", service, body, "-s", subject, "--reply-to", f"{service}.answers").ok()
+
+
+def answers(m: Run, service: str) -> list[Any]:
+    return m("inbox", f"{service}.answers", "--until-empty", "--json").ok().json_lines
+
+
+def python(code: str) -> tuple[str, ...]:
+    """A command that runs some Python: quick to start, the same everywhere."""
+    return (PYTHON, "-S", "-E", "-c", code)
+
+
+# --- request -------------------------------------------------------------------------------
+
+
+def test_a_reply_is_printed_as_it_is(m: Run, broker: EmbeddedBroker, service: str) -> None:
+    with serving(broker, service, lambda request: bytes(request.body) * 2):
+        assert m("request", service, "ab").ok().bytes == b"abab"
+        assert m("request", service, stdin=b"\xff\n").ok().bytes == b"\xff\n\xff\n"
+        told = m("request", service, "ab", "--json").ok().json
+        assert (told["body"], told["last"]) == ("abab", True)
+
+
+def test_several_replies_are_lines(m: Run, broker: EmbeddedBroker, service: str) -> None:
+    def count(request: Any) -> Iterator[bytes]:
+        for number in range(3):
+            yield b"%d" % number
+
+    with serving(broker, service, count):
+        assert m("request", service, "x", "--stream").ok().lines == ["0", "1", "2"]
+
+
+def test_a_failure_is_code_1_and_says_why(m: Run, broker: EmbeddedBroker, service: str) -> None:
+    def fail(request: Any) -> None:
+        request.fail("no such flight")
+
+    with serving(broker, service, fail):
+        told = m("request", service, "x")
+    assert told.code == 1
+    assert told.err.splitlines() == [f"error: {service} gave it up: no such flight"]
+
+
+def test_no_answer_in_time_is_code_4_and_says_what_is_missing(m: Run, service: str) -> None:
+    told = m("request", service, "x", "--timeout", "100ms")
+    assert told.code == 4
+    assert "nobody works for it" in told.err
+
+
+def test_completion_without_a_reply_is_code_0(m: Run, broker: EmbeddedBroker, service: str) -> None:
+    with serving(broker, service, lambda request: None):
+        told = m("request", service, "x").ok()
+    assert (told.out, "replied nothing" in told.err) == ("", True)
+
+
+def test_a_request_can_be_left_with_a_mailbox_for_its_reply(
+    m: Run, broker: EmbeddedBroker, service: str
+) -> None:
+    (row,) = m("request", service, "ab", "--reply-to", f"{service}.answers").ok().rows
+    assert (row[0], row[2]) == (service, "synced")
+    with serving(broker, service, lambda request: bytes(request.body).upper()):
+        box = f"{service}.answers"
+        found = m("inbox", box, "--create", "-n", "1", "--json").ok().json_lines
+    assert [(each["body"], each["last"]) for each in found] == [("AB", True)]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["x", "--stream", "--no-wait"], 2, "do not"),
+        (["x", "--no-wait"], 2, "--reply-to"),
+        (["x", "--timeout", "soon"], 2, "is not a duration"),
+        (["x", "--field", "=v"], 2, "NAME=VALUE"),
+        (["x", "y"], 2, "unexpected extra argument"),
+    ],
+)
+def test_wrong_usage_of_request_is_one_line(
+    m: Run, service: str, args: list[str], code: int, says: str
+) -> None:
+    told = m("request", service, *args)
+    assert (told.code, len(told.err.splitlines())) == (code, 1)
+    assert says in told.err
+
+
+def test_a_failure_that_the_broker_names_is_put_in_words() -> None:
+    assert asking._failed("attempts") == "gave it up after too many tries"
+    assert asking._failed("elsewise") == "will not answer (elsewise)"
+
+
+# --- work ----------------------------------------------------------------------------------
+
+
+def test_a_command_gets_the_body_and_its_output_is_the_reply(m: Run, service: str) -> None:
+    queued(m, service, "one", "two")
+    code = "import sys; sys.stdout.write(sys.stdin.read().upper())"
+    rows = m("work", service, "-n", "2", "--", *python(code)).ok().rows
+    assert [row[1] for row in rows] == ["done", "done"]
+    assert sorted(each["body"] for each in answers(m, service)) == ["ONE", "TWO"]
+
+
+def test_the_environment_tells_about_the_request(m: Run, service: str) -> None:
+    m("request", service, "x", "-s", "a.b", "-f", "my-field=v", "--timeout", "1h",
+      "--reply-to", f"{service}.answers", "--key", "k1").ok()  # fmt: skip
+    code = (
+        "import os, json; print(json.dumps({name: value for name, value in os.environ.items()"
+        " if name.startswith('MALAMUTE_')}))"
+    )
+    m("work", service, "-n", "1", "--", *python(code)).ok()
+    (reply,) = answers(m, service)
+    found = json.loads(reply["body"])
+    assert found["MALAMUTE_SERVICE"] == service
+    assert found["MALAMUTE_SUBJECT"] == "a.b"
+    assert found["MALAMUTE_FIELD_MY_FIELD"] == "v"
+    assert found["MALAMUTE_REPLY_TO"] == f"{service}.answers"
+    assert found["MALAMUTE_ATTEMPTS"] == "1"
+    assert found["MALAMUTE_KEY"] == "k1/0"
+    assert found["MALAMUTE_NUMBER"].isdigit()
+    assert found["MALAMUTE_DEADLINE"].endswith("Z")
+    assert reply["about"] == {"key": "k1", "row": 0}
+
+
+def test_another_exit_code_fails_it_with_the_last_words(m: Run, service: str) -> None:
+    queued(m, service, "x")
+    code = "import sys; sys.stderr.write('looking\\nno such flight\\n'); sys.exit(3)"
+    (row,) = m("work", service, "-n", "1", "--", *python(code)).ok().rows
+    assert (row[1], row[3]) == ("failed", "no such flight")
+    (dead,) = m("mailbox", "peek", f"{service}.dead", "--json").ok().json_lines
+    assert (dead["body"], dead["why"]) == ("x", "failed: no such flight")
+    (notice,) = answers(m, service)
+    assert notice["why"].startswith("failed")
+
+
+def test_without_words_the_exit_code_is_the_reason(m: Run, service: str) -> None:
+    queued(m, service, "x", "y")
+    code = (
+        "import os, signal, sys; sys.stdin.read() == 'x' and sys.exit(9);"
+        " os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    rows = m("work", service, "-n", "2", "--", *python(code)).ok().rows
+    assert [row[3] for row in rows] == ["exit code 9", "ended by SIGKILL"]
+
+
+def test_code_75_gives_it_back(m: Run, service: str) -> None:
+    queued(m, service, "x")
+    code = (
+        "import os, sys; attempts = os.environ['MALAMUTE_ATTEMPTS'];"
+        " attempts == '1' and sys.exit(75); print('at', attempts)"
+    )
+    args = ("work", service, "-n", "2", "--delay", "1ms", "--json", "--")
+    told = m(*args, *python(code)).ok().json_lines
+    assert [each["outcome"] for each in told] == ["returned", "done"]
+    assert [each["body"] for each in answers(m, service)] == ["at 2\n"]
+
+
+def test_each_line_can_be_a_reply(m: Run, service: str) -> None:
+    queued(m, service, "x")
+    m(
+        "work", service, "-n", "1", "--lines", "--", *python("print('a\\nb'); print('c', end='')")
+    ).ok()
+    assert [(each["body"], each["last"]) for each in answers(m, service)] == [
+        ("a", False), ("b", False), ("c", True),
+    ]  # fmt: skip
+
+
+def test_a_run_that_takes_too_long_is_ended_and_has_failed(m: Run, service: str) -> None:
+    queued(m, service, "x")
+    args = ("work", service, "-n", "1", "--timeout", "100ms", "--grace", "10ms", "--")
+    (row,) = m(*args, *python("import time; time.sleep(600)")).ok().rows
+    assert (row[1], row[3]) == ("failed", "it did not end within 100 ms")
+
+
+def test_a_request_that_is_over_ends_its_run(m: Run, service: str, tmp_path: Path) -> None:
+    mark = tmp_path / "told"
+    m("request", service, "x", "--timeout", "2s", "--reply-to", f"{service}.answers").ok()
+    code = (
+        "import pathlib, signal, sys, time\n"
+        "def told(*_):\n"
+        f"    pathlib.Path({str(mark)!r}).touch(); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, told)\n"
+        "time.sleep(600)"
+    )
+    (row,) = m("work", service, "-n", "1", "--", *python(code)).ok().rows
+    assert row[1] == "gone"
+    assert mark.exists()
+
+
+def test_a_command_that_does_not_read_and_leaves_children_is_no_trap(m: Run, service: str) -> None:
+    queued(m, service, "x" * 300_000)
+    script = f"{shlex.quote(PYTHON)} -S -E -c 'import time; time.sleep(60)' & echo done"
+    (row,) = m("work", service, "-n", "1", "--", "sh", "-c", script).ok().rows
+    assert row[1] == "done"
+    assert [each["body"] for each in answers(m, service)] == ["done\n"]
+
+
+def test_only_requests_of_the_pattern_are_taken(m: Run, service: str) -> None:
+    queued(m, service, "no", subject="b.x")
+    queued(m, service, "yes", subject="a.x")
+    args = ("work", service, "-n", "1", "--pattern", "a.*", "--")
+    m(*args, *python("import sys; print(sys.stdin.read())")).ok()
+    assert [each["body"] for each in answers(m, service)] == ["yes\n"]
+
+
+def test_a_command_that_is_not_there_is_said_before_anything_is_taken(m: Run, service: str) -> None:
+    told = m("work", service, "--", "no-such-command-at-all")
+    assert told.code == 2
+    assert "there is no command" in told.err
+    assert m("service", "ls", service).ok().lines == []
+
+
+# --- service -------------------------------------------------------------------------------
+
+
+def test_a_service_is_made_shown_edited_and_removed(m: Run, service: str) -> None:
+    m("service", "edit", service, "--create", "--lease", "30s", "--attempts", "5",
+      "--dead-letters", f"{service}.graves").ok()  # fmt: skip
+    shown = m("service", "edit", service, "--backoff", "2s", "--json").ok().json
+    settings = shown["settings"]
+    assert (settings["lease_ms"], settings["attempts_max"]) == (30_000, 5)
+    assert (settings["backoff_ms"], settings["dead_letters"]) == (2000, f"{service}.graves")
+    queued(m, service, "x")
+    (row,) = m("service", "ls", service).ok().rows
+    assert row[:4] == [service, "1", "0", "0"]
+    assert ["waiting", "1"] in m("service", "info", service).ok().rows
+    assert m("service", "rm", service).code == 2
+    assert m("service", "rm", service, "--yes").ok().lines == [f"removed {service} and 1 request"]
+    assert m("service", "info", service).code == 1
+
+
+def test_who_has_what_in_hand_is_shown(m: Run, broker: EmbeddedBroker, service: str) -> None:
+    queued(m, service, "x")
+    with broker.connect_sync() as client, client.worker(service) as worker:
+        assert worker.next(WAIT_MS) is not None
+        shown = m("service", "info", service, "--json").ok().json
+        (holder,) = shown["workers"]
+        assert (shown["held"], holder["held"], holder["attempts"]) == (1, 1, 1)
+        rows = m("service", "info", service).ok().rows
+        assert [row[1] for row in rows if row[0] == "worker"] == [holder["holder"]]
+
+
+def test_dead_letters_go_back_into_the_queue(m: Run, service: str) -> None:
+    queued(m, service, "x", "y")
+    m("work", service, "-n", "2", "--", *python("raise SystemExit(1)")).ok()
+    dead = m("mailbox", "peek", f"{service}.dead", "--json").ok().json_lines
+    told = m("service", "requeue", service, str(dead[0]["number"]), "--json").ok().json
+    assert told["requeued"] == 1
+    assert m("service", "requeue", service).ok().lines == [
+        f"1 request back in the queue of {service}"
+    ]
+    assert "no dead letters" in m("service", "requeue", service).ok().out
+    shown = m("service", "info", service, "--json").ok().json
+    assert shown["waiting"] + shown["delayed"] == 2
+
+
+def test_a_misspelt_service_is_named_right(m: Run, service: str) -> None:
+    m("service", "edit", service, "--create").ok()
+    for args in (("info",), ("requeue",), ("edit", "--lease", "1s"), ("rm", "--yes")):
+        told = m("service", args[0], f"{service}x", *args[1:])
+        assert told.code == 1
+        assert f"did you mean {service}?" in told.err
