@@ -27,6 +27,8 @@ class Form(NamedTuple):
     """Of work: WorkState; of mail 0."""
     again_ms: int = -1
     reason: str = ""
+    silent: bool = False
+    """Nobody is interested in the answer, nor is there one."""
 
 
 class Owner(Protocol):
@@ -43,6 +45,9 @@ class Owner(Protocol):
 
     def not_acked(self, form: Form, number: int, error: MalamuteError) -> None:
         """The broker refused it for good, of one number."""
+
+    def takes_default(self) -> bool:
+        """The level was refused; True: what is acknowledged from now on asks for the default."""
 
     def ack_lost(self, ack: Ack) -> bool:
         """The link went before an answer; True: say it (again) on the next one."""
@@ -121,6 +126,9 @@ class Acks:
             for part in self._halves(ack):
                 self._say(part, out)
             return
+        if ack.form.silent:
+            out.put(ack.owner.ack_command(ack.form, ack.ranges, 0), None)
+            return
         self._sent[ack] = None
         out.put(ack.owner.ack_command(ack.form, ack.ranges, self._trackers.give(ack)), None)
 
@@ -139,6 +147,8 @@ class Acks:
         del self._sent[ack]
         if error.code in RETRYABLE:
             self._put_off[ack] = now_ms + (error.retry_ms or RETRY_MS)
+        elif error.code == "unsupported" and ack.owner.takes_default():
+            self._put_off[ack] = now_ms
         elif _count(ack.ranges) > 1:
             for part in self._halves(ack):
                 self._put_off[part] = now_ms

@@ -68,7 +68,7 @@ class WorkVerbs(AsyncVerbs):
         *,
         concurrency: int = 16,
         lease_ms: int | None = None,
-        confirm: str = "default",
+        confirm: str = "stored",
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
     ) -> Worker:
@@ -96,7 +96,7 @@ class WorkVerbs(AsyncVerbs):
         lease_ms: int | None = None,
         on_error: str = "fail",
         delay_ms: int = 0,
-        confirm: str = "default",
+        confirm: str = "stored",
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
     ) -> Callable[[Handler], Handler]:
@@ -151,39 +151,47 @@ class Request(Job):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        wait: bool = False,
     ) -> Confirmation | None:
         """Answer it, and, with the last reply, complete it in the same step.
 
-        Returns when the broker has confirmed it; None: it came too late, the request is not in
-        our hands any more (counted in worker.not_held, and logged).
+        Returns once it is on its way, or, with wait=True, when the broker has confirmed it;
+        None then: it came too late, the request is not in our hands any more (counted in
+        worker.not_held, and logged).
         Raises LocalProtocolError `conflict` when it was finished already, RequestRejected or
         ConnectionLost: then it is still in hand.
         """
         link = self.offering.workings.link
         if not link.has_room:
             await link.room(len(body))
-        future = link.loop.create_future()
+        future = link.loop.create_future() if wait else None
         row = make_row(body, subject, fields, None, None, properties, (self, future))
         if not self.offering.workings.reply(self, row, last):
             raise _over(self)
         link.wake_up()
+        if future is None:
+            return None
         confirmation: Confirmation | None = await future
         return confirmation
 
-    async def complete(self) -> bool:
-        """It is done, without a (further) reply. False: it is not in our hands any more."""
-        return await self._end(COMPLETED)
+    async def complete(self, *, wait: bool = False) -> bool:
+        """It is done, without a (further) reply.
 
-    async def fail(self, reason: str) -> bool:
+        Returns once that is on its way; wait=True: when the broker has confirmed it, False
+        then: it is not in our hands any more.
+        """
+        return await self._end(COMPLETED, wait)
+
+    async def fail(self, reason: str, *, wait: bool = False) -> bool:
         """Give it up: to the service's dead letters, with the reason (at most 1,024 characters).
 
-        False: it is not in our hands any more.
+        wait, and what is returned: as complete().
         """
-        return await self._end(FAILED, reason=reason)
+        return await self._end(FAILED, wait, reason=reason)
 
-    async def give_back(self, delay_ms: int = 0) -> bool:
-        """Back into the queue, for any worker, after so many milliseconds. False: as fail()."""
-        return await self._end(RETURNED, again_ms=delay_ms)
+    async def give_back(self, delay_ms: int = 0, *, wait: bool = False) -> bool:
+        """Back into the queue, for any worker, after so many milliseconds; see complete()."""
+        return await self._end(RETURNED, wait, again_ms=delay_ms)
 
     async def received(self) -> bool:
         """Tell the broker that it has arrived; who asks for the service's facts sees it."""
@@ -196,15 +204,15 @@ class Request(Job):
         """
         return await self._say(RENEWED)
 
-    async def _end(self, state: int, *, again_ms: int = 0, reason: str = "") -> bool:
+    async def _end(self, state: int, wait: bool, *, again_ms: int = 0, reason: str = "") -> bool:
         link = self.offering.workings.link
-        future: asyncio.Future[bool] = link.loop.create_future()
+        future: asyncio.Future[bool] | None = link.loop.create_future() if wait else None
         if not self.offering.workings.end(
             self, state, again_ms=again_ms, reason=reason, token=future
         ):
             raise _over(self)
         link.wake_up()
-        return await future
+        return True if future is None else await future
 
     async def _say(self, state: int) -> bool:
         link = self.offering.workings.link

@@ -27,7 +27,7 @@ from malamute_py.client.letters import (
     rows_of,
 )
 from malamute_py.client.mailboxes import Asked, Mailbox, Mailboxes
-from malamute_py.client.outbox import QUEUED, Lane, Outbox, Parcel
+from malamute_py.client.outbox import OVER, QUEUED, SENT, Lane, Outbox, Parcel
 from malamute_py.client.outgoing import Put
 from malamute_py.client.publishing import Row
 
@@ -87,6 +87,11 @@ class RequestParcel(Parcel):
         self.tokens: list[Any] = []
         """Who waits, by row, from when it leaves on; None: answered."""
         self.left = 0
+
+    @property
+    def answered_otherwise(self) -> bool:  # type: ignore[override]
+        """By the replies, where nobody asked for a confirm."""
+        return self.inbox is not None
 
     def part(self) -> RequestParcel:
         """An empty one that is alike."""
@@ -256,7 +261,7 @@ class Asking:
         whole = left is delivered.batch
         if whole and all(key in self.asked for key, _, _ in delivered.about):
             self._hand_over(delivered, left, delivered.about)
-            inbox.reply_taken(ranges_of(left))
+            inbox.reply_taken(ranges_of(left), delivered.command.last)
             return None
         mine, others = [], []
         known = self.asked
@@ -271,7 +276,7 @@ class Asking:
         taken = chosen(left, mine)
         runs = [delivered.about_of(row) for row in mine]
         self._hand_over(delivered, taken, [(run[0], run[1], 1) for run in runs if run is not None])
-        inbox.reply_taken(ranges_of(taken))
+        inbox.reply_taken(ranges_of(taken), delivered.command.last)
         return chosen(left, others) if others else None
 
     def _hand_over(self, delivered: Delivered, batch: Batch, about: Any) -> None:
@@ -328,6 +333,8 @@ class Asking:
         if not parcel.left:
             del self.asked[parcel.key]
             self._remember(parcel.key)
+            if parcel.state != OVER:
+                self._outbox.answered(parcel)
 
     def _remember(self, key: bytes) -> None:
         self._ended[key] = None
@@ -396,14 +403,16 @@ class Asking:
             self._outbox.look_again(parcel, _NOTICE_MS)
         else:
             self.gone(parcel, parcel.left)
+            if parcel.state == SENT:
+                self._outbox.answered(parcel)
 
     def inbox_failed(self, inbox: Mailbox, error: MalamuteError) -> None:
         """Replies cannot be read."""
         for parcel in {*self.parcels.values(), *self.asked.values()}:
             if parcel.inbox is inbox:
                 self.failed(parcel, error)
-                if parcel.state == QUEUED:
-                    self._outbox.withdraw(parcel)
+                if parcel.state != OVER:
+                    self._outbox.answered(parcel)
 
     def cancelled(self, parcel: RequestParcel, row: int, count: int) -> None:
         """The broker gave the request up: no reply will come; or it was over already."""

@@ -230,6 +230,10 @@ class Membership(Opened):
             Warned(f"record {number} of group {self.asked.group} of {self.asked.stream}: {error}")
         )
 
+    def takes_default(self) -> bool:
+        """Nothing else was asked for."""
+        return False
+
     def ack_lost(self, ack: Ack) -> bool:
         """Whom the broker gives it next, it says itself: if it is us, it is said again then."""
         for token, _ in ack.tokens:

@@ -25,8 +25,9 @@ NO_ANSWER: Final = "expired"
 class RequestFailed(MalamuteError):
     """A request will not be answered; `why` is the broker's word for it.
 
-    It begins with `failed` (a worker gave up, its reason follows), `dead` (too many attempts)
-    or `cancelled`.
+    It begins with `failed` (a worker gave it up), `died`, `lease` or `returned` (too many
+    attempts, and how the last ended), `removed` (the service was) or `lost` (it cannot be read
+    back); what is known besides follows a colon.
     """
 
     def __init__(self, why: str) -> None:

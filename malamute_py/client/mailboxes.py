@@ -39,6 +39,7 @@ from malamute_py.client.opened import Opened
 from malamute_py.client.outgoing import Put, Trackers
 
 DONE: Final = Form()
+_SILENTLY: Final = Form(silent=True)
 CREDIT_RECORDS: Final = 8192
 CREDIT_BYTES: Final = 8 << 20
 PARKED_BYTES_MAX: Final = 64 << 20
@@ -284,6 +285,10 @@ class Mailbox(Opened):
             Warned(f"message {number} of {self.asked.mailbox or 'the own mailbox'}: {error}")
         )
 
+    def takes_default(self) -> bool:
+        """Nothing else was asked for."""
+        return False
+
     def ack_lost(self, ack: Ack) -> bool:
         """The broker hands out again what it does not know to be done: it is said then."""
         for token, _ in ack.tokens:
@@ -387,13 +392,18 @@ class Mailbox(Opened):
             return batch
         return chosen(batch, rows) if rows else None
 
-    def reply_taken(self, ranges: list[Range]) -> None:
+    def reply_taken(self, ranges: list[Range], last: bool) -> None:
         """Replies went to who waits for them: that is what their mailbox kept them for."""
-        for first, end in ranges:
-            self._acked.update(range(first, end))
-            if self.in_hand:
+        if self.in_hand:
+            for first, end in ranges:
                 self.in_hand.difference_update(range(first, end))
-        self._mailboxes.acks.add(self, DONE, ranges)
+        if last:
+            # Should it be lost, the reply comes again, and who waited for it has it already.
+            self._mailboxes.acks.add(self, _SILENTLY, ranges)
+        else:
+            for first, end in ranges:
+                self._acked.update(range(first, end))
+            self._mailboxes.acks.add(self, DONE, ranges)
         self._mailboxes.routed()
 
     def link_down(self) -> None:

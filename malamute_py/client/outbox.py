@@ -73,6 +73,7 @@ class Parcel:
     __slots__ = (
         "bytes",
         "content",
+        "counted",
         "key",
         "lane",
         "level",
@@ -83,6 +84,9 @@ class Parcel:
         "thin",
         "until_ms",
     )
+
+    answered_otherwise = False
+    """No CONFIRM is wanted: something else will show that the broker has it."""
 
     one_by_one = True
     """Nothing may leave for the same place before this is answered."""
@@ -96,6 +100,8 @@ class Parcel:
         """Of the window."""
         self.content: Any = b""
         """Empty until it leaves for the first time."""
+        self.counted = False
+        """Its bytes are unconfirmed ones of the window."""
         self.key = b""
         self.serial = 0
         self.state = QUEUED
@@ -385,15 +391,18 @@ class Outbox:
         self._linked = False
         for home in self.homes:
             for lane in list(home.values()):
-                for parcel in reversed(lane.sent):
-                    self._window.unconfirmed_bytes -= parcel.bytes
+                under_way = list(lane.sent)
+                lane.sent.clear()
+                for parcel in reversed(under_way):
+                    self._uncount(parcel)
+                    if parcel.thin and not parcel.live_rows():
+                        parcel.state = OVER
+                        continue
                     self._window.queued_bytes += parcel.bytes
                     self._put_back(parcel)
-                lane.sent.clear()
                 lane.stopped = False
                 lane.blocked_until_ms = 0
         self._blocked.clear()
-        self._sent = 0
 
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends: everything unconfirmed fails, and so does every later call."""
@@ -406,8 +415,7 @@ class Outbox:
     def fail_lane(self, lane: Lane, error: MalamuteError) -> None:
         """What is in a lane fails; of what is under way the answers are not awaited."""
         for parcel in list(lane.sent):
-            self._window.unconfirmed_bytes -= parcel.bytes
-            self._sent -= 1
+            self._uncount(parcel)
             self._end(parcel, error)
         for parcel in lane.queue:
             self._window.queued_bytes -= parcel.bytes
@@ -467,8 +475,8 @@ class Outbox:
             parcel = queue[0]
             if parcel.one_by_one and lane.sent:
                 return True
-            promised = parcel.level != NONE
-            if promised and not self._window.lets_go(parcel.bytes):
+            promised = parcel.level != NONE or parcel.answered_otherwise
+            if parcel.level != NONE and not self._window.lets_go(parcel.bytes):
                 return False
             queue.popleft()
             self._window.queued_bytes -= parcel.bytes
@@ -515,11 +523,13 @@ class Outbox:
             self._end(parcel, Confirm(0, parcel.level, 0, -1, 0))
             return
         parcel.bytes = len(parcel.content) + STAMP_BYTES
-        self._window.unconfirmed_bytes += parcel.bytes
         parcel.state = SENT
+        if parcel.level != NONE:
+            parcel.counted = True
+            self._window.unconfirmed_bytes += parcel.bytes
+            self._sent += 1
         parcel.lane.sent[parcel] = None
         parcel.lane.stopped = parcel.one_by_one
-        self._sent += 1
         parcel.say(out, self._trackers.give(parcel))
 
     # --- answers -----------------------------------------------------------------------------
@@ -558,9 +568,26 @@ class Outbox:
         lane = parcel.lane
         lane.sent.pop(parcel, None)
         lane.stopped = False
-        self._sent -= 1
-        self._window.unconfirmed_bytes -= parcel.bytes
+        self._uncount(parcel)
         return True
+
+    def _uncount(self, parcel: Parcel) -> None:
+        if parcel.counted:
+            parcel.counted = False
+            self._sent -= 1
+            self._window.unconfirmed_bytes -= parcel.bytes
+
+    def answered(self, parcel: Parcel) -> None:
+        """What was to show that the broker has it has come, or is not awaited any more."""
+        lane = parcel.lane
+        if parcel.state == QUEUED:
+            self.withdraw(parcel)
+        elif self._came_back(parcel):
+            parcel.state = OVER
+            if not lane.queue:
+                self._rest(lane)
+        parcel.rows = []
+        parcel.content = b""
 
     def _put_back(self, parcel: Parcel) -> None:
         """Into its lane again, before what was asked for later."""

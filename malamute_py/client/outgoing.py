@@ -43,7 +43,8 @@ class Trackers:
     """The numbers given to commands, and who waits for which."""
 
     def __init__(self) -> None:
-        self.last = 0
+        # Above every subscription number, which is what some refusals name instead.
+        self.last = 1 << 20
         self._waiting: dict[int, Tracked] = {}
 
     def next(self) -> int:

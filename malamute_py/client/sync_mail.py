@@ -248,7 +248,7 @@ class SyncMailVerbs(SyncVerbs):
         timeout_ms: int | None = None,
         key: bytes | None = None,
         reply_to: str = "",
-        confirm: str = "default",
+        confirm: str = "none",
     ) -> Reply:
         """Ask a service and wait for the (first) reply of a worker.
 
@@ -257,6 +257,9 @@ class SyncMailVerbs(SyncVerbs):
         the request, so that it is taken once even if another process sends it again. reply_to:
         a mailbox to be read for replies; empty: the client's own, temporary when it has no
         identity (replies to it are lost while the broker is away).
+        confirm: by default the reply is the confirm: until it comes the request is sent again
+        after each reconnect, and taken once; "stored" or "synced" for a service whose replies
+        may take long.
         Raises Timeout, RequestFailed (a worker gave it up, or too many did), RequestRejected
         (it was not queued), LocalProtocolError or ConnectionLost.
         """
@@ -306,7 +309,7 @@ class SyncMailVerbs(SyncVerbs):
         timeout_ms: int | None = None,
         key: bytes | None = None,
         reply_to: str = "",
-        confirm: str = "default",
+        confirm: str = "none",
     ) -> Iterator[Reply]:
         """Ask a service for several replies: iterate to the last of them.
 

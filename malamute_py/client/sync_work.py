@@ -69,7 +69,7 @@ class SyncWorkVerbs(SyncVerbs):
         *,
         concurrency: int = 16,
         lease_ms: int | None = None,
-        confirm: str = "default",
+        confirm: str = "stored",
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
         timeout_ms: int | None = None,
@@ -99,7 +99,7 @@ class SyncWorkVerbs(SyncVerbs):
         lease_ms: int | None = None,
         on_error: str = "fail",
         delay_ms: int = 0,
-        confirm: str = "default",
+        confirm: str = "stored",
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
     ) -> Callable[[Handler], Handler]:
@@ -163,39 +163,47 @@ class SyncRequest(Job):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
+        wait: bool = False,
         timeout_ms: int | None = None,
     ) -> Confirmation | None:
         """Answer it, and, with the last reply, complete it in the same step.
 
-        Returns when the broker has confirmed it; None: it came too late, the request is not in
-        our hands any more (counted in worker.not_held, and logged).
+        Returns once it is on its way, or, with wait=True, when the broker has confirmed it;
+        None then: it came too late, the request is not in our hands any more (counted in
+        worker.not_held, and logged).
         Raises LocalProtocolError `conflict` when it was finished already; RequestRejected or
         ConnectionLost: then it is still in hand; Timeout: it may still be confirmed.
         """
         link: ThreadLink = self.offering.workings.link
-        pending: Pending[Confirmation | None] = Pending(link)
+        pending: Pending[Confirmation | None] | None = Pending(link) if wait else None
         row = make_row(body, subject, fields, None, None, properties, (self, pending))
         with link.lock:
             wait_for_room(link)
             if not self.offering.workings.reply(self, row, last):
                 raise _over(self)
             link.wake_up()
-        return pending.result(timeout_ms)
+        return None if pending is None else pending.result(timeout_ms)
 
-    def complete(self, timeout_ms: int | None = None) -> bool:
-        """It is done, without a (further) reply. False: it is not in our hands any more."""
-        return self._end(COMPLETED, timeout_ms)
+    def complete(self, *, wait: bool = False, timeout_ms: int | None = None) -> bool:
+        """It is done, without a (further) reply.
 
-    def fail(self, reason: str, timeout_ms: int | None = None) -> bool:
+        Returns once that is on its way; wait=True: when the broker has confirmed it, False
+        then: it is not in our hands any more.
+        """
+        return self._end(COMPLETED, wait, timeout_ms)
+
+    def fail(self, reason: str, *, wait: bool = False, timeout_ms: int | None = None) -> bool:
         """Give it up: to the service's dead letters, with the reason (at most 1,024 characters).
 
-        False: it is not in our hands any more.
+        wait, and what is returned: as complete().
         """
-        return self._end(FAILED, timeout_ms, reason=reason)
+        return self._end(FAILED, wait, timeout_ms, reason=reason)
 
-    def give_back(self, delay_ms: int = 0, timeout_ms: int | None = None) -> bool:
-        """Back into the queue, for any worker, after so many milliseconds. False: as fail()."""
-        return self._end(RETURNED, timeout_ms, again_ms=delay_ms)
+    def give_back(
+        self, delay_ms: int = 0, *, wait: bool = False, timeout_ms: int | None = None
+    ) -> bool:
+        """Back into the queue, for any worker, after so many milliseconds; see complete()."""
+        return self._end(RETURNED, wait, timeout_ms, again_ms=delay_ms)
 
     def received(self, timeout_ms: int | None = None) -> bool:
         """Tell the broker that it has arrived; who asks for the service's facts sees it."""
@@ -209,17 +217,23 @@ class SyncRequest(Job):
         return self._say(RENEWED, timeout_ms)
 
     def _end(
-        self, state: int, timeout_ms: int | None, *, again_ms: int = 0, reason: str = ""
+        self,
+        state: int,
+        wait: bool,
+        timeout_ms: int | None,
+        *,
+        again_ms: int = 0,
+        reason: str = "",
     ) -> bool:
         link: ThreadLink = self.offering.workings.link
-        pending: Pending[bool] = Pending(link)
+        pending: Pending[bool] | None = Pending(link) if wait else None
         with link.lock:
             if not self.offering.workings.end(
                 self, state, again_ms=again_ms, reason=reason, token=pending
             ):
                 raise _over(self)
             link.wake_up()
-        return pending.result(timeout_ms)
+        return True if pending is None else pending.result(timeout_ms)
 
     def _say(self, state: int, timeout_ms: int | None) -> bool:
         link: ThreadLink = self.offering.workings.link

@@ -21,6 +21,7 @@ from malamute_protocol.commands import (
     Atomic,
     Confirm,
     Credit,
+    Level,
     Offer,
     Pattern,
     Subscribed,
@@ -56,6 +57,8 @@ RETURNED: Final = int(WorkState.RETURNED)
 CREDIT_BYTES: Final = 64 << 20
 ON_ERROR: Final = ("fail", "give_back")
 """What becomes of a request whose handler raised."""
+_STORED: Final = int(Level.STORED)
+"""Enough for what ends a request: lost in a power failure, it is handed out once more."""
 _RENEWALS: Final = 3
 """How often a lease is renewed within its time."""
 _ANSWERS_MAX: Final = 1024
@@ -267,6 +270,9 @@ class ReplyParcel(Parcel):
             # A service in memory: its requests cannot be part of a step.
             self.offering.plain = True
             error = RequestRejected("wait", error.reason, 1)
+        elif error.code == "unsupported" and self.level:
+            self.level = 0  # a service or a mailbox in memory
+            error = RequestRejected("wait", error.reason, 1)
         elif error.code == "conflict":
             error = RequestRejected("not_held", error.reason)
         super().refused(error, now_ms)
@@ -322,6 +328,8 @@ class Offering(Opened):
         """Answers that came too late: the request was another worker's, or over, by then."""
         self.plain = False
         """Replies cannot be steps: the service is in memory."""
+        self.volatile = False
+        """The service is in memory: nothing of it can be confirmed as stored."""
         self.closing = False
         self.renew_at_ms = 0
         """0: nothing to renew."""
@@ -433,9 +441,17 @@ class Offering(Opened):
 
     def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> AckWork:
         """ACK_WORK."""
-        return AckWork(
-            self.number, ranges, form.state, tracker, 0, max(0, form.again_ms), form.reason
-        )
+        again_ms = max(0, form.again_ms)
+        ends = form.state not in (RECEIVED, RENEWED)
+        level = _STORED if ends and not self.volatile else 0
+        return AckWork(self.number, ranges, form.state, tracker, level, again_ms, form.reason)
+
+    def takes_default(self) -> bool:
+        """The level was refused: what is in memory is never stored."""
+        if self.volatile:
+            return False
+        self.volatile = True
+        return True
 
     def acked(self, form: Form, ranges: list[Range]) -> None:
         """The broker confirmed it."""

@@ -151,12 +151,12 @@ class QueueModel:
         name = (self.holders[link], command.key)
         if command.key and name in self.keys:
             confirm = c.Confirm(command.tracker, 3, 1, self.keys[name], 1, True)
-            return -1, (link, confirm, ())
+            return -1, None if command.level == 1 else (link, confirm, ())
         base = self.next
         self.next += count
         if command.key:
             self.keys[name] = base
-        if not command.tracker:
+        if not command.tracker or command.level == 1:
             return base, None
         return base, (link, c.Confirm(command.tracker, 3, 1, base, 1), ())
 
@@ -212,7 +212,8 @@ class QueueModel:
             if entry.holder == (link, command.subscription) and entry.number in numbers
         }
         if len(held) != len(numbers):
-            return [(link, c.Refused(43, command.tracker, "not_held"), ())]
+            reference = command.tracker or command.subscription
+            return [(link, c.Refused(43, reference, "not_held"), ())]
         for name, entry in held.values():
             if command.again_ms >= 0:
                 entry.holder = None

@@ -374,7 +374,7 @@ async def test_nobody_answers_in_time(connect: Connect) -> None:
     with pytest.raises(Timeout):
         await asking
     await until(request.cancelled)
-    assert await bob.call(request.reply, b"too late") is None
+    assert await bob.call(request.reply, b"too late", wait=True) is None
     assert worker.not_held == 1
     # The notice was for the request, not for the reader of the mailbox.
     await ann.do("send", "ann", b"mail")
@@ -439,7 +439,7 @@ async def test_a_long_handler_keeps_its_request(connect: Connect) -> None:
     await carl.call(other.accepted)
     await asyncio.sleep(1.2)  # four leases
     assert not request.cancelled()
-    assert await bob.call(request.reply, b"at last") is not None
+    assert await bob.call(request.reply, b"at last", wait=True) is not None
     assert (await asking).body == b"at last"
     assert worker.not_held == 0
 
@@ -452,7 +452,7 @@ async def test_only_what_can_be_begun_is_taken(connect: Connect) -> None:
     requests = await bob.take(worker, 3)
     facts = await ann.do("service_info", "svc")
     assert (facts.held, facts.waiting) == (3, 7)
-    assert await bob.call(requests[0].complete)
+    assert await bob.call(requests[0].complete, wait=True)
     [another] = await bob.take(worker, 1)
     assert another.body == b"3"
     await bob.call(worker.close)
@@ -509,7 +509,7 @@ async def test_a_second_client_with_the_identity_ends_the_first(connect: Connect
 
 async def test_a_cancelled_caller_cancels_its_request(broker: EmbeddedBroker) -> None:
     async with broker.connect(identity="ann", **FAST) as ann:
-        asking = asyncio.create_task(ann.request("svc", b"q"))
+        asking = asyncio.create_task(ann.request("svc", b"q", confirm="stored"))
         await asyncio.sleep(0)
         await ann.flush()
         assert (await ann.service_info("svc")).waiting == 1
@@ -535,7 +535,7 @@ async def test_a_stream_of_replies_that_is_left_cancels_its_request(
         assert (await first).body == b"one"
         await replies.aclose()
         await ann.broker_info()
-        assert await request.reply(b"two", last=False) is None
+        assert await request.reply(b"two", last=False, wait=True) is None
 
 
 async def test_a_handler_in_a_thread_holds_up_nobody(broker: EmbeddedBroker) -> None:

@@ -86,7 +86,7 @@ class Run:
             token = self.token("ask")
             self.asked.append(token)
             row = make_row(token.body, "a", None, None, None, None, token)
-        self.session.asking.request("svc", row, 0)
+        self.session.asking.request("svc", row, self.chance.choice([0, 1]))
 
     def take_mail(self) -> None:
         for view in self.views:
