@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import RequestRejected
+from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.confirms import LEVEL_NAMES, NONE, STORED, SYNCED, Waiter
 from malamute_py.broker.links import Link, Links
@@ -28,7 +29,7 @@ Prepare: TypeAlias = Callable[[Link, Any, Any], Part]
 """(link, command, its content frame or None) -> part; raises RequestRejected."""
 
 ATOMIC: Final = 66
-ADDING: Final = (wire.Send, wire.Request)
+ADDING: Final = (wire.Send, wire.Request, wire.Publish)
 """Commands that bring more than they take away: the first to wait when the log is full."""
 KEYED: Final = (wire.Send, wire.Request)
 STEP_COMMANDS: Final[dict[type[Command], int]] = {
@@ -68,7 +69,7 @@ class Intake:
         """Take one command as a step of its own, or refuse it by name."""
         kind = type(command)
         try:
-            size = 0 if frame is None else len(memoryview(frame))
+            size = window_bytes(frame)
             self._steps.check(link, size, adds=kind in ADDING)
             key: tuple[str, bytes] | None = None
             if kind in KEYED and command.key:
@@ -99,7 +100,8 @@ class Intake:
             # The best that memory can: it is told, and it is told that it is none.
             level = STORED
         number = STEP_COMMANDS.get(type(command), ATOMIC)
-        return Waiter(link, command.tracker, level, size, command=number)
+        # What is never confirmed is nothing that its sender could wait for.
+        return Waiter(link, command.tracker, level, 0 if level == NONE else size, command=number)
 
     def _refuse(self, link: Link, command: Any, error: RequestRejected) -> None:
         retry_ms = error.retry_ms
@@ -116,11 +118,12 @@ class Intake:
         """Take several commands, each with its content frame or None, as one step."""
         try:
             self._check_parts(parts)
-            size = sum(0 if frame is None else len(memoryview(frame)) for _, frame in parts)
+            size = sum(window_bytes(frame) for _, frame in parts)
             limit = self._shard.settings.limits.batch_bytes_max
             if size > limit:
                 raise RequestRejected("too_large", f"a step of {size} bytes, at most {limit}")
-            self._steps.check(link, size, adds=True)
+            adds = any(isinstance(part, ADDING) for part, _ in parts)
+            self._steps.check(link, size, adds=adds)
             waiter = self._waiter(link, command, size, SYNCED)
             key = (link.holder, command.key) if command.key else None
             if key is not None and self._steps.known(key, waiter):
@@ -135,7 +138,12 @@ class Intake:
                 if isinstance(part, wire.Publish) and self._catalogue.get(part.stream) is None
             }
         )
-        self._with_streams(link, command, parts, missing)
+        if not missing:
+            self._take(link, command, parts)
+            return
+        # While it waits it is held in memory: the window counts it like what was taken.
+        link.unconfirmed_bytes += size
+        self._with_streams(link, command, parts, missing, 0, size)
 
     def _check_parts(self, parts: Sequence[tuple[Command, Any]]) -> None:
         if not parts:
@@ -153,18 +161,22 @@ class Intake:
         command: wire.Atomic,
         parts: Sequence[tuple[Command, Any]],
         missing: list[str],
+        at: int,
+        size: int,
     ) -> None:
         """First use creates streams, one after the other, before the step is taken."""
-        if not missing:
+        if at == len(missing):
+            link.unconfirmed_bytes -= size
             if link.open:
                 self._take(link, command, parts)
             return
-        name = missing[0]
+        name = missing[at]
 
         def created(stream: Stream) -> None:
-            self._with_streams(link, command, parts, missing[1:])
+            self._with_streams(link, command, parts, missing, at + 1, size)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
+            link.unconfirmed_bytes -= size
             self._refuse(link, command, RequestRejected(code, reason, retry_ms))
 
         if not self._shard.settings.permit(link.identity, "write", name):
@@ -174,41 +186,51 @@ class Intake:
 
     def _take(self, link: Link, command: wire.Atomic, parts: Sequence[tuple[Command, Any]]) -> None:
         prepared: list[Part] = []
+        key = (link.holder, command.key) if command.key else None
+        keys = set() if key is None else {key}
+        place = 0
         try:
-            size = sum(0 if frame is None else len(memoryview(frame)) for _, frame in parts)
+            size = sum(window_bytes(frame) for _, frame in parts)
             waiter = self._waiter(link, command, size, SYNCED)
-            key = (link.holder, command.key) if command.key else None
             if key is not None and self._steps.known(key, waiter):
                 return
-            for part, frame in parts:
-                prepared.append(self._prepare(link, part, frame))
-                taken = prepared[-1].taken
-                if prepared[-1].memory:
+            for place, (part, frame) in enumerate(parts, 1):  # noqa: B007
+                made = self._prepare(link, part, frame, keys)
+                if made.memory:
                     raise RequestRejected(
-                        "cross_ring",
-                        f"{type(part).__name__} to what is in memory only: a step is in the log",
+                        "cross_ring", "what is in memory only: a step is in the log"
                     )
-                if taken is not None:
-                    taken()
+                if made.taken is not None:
+                    made.taken()
+                prepared.append(made)
         except RequestRejected as error:
-            # The last one was not taken; the others give back what they had reserved.
-            reserved = prepared[:-1] if prepared and prepared[-1].memory else prepared
-            for earlier in reversed(reserved):
+            for earlier in reversed(prepared):
                 if earlier.refused is not None:
                     earlier.refused(error.code, error.reason, error.retry_ms)
-            self._refuse(link, command, error)
+            name = f"part {place} ({type(parts[place - 1][0]).__name__}): " if place else ""
+            self._refuse(
+                link, command, RequestRejected(error.code, name + error.reason, error.retry_ms)
+            )
             return
         if command.key:
             # A part of its own: some of the others make their changes anew when they are based.
             prepared.append(Part([StepTaken(link.holder, command.key, self._shard.now_ms)]))
         self._steps.take(prepared, waiter, key, reserved=True)
 
-    def _prepare(self, link: Link, part: Command, frame: Any) -> Part:
+    def _prepare(self, link: Link, part: Command, frame: Any, keys: set[tuple[str, bytes]]) -> Part:
+        """One part of a step. keys: those that the step has until now."""
         if isinstance(part, wire.Publish):
             return self._publishing.prepare(link, part, frame, self._catalogue.get(part.stream))
         made = self._together[type(part)](link, part, frame)
-        if isinstance(part, wire.Send | wire.Request) and part.key:
+        if isinstance(part, KEYED) and part.key:
             key = link.holder, part.key
-            if self._steps.known(key, None):
-                raise RequestRejected("conflict", "a part's key was taken before")
+            if key in keys or self._steps.known(key, None):
+                raise RequestRejected("conflict", "its key was taken before")
+            keys.add(key)
+            made.key = key
         return made
+
+
+def window_bytes(frame: Any) -> int:
+    """What a content, if there is one, takes of its sender's window."""
+    return 0 if frame is None else STAMP_BYTES + len(memoryview(frame))

@@ -210,7 +210,8 @@ class Inboxes:
 
     def _start(self, inbox: Inbox) -> None:
         inbox.started = True
-        next = self._steps.mail_next
+        steps = self._steps
+        next = steps.memory_next if inbox.mailbox.memory else steps.mail_next
         self._links.say(
             inbox.link,
             Subscribed(inbox.number, b"", self._shard.epoch, next, next, next),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from malamute_protocol.commands import Level
-from malamute_py.broker.mailbox import DRAFT, STANDING, Mailbox
+from malamute_py.broker.mailbox import CREATING, DRAFT, STANDING, Mailbox
 from malamute_py.broker.steps import Part
 from malamute_py.changelog.records import Change, MailPut
 from malamute_py.changelog.tables import MessageRow, rows_of
@@ -63,7 +63,9 @@ class Putting:
         mailbox = self.mailbox
         if self.created:
             self.created = False
-            mailbox.state = DRAFT
+            if mailbox.state == CREATING:
+                # Else another bundle, which the journal took, has created it.
+                mailbox.state = DRAFT
         self._boxes.unreserve(mailbox, self.count, self.size)
         self._boxes.unused(mailbox)
 
@@ -117,7 +119,7 @@ class Leaving:
         """They stay."""
         boxes, mailbox = self._boxes, self.mailbox
         for base, mask, row in self.rows:
-            boxes.release(mailbox, row, mask)
+            boxes.stay(mailbox, row, mask)
             if self._retry_ms:
                 at_ms = boxes.now_ms + self._retry_ms
                 boxes.expiries.set((mailbox.number, base), at_ms)

@@ -280,7 +280,7 @@ def _expired_of_many(
     if times is None:
         times = out.expiries = np.array(expiries, np.int64)
     later = times > now_ms
-    over = (times > 0) & ~later
+    over = (times != 0) & ~later
     mask = int.from_bytes(np.packbits(over, bitorder="little").tobytes(), "little") & row.left
     return mask, int(times[later].min()) if later.any() else 0
 

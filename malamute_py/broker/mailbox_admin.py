@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import msgspec
@@ -47,6 +47,8 @@ COMMANDS: Final[dict[type, int]] = {
 }
 PIECE_PUTS: Final = 2_048
 """Puts that one step takes out of a mailbox that is being emptied."""
+PIECE_NAMES: Final = 2_000
+"""Mailboxes that one step looks at for a page of them: who may see few has them all looked at."""
 RESULT_BYTES: Final = 512 << 10
 """What a page of PEEK_MAIL holds at most: a command frame has a bound."""
 ENTRY_BYTES: Final = 200
@@ -82,6 +84,24 @@ class Emptying:
         """A piece is on its way."""
 
 
+class Listing:
+    """One page of mailboxes that is being put together."""
+
+    __slots__ = ("after", "command", "first", "link", "more", "page", "prefix", "size")
+
+    def __init__(self, link: Link, command: MailboxInfo) -> None:
+        self.link = link
+        self.command = command
+        self.prefix = prefix = command.mailbox[:-1]
+        self.after = max(command.after, prefix)
+        """Names behind this one are still to be looked at."""
+        self.first = prefix > command.after
+        """So is the prefix itself."""
+        self.page: list[dict[str, Any]] = []
+        self.size = 0
+        self.more = False
+
+
 class MailboxAdmin:
     """The commands about mailboxes that ask for a RESULT."""
 
@@ -101,6 +121,7 @@ class MailboxAdmin:
         self._bodies = bodies
         self._when_visible = when_visible
         self._jobs: deque[Emptying] = deque()
+        self._listings: deque[Listing] = deque()
         mailboxes.on_ending = self._ending
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
@@ -168,30 +189,44 @@ class MailboxAdmin:
             if mailbox is not None:
                 self._result(link, command, self.facts(mailbox))
             return
-        prefix = command.mailbox[:-1]
+        if self._asked(link, command):
+            self._listings.append(Listing(link, command))
+
+    def _asked(self, link: Link, command: Any) -> bool:
+        """Count a question that is answered later; False: there were too many, it was refused."""
+        if link.queries >= self._shard.settings.link_queries_max:
+            self._refuse(link, command, "wait", "too many unanswered questions on this link")
+            return False
+        link.queries += 1
+        return True
+
+    def _list(self, listing: Listing) -> bool:
+        """Look at some more of the names that a page may hold; True: it is answered."""
+        link, command, prefix = listing.link, listing.command, listing.prefix
         limit = max(1, min(command.limit, self._shard.settings.page_max))
-        after = command.after
-        names = self._mailboxes.names
-        # A name is less than itself with anything behind it.
-        begun = names.after(after) if after >= prefix else names.after(prefix)
-        page: list[dict[str, Any]] = []
-        more = False
-        size = 0
-        first = self._mailboxes.get(prefix) if prefix > after else None
-        if first is not None and self._listed(link, first, prefix):
-            page.append(self.facts(first))
-        for name in begun:
+        page = listing.page
+        names = self._mailboxes.names.after(listing.after)
+        looked = 0
+        for name in chain((prefix,) if listing.first else (), names):
+            if not link.open:
+                break
+            if looked == PIECE_NAMES:
+                return False
             if not name.startswith(prefix):
                 break
+            looked += 1
+            listing.after, listing.first = name, False
             mailbox = self._mailboxes.get(name)
             if mailbox is None or not self._listed(link, mailbox, prefix):
                 continue
-            if len(page) >= limit or size > RESULT_BYTES:
-                more = True
+            if len(page) >= limit or listing.size > RESULT_BYTES:
+                listing.more = True
                 break
             page.append(self.facts(mailbox))
-            size += ENTRY_BYTES + len(name) + len(mailbox.settings.description)
-        self._result(link, command, {"entries": page, "more": more})
+            listing.size += ENTRY_BYTES + len(name) + len(mailbox.settings.description)
+        link.queries -= 1
+        self._result(link, command, {"entries": page, "more": listing.more})
+        return True
 
     def _listed(self, link: Link, mailbox: Mailbox, prefix: str) -> bool:
         if mailbox.state != STANDING or (mailbox.temporary and not prefix.startswith("~")):
@@ -250,7 +285,6 @@ class MailboxAdmin:
         except RequestRejected as error:
             self._refuse(link, command, error.code, error.reason, error.retry_ms)
             return
-        before = mailbox.settings
         # At once, so that whoever else creates it on the way says the same.
         mailbox.take_up(wanted)
         edited = mailbox
@@ -260,8 +294,10 @@ class MailboxAdmin:
             self._when_durable(link, command, end_lsn, lambda: self.facts(edited))
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
-            if edited.settings is wanted:
-                edited.take_up(before)
+            kept = self._shard.queues.mailboxes.get(edited.number)
+            if kept is not None and edited.settings is wanted:
+                # What the log says: what held before this may have been refused as well.
+                edited.take_up(kept.settings)
             self._refuse(link, command, code, reason, retry_ms)
 
         self._mailboxes.create(edited, appended, refused)
@@ -273,9 +309,12 @@ class MailboxAdmin:
         mailbox = self._mailbox(link, command, "admin")
         if mailbox is None or not self._confirmed(link, command):
             return
+        if not self._asked(link, command):
+            return
         upto = mailbox.order.last if mailbox.order else -1
 
         def done(job: Emptying) -> None:
+            link.queries -= 1
             self._shard.counters["mail_purged"] += job.count
             self._shard.event(
                 "mailbox_purged", mailbox=mailbox.name, count=job.count, by=link.identity
@@ -284,6 +323,7 @@ class MailboxAdmin:
             self._when_durable(link, command, job.end_lsn, lambda: value)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
+            link.queries -= 1
             self._refuse(link, command, code, reason, retry_ms)
 
         self._jobs.append(Emptying(mailbox, upto, "purged", done, refused))
@@ -352,10 +392,15 @@ class MailboxAdmin:
     def hungry(self) -> bool:
         """Whether more can be done at once."""
         jobs = self._jobs
-        return bool(jobs) and not jobs[0].waiting
+        return bool(self._listings) or (bool(jobs) and not jobs[0].waiting)
 
     def work(self) -> None:
-        """Do a piece of what goes over a whole mailbox."""
+        """Do a piece of what goes over a whole mailbox, or over all of them."""
+        listings = self._listings
+        if listings:
+            listing = listings.popleft()
+            if not self._list(listing):
+                listings.append(listing)
         jobs = self._jobs
         if not jobs or jobs[0].waiting:
             return
@@ -417,12 +462,10 @@ class MailboxAdmin:
         mailbox = self._mailbox(link, command, "receive")
         if mailbox is None:
             return
-        settings = self._shard.settings
-        if link.queries >= settings.link_queries_max:
-            self._refuse(link, command, "wait", "too many unanswered questions on this link")
-            return
-        link.queries += 1
-        Peeking(self, link, command, mailbox).begin()
+        if mailbox.temporary and mailbox.name != temporary_name(link):
+            self._refuse(link, command, "forbidden", "a temporary mailbox is its session's own")
+        elif self._asked(link, command):
+            Peeking(self, link, command, mailbox).begin()
 
 
 class Peeking:
@@ -489,17 +532,22 @@ class Peeking:
         full = False
         after = self._command.after
         for row in self._rows:
-            for place in range(row.count):
-                number = row.base + place
-                if number <= after or not row.left >> place & 1:
-                    continue
-                if len(messages) >= self._limit or (messages and size > RESULT_BYTES):
+            left = row.left
+            if row.base <= after:
+                left = left >> (after + 1 - row.base) << (after + 1 - row.base)
+            while left:
+                place = (left & -left).bit_length() - 1
+                left &= left - 1
+                if len(messages) >= self._limit:
                     self._more = full = True
                     break
                 entry = self._entry(row, place)
-                messages.append(entry)
                 size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
                 size += sum(len(name) + len(value) for name, value in entry["fields"].items())
+                if messages and size > RESULT_BYTES:
+                    self._more = full = True
+                    break
+                messages.append(entry)
             if full:
                 break
         self._admin._result(link, self._command, {"messages": messages, "more": self._more})
@@ -551,6 +599,7 @@ class Peeking:
             entry["bytes"] = content.head.body_raw_bytes
             return
         bodies = content.bodies()
+        shown = min(self._command.body_bytes, RESULT_BYTES)
         first, end = int(bodies.offsets[place]), int(bodies.offsets[place + 1])
         parts = bodies.parts
         if parts is not None:
@@ -558,10 +607,9 @@ class Peeking:
                 bytes(bodies.blob[int(parts[at]) : int(parts[at + 1])]) for at in range(first, end)
             ]
             entry["bytes"] = sum(map(len, pieces))
-            if self._command.body_bytes > 0:
-                entry["body"] = msgspec.msgpack.encode(pieces)[: self._command.body_bytes]
+            if shown > 0:
+                entry["body"] = msgspec.msgpack.encode(pieces)[:shown]
             return
         entry["bytes"] = end - first
-        if self._command.body_bytes > 0:
-            shown = min(end - first, self._command.body_bytes, RESULT_BYTES)
-            entry["body"] = bytes(bodies.blob[first : first + shown])
+        if shown > 0:
+            entry["body"] = bytes(bodies.blob[first : min(end, first + shown)])

@@ -182,14 +182,9 @@ class Mailboxes:
     def _delay_of(self, mailbox: Mailbox, row: MessageRow) -> None:
         """Rows of a put that the tables say to be delayed."""
         out = mailbox.out_of(row)
-        rest = row.left
-        for at_ms, rows in () if row.rare is None else row.rare.again:
-            mask = int.from_bytes(rows, "little") & row.left
-            rest &= ~mask
-            if mask and at_ms:
-                out.delay(mask, at_ms)
-        if rest and row.not_before_ms:
-            out.delay(rest, row.not_before_ms)
+        for at_ms, rows in times_of(row):
+            if at_ms:
+                out.delay(rows, at_ms)
         if out.times:
             mailbox.delayed += out.delayed.bit_count()
             self.delays.set((mailbox.number, row.base), min(out.times))
@@ -213,7 +208,10 @@ class Mailboxes:
         wanted: its settings then; None: those of the broker.
         Raises RequestRejected: no such name may come into being.
         """
-        mailbox = self._names.get(name) or self._drafts.get(name)
+        mailbox = self._names.get(name)
+        if mailbox is None and wanted is None:
+            # Another who asks for settings is not bound to those of a part that was refused.
+            mailbox = self._drafts.get(name)
         if mailbox is not None:
             if mailbox.removing:
                 raise RequestRejected("wait", f"mailbox '{name}' is being removed")
@@ -237,7 +235,7 @@ class Mailboxes:
     def draft(self, name: str, by: str, settings: MailboxSettings) -> Mailbox:
         """A mailbox that nothing has created yet; it is forgotten when no part takes it up."""
         most = self._shard.settings.mailboxes_max
-        if len(self._names) + len(self._drafts) >= most:
+        if len(self._names) + len(self._drafts) - (name in self._drafts) >= most:
             raise RequestRejected("limit", f"at most {most} mailboxes")
         rows = (self._volatile if settings.memory else self._queues).messages
         mailbox = Mailbox(self.number(), name, rows, settings, by, self._shard.now_ms)
@@ -681,7 +679,7 @@ class Mailboxes:
         if row.expires_ms:
             self.expiries.set(place, row.expires_ms)
         if row.not_before_ms > self._shard.now_ms:
-            mailbox.out_of(row).delay(row.left, row.not_before_ms)
+            mailbox.out_of(row).delay(mask or row.left, row.not_before_ms)
             mailbox.delayed += count
             self.delays.set(place, row.not_before_ms)
             return
@@ -753,8 +751,20 @@ class Mailboxes:
             return
         mailbox.push(row.base, row.priority)
         if row.expires_ms and row.expires_ms <= self._shard.now_ms:
-            self.expire_soon(mailbox, row)
+            # Also when others of the put expire later: these rows are over now.
+            self.expiries.set((mailbox.number, row.base), self._shard.now_ms)
         self.wake(mailbox)
+
+    def stay(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
+        """Rows that were leaving wait again, each for the time that the tables say."""
+        rest = mask
+        for at_ms, rows in times_of(row):
+            some = rows & rest
+            rest &= ~some
+            if some and at_ms > self._shard.now_ms:
+                self.postpone(mailbox, row, some, at_ms)
+            elif some:
+                self.release(mailbox, row, some)
 
     def expire_soon(self, mailbox: Mailbox, row: MessageRow) -> None:
         """A put has free rows that have expired: look at it, unless that is about to be done.
@@ -784,8 +794,14 @@ class Mailboxes:
             sender=row.sender,
         )  # fmt: skip
         rows: list[Leaver] = [(row.base, mask, row)]
-        change = MailDone(mailbox.number, done_of(rows), "lost")
-        self._steps.take([Leaving(self, mailbox, rows).part(change)])
+        part = Leaving(self, mailbox, rows).part(MailDone(mailbox.number, done_of(rows), "lost"))
+
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            # Not at once: it would be read, found lost and refused without end.
+            self.postpone(mailbox, row, mask, self.now_ms + 10 * self._shard.settings.retry_ms)
+
+        part.refused = refused
+        self._steps.take([part])
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -876,6 +892,20 @@ class Mailboxes:
         session = self._sessions.pop(number, b"")
         if mailbox is not None and self._links.session(session) is None:
             self._end(mailbox)
+
+
+def times_of(row: MessageRow) -> list[tuple[int, int]]:
+    """When the rows of a put may be delivered, by the tables: (time or 0, rows as a mask)."""
+    rest = row.left
+    found: list[tuple[int, int]] = []
+    for at_ms, rows in () if row.rare is None else row.rare.again:
+        mask = int.from_bytes(rows, "little") & rest
+        rest &= ~mask
+        if mask:
+            found.append((at_ms, mask))
+    if rest:
+        found.append((row.not_before_ms, rest))
+    return found
 
 
 def _set_expiry(put: MailPut, content: Content, after_ms: int, now_ms: int) -> None:

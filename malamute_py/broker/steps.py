@@ -246,7 +246,7 @@ class Steps:
             return
         size = sum(part.size for part in parts)
         keys: dict[Key, Part | None] | None = None if key is None else {key: None}
-        if len(parts) > 1:
+        if reserved:
             for part in parts:
                 if part.key is not None:
                     keys = {} if keys is None else keys
@@ -291,9 +291,7 @@ class Steps:
     def _hold(self, waiter: Waiter) -> None:
         waiter.link.unconfirmed_bytes += waiter.size
 
-    def _happen(
-        self, parts: list[Part], waiter: Waiter | None, key: Key | None
-    ) -> None:
+    def _happen(self, parts: list[Part], waiter: Waiter | None, key: Key | None) -> None:
         """A step in memory takes effect at once."""
         first = 0
         now_ms = self._shard.now_ms
@@ -527,4 +525,3 @@ class Steps:
             self._confirms.refuse(step.waiter, code, reason, retry_ms)
         for waiter, _ in step.followers or ():
             self._confirms.refuse(waiter, code, reason, retry_ms)
-

@@ -125,7 +125,7 @@ class MailPut(msgspec.Struct, array_like=True, gc=False, tag="mail_put"):
 
 
 class MailDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mail_done"):
-    """Messages have left a mailbox. why: acknowledged, expired, purged or requeued."""
+    """Messages have left a mailbox. why: acknowledged, expired, purged, removed or lost."""
 
     mailbox: int
     rows: list[Rows]

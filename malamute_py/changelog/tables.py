@@ -500,10 +500,43 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
             row = MessageRow(
                 base, put.count, put.size, put.sender, change.at_ms, 0, rare=Rare(request=put)
             )
+        rare = row.rare
+        assert rare is not None, "a request and a message have the same number"
+        if row.attempts or row.not_before_ms:
+            _set_apart(row, rare)
         row.left |= mask
-        assert row.rare is not None, "a request and a message have the same number"
-        row.rare.why.append((rows_of(mask), change.why))
+        if len(rare.why) >= put.count:
+            # Some died before, were put back and die again: the last time is what counts.
+            rare.why = [
+                (rows_of(rest), why)
+                for rows, why in rare.why
+                if (rest := int.from_bytes(rows, "little") & ~mask)
+            ]
+        rare.why.append((rows_of(mask), change.why))
         queues.messages[place] = row
+
+
+def _set_apart(row: MessageRow, rare: Rare) -> None:
+    """What was said of all of a put is said of those that lie there; more are about to come."""
+    left = row.left
+    rare.again = _each(rare.again, left, row.not_before_ms, 0)
+    rare.tries = _each(rare.tries, left, row.attempts, row.attempts)
+    row.attempts = row.not_before_ms = 0
+
+
+def _each(
+    kept: list[tuple[int, bytes]], left: int, others: int, more: int
+) -> list[tuple[int, bytes]]:
+    """Rows by a number, each raised by `more`; the rest of what is left by `others`, if not 0."""
+    found = []
+    for number, rows in kept:
+        here = int.from_bytes(rows, "little") & left
+        left &= ~here
+        if here:
+            found.append((number + more, rows_of(here)))
+    if left and others:
+        found.append((others, rows_of(left)))
+    return found
 
 
 def _request_revived(tables: Tables, queues: Queues, change: RequestRevived) -> None:

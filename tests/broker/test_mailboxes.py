@@ -756,10 +756,16 @@ def test_a_page_of_a_peek_is_bounded_in_what_it_reads_and_in_what_it_says() -> N
     page = post.ask(2, wire.PeekMail, "bert")
     assert (len(page["messages"]), page["more"]) == (2, True)
     big = Post()
-    for _ in range(3):
-        big.mail(1, "bert", [bytes(400_000)])
+    big.mail(1, "bert", [bytes(520_000), bytes(600_000)])
     page = big.ask(2, wire.PeekMail, "bert", body_bytes=1 << 30)
-    assert (len(page["messages"]), page["more"]) == (2, True)
+    assert (len(page["messages"]), page["more"]) == (1, True)
+    rest = big.ask(2, wire.PeekMail, "bert", page["messages"][0]["number"], body_bytes=1 << 30)
+    assert (len(rest["messages"][0]["body"]), rest["more"]) == (512 << 10, False)
+    lists = Post()
+    frame = encode_lists([[bytes(3_000_000)]], subject="s")
+    lists.send(1, wire.Send("bert", 4), frames=[frame])
+    page = lists.ask(2, wire.PeekMail, "bert", body_bytes=1 << 30)
+    assert len(page["messages"][0]["body"]) == 512 << 10
 
 
 def test_a_link_has_a_bound_of_unanswered_peeks() -> None:
