@@ -312,7 +312,7 @@ class Offers:
         if body is not None and not coming:
             self._work(offer, put, rows, body, cost)
             return
-        parcel = Parcel(put, rows, cost)
+        parcel = Parcel(put, rows, cost, attempts_of(put, rows))
         coming.append(parcel)
 
         def found(body: Body | None) -> None:
@@ -325,16 +325,27 @@ class Offers:
 
     def _arrived(self, offer: Offer, parcel: Parcel) -> None:
         """The bodies of requests in hand were read back."""
+        if offer.ended:
+            return
         put, held = parcel.put, 0
         for grant in offer.hands.grants.get(put.base, ()):
             held |= grant.rows
-        rows = parcel.rows & held
-        if offer.ended or not rows or parcel.body is None:
-            offer.left_bytes += parcel.cost
-            if rows and not offer.ended:
-                self._lost(put, rows)
-        else:
+        rows = 0
+        for times, some in attempts_of(put, parcel.rows & held):
+            # What came back and was handed out anew is in a later parcel.
+            rows |= some & next((mask for number, mask in parcel.times if number == times), 0)
+        gone = (parcel.rows & ~rows).bit_count()
+        if rows and parcel.body is not None:
             self._work(offer, put, rows, parcel.body, parcel.cost)
+        else:
+            gone = parcel.rows.bit_count()
+            offer.left_bytes += parcel.cost
+            if rows:
+                self._lost(put, rows)
+        if gone:
+            # Nothing was sent for them, so the credit is the worker's again.
+            offer.left_records += gone
+            self._ready(offer)
 
     def _lost(self, put: Put, rows: int) -> None:
         """The bodies of requests cannot be had: they end, and their requesters are told."""

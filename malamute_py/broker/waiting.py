@@ -176,12 +176,14 @@ class Hands:
 class Parcel:
     """Rows in hand whose bodies are being read back, or that must not overtake such rows."""
 
-    __slots__ = ("answered", "body", "cost", "put", "rows")
+    __slots__ = ("answered", "body", "cost", "put", "rows", "times")
 
-    def __init__(self, put: Put, rows: int, cost: int) -> None:
+    def __init__(self, put: Put, rows: int, cost: int, times: list[tuple[int, int]]) -> None:
+        """times: how often the rows were handed out by now, this time included."""
         self.put = put
         self.rows = rows
         self.cost = cost
+        self.times = times
         self.body: Body | None = None
         self.answered = False
 
