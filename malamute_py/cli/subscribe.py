@@ -127,6 +127,7 @@ def sub(
         if group is not None:
             reader = _Member(client, stream, group, kind, pattern, begin, strict, count)
         else:
+            stands = None if cursor is None else cursor_stands(client, stream, cursor)
             records = client.subscribe(
                 stream, pattern,
                 start=begin if cursor is None else from_cursor(cursor, begin),
@@ -136,7 +137,9 @@ def sub(
                 credit_records=min(count or 1 << 17, 1 << 17),
             )  # fmt: skip
             reader = (
-                _Plain(records) if cursor is None else _WithCursor(client, stream, cursor, records)
+                _Plain(records)
+                if cursor is None
+                else _WithCursor(client, stream, cursor, stands, records)
             )
         with reader:
             whole = False
@@ -165,6 +168,16 @@ def from_cursor(name: str, otherwise: StartPoint) -> StartPoint:
     if isinstance(otherwise, LastPerSubject):
         raise CommandFailed("--start last does not go with --cursor: it is no one place", USAGE)
     return FromCursor(name, otherwise)  # type: ignore[arg-type]  # what is left is one place
+
+
+def cursor_stands(client: SyncClient, stream: str, name: str) -> int | None:
+    """Where a cursor stands; None: there is none yet."""
+    try:
+        return client.cursor(stream, name).info().next
+    except RequestRejected as error:
+        if error.code not in ("unknown_cursor", "unknown_stream"):
+            raise
+        return None
 
 
 class _Reader(AbstractContextManager[Any]):
@@ -216,20 +229,18 @@ class _WithCursor(_Reader):
     """A subscription that has the broker keep its place."""
 
     def __init__(
-        self, client: SyncClient, stream: str, name: str, records: SyncSubscription
-    ) -> None:
+        self, client: SyncClient, stream: str, name: str, stands: int | None,
+        records: SyncSubscription,
+    ) -> None:  # fmt: skip
+        """stands: where it stood before the subscription began; None: there was none."""
         super().__init__(records)
         self._cursor = client.cursor(stream, name)
         self._name = name
-        self._stands: int | None = None
+        self._stands = stands
         self._behind: Position | None = None
         """Where the cursor is to stand, once that is asked for."""
         self._since = 0.0
         self.how = f" from cursor {name}"
-
-    def accepted(self) -> None:
-        """Wait until the broker accepted; where the cursor stands."""
-        self._stands = self._records.accepted().next
 
     def next(self, timeout_ms: int | None) -> Batch | None:
         """As above; whoever waits has its place kept first."""
@@ -257,7 +268,7 @@ class _WithCursor(_Reader):
     def printed_all(self, whole: bool) -> None:
         """As above; what the pattern left out is behind it, too."""
         place = self._records.position
-        if whole and place is not None and place.next > (self._stands or 0):
+        if whole and place is not None and (self._stands is None or place.next > self._stands):
             self._behind = place
         self._move()
 

@@ -1,0 +1,207 @@
+"""`malamute cursor`, `group`, and `sub` with them."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from malamute_py import EmbeddedBroker
+from malamute_py.cli import subscribe
+from tests.cli.running import Run
+from tests.waiting import WAIT_MS
+
+
+@pytest.fixture
+def five(m: Run, stream: str) -> str:
+    """A stream of five records."""
+    m("pub", stream, stdin="".join(f"{number}\n" for number in range(5))).ok()
+    return stream
+
+
+def stands(m: Run, stream: str, cursor: str) -> int:
+    at: int = m("cursor", "info", stream, cursor, "--json").ok().json["next"]
+    return at
+
+
+def test_a_reader_goes_on_where_its_cursor_stands(m: Run, five: str) -> None:
+    assert m("sub", five, "--cursor", "c", "-n", "2").ok().lines == ["0", "1"]
+    assert stands(m, five, "c") == 2
+    assert m("sub", five, "--cursor", "c", "--until-tail").ok().lines == ["2", "3", "4"]
+    assert stands(m, five, "c") == 5
+    assert m("sub", five, "--cursor", "c", "--until-tail").ok().lines == []
+
+
+def test_what_a_pattern_leaves_out_is_behind_the_cursor(m: Run, five: str) -> None:
+    assert m("sub", five, "nothing", "--cursor", "c", "--until-tail").ok().lines == []
+    assert stands(m, five, "c") == 5
+
+
+def test_a_new_cursor_begins_where_start_says(m: Run, five: str) -> None:
+    told = m("sub", five, "--cursor", "c", "--start", "3", "-n", "1").ok()
+    assert (told.lines, stands(m, five, "c")) == (["3"], 4)
+    assert m("sub", five, "--cursor", "c2", "--start", "last").code == 2
+
+
+def test_a_cursor_that_waits_for_records_is_moved_meanwhile(
+    m: Run, broker: EmbeddedBroker, five: str
+) -> None:
+    told = m("sub", five, "--cursor", "c", "--timeout", "300ms")
+    assert (told.code, told.lines) == (4, list("01234"))
+    assert stands(m, five, "c") == 5
+
+
+class Torn(io.BytesIO):
+    """A reader of our output that went away after so many writes."""
+
+    def __init__(self, writes: int) -> None:
+        super().__init__()
+        self._left = writes
+
+    def write(self, data: Any) -> int:
+        if not self._left:
+            raise BrokenPipeError
+        self._left -= 1
+        return super().write(data)
+
+
+@pytest.mark.parametrize("how", ["cursor", "group"])
+def test_what_a_closed_pipe_did_not_take_is_not_passed_over(
+    m: Run, stream: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for body in ("0", "1", "2"):
+        m("pub", stream, body).ok()
+
+    class Writer(subscribe.RecordWriter):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options, out=Torn(1))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subscribe, "RecordWriter", Writer)
+        assert m("sub", stream, f"--{how}", "c", "--start", "0", "-n", "3").code == 0
+    rest = m("sub", stream, f"--{how}", "c", "--timeout", "300ms").lines
+    # Records that were published apart may come in one batch, and then in one write.
+    assert rest in (["1", "2"], ["2"], [])
+    assert rest == ["0", "1", "2"][3 - len(rest) :]
+
+
+def test_a_cursor_that_somebody_else_moved_ends_the_reader(
+    m: Run, broker: EmbeddedBroker, five: str
+) -> None:
+    with broker.connect_sync() as client:
+        client.cursor(five, "c").edit(start=1)
+        records = client.subscribe(five, start=1)
+        reader = subscribe._WithCursor(client, five, "c", 1, records)
+        reader.accepted()
+        batch = reader.next(WAIT_MS)
+        assert batch is not None
+        client.cursor(five, "c").move(3)
+        reader.printed(batch, len(batch))
+        with pytest.raises(subscribe.CommandFailed, match="moved by somebody else"):
+            reader.printed_all(False)
+        records.close()
+
+
+def test_cursors_are_moved_forward_and_reset_anywhere(m: Run, five: str) -> None:
+    m("cursor", "move", five, "c", "3").ok()
+    told = m("cursor", "move", five, "c", "1")
+    assert told.code == 1
+    assert "cursor reset" in told.err
+    told = m("cursor", "move", five, "c", "4", "--since", "1")
+    assert told.code == 1
+    assert "the stream ends at 5" in m("cursor", "move", five, "c", "99").err
+    for point, expected in (("earliest", 0), ("latest", 5), ("2", 2), ("now-1h", 0)):
+        told = m("cursor", "reset", five, "c", point, "--json").ok()
+        assert told.json["next"] == expected
+        assert stands(m, five, "c") == expected
+    assert m("cursor", "reset", five, "c", "last").code == 2
+    assert m("cursor", "reset", five, "c", "somewhere").code == 2
+
+
+def test_cursors_are_listed_edited_and_removed(m: Run, five: str) -> None:
+    m("cursor", "edit", five, "c", "--create", "--start", "latest", "--description", "d").ok()
+    m("cursor", "move", five, "d", "1").ok()
+    rows = m("cursor", "ls", five).ok().rows
+    assert [row[:4] for row in rows] == [[five, "c", "5", "0"], [five, "d", "1", "4"]]
+    (entry,) = m("cursor", "ls", five, "--prefix", "d", "--json").ok().json
+    assert (entry["cursor"], entry["lag"]) == ("d", 4)
+    shown = m("cursor", "edit", five, "c", "--pin", "--pin-bytes", "1MiB", "--json").ok().json
+    assert (shown["pinned"], shown["settings"]["pin_bytes_max"]) == (True, 1 << 20)
+    assert m("cursor", "edit", five, "c", "--no-pin", "--json").ok().json["pinned"] is False
+    assert "nothing to change" in m("cursor", "edit", five, "c").err
+    told = m("cursor", "rm", five, "c")
+    assert (told.code, "--yes" in told.err) == (2, True)
+    m("cursor", "rm", five, "c", "--yes").ok()
+    assert m("cursor", "info", five, "c").code == 1
+
+
+def test_members_of_a_group_share_the_stream(m: Run, broker: EmbeddedBroker, five: str) -> None:
+    assert m("sub", five, "--group", "g", "-n", "2").ok().lines == ["0", "1"]
+    told = m("sub", five, "--group", "g", "--timeout", "300ms")
+    assert told.lines == ["2", "3", "4"]
+    (row,) = m("group", "ls", five).ok().rows
+    assert row[:6] == [five, "g", "shared", "0", "5", "0"]
+    with broker.connect_sync() as client, client.group(five, "g") as member:
+        member.accepted(WAIT_MS)
+        shown = m("group", "info", five, "g", "--json").ok().json
+        assert (shown["kind"], shown["next"], len(shown["members"])) == ("shared", 5, 1)
+        rows = m("group", "info", five, "g").ok().rows
+        assert ["pattern", "all"] in rows
+        assert [row[0] for row in rows].count("member") == 1
+        told = m("group", "rm", five, "g", "--yes")
+        assert told.code == 1
+        assert "in_use" in told.err
+    assert m("group", "rm", five, "g").code == 2
+    m("group", "rm", five, "g", "--yes").ok()
+    assert m("group", "ls", five).ok().lines == []
+
+
+def test_the_kind_of_a_group_is_chosen_by_its_first_member(m: Run, five: str) -> None:
+    m("sub", five, "--group", "g", "--kind", "keyed", "-n", "1").ok()
+    assert m("group", "info", five, "g", "--json").ok().json["kind"] == "keyed"
+    told = m("sub", five, "--group", "g", "--kind", "exclusive", "-n", "1")
+    assert told.code == 2
+    assert "bad_setting" in told.err
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--cursor", "c", "--group", "g"], "exclude each other"),
+        (["--group", "g", "--until-tail"], "do not go with"),
+        (["--group", "g", "--kind", "any"], "any"),
+        (["--cursor", "no/name"], "bad_name"),
+    ],
+)
+def test_wrong_usage_is_said(m: Run, five: str, args: list[str], says: str) -> None:
+    told = m("sub", five, *args)
+    assert told.code == 2
+    assert says in told.err
+    assert len(told.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["cursor", "group"])
+def test_a_misspelt_name_is_named_right(m: Run, five: str, kind: str) -> None:
+    m("sub", five, f"--{kind}", "billing", "-n", "1", "--start", "0").ok()
+    told = m(kind, "info", five, "biling")
+    assert (told.code, "did you mean billing?" in told.err) == (1, True)
+    told = m(kind, "info", f"{five}x", "billing")
+    assert (told.code, f"did you mean {five}?" in told.err) == (1, True)
+    assert m(kind, "ls", f"{five}x").code == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (["all"], "#"),
+        (["topic", "a.*"], "a.*"),
+        (["prefix", "a."], "prefix:a."),
+        (["fields", "any", [["k", "v"], ["l"]]], "any:k=v,l"),
+        (["not", ["all"]], "['not', ['all']]"),
+    ],
+)
+def test_patterns_are_shown_as_they_are_typed(pattern: list[Any], text: str) -> None:
+    from malamute_py.cli.groups import pattern_text
+
+    assert pattern_text(pattern) == text
