@@ -731,15 +731,14 @@ class Workings:
         return True
 
     def close(self, offering: Offering) -> None:
-        """Give back what is not finished; the offer ends once that is confirmed."""
+        """End the offer once every answer is confirmed; the broker takes back what has none."""
         if offering.ended:
             return
         offering.closing = True
         offering.queue.clear()
         for request in list(offering.in_hand.values()):
-            if not request.finished and not request.lost:
-                self.end(request, RETURNED)
-            elif not request.finished:
+            if not request.finished:
+                # Not RETURNED: with credit left, it might be handed to this offer once more.
                 offering.finish(request)
                 offering.done(request)
         self._closing[offering] = None

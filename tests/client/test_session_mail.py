@@ -457,13 +457,14 @@ def test_closing_gives_back_what_is_not_finished_and_then_ends_the_offer(begun: 
     script = opened()
     offering = working(script)
     if begun:
-        offering.take()
+        reply(script, offering.take())
+        script.step()
     script.session.workings.close(offering)
-    sent = script.step()
-    [back] = of(sent, c.AckWork)
-    assert (back.state, back.ranges) == (5, [(0, 2)])
-    assert of(sent, c.Unsubscribe) == []
-    [end] = of(confirm(script, back), c.Unsubscribe)
+    if begun:
+        assert script.step() == [], "its answer is awaited"
+        [end] = of(confirm(script, script.last(c.Reply)), c.Unsubscribe)
+    else:
+        [end] = of(script.step(), c.Unsubscribe)
     script.say(c.Ended(end.subscription, 0, "cancelled"))
     assert offering.ended
     assert script.session.idle
