@@ -2,7 +2,7 @@
 
 --seed N              one seed
 --seeds A..B          a range, B left out; stops at the first failure unless --keep-going
---scenario NAME       journal, broker, session, or all (the default)
+--scenario NAME       journal, broker, session, work, or all (the default)
 --steps N             another length than the seed chooses
 --plant NAME          run with a planted bug (`--plant list` names them)
 --trace               print every event
@@ -16,6 +16,9 @@ import time
 from collections import Counter
 
 from tests.simulation.run import SCENARIOS, run_seed
+
+PROGRESS = 100
+"""Seeds between two lines that say how far a search is."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,6 +66,8 @@ def search(names: tuple[str, ...], seeds: range, given: argparse.Namespace) -> i
             outcome = run_seed(name, seed, steps=given.steps, plant=given.plant, echo=given.trace)
             ran += 1
             kinds.update(outcome.trace.kinds)
+            if ran % PROGRESS == 0 and len(seeds) > 2 * PROGRESS:
+                print(f"{name}: {ran} of {len(seeds)} seeds, {failures} failed", flush=True)
             if outcome.code:
                 failures += 1
                 codes[outcome.code] += 1

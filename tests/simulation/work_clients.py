@@ -29,7 +29,7 @@ SUBJECTS = ("a", "a.b", "b", "c.d")
 GIVEN_UP = frozenset(
     {
         "not_held", "conflict", "unknown_subscription", "bad_start", "unknown_cursor",
-        "unknown_mailbox", "unknown_stream",
+        "unknown_mailbox", "unknown_stream", "limit",
     }
 )  # fmt: skip
 """Refusals that may come, and after which nothing is tried again."""
@@ -128,6 +128,8 @@ class Peer(Client):
         """What the next act takes along."""
         self.queued: list[tuple[str, bytes]] = []
         """Service and key of what may be cancelled."""
+        self.losses = 0
+        """Of power, as it has heard: a new epoch that goes on before where the old one ended."""
         self.faith = 0.5 if rng.random() < 0.7 else 0.05
         """How often it answers what it was given, when it is its turn."""
 
@@ -141,10 +143,16 @@ class Peer(Client):
         """Name of the mailbox that an inbox reads."""
         return sub.place or self.holder
 
-    # --- the link ---------------------------------------------------------------------------
+    # --- the link ----------------------------------------------------------------------
 
     def link_up(self, welcome: c.Welcome) -> None:
         self.pending.clear()
+        if self.losses != self.world.losses:
+            # Numbers that a power loss took back may name something else by now.
+            self.losses = self.world.losses
+            self.outbox = [act for act in self.outbox if not any(w.numbers for w in act.wishes)]
+            for sub in self.subs:
+                sub.held.clear()
         for sub in self.subs:
             sub.open = False
             if sub.wanted or self.world.quiet:
@@ -185,7 +193,7 @@ class Peer(Client):
             self.model.left((self.connection.number, sub.number))
         self.say(c.Unsubscribe(sub.number))
 
-    # --- what comes ---------------------------------------------------------------------------
+    # --- what comes --------------------------------------------------------------------
 
     def handle(self, command: c.Command, frames: list[bytes]) -> None:
         kind = type(command)
@@ -251,7 +259,7 @@ class Peer(Client):
         for sub, held in taken:
             if sub.open and sub.wanted:
                 sub.held.setdefault(held.number, held)
-                sub.doubtful = command.code == "not_held"
+                sub.doubtful = command.code in ("not_held", "limit")
 
     def _again(self, act: Act, connection: Connection | None) -> None:
         if connection is self.connection and self.open and act in self.outbox:
@@ -261,7 +269,7 @@ class Peer(Client):
         if connection is self.connection and self.open and not sub.open and sub.wanted:
             self._open(sub)
 
-    # --- what the broker hands to the network ---------------------------------------------------
+    # --- what the broker hands to the network ------------------------------------------
 
     def overheard(
         self, connection: Connection, commands: list[c.Command], frames: list[bytes]
@@ -295,7 +303,7 @@ class Peer(Client):
                 if act is not None:
                     self.world.note("confirm", self.name, act.number, command.level,
                                     command.offset, command.duplicate)  # fmt: skip
-                    model.confirm(act, command)
+                    model.confirm(act, command, link)
                 continue
             elif isinstance(command, c.Refused):
                 act = self.sent.get((link, command.reference))
@@ -308,7 +316,7 @@ class Peer(Client):
                 continue
             self.world.note(type(command).__name__.lower(), self.name, sub.place, rows)
 
-    # --- sending ---------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------
 
     def _record(self, place: str) -> Sent:
         rng = self.rng
@@ -369,7 +377,7 @@ class Peer(Client):
     def _key(self, share: float = 0.8) -> bytes:
         return self.rng.randbytes(8) if self.rng.random() < share else b""
 
-    # --- one turn ---------------------------------------------------------------------------------
+    # --- one turn ----------------------------------------------------------------------
 
     def _turn(self, connection: Connection | None) -> None:
         if connection is None or connection is not self.connection or not self.open:
@@ -431,7 +439,7 @@ class Peer(Client):
             service, key = self.queued.pop(rng.randrange(len(self.queued)))
             self.say(c.CancelRequest(self.request(), service, key, rng.choice((-1, 0))))
 
-    # --- beginning something -----------------------------------------------------------------------
+    # --- beginning something -----------------------------------------------------------
 
     def _mail(self) -> None:
         mailbox = self.rng.choice(self.roles.sends)
@@ -489,7 +497,7 @@ class Peer(Client):
         command = c.MoveCursor(stream, cursor, next, 0, self.level, force, b"", 0, from_)
         return command, Wish("move", place, (), (next,))
 
-    # --- ending something ----------------------------------------------------------------------------
+    # --- ending something --------------------------------------------------------------
 
     def _settle(self, sub: Sub, held: list[Held], *, whole: bool = False) -> None:
         """Acknowledge, answer, give back. whole: for good."""
@@ -593,7 +601,7 @@ class Peer(Client):
         self._act([(back, None)], [Wish("again", sub.place, (), tuple(numbers))], level=level,
                   memory=memory)  # fmt: skip
 
-    # --- steps ---------------------------------------------------------------------------------------
+    # --- steps -------------------------------------------------------------------------
 
     def _step(self) -> None:
         """Some of everything, together."""
@@ -637,7 +645,7 @@ class Peer(Client):
     def _atomic(self, commands: list[Command], wishes: list[Wish]) -> None:
         self._act(commands, wishes, key=self._key(), level=self.level, atomic=True)
 
-    # --- the end -------------------------------------------------------------------------------------
+    # --- the end -----------------------------------------------------------------------
 
     def owes(self) -> str:
         if self.outbox:

@@ -122,6 +122,7 @@ class WorkMachine(Machine):
         self.calm = False
         """No more deaths of the checkpoint."""
         self.ring_uuid = b""
+        self.room_bytes = 150_000
 
     # --- the tables ----------------------------------------------------------------------
 
@@ -320,6 +321,13 @@ class WorkMachine(Machine):
         self.trace.note("fault", "the checkpoint rests")
         self.busy.add("checkpoint")
         self._later(lambda: self.busy.discard("checkpoint"), 600_000)
+
+    def _housekeeping(self) -> None:
+        if any(ring._syncing.locked() for ring in self.rings.values()):
+            # It may have to sync; another thread would wait, here nobody could.
+            self._later(lambda: self._thread("housekeeping", self._housekeeping), 1_000)
+            return
+        super()._housekeeping()
 
     def _reading_bodies(self, wanted: BodiesRead) -> Any:
         def act() -> None:

@@ -26,8 +26,8 @@ from tests.simulation.records import CONTENT_HEAD, SERIAL, STAMP_BYTES, decode_b
 from tests.simulation.records import _decode_content as decode_content
 
 LEVEL_STORED, LEVEL_SYNCED = 2, 3
-SLACK_MS = 20
-"""A timer is late by at most its slot."""
+SLACK_MS = 300
+"""So late a deadline may be seen: a slot of the wheel, and few timers in one step."""
 MEMORY_NUMBERS = 1 << 40
 """Numbers from here on are of what is kept in memory only."""
 
@@ -100,6 +100,7 @@ class Job:
 class State:
     """What the changes make."""
 
+    slack_ms: int = SLACK_MS
     boxes: dict[int, str] = field(default_factory=dict)
     services: dict[int, str] = field(default_factory=dict)
     mail: dict[tuple[int, int], Letter] = field(default_factory=dict)
@@ -125,6 +126,8 @@ class State:
     gone_records: dict[tuple[int, str, int], int] = field(default_factory=dict)
     moved: dict[tuple[int, str], int] = field(default_factory=dict)
     """Cursor -> LSN of the bundle that set it last."""
+    moves: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    """(cursor, where to) -> LSN of the bundle that first did it."""
     bundle_of_key: dict[tuple[str, bytes], int] = field(default_factory=dict)
 
     def apply(self, change: Any, lsn: int) -> None:
@@ -233,7 +236,7 @@ class State:
                     raise Violation(
                         "two_hands", f"request {number} of {job.holder} goes to {change.holder}"
                     )
-                if job.deadline_ms and job.deadline_ms + SLACK_MS <= change.at_ms:
+                if job.deadline_ms and job.deadline_ms + self.slack_ms <= change.at_ms:
                     raise Violation(
                         "expired", f"request {number} of {job.deadline_ms} taken at {change.at_ms}"
                     )
@@ -291,6 +294,7 @@ class State:
     def _cursor_set(self, change: r.CursorSet, lsn: int) -> None:
         self.cursors[change.stream, change.name] = change.next
         self.moved[change.stream, change.name] = lsn
+        self.moves.setdefault((change.stream, change.name, change.next), lsn)
 
     def _cursor_removed(self, change: r.CursorRemoved, lsn: int) -> None:
         self.cursors.pop((change.stream, change.name), None)
@@ -400,10 +404,12 @@ class WorkModel:
         """((link, subscription), words): a violation if that goes on living."""
         self.leaving: set[tuple[int, int]] = set()
         """Subscriptions that their clients have given up; the broker may know it or not."""
+        self.loose: set[tuple[Any, ...]] = set()
+        """What was given back since the broker began."""
         self.blocked: set[int] = set()
         """Links that once took no more: what goes to them may have been decided long before."""
         self.acknowledged: set[tuple[Any, ...]] = set()
-        """What somebody was confirmed to have acknowledged: (kind, place, number)."""
+        """What somebody was confirmed to have acknowledged: (link, kind, place, number)."""
         self.attempts: dict[int, int] = {}
         """Request -> attempts that a worker was told."""
         self.memory: dict[int, int] = {}
@@ -512,7 +518,7 @@ class WorkModel:
 
     # --- confirms --------------------------------------------------------------------------
 
-    def confirm(self, act: Act, command: c.Confirm) -> None:
+    def confirm(self, act: Act, command: c.Confirm, link: int) -> None:
         """The broker promises something: it must be so, and stay so."""
         act.confirmed = True
         self.confirmed += 1
@@ -523,11 +529,11 @@ class WorkModel:
         for wish in act.wishes:
             for number in wish.numbers:
                 if wish.kind == "ack":
-                    self.acknowledged.add(("mail", number))
+                    self.acknowledged.add((link, "mail", number))
                 elif wish.kind == "end" or (wish.kind == "reply" and wish.last):
-                    self.acknowledged.add(("job", number))
+                    self.acknowledged.add((link, "job", number))
                 elif wish.kind == "records":
-                    self.acknowledged.add(("record", wish.place, number))
+                    self.acknowledged.add((link, "record", wish.place, number))
         lsns = self._bundles_of(act, command)
         wanted = act.level or LEVEL_SYNCED
         if command.level < wanted:
@@ -578,9 +584,7 @@ class WorkModel:
                     if number >= position and number not in done:
                         found(None, f"ack of record {number}")
                 elif wish.kind == "move" and not act.key:
-                    if place not in state.cursors:
-                        found(None, f"move to {number}")
-                    lsns.add(state.moved[place])
+                    found(state.moves.get((*place, number)), f"move to {number}")
         if not command.duplicate or not act.atomic:
             first = next((wish for wish in act.wishes if wish.serials), None)
             if first is not None:
@@ -606,7 +610,7 @@ class WorkModel:
 
     def _hold(self, thing: tuple[Any, ...], owner: tuple[int, int]) -> None:
         before = self.held.get(thing)
-        if before is not None:
+        if before is not None and owner[0] not in self.blocked and thing not in self.loose:
             self.suspects.append((before, f"{thing} of {before} was given to {owner}"))
         self.held[thing] = owner
 
@@ -618,15 +622,16 @@ class WorkModel:
         }  # fmt: skip
 
     def free(self, thing: tuple[Any, ...]) -> None:
-        """Somebody is about to give this back."""
+        """Somebody is about to give this back; when the broker hears of it nobody can tell."""
         self.held.pop(thing, None)
+        self.loose.add(thing)
 
     def judge(self, alive: Iterable[int]) -> None:
         """What was sent in one go is sent; these links live on."""
         links = set(alive)
         suspects, self.suspects = self.suspects, []
         for owner, words in suspects:
-            if owner[0] in links and owner not in self.leaving:
+            if owner[0] in links and owner not in self.leaving and owner[0] not in self.blocked:
                 raise Violation("two_hands", words)
 
     def left(self, owner: tuple[int, int]) -> None:
@@ -656,7 +661,7 @@ class WorkModel:
             owner = next((b for b, name in state.boxes.items() if name == box), -1)
             letter = state.mail.get((owner, number))
             if letter is None:
-                if link not in self.blocked or ("mail", number) in self.acknowledged:
+                if link not in self.blocked or (link, "mail", number) in self.acknowledged:
                     raise Violation("after_end", f"message {number} of {box}")
                 continue
             if state.records[MAIL_STREAM, number] != serial:
@@ -690,9 +695,9 @@ class WorkModel:
         for number, serial in rows:
             self.delivered += 1
             job = state.jobs.get(number)
-            if job is None or job.attempts != command.attempts:
-                if link in self.blocked and ("job", number) not in self.acknowledged:
-                    continue
+            late = link in self.blocked and (link, "job", number) not in self.acknowledged
+            if late and (job is None or (job.holder, job.attempts) != (holder, command.attempts)):
+                continue
             if job is None:
                 raise Violation("after_end", f"request {number} of {service}")
             if state.services[job.service] != service:
@@ -734,15 +739,18 @@ class WorkModel:
                 raise Violation("not_selected", f"{place}: offset {offset}")
             position, done = state.groups.get(at, (0, frozenset()))
             if offset < position or offset in done:
-                if link not in self.blocked or ("record", place, offset) in self.acknowledged:
+                if link not in self.blocked or (link, "record", place, offset) in self.acknowledged:
                     raise Violation("after_end", f"{place}: offset {offset} is done")
                 continue
             if not command.from_ <= offset < command.next:
                 raise Violation("cover", f"{place}: offset {offset} in {command}")
             if keyed:
                 subject = self.subjects[serial]
-                for (kind, *rest), held in self.held.items():
+                for thing, held in self.held.items():
+                    kind, *rest = thing
                     if kind != "key" or rest[:2] != [place, subject] or rest[2] in done:
+                        continue
+                    if thing in self.loose:
                         continue
                     if rest[2] >= position and held != owner:
                         self.suspects.append(
@@ -799,6 +807,7 @@ class WorkModel:
         self.unsure.clear()
         self.acknowledged.clear()
         self.held.clear()
+        self.loose.clear()
         self.given.clear()
         self.firsts.clear()
         self.ring("main").failed = False
@@ -810,7 +819,7 @@ class WorkModel:
 
     def _again(self) -> None:
         """Some bundles are gone: what the others make."""
-        self.state = State()
+        self.state = State(self.state.slack_ms)
         self.queues, self.tables = Queues(), Tables()
         for bundle in self.bundles:
             self._enter(bundle)

@@ -22,6 +22,8 @@ from tests.simulation.work_machine import WorkMachine
 from tests.simulation.work_model import WorkModel
 
 PATTERNS: tuple[list[Any], ...] = (ALL, ALL, ["topic", "a.*"], ["prefix", "a"], ["topic", "b"])
+SLOW_TIMERS = 10
+"""So few in one step, and deadlines may be seen late."""
 KINDS = ("shared", "shared", "keyed", "exclusive")
 
 
@@ -68,6 +70,8 @@ class WorkRun(BrokerRun):
         self.readers: dict[str, int] = {}
         """Mailbox -> how many inboxes it has, over all of the run."""
         self.acts = 0
+        self.losses = 0
+        """Of power, so far."""
         self.peers: list[Peer] = []
 
     def _model(self) -> Any:
@@ -96,12 +100,14 @@ class WorkRun(BrokerRun):
             mailbox_messages_max=rng.choice((20, 10_000_000)),
             service_requests_max=rng.choice((10, 1_000_000)),
         )
+        if settings.timers_max < SLOW_TIMERS:
+            self.model.state.slack_ms += 5_000
         return WorkMachine(
             self.clock, self.model, self.trace, rng, settings,
             SEGMENT_BYTES * rng.choice((3, 4, 8)),
         )  # fmt: skip
 
-    # --- the run ------------------------------------------------------------------------------
+    # --- the run -----------------------------------------------------------------------
 
     def run(self) -> None:
         """Raises Violation."""
@@ -177,7 +183,7 @@ class WorkRun(BrokerRun):
         for peer in self.peers:
             peer.start()
 
-    # --- what clients see of the world -------------------------------------------------------------
+    # --- what clients see of the world -------------------------------------------------
 
     def serial_of(self) -> int:
         """A number for a new record."""
@@ -193,7 +199,11 @@ class WorkRun(BrokerRun):
         core = self.machine.core
         return 0 if core is None else int(core._shard.now_ms)
 
-    # --- faults -------------------------------------------------------------------------------------
+    def _down(self, *, power: bool) -> None:
+        self.losses += power
+        super()._down(power=power)
+
+    # --- faults ------------------------------------------------------------------------
 
     def _fault(self) -> None:
         if self.steps > 0 and self.rng.random() < 0.1 and self.machine.running:
@@ -201,7 +211,9 @@ class WorkRun(BrokerRun):
             self.machine.pressure()
             self._schedule_fault()
             return
+        before_ms = self.clock.skew_ms
         super()._fault()
+        self.model.state.slack_ms += abs(self.clock.skew_ms - before_ms)
 
     def _rot(self) -> None:
         """A change that is rotten stops the start by name: that is looked at elsewhere."""
