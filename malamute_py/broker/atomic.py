@@ -70,12 +70,12 @@ class Intake:
         kind = type(command)
         try:
             size = window_bytes(frame)
-            self._steps.check(link, size, adds=kind in ADDING)
             key: tuple[str, bytes] | None = None
             if kind in KEYED and command.key:
                 key = link.holder, command.key
-                if self._steps.known(key, self._waiter(link, command, size, SYNCED)):
+                if self._taken_before(link, command, key, size):
                     return
+            self._steps.check(link, size, adds=kind in ADDING)
             part = self._prepares[kind](link, command, frame)
             waiter = self._waiter(link, command, size, part.level)
             if part.memory and command.level in (STORED, SYNCED) and waiter is not None:
@@ -87,6 +87,15 @@ class Intake:
             self._refuse(link, command, error)
             return
         self._steps.take([part], waiter, key)
+
+    def _taken_before(self, link: Link, command: Any, key: tuple[str, bytes], size: int) -> bool:
+        """Whether this is a retry of what was taken; its answer is on its way then.
+
+        To be asked before anything that may let it wait: who is refused may take it for not
+        taken, and send it anew under another key. Raises RequestRejected.
+        """
+        self._steps.check_ring()
+        return self._steps.known(key, self._waiter(link, command, size, SYNCED))
 
     def _waiter(self, link: Link, command: Any, size: int, default: int) -> Waiter | None:
         """Who is to be told; None when no answer is wanted. Raises RequestRejected."""
@@ -122,12 +131,11 @@ class Intake:
             limit = self._shard.settings.limits.batch_bytes_max
             if size > limit:
                 raise RequestRejected("too_large", f"a step of {size} bytes, at most {limit}")
+            key = (link.holder, command.key) if command.key else None
+            if key is not None and self._taken_before(link, command, key, size):
+                return
             adds = any(isinstance(part, ADDING) for part, _ in parts)
             self._steps.check(link, size, adds=adds)
-            waiter = self._waiter(link, command, size, SYNCED)
-            key = (link.holder, command.key) if command.key else None
-            if key is not None and self._steps.known(key, waiter):
-                return
         except RequestRejected as error:
             self._refuse(link, command, error)
             return

@@ -167,9 +167,7 @@ class Steps:
         Raises RequestRejected: `window`, `wait`, or why ring main takes nothing more.
         """
         settings = self._shard.settings
-        failed = self._main.failed
-        if failed is not None:
-            raise RequestRejected(*failed)
+        self.check_ring()
         waiting = link.unconfirmed_bytes
         if size and waiting and waiting + size > settings.window_bytes:
             raise RequestRejected(
@@ -182,6 +180,12 @@ class Steps:
             )  # fmt: skip
         if size and self.unsettled_bytes + size > settings.unsynced_bytes_max:
             raise RequestRejected("wait", "too much waits for the disk", settings.retry_ms)
+
+    def check_ring(self) -> None:
+        """Raise RequestRejected when ring main takes nothing more."""
+        failed = self._main.failed
+        if failed is not None:
+            raise RequestRejected(*failed)
 
     def known(self, key: Key, waiter: Waiter | None) -> bool:
         """Whether this key was taken before; if so what confirms it is on its way too."""

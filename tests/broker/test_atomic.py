@@ -90,6 +90,28 @@ def test_a_step_of_a_key_that_was_taken_is_confirmed_and_does_not_happen_again(
     assert everything_in(shell, "a") == [b"1"]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_retry_of_what_was_taken_is_never_told_to_wait(restart: bool) -> None:
+    # Told so, a client may take it for not taken, and send it anew under another key.
+    shell = Shell()
+    shell.hello(1)
+    step(shell, 1, publish("a", b"1"), key=b"k")
+    mail = encode([b"m"], subject="s")
+    shell.send(1, wire.Send("box", 2, 0, b"m"), frames=[mail])
+    link = 1
+    if restart:
+        shell.restart()
+        link = 2
+        shell.hello(link, session=(1).to_bytes(16, "big"))
+    shell.broker.pressed(True)
+    peer = step(shell, link, publish("a", b"1"), key=b"k", tracker=3)
+    assert peer.last(wire.Confirm).duplicate
+    peer = shell.send(link, wire.Send("box", 4, 0, b"m"), frames=[mail])
+    assert [(one.tracker, one.duplicate) for one in peer.of(wire.Confirm)][-1] == (4, True)
+    peer = step(shell, link, publish("a", b"2"), key=b"other", tracker=5)
+    assert peer.last(wire.Refused).code == "wait"
+
+
 def test_a_duplicate_is_not_confirmed_before_the_original_is() -> None:
     shell = Shell(sync=False)
     shell.hello(1)
