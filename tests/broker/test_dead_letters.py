@@ -186,3 +186,38 @@ def test_nobody_is_told_whose_temporary_mailbox_has_ended() -> None:
     office.end(0, 1, WorkState.FAILED, "x")
     assert office.info("svc.dead")["messages"] == 1
     assert office.broker.gauges["mail_messages"] == 1
+
+
+def test_a_dead_letter_has_nothing_to_do_with_what_was_given_back_before_it() -> None:
+    office = Office()
+    office.request([b"a", b"b", b"c"])
+    office.end(0, 1, WorkState.FAILED, "one")
+    office.inbox(CLERK, mailbox="svc.dead", records=9)
+    office.ack(CLERK, (0, 1), again_ms=10_000)
+    office.end(1, 2, WorkState.FAILED, "two")
+    assert office.numbers(CLERK) == [0, 1]
+    assert (office.info("svc.dead")["delayed"], office.info("svc.dead")["held"]) == (1, 1)
+    office.restart()
+    office.inbox(CLERK, mailbox="svc.dead", records=9)
+    assert office.numbers(CLERK) == [1]
+    assert office.letters(CLERK)[-1].mail.attempts == 1
+    office.wait(10_000)
+    assert office.numbers(CLERK) == [1, 0]
+    assert office.letters(CLERK)[-1].mail.attempts == 2
+
+
+def test_what_dies_again_and_again_does_not_pile_up_its_reasons() -> None:
+    office = Office()
+    office.request([b"a", b"b"])
+    office.end(1, 2, WorkState.FAILED, "first")
+    for number in range(6):
+        office.end(0, 1, WorkState.FAILED, f"time {number}")
+        office.ask(ANNA, wire.Requeue, "svc", [0])
+    office.end(0, 1, WorkState.FAILED, "the last time")
+    rows = office.broker._shard.queues.messages.values()
+    (rare,) = [row.rare for row in rows if row.rare is not None and row.rare.request is not None]
+    assert len(rare.why) <= 2
+    office.inbox(CLERK, mailbox="svc.dead")
+    assert [letter.mail.why for letter in office.letters(CLERK)] == [
+        "failed: the last time", "failed: first",
+    ]  # fmt: skip

@@ -10,6 +10,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.commands import Level
 from malamute_protocol.encode import encode, encode_arrow, encode_lists
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker import mailbox_admin
 from malamute_py.broker.ready import BodiesFound
 from tests.broker.post import Post
 
@@ -800,3 +801,150 @@ def test_a_change_that_never_becomes_durable_is_refused() -> None:
     post.broker.ring_failed("main", "journal_failed", "the disk is gone")
     post.run()
     assert post.peers[1].last(wire.Refused).code == "journal_failed"
+
+
+# --- refusals, and what others do meanwhile -----------------------------------------------------
+
+
+def test_a_mailbox_that_a_refused_mail_would_have_made_does_not_bind_who_makes_it() -> None:
+    post = Post()
+    frame = encode([b"a"], subject="s")
+    edit = wire.EditMailbox(6, "x", {"memory": True})
+    post.send(1, wire.Send("x", 5, 4), edit, frames=[frame])
+    assert post.answer(1, 5).code == "unsupported"
+    assert post.mail(1, "x", [b"a"]).level == Level.NONE
+    post.inbox(2, mailbox="x")
+    assert post.got(2) == [b"a"]
+    post.send(
+        1, wire.Send("y", 5, 4), wire.OpenInbox(3, "y", 1, 1, {"max_messages": 2}), frames=[frame]
+    )
+    assert post.info("y")["settings"]["max_messages"] == 2
+
+
+def test_a_refused_purge_leaves_delayed_mail_delayed() -> None:
+    post = Post()
+    post.inbox(2, records=3)
+    due_ms = post.now_ms + 10_000
+    post.mail(1, "bert", [b"a", b"b"], deliver_at_ms=due_ms)
+    post.mail(1, "bert", [b"c", b"d"])
+    assert code(post.ack(2, (3, 4), again_ms=20_000)) == "Confirm"
+    post.refuse["main"] = ("disk_full", "no space")
+    assert post.ask(1, wire.PurgeMail, "bert", "bert").code == "disk_full"
+    post.refuse.clear()
+    post.wait(10)
+    assert post.got(2) == [b"c", b"d"]
+    assert (post.info("bert")["delayed"], post.info("bert")["held"]) == (3, 1)
+    post.wait(10_000)
+    post.credit(2, 7, 9, 1 << 50)
+    assert post.got(2) == [b"c", b"d", b"a", b"b"]
+    post.wait(10_000)
+    assert post.got(2) == [b"c", b"d", b"a", b"b", b"d"]
+
+
+def test_what_expired_in_a_readers_hands_leaves_when_it_is_freed() -> None:
+    post = Post()
+    post.inbox(2, records=1)
+    now_ms = post.now_ms
+    post.mail(1, "bert", [b"a", b"b"], expires_ms=[now_ms + 100, now_ms + 10_000_000])
+    assert post.got(2) == [b"a"]
+    post.wait(200)
+    assert post.info("bert")["messages"] == 2
+    post.lose(2)
+    post.wait(1)
+    assert post.info("bert")["messages"] == 1
+
+
+@pytest.mark.parametrize("rows", [2, 100])
+def test_an_expiry_before_all_time_is_over(rows: int) -> None:
+    post = Post()
+    post.inbox(2)
+    post.mail(1, "bert", [b"a"] * rows, expires_ms=[-5, 0] * (rows // 2))
+    assert post.numbers(2) == list(range(1, rows, 2))
+    post.wait(1)
+    assert post.info("bert")["messages"] == rows // 2
+
+
+def test_mail_is_due_and_over_at_the_very_time_that_it_names() -> None:
+    post = Post()
+    post.inbox(2)
+    now_ms = post.now_ms
+    post.mail(1, "bert", [b"late"], deliver_at_ms=now_ms + 100)
+    post.mail(1, "bert", [b"now"], deliver_at_ms=now_ms)
+    post.mail(1, "bert", [b"over"], expires_ms=now_ms)
+    assert post.got(2) == [b"now"]
+    post.wait(99)
+    assert post.got(2) == [b"now"]
+    post.mail(1, "carla", [b"x"], expires_ms=now_ms + 100)
+    post.wait(1)
+    assert post.got(2) == [b"now", b"late"]
+    post.inbox(3)
+    assert post.got(3) == []
+
+
+def test_what_is_lost_is_given_up_once_even_when_the_journal_is_full() -> None:
+    post = Post(mail_hot_bytes=1)
+    post.mail(1, "bert", [b"a"])
+    post.mail(1, "bert", [b"b"])
+    del post.rings["main"][0]
+    post.refuse["main"] = ("disk_full", "no space")
+    post.inbox(2)
+    assert post.count("mail_lost") == 1
+    assert post.got(2) == [b"b"]
+    post.refuse.clear()
+    post.wait(2_000)
+    assert (post.count("mail_lost"), post.info("bert")["messages"]) == (2, 1)
+
+
+def test_of_edits_that_are_refused_nothing_stays() -> None:
+    post = Post()
+    post.ask(1, wire.EditMailbox, "x", {"max_messages": 5})
+    post.refuse["main"] = ("disk_full", "no space")
+    post.send(
+        1, wire.EditMailbox(6, "x", {"max_messages": 6}), wire.EditMailbox(7, "x", {"max_bytes": 7})
+    )
+    post.refuse.clear()
+    settings = post.info("x")["settings"]
+    assert (settings["max_messages"], settings["max_bytes"]) == (5, 0)
+
+
+def test_nobody_looks_into_the_temporary_mailbox_of_another() -> None:
+    post = Post()
+    post.hello(8)
+    post.inbox(8)
+    post.mail(1, post.ask(8, wire.MailboxInfo, "~*")["entries"][0]["name"], [b"secret"])
+    name = post.ask(1, wire.MailboxInfo, "~*")["entries"][0]["name"]
+    assert post.ask(1, wire.PeekMail, name, body_bytes=9).code == "forbidden"
+    assert post.ask(8, wire.PeekMail, name, body_bytes=9)["messages"][0]["body"] == b"secret"
+
+
+def test_a_page_of_mailboxes_is_found_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox_admin, "PIECE_NAMES", 3)
+    post = Post(permit=lambda identity, action, name: action != "receive" or name.endswith("7"))
+    for number in range(30):
+        post.mail(1, f"box{number:02}", [b"a"])
+    before = len(post.readies)
+    page = post.ask(1, wire.MailboxInfo, "box*", limit=2)
+    assert [entry["name"] for entry in page["entries"]] == ["box07", "box17"]
+    assert page["more"]
+    assert len(post.readies) - before > 6
+    rest = post.ask(1, wire.MailboxInfo, "box*", "box17", limit=2)
+    assert [entry["name"] for entry in rest["entries"]] == ["box27"]
+    assert not rest["more"]
+    post.mail(1, "box", [b"a"])
+    own = Post()
+    own.mail(1, "box", [b"a"])
+    own.mail(1, "box1", [b"a"])
+    page = own.ask(1, wire.MailboxInfo, "box*")
+    assert [entry["name"] for entry in page["entries"]] == ["box", "box1"]
+
+
+def test_a_link_has_a_bound_of_purges_that_wait() -> None:
+    post = Post(sync=False, link_queries_max=2)
+    post.mail(1, "box", [b"a"])
+    purges = [wire.PurgeMail(request, "box", "box") for request in (1, 2, 3)]
+    post.send(1, *purges)
+    assert post.peers[1].last(wire.Refused).code == "wait"
+    post.sync()
+    post.run()
+    assert {result.request for result in post.peers[1].of(wire.Result)} == {1, 2}
+    assert post.ask(1, wire.PurgeMail, "box", "box") is not None
