@@ -26,6 +26,11 @@ _EVENTS: Final = (
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 )
+_NEVER_MS: Final = 86_400_000
+"""When libzmq would reconnect by itself: long after the session has closed the socket. Not -1:
+there libzmq 4.3 takes the connection's queue away from the reader as soon as it breaks, which
+drops what came before, a BYE too, and between two frames of a message ends the whole process
+(`Assertion failed: !_more`, fq.cpp)."""
 _MECHANISM_MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _TRY_AGAIN: Final = 300
 """ZAP status: a temporary failure."""
@@ -60,7 +65,7 @@ class Transport:
     def _set_options(self, settings: ClientSettings) -> None:
         socket = self.socket
         socket.linger = 0
-        socket.reconnect_ivl = -1
+        socket.reconnect_ivl = _NEVER_MS
         socket.connect_timeout = settings.attempt_ms
         socket.handshake_ivl = settings.attempt_ms
         socket.sndhwm = _MESSAGES_QUEUED_MAX

@@ -1,0 +1,50 @@
+"""The socket under a client, at its edges."""
+
+from __future__ import annotations
+
+import time
+
+import zmq
+
+from malamute_py.client.settings import ClientSettings
+from malamute_py.client.transport import Failure, Transport
+from tests.waiting import WAIT_S
+
+_MESSAGES = 20
+_FRAMES = [b"%d" % number for number in range(150)]
+"""More than libzmq hands over before it looks at what else has happened."""
+
+
+def test_what_came_before_the_connection_broke_is_read_whole() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as broker:
+        port = broker.bind_to_random_port("tcp://127.0.0.1")
+        endpoint = f"tcp://127.0.0.1:{port}"
+        transport = Transport(context, ClientSettings(endpoints=(endpoint,)), endpoint)
+        try:
+            assert transport.send([b"hello"])
+            assert broker.poll(WAIT_S * 1000)
+            client, _ = broker.recv_multipart()
+            for _ in range(_MESSAGES):
+                broker.send_multipart([client, *_FRAMES])
+            broker.close(linger=int(WAIT_S * 1000))
+
+            failure = _failure(transport)
+            read: list[list[bytes]] = []
+            while transport.pending(to_send=False):
+                read.extend([bytes(frame) for frame in one] for one in transport.drain(1))
+        finally:
+            transport.close(0)
+
+    assert failure.code == "closed"
+    assert read == [_FRAMES] * _MESSAGES
+
+
+def _failure(transport: Transport) -> Failure:
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        failure = transport.failure()
+        if failure is not None:
+            return failure
+        transport.pending(to_send=False)
+        time.sleep(0.001)
+    raise AssertionError("the end of the connection was not told")
