@@ -612,11 +612,8 @@ class Broker:
         trims, self._retention.trims = self._retention.trims, []
         rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
-        if appends or sends or reads or queries:
-            # There will be another one at once; that says when to wake.
-            wake: int | None = shard.now_ms
-        else:
-            wake = self._wake_at_ms()
+        # Behind bundles there will be another one at once: that says when to wake.
+        wake = shard.now_ms if appends else self._wake_at_ms()
         return Ready(
             rings, appends, sends, reads, queries, bodies, closes, trims, events, wake, pins
         )
@@ -634,15 +631,14 @@ class Broker:
         return [*first, *main, *last, *others]
 
     def _wake_at_ms(self) -> int | None:
-        parts = (self._mail, self._services, self._groups)
-        if self._serving.hungry or any(part.hungry for part in parts):
+        mail, services, groups = self._mail, self._services, self._groups
+        if self._serving.hungry or mail.hungry or services.hungry or groups.hungry:
             return self._shard.now_ms
         wake = self._links.wake_at_ms
         if self._catalogue.bounded:
             due = self._retention.due_ms
             wake = due if wake is None else min(wake, due)
-        for part in (*parts, self._cursors):
-            due_ms = part.due_ms
+        for due_ms in (mail.due_ms, services.due_ms, groups.due_ms, self._cursors.due_ms):
             if due_ms is not None and (wake is None or due_ms < wake):
                 wake = due_ms
         return wake

@@ -310,6 +310,8 @@ class Links:
     def take(self) -> tuple[list[Send], list[int]]:
         """What to send now, one message a link where limits allow, and whom to forget then."""
         sends: list[Send] = []
+        if not self.dirty and not self._closes:
+            return sends, []
         now_ms = self._shard.now_ms
         limits = self._shard.settings.limits
         if len(self.dirty) > 1:

@@ -374,6 +374,10 @@ class Loop:
                 rings.trim(*trim)
             for event in ready.events:
                 self._event(event.name, event.level, event.facts, now_ms)
+            wake_at_ms = ready.wake_at_ms
+            if not ready.appends and (wake_at_ms is None or wake_at_ms > now_ms):
+                # Only answers of the journal bring something new at once.
+                break
         else:
             self._busy = True
         if self._wake_at_ms is not None and self._wake_at_ms <= now_ms:

@@ -47,6 +47,7 @@ from malamute_protocol.stamp import STAMP_BYTES
 
 _PREFIX = struct.Struct("<IHHI")
 _REST = struct.Struct("<IIBBHQIIQQqqqIIIIIIII16x")
+_PLAIN_OPTIONS = frozenset(("subject", "limits", "producer_id", "producer_epoch", "first_sequence"))
 _SMALL: Final = 32
 """Up to so many records plain Python beats numpy's call overhead."""
 _LARGE: Final = 4096
@@ -95,8 +96,55 @@ def encode(bodies: Sequence[bytes], **options: Unpack[Options]) -> bytes:
     Raises LocalProtocolError: a limit is broken, a type or a length is wrong.
     """
     limits = options.get("limits", DEFAULT_LIMITS)
+    if len(bodies) <= _SMALL and options.keys() <= _PLAIN_OPTIONS:
+        plain = _plain(bodies, options.get("subject"), limits, options)
+        if plain is not None:
+            return plain
     offsets, pieces = _join(bodies, limits, "record")
     return _assemble(len(bodies), BLOB, 0, [offsets, *pieces], options)
+
+
+def _plain(bodies: Sequence[bytes], subject: Any, limits: Limits, options: Options) -> bytes | None:
+    """A few records with one subject and nothing else, at a third of the general way's cost.
+
+    Byte for byte what the general way makes; None where that has something to say.
+    """
+    count = len(bodies)
+    if not count or count > limits.batch_records_max or type(subject) is not str:
+        return None
+    packed = pack_subjects((subject,))
+    try:
+        bounds = list(accumulate(map(len, bodies), initial=0))
+        blob = b"".join(bodies)
+    except TypeError:
+        return None
+    total = bounds[-1]
+    if (
+        len(blob) != total
+        or total > limits.record_bytes_max
+        or total > limits.batch_bytes_max >> 1
+        or len(packed) > limits.subject_bytes_max
+    ):
+        return None
+    body_bytes = 4 * (count + 1) + total
+    subjects_bytes = len(packed)
+    head_pad, body_pad = _PADDING[-subjects_bytes & 7], _PADDING[-body_bytes & 7]
+    size = CONTENT_BYTES + subjects_bytes + len(head_pad) + body_bytes + len(body_pad)
+    if size + STAMP_BYTES > limits.batch_bytes_max:
+        return None
+    get = options.get
+    try:
+        rest = _REST.pack(
+            size, count, 0, BLOB, 0,
+            get("producer_id", 0), get("producer_epoch", 0), 0, get("first_sequence", 0), 0,
+            0, 0, 0, subjects_bytes, 1, 0, 0, 0, body_bytes, body_bytes, 0,
+        )  # fmt: skip
+    except struct.error:
+        return None
+    offsets = struct.pack(f"<{count + 1}i", *bounds)
+    content = b"".join((rest, packed, head_pad, offsets, blob, body_pad))
+    crc = google_crc32c.value(content)
+    return _PREFIX.pack(CONTENT_MAGIC, CONTENT_VERSION, CONTENT_BYTES, crc) + content
 
 
 def encode_lists(bodies: Sequence[Sequence[bytes]], **options: Unpack[Options]) -> bytes:
