@@ -7,18 +7,17 @@ the next reader.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from malamute_protocol.errors import MalamuteError, Timeout
+from malamute_protocol.errors import RequestRejected, Timeout
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.letters import MailWriter
-from malamute_py.cli.linking import LAST_WAIT_MS, linked
+from malamute_py.cli.linking import linked, uninterrupted
 from malamute_py.cli.values import count_text, duration_ms
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ A message is taken out of the mailbox once it is printed. To look without taking
 `malamute mailbox peek`; to run a command for each and try again what fails, `malamute work`."""
 
 _CREDIT: Final = 1024
+_CREDIT_BYTES: Final = 8 << 20
 _LEFT_RECORDS: Final = 1 << 20
 _LEFT_BYTES: Final = 1 << 30
 """With --no-ack: what is held is never given back before the end."""
@@ -82,30 +82,28 @@ def inbox(
         name = mailbox or own(client)
         if mailbox is not None and not create:
             known(client, mailbox)
-        reader = (
-            client.inbox(
-                mailbox, ack="manual", credit_records=_LEFT_RECORDS, credit_bytes=_LEFT_BYTES
-            )
-            if no_ack
-            else client.inbox(mailbox, credit_records=min(count or _CREDIT, _CREDIT))
-        )
+        reader = client.inbox(
+            mailbox, ack="manual",
+            credit_records=_LEFT_RECORDS if no_ack else min(count or _CREDIT, _CREDIT),
+            credit_bytes=_LEFT_BYTES if no_ack else _CREDIT_BYTES,
+        )  # fmt: skip
+        printed = _Printed(reader, name, no_ack)
         try:
-            # Left by an exception, the message at hand stays in the mailbox.
             with reader:
                 reader.accepted()
                 if output.on_terminal() and not until_empty:
                     say(f"{name}: waiting for mail; end with Ctrl-C")
-                _print(client, reader, name, writer, count, until_empty, timeout_ms)
+                try:
+                    _print(client, reader, printed, writer, count, until_empty, timeout_ms)
+                finally:
+                    # Also when our reader went away: what was printed is not to come again.
+                    printed.acknowledge()
         except KeyboardInterrupt:
             if output.on_terminal():
                 say(f"{count_text(writer.count, 'message')} read")
             return INTERRUPTED
         except Timeout:
             raise Timeout(f"{name}: no message came within {wait}") from None
-        finally:
-            # Also when our reader went away: what was printed is not to come again.
-            with suppress(MalamuteError):
-                client.flush(LAST_WAIT_MS)
         if until_empty and output.on_terminal() and not writer.count:
             say(f"{name} is empty")
     return 0
@@ -134,23 +132,74 @@ def known(client: SyncClient, mailbox: str) -> Any:
     )
 
 
+class _Printed:
+    """Messages that were printed, and are not acknowledged yet."""
+
+    def __init__(self, reader: SyncInbox, name: str, no_ack: bool) -> None:
+        self.name = name
+        self._reader = reader
+        self._no_ack = no_ack
+        self._ranges: list[tuple[int, int]] = []
+        self._count = 0
+
+    def add(self, messages: Any) -> None:
+        """These were printed; now and then the broker is told."""
+        from malamute_py.client.letters import ranges_of
+
+        if self._no_ack:
+            return
+        if isinstance(messages, list):
+            self._ranges += [(each.number, each.number + 1) for each in messages]
+        else:
+            self._ranges += ranges_of(messages.batch)
+        self._count += len(messages)
+
+    @property
+    def many(self) -> bool:
+        """The broker should be told now."""
+        return self._count >= _CREDIT
+
+    def acknowledge(self) -> None:
+        """Take them out of the mailbox."""
+        ranges, self._ranges, self._count = sorted(self._ranges), [], 0
+        if not ranges:
+            return
+        try:
+            with uninterrupted():
+                self._reader.acknowledge(ranges)
+        except RequestRejected as error:
+            if error.code != "not_held":
+                raise
+            say(f"{self.name}: some of that went to another reader, too: the link was lost")
+
+
 def _print(
     client: SyncClient,
     reader: SyncInbox,
-    name: str,
+    printed: _Printed,
     writer: MailWriter,
     count: int | None,
     until_empty: bool,
     timeout_ms: int | None,
 ) -> None:
+    single = count is not None
     while True:
-        if until_empty:
-            messages = _at_hand(client, reader, name, count is not None)
-        else:
-            messages = _next(reader, count is not None, timeout_ms)
+        try:
+            messages = _next(reader, single, 0)
+        except Timeout:
+            printed.acknowledge()
+            messages = (
+                _at_hand(client, reader, printed.name, single)
+                if until_empty
+                else _next(reader, single, timeout_ms)
+            )
         if messages is None:
             return
-        writer.write_all(messages)
+        with uninterrupted():
+            writer.write_all(messages)
+            printed.add(messages)
+        if printed.many:
+            printed.acknowledge()
         if count is not None and writer.count >= count:
             return
 

@@ -7,6 +7,8 @@ broker is back, and says both on standard error.
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -106,3 +108,28 @@ def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
         if watch.reason != "no answer":
             raise ConnectionLost(watch.reason) from error
         raise
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block; a second one does not.
+
+    For what must not be torn apart, such as printing a record and noting that it is printed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def told(number: int, frame: Any) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, told)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt

@@ -197,7 +197,8 @@ def purge(
     with linked(ctx) as client:
         found = known(client, mailbox)
         free = found.messages - found.held
-        agreed(f"purge {mailbox} of its {count_text(free, 'message')}", mailbox, yes=yes)
+        if free:
+            agreed(f"purge {mailbox} of its {count_text(free, 'message')}", mailbox, yes=yes)
         told = watched(
             f"purging {mailbox}", free,
             lambda: client.purge_mailbox(mailbox),

@@ -19,7 +19,7 @@ from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
-from malamute_py.cli.linking import LAST_WAIT_MS, linked
+from malamute_py.cli.linking import LAST_WAIT_MS, linked, uninterrupted
 from malamute_py.cli.records import RecordWriter
 from malamute_py.cli.values import TIMES, count_text, duration_ms, is_offset, time_ms
 
@@ -277,7 +277,9 @@ class _WithCursor(_Reader):
             return
         place, self._behind = self._behind, None
         try:
-            self._cursor.move(place, since=self._stands)
+            with uninterrupted():
+                self._cursor.move(place, since=self._stands)
+                self._stands = place.next
         except RequestRejected as error:
             if error.code != "conflict":
                 raise
@@ -285,7 +287,6 @@ class _WithCursor(_Reader):
                 f"cursor {self._name} was moved by somebody else meanwhile ({error.reason}): two"
                 " readers of one cursor get the same records; share them with --group"
             ) from None
-        self._stands = place.next
 
     def go_on(self) -> str:
         return f"; cursor {self._name} stands at {self._stands}" if self._stands is not None else ""
@@ -332,8 +333,9 @@ def _print(
 
     while (batch := reader.next(timeout_ms)) is not None:
         left = len(batch) if count is None else min(len(batch), count - writer.count)
-        writer.write(batch if left == len(batch) else cut(batch, 0, left))
-        reader.printed(batch, left)
+        with uninterrupted():
+            writer.write(batch if left == len(batch) else cut(batch, 0, left))
+            reader.printed(batch, left)
         if count is not None and writer.count >= count:
             return left == len(batch)
     return True

@@ -7,13 +7,14 @@ has gone; whatever ends the worker, what was not begun goes back to the queue.
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -122,24 +123,25 @@ def work(
     # That a request was taken from us is an outcome here, and printed as one.
     logging.getLogger("malamute.client").setLevel(logging.ERROR)
     with linked(ctx, stays=True) as client:
-        worker = client.worker(
+        told: list[int] = []
+        # From before the first request comes until the last is given back.
+        with _signals(told), client.worker(
             service, pattern, concurrency=concurrency,
             lease_ms=None if lease is None else duration_ms(lease),
-        )  # fmt: skip
-        with worker:
+        ) as worker:  # fmt: skip
             worker.accepted()
             with Progress(f"{service}: working", shown=not as_json) as progress:
                 crew = _Crew(
                     client, worker, service, command, progress,
                     timeout_s=None if timeout is None else duration_ms(timeout) / 1000,
                     delay_ms=duration_ms(delay), grace_s=duration_ms(grace) / 1000,
-                    by_line=by_line, left=count, as_json=as_json,
+                    by_line=by_line, left=count, as_json=as_json, told=told,
                 )  # fmt: skip
-                interrupted = crew.work(concurrency)
+                crew.work(concurrency)
         crew.tell()
     if crew.error is not None:
         raise crew.error
-    return INTERRUPTED if interrupted else 0
+    return INTERRUPTED if told and told[0] == signal.SIGINT else 0
 
 
 class _Crew:
@@ -159,7 +161,10 @@ class _Crew:
         by_line: bool,
         left: int | None,
         as_json: bool,
+        told: list[int],
     ) -> None:
+        """told: the signals that this process got."""
+        self._told = told
         self._worker = worker
         self._service = service
         self._command = command
@@ -178,35 +183,29 @@ class _Crew:
         self._lock = threading.Lock()
         self._running: dict[int, tuple[SyncRequest, float]] = {}
         self._counts = {"done": 0, "failed": 0, "returned": 0, "gone": 0}
-        self._signal = 0
         self.error: BaseException | None = None
         """Why it cannot go on."""
 
-    def work(self, concurrency: int) -> bool:
-        """Run the command for requests until told to stop; True: by Ctrl-C."""
+    def work(self, concurrency: int) -> None:
+        """Run the command for requests until there is nothing more to do, or a signal came."""
         threads = [
             threading.Thread(target=self._take_all, name=f"malamute-run-{n}", daemon=True)
             for n in range(concurrency)
         ]
-        with _signals(self._told):
+        for thread in threads:
+            thread.start()
+        asked_at = time.monotonic()
+        while any(thread.is_alive() for thread in threads):
             for thread in threads:
-                thread.start()
-            asked_at = time.monotonic()
-            while any(thread.is_alive() for thread in threads):
-                for thread in threads:
-                    thread.join(_TURN_S / concurrency)
-                self._show()
-                if time.monotonic() - asked_at >= _ASK_EVERY_S:
-                    self._ask()
-                    asked_at = time.monotonic()
-        return self._signal == signal.SIGINT
-
-    def _told(self, number: int) -> None:
-        """The first signal ends the work in order, a second one at once."""
-        if self._signal:
-            self._grace_s = 0.0
-        self._signal = self._signal or number
-        self._stopping.set()
+                thread.join(_TURN_S / concurrency)
+            if self._told:
+                self._stopping.set()
+            if len(self._told) > 1:
+                self._grace_s = 0.0
+            self._show()
+            if time.monotonic() - asked_at >= _ASK_EVERY_S:
+                self._ask()
+                asked_at = time.monotonic()
 
     def tell(self) -> None:
         """Say at the end what was done, to a person."""
@@ -289,7 +288,12 @@ class _Crew:
         except OSError as error:
             request.give_back()
             raise CommandFailed(
-                f"{self._command[0]}: cannot be run: {(error.strerror or str(error)).lower()}",
+                f"{self._command[0]}: cannot be run: {(error.strerror or str(error)).lower()}"
+                + (
+                    "; does its first line name what runs it, as #!/bin/sh?"
+                    if error.errno == errno.ENOEXEC
+                    else ""
+                ),
                 FAILED,
             ) from None
         except RequestRejected as error:  # a reply by line was refused
@@ -440,11 +444,11 @@ def _variables(request: SyncRequest) -> dict[str, str]:
 
 
 @contextmanager
-def _signals(told: Callable[[int], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM are told, and do nothing else."""
+def _signals(told: list[int]) -> Iterator[None]:
+    """SIGINT and SIGTERM are noted, and do nothing else: one ends in order, two at once."""
 
     def handle(number: int, frame: Any) -> None:
-        told(number)
+        told.append(number)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
