@@ -69,6 +69,11 @@ ANSWERED: Final = frozenset(
     (*RESULT_COMMANDS, *MAIL_COMMANDS, *SERVICE_COMMANDS, *CURSOR_COMMANDS, *GROUP_COMMANDS)
 )
 """Commands that a RESULT answers: its size is bounded, and how many wait is too."""
+NUMBERS_SHIFT: Final = 28
+"""Where the log was not closed in order, numbers of messages go on at epoch << 28: behind all that
+an earlier run gave, and below 2^53 for as many starts as a broker will see."""
+UNSYNCED_NUMBERS: Final = 1 << 20
+"""And so far at least behind those that are left, where there are more of them."""
 PUBLISHING_MAX: Final = 1_000
 """Streams of a link that need no look-up at a PUBLISH."""
 
@@ -99,10 +104,9 @@ class Broker:
             self._delivery.fan_out,
         )  # fmt: skip
         shard.queues = recover_queues(state)
-        mail = state.rings[MAIN].streams.get(MAIL_STREAM) if MAIN in state.rings else None
         self._steps = Steps(
             shard, self._confirms, self._catalogue.rings[MAIN],
-            changes.next if changes else 0, mail.next if mail else 0,
+            changes.next if changes else 0, _mail_next(state, epoch),
             self._apply, self._publishing.part_appended, self._publishing.part_refused,
         )  # fmt: skip
         self._publishing.steps = self._catalogue.steps = self._steps
@@ -657,6 +661,21 @@ class Broker:
         if ring not in ("", MAIN):
             return encode_snapshot(Snapshot(Tables(), 0, sequences)) if sequences else []
         return encode_snapshot(Snapshot(tables, self._steps.change_next, sequences))
+
+
+def _mail_next(state: RecoveredState, epoch: int) -> int:
+    """The next number of the mail stream: none that anybody was told of comes again.
+
+    A power loss may have taken back messages whose numbers a reader knows already.
+    """
+    main = state.rings.get(MAIN)
+    if main is None:
+        return 0
+    mail = main.streams.get(MAIL_STREAM)
+    following = 0 if mail is None else mail.next
+    if main.clean:
+        return following
+    return max(following + UNSYNCED_NUMBERS, epoch << NUMBERS_SHIFT)
 
 
 def _reference(command: Command) -> int:

@@ -261,6 +261,8 @@ class RingFacts(msgspec.Struct, frozen=True, gc=False):
     """Of the data batches since that snapshot that have a producer id, in order."""
     streams: dict[int, StreamFacts] = {}
     """By number; number 0 is the change log."""
+    clean: bool = True
+    """It was closed in order: nothing that was appended can have been lost since."""
 
 
 class RecoveredState(msgspec.Struct, frozen=True):

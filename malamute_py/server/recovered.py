@@ -72,6 +72,7 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
             for fact in recovery.produced
         ),
         streams,
+        recovery.clean,
     )  # fmt: skip
 
 

@@ -198,6 +198,8 @@ class Shell:
         self.ends: dict[str, int] = {}
         self.synced_to: dict[str, int] = {}
         self.ring_settings: dict[str, dict[str, Any]] = {}
+        self.unclean = False
+        """Whether a restart finds that the log was not closed in order."""
         self.refuse: dict[str, tuple[str, str]] = {}
         """Ring -> code and reason with which it refuses everything."""
         self.reads: list[ReadRange] = []
@@ -289,8 +291,9 @@ class Shell:
                         )
                     )  # fmt: skip
             facts[ring] = RingFacts(
-                self.ends[ring], snapshot, tuple(changes), tuple(producers), streams
-            )
+                self.ends[ring], snapshot, tuple(changes), tuple(producers), streams,
+                not self.unclean,
+            )  # fmt: skip
         log = [
             change
             for one in self.rings.get(MAIN, [])

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute_protocol import commands as wire
+from malamute_protocol.encode import encode
 from malamute_py.changelog.records import (
     Change,
     ProducerOpened,
@@ -142,3 +143,15 @@ def test_the_snapshot_of_a_ring_holds_only_what_belongs_there() -> None:
         shell.publish(1, stream, [b"a", b"b"], tracker=tracker, producer_id=id)
         confirm = shell.peers[1].last(wire.Confirm)
         assert (confirm.tracker, confirm.duplicate) == (tracker, True)
+
+
+def test_numbers_of_messages_are_not_used_again_after_an_unclean_end() -> None:
+    shell = Shell(sync=False)
+    shell.hello(1)
+    shell.send(1, wire.Send("box", 1, 2), frames=[encode([b"lost"], subject="s")])
+    number = shell.peers[1].last(wire.Confirm).offset
+    shell.unclean = True
+    shell.restart(power_loss=True)
+    shell.hello(2)
+    peer = shell.send(2, wire.Send("box", 1, 2), frames=[encode([b"new"], subject="s")])
+    assert peer.last(wire.Confirm).offset > number
