@@ -10,14 +10,13 @@ daemon aloud. Source: DESIGN.md, sections 4, 6 and 11.
 from __future__ import annotations
 
 import contextlib
-import gc
 import errno
+import gc
 import os
 import resource
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -46,6 +45,7 @@ from malamute_py.journal import (
 from malamute_py.journal.directory import Journal
 from malamute_py.server.auth import Authenticator
 from malamute_py.server.checkpoints import Checkpoints
+from malamute_py.server.clock import Clock
 from malamute_py.server.errors import ServerFailed, StartError
 from malamute_py.server.guard import Guard
 from malamute_py.server.keeper import Inbox
@@ -66,11 +66,6 @@ _SWITCH_S = 0.001
 threads that hand over results, and 5 ms would be added to a confirm."""
 
 
-def now_ms() -> int:
-    """The wall clock."""
-    return time.time_ns() // 1_000_000
-
-
 class Server:
     """One broker in this process."""
 
@@ -81,11 +76,12 @@ class Server:
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         log: Log | None = None,
         storage: Storage | None = None,
-        clock: Callable[[], int] = now_ms,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         """context: shared with clients in this process; None: one of its own.
 
-        storage: instead of the data directory of the configuration.
+        storage: instead of the data directory of the configuration. clock: milliseconds since
+        1970; None: the system's, see clock.py.
         """
         self.config = config or Config()
         self.failure: BaseException | None = None
@@ -93,7 +89,7 @@ class Server:
         self.log: Log = log or open_log(self.config.log.level, self.config.log.form)
         self._context = context
         self._storage = storage
-        self._clock = clock
+        self._clock = Clock() if clock is None else clock
         self._counters: Counter[str] = Counter()
         self._stopping = False
         self._parts = contextlib.ExitStack()

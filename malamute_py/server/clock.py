@@ -1,0 +1,36 @@
+"""The broker's time: the wall clock, but one that never goes back and never stands still.
+
+Owns the reading of the system's clocks. The rule: where the wall clock was set back, time goes
+on at half its speed until that has caught up; a clock that stood still for so long would let
+heartbeats, leases and syncs wait, and clients take the broker for dead. Where it was set forward,
+time follows at once, as what is stored bears wall time. Source: DESIGN.md, section 4 (a skewed
+clock).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Clock:
+    """Milliseconds since 1970. From any thread."""
+
+    def __init__(
+        self,
+        wall_ns: Callable[[], int] = time.time_ns,
+        steady_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """wall_ns: may be set back and forward. steady_ns: neither, and begins anywhere."""
+        self._wall_ns = wall_ns
+        self._steady_ns = steady_ns
+        self._last = wall_ns(), steady_ns()
+        """(what was said, by the steady clock when); swapped whole."""
+
+    def __call__(self) -> int:
+        """The time."""
+        steady = self._steady_ns()
+        said, at = self._last
+        now = max(self._wall_ns(), said + max(steady - at, 0) // 2)
+        self._last = now, steady
+        return now // 1_000_000
