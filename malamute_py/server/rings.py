@@ -301,6 +301,7 @@ class Rings:
         """
         dirty = self._dirty
         if not dirty:
+            self.sync_at_ms = None  # of a ring that was removed before it was due
             return
         if self.sync_at_ms is None:
             self.sync_at_ms = now_ms + _LEISURE_MS

@@ -169,6 +169,33 @@ def test_a_ring_that_is_removed_while_it_is_opened_leaves_nothing_behind(bench: 
     assert isinstance(bench.append("own"), AppendRefused)
 
 
+def test_what_nobody_waits_for_is_synced_a_little_later_and_a_removed_ring_never(
+    bench: Bench,
+) -> None:
+    rings = bench.rings
+    rings.open("own", OWN)
+    bench.appended("own")
+    bench.appended(MAIN)
+    rings.sync(lambda ring: ring == MAIN, 1_000)  # somebody waits for this one
+    due_ms = rings.sync_at_ms
+    assert due_ms is not None
+    assert 1_000 < due_ms <= 1_010
+    rings.sync(lambda ring: False, due_ms - 1)
+    assert rings.sync_at_ms == due_ms
+    rings.open("own", {"remove": True})
+    rings.sync(lambda ring: False, due_ms - 1)
+    # Or the loop would be due for ever, with nothing to do.
+    assert rings.sync_at_ms is None
+    bench.appended(MAIN)
+    rings.sync(lambda ring: False, due_ms)
+    rings.sync(lambda ring: False, due_ms + 10)
+    assert rings.sync_at_ms is None
+    deadline = time.monotonic() + WAIT_S
+    while rings.facts()[MAIN]["synced_lsn"] < rings.facts()[MAIN]["end_lsn"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_question_that_nobody_waits_for_is_not_asked(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
