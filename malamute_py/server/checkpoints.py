@@ -10,6 +10,7 @@ an orderly stop lets the tables catch up, within a bound. Source: DESIGN.md, sec
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -47,7 +48,10 @@ _NEAR_BYTES: Final = 64 << 10
 _PARTS_MAX: Final = 1_000
 _RELIEF_PERCENT: Final = 5
 """How far the use has to fall below a mark before it counts as left."""
-_STDERR_BYTES: Final = 2_000
+_SLOW_MS: Final = 30_000
+"""A step that takes longer is said, as nothing else tells of a process that hangs. It is not
+killed: a step that is merely long would begin anew, and never end."""
+_SAID_BYTES: Final = 2_000
 
 Report = Callable[[str, str, dict[str, Any]], None]
 """(name, level, facts) of an event."""
@@ -117,6 +121,8 @@ class Checkpointed(NamedTuple):
     took_ms: int
     restarted: int
     """The process that did it took the place of one that died, the so-manieth; 0: it did not."""
+    said: str = ""
+    """What it wrote to its standard error meanwhile."""
 
 
 class CheckpointFailed(NamedTuple):
@@ -124,6 +130,7 @@ class CheckpointFailed(NamedTuple):
 
     code: str
     reason: str
+    said: str = ""
 
 
 class Checkpoints:
@@ -157,6 +164,8 @@ class Checkpoints:
         self._press = press
         self._visible = ring.synced_lsn
         self._asked = False
+        self._asked_ms = 0
+        self._slow = False
         self._clock_ms: int | None = None
         self._now_ms = 0
         self._since_ms: int | None = None
@@ -187,7 +196,15 @@ class Checkpoints:
         parts = self.parts
         if parts.bytes and self._since_ms is None:
             self._since_ms = now_ms
-        if self._asked or now_ms < self._not_before_ms:
+        if self._asked:
+            if not self._slow and now_ms - self._asked_ms >= _SLOW_MS:
+                self._slow = True
+                self._report(
+                    "checkpoint_slow", "warning",
+                    {"pid": self.pid, "since_ms": _SLOW_MS, "lag_bytes": parts.bytes},
+                )  # fmt: skip
+            return
+        if now_ms < self._not_before_ms:
             return
         if not parts.bytes:
             self._idle(now_ms)
@@ -253,13 +270,15 @@ class Checkpoints:
             self._ask([])
 
     def _ask(self, ranges: list[tuple[int, int]]) -> None:
-        self._asked = True
+        self._asked, self._asked_ms, self._slow = True, self._now_ms, False
         self._keeper.ask(Follow(self._visible, ranges))
 
     def take(self, answer: Checkpointed | CheckpointFailed, now_ms: int) -> None:
         """The process answered."""
         now_ms = self._advance(now_ms)
         self._asked = False
+        if answer.said:
+            self._report("checkpoint_process_said", "warning", {"text": answer.said})
         if isinstance(answer, CheckpointFailed):
             self.failures += 1
             config = self._config
@@ -271,6 +290,7 @@ class Checkpoints:
             })  # fmt: skip
             return
         done = answer.done
+        level = "info" if self._backoff_ms else "debug"
         self._backoff_ms = 0
         if answer.restarted:
             self.restarts = answer.restarted
@@ -284,7 +304,7 @@ class Checkpoints:
         if done.mail_next and self._ring.settings.full == "refuse":
             # Nobody else would ever give the bodies' room back in such a ring.
             self._ring.remove_before(MAIL_STREAM, offset=done.mail_next)
-        self._report("checkpoint_done", "debug", {
+        self._report("checkpoint_done", level, {
             "lsn": done.lsn, "changes": done.changes, "rows": done.rows, "bodies": done.bodies,
             "took_ms": answer.took_ms,
         })  # fmt: skip
@@ -307,7 +327,7 @@ class Checkpoints:
                 "pressure_begins", "warning",
                 {"ring_use": round(percent / 100, 3), "lag_bytes": self.parts.bytes},
             )  # fmt: skip
-        elif self.pressed and percent < self._config.pressure_percent - _RELIEF_PERCENT:
+        elif self.pressed and percent <= max(self._config.pressure_percent - _RELIEF_PERCENT, 0):
             self.pressed = False
             self._press(False)
             self._report("pressure_ends", "info", {"ring_use": round(percent / 100, 3)})
@@ -320,6 +340,7 @@ class Checkpoints:
             "lsn": self.lsn,
             "lag_bytes": self.parts.bytes,
             "seconds": self.took_ms / 1000,
+            "step_seconds": (self._now_ms - self._asked_ms) / 1000 if self._asked else 0.0,
             "failures_total": self.failures,
             "restarts_total": self.restarts,
             "ring_use": round(self._use(), 4),
@@ -380,6 +401,10 @@ class _Keeper:
         self._process: subprocess.Popen[bytes] | None = None
         self._deaths = 0
         self._replaces = False
+        self._errors = -1
+        """The file to which the process's standard error goes."""
+        self._words = ""
+        """What it said, and nobody was told yet."""
         self._answer: Checkpointed | CheckpointFailed | None = None
         """The last one, for stop()."""
 
@@ -405,21 +430,48 @@ class _Keeper:
             return None
         self._jobs.put(None)
         thread.join(max(deadline - time.monotonic(), 0.0))
-        process = self._process
-        if thread.is_alive() and process is not None:
-            process.kill()
-        thread.join()
+        while thread.is_alive():
+            # Again and again: it may be starting one just now.
+            process = self._process
+            if process is not None:
+                process.kill()
+            thread.join(0.05)
         return self._answer
 
     def _run(self) -> None:
         try:
-            while (job := self._jobs.get()) is not None:
-                self._answer = answer = self._step(job)
+            while (job := self._next()) is not None:
+                self._answer = answer = self._step(job)._replace(said=self._said())
                 self._inbox.put(answer)
         except BaseException as error:  # noqa: BLE001 - told to the loop, which stops the daemon
             self._inbox.put(Died("checkpoint", error, traceback.format_exc()))
         finally:
             self._end()
+
+    def _next(self) -> Follow | None:
+        while True:
+            try:
+                return self._jobs.get(timeout=None if self._process is None else _LOOK_S)
+            except Empty:
+                process = self._process
+                if process is not None and process.poll() is not None:
+                    # Not left lying about until something is to be done.
+                    self._words += f"{self._died('').reason}\n"
+
+    def _said(self) -> str:
+        """What the process, or the one before it, said since the last time."""
+        self._listen()
+        said, self._words = self._words, ""
+        return said.strip()
+
+    def _listen(self) -> None:
+        """Take what is in the file to which the process's standard error goes."""
+        if self._errors >= 0:
+            size = os.fstat(self._errors).st_size
+            if size:
+                data = os.pread(self._errors, _SAID_BYTES, max(size - _SAID_BYTES, 0))
+                os.ftruncate(self._errors, 0)
+                self._words += data.decode("utf-8", "replace")
 
     def _step(self, job: Follow) -> Checkpointed | CheckpointFailed:
         restarted = 0
@@ -447,13 +499,17 @@ class _Keeper:
 
     def _start(self) -> CheckpointFailed | None:
         options = ["--accept-lost"] if self._config.lost_changes == "accept" else []
+        # Not a pipe, which would fill up and stop the process.
+        self._errors = os.memfd_create("malamute-checkpoint")
+        fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)
         self._process = process = subprocess.Popen(
             [
                 sys.executable, "-P", "-m", "malamute_py.store.follow",
                 str(self._directory), str(os.getpid()), *options,
             ],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=_environment(),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            # What a terminal sends to its group is the broker's to answer.
+            env=_environment(), process_group=0,
         )  # fmt: skip
         assert process.stdout is not None
         answer = read_answer(process.stdout)  # type: ignore[arg-type]
@@ -467,16 +523,14 @@ class _Keeper:
     def _died(self, reason: str) -> CheckpointFailed:
         process = self._process
         if process is None:
+            self._close()
             return CheckpointFailed("died", f"no process could be started: {reason}")
         process.kill()
-        assert process.stderr is not None
-        with contextlib.suppress(OSError):
-            text = process.stderr.read().decode("utf-8", "replace").strip()
-            reason = reason or text[-_STDERR_BYTES:]
         code = process.wait()
-        self._close(process)
+        self._close()
         self._deaths += 1
         self._replaces = True
+        reason = reason or self._words.strip().rpartition("\n")[2]
         what = f"the process that writes the tables ended ({code})"
         return CheckpointFailed("died", f"{what}: {reason}" if reason else what)
 
@@ -493,18 +547,25 @@ class _Keeper:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        self._close(process)
+        self._close()
 
-    def _close(self, process: subprocess.Popen[bytes]) -> None:
-        for pipe in (process.stdin, process.stdout, process.stderr):
+    def _close(self) -> None:
+        """The process is gone: keep what it said, and nothing else of it."""
+        process, self._process = self._process, None
+        for pipe in (process.stdin, process.stdout) if process is not None else ():
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        self._process = None
+        if self._errors >= 0:
+            self._listen()
+            os.close(self._errors)
+            self._errors = -1
 
 
 _END_S: Final = 5.0
 """How long a process without work may take to end."""
+_LOOK_S: Final = 60.0
+"""How often it is looked whether a process without work lives."""
 
 
 def _environment() -> dict[str, str]:

@@ -236,12 +236,22 @@ class Checkpoint:
 
     # --- keeping -----------------------------------------------------------------------
 
-    def tidy(self) -> None:
-        """Give back a little of the space that deleted rows and bodies left in the file."""
-        free = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
-        pages = self._connection.execute("PRAGMA page_count").fetchone()[0]
-        if free > _VACUUM_PAGES and free * 2 > pages:
-            self._connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+    def tidy(self) -> bool:
+        """Give back a little of the space that deleted rows and bodies left in the file.
+
+        Returns whether there is more. What cannot be done now (a full disk) is left for later.
+        """
+        execute = self._connection.execute
+        try:
+            free = execute("PRAGMA freelist_count").fetchone()[0]
+            pages = execute("PRAGMA page_count").fetchone()[0]
+            if free <= _VACUUM_PAGES or free * 2 <= pages:
+                return False
+            execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+            left = execute("PRAGMA freelist_count").fetchone()[0]
+        except sqlite3.OperationalError:
+            return False
+        return bool(left < free)
 
 
 class Abandoned(Exception):

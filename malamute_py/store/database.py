@@ -135,8 +135,11 @@ def sync_directory(directory: Path) -> None:
 
 
 def open_database(path: str | Path, *, any_thread: bool = False) -> sqlite3.Connection:
-    """Open the database for writing. Raises StoreDamaged, sqlite3.OperationalError."""
-    connection = connect(path, any_thread=any_thread)
+    """Open the database for writing. Raises StoreDamaged, StoreError."""
+    try:
+        connection = connect(path, any_thread=any_thread)
+    except sqlite3.Error as error:
+        raise damaged(error) from error
     try:
         check_form(connection)
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]

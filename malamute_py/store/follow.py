@@ -138,6 +138,10 @@ class _Input:
         self._take(0)
         return not self._ended
 
+    def quiet(self) -> bool:
+        """Whether nothing is asked, by a broker that is still there."""
+        return self.going_on() and not self._data
+
     def next(self) -> Follow | None:
         """The newest request; None when there will be no more."""
         while True:
@@ -187,7 +191,8 @@ def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
                 continue
             took_ms = round((time.monotonic() - began) * 1000)
             write_frame(answers, Stepped(done, took_ms))
-            checkpoint.tidy()
+            while requests.quiet() and checkpoint.tidy():
+                pass
 
 
 def main(arguments: list[str]) -> int:

@@ -23,7 +23,7 @@ from malamute_py.broker.ready import (
 from malamute_py.changelog import records as r
 from malamute_py.config import JournalSection
 from malamute_py.journal.directory import Journal
-from malamute_py.server import recovered
+from malamute_py.server import checkpoints, recovered
 from malamute_py.server.checkpoints import (
     Checkpointed,
     CheckpointFailed,
@@ -224,6 +224,67 @@ def test_a_process_that_dies_is_started_again_later_each_time(
         "checkpoint_failed", "checkpoint_process_restarted", "checkpoint_done",
     ]  # fmt: skip
     assert stored(shell) == shell.queues
+
+
+def test_a_process_that_died_without_work_is_not_left_lying_about(
+    start: Callable[..., Shell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "_LOOK_S", 0.02)
+    shell = start()
+    shell.log(put())
+    assert isinstance(shell.checkpoint(), Checkpointed)
+    os.kill(shell.checkpoints.pid, signal.SIGKILL)
+    wait_for(lambda: not shell.checkpoints.pid)
+    shell.log(put())
+    assert isinstance(shell.checkpoint(), Checkpointed)
+    name, facts = shell.events[1]
+    assert (name, "ended (-9)" in facts["text"]) == ("checkpoint_process_said", True)
+    assert shell.checkpoints.facts()["restarts_total"] == 1
+
+
+def test_what_the_process_says_reaches_the_log_and_never_stops_it(
+    start: Callable[..., Shell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONVERBOSE", "1")  # more than a pipe holds
+    shell = start()
+    shell.log(put())
+    assert isinstance(shell.checkpoint(), Checkpointed)
+    name, facts = shell.events[0]
+    assert name == "checkpoint_process_said"
+    assert 0 < len(facts["text"]) <= 2_000
+    assert shell.names()[1:] == ["checkpoint_done"]
+
+
+def test_a_step_that_takes_long_is_said_once_and_left_alone(start: Callable[..., Shell]) -> None:
+    shell = start()
+    shell.log(put())
+    shell.checkpoint()
+    pid = shell.checkpoints.pid
+    os.kill(pid, signal.SIGSTOP)
+    shell.log(put())
+    shell.tick()
+    shell.tick(shell.config.interval_ms)
+    shell.tick(29_999)
+    assert shell.checkpoints.facts()["step_seconds"] == 29.999
+    assert shell.names()[1:] == []
+    for _ in range(3):
+        shell.tick(1_000)
+    assert shell.names()[1:] == ["checkpoint_slow"]
+    assert shell.events[1][1]["pid"] == pid
+    os.kill(pid, signal.SIGCONT)
+    assert isinstance(shell.answer(), Checkpointed)
+    assert shell.checkpoints.facts()["step_seconds"] == 0
+
+
+def test_pressure_ends_however_low_its_mark(start: Callable[..., Shell]) -> None:
+    shell = start(force_percent=1, pressure_percent=3, interval_ms=1_000_000)
+    shell.log(put())
+    shell.noise(400_000)
+    shell.tick()
+    assert shell.pressed == [True]
+    shell.answer()
+    shell.tick()
+    assert shell.pressed == [True, False]
 
 
 def test_a_broker_that_is_killed_takes_the_process_with_it(start: Callable[..., Shell]) -> None:

@@ -15,11 +15,11 @@ from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
 from malamute_py.journal import Follower
 from malamute_py.store import checkpoint as checkpoint_module
 from malamute_py.store.checkpoint import Abandoned, Checkpoint
-from malamute_py.store.database import position_of
+from malamute_py.store.database import DATABASE, Position, create_file, open_database, position_of
 from malamute_py.store.errors import ChangesLost, StoreError, StoreMoved
 from malamute_py.store.loading import check, load
 from malamute_py.store.reading import Changes
-from tests.store.logs import LoggedQueues, RandomChanges, bodies_of
+from tests.store.logs import DIRECTORY, LoggedQueues, RandomChanges, bodies_of
 
 
 class Killed(BaseException):
@@ -222,6 +222,28 @@ def test_the_random_changes_are_of_every_kind() -> None:
     tables_only = set(TABLE_CHANGES)
     assert seen - tables_only == set(get_args(r.Change)) - tables_only
     assert seen & tables_only
+
+
+def test_the_file_shrinks_when_what_was_in_it_has_gone(tmp_path: Any) -> None:
+    logged = LoggedQueues(ring_bytes=2_000 * 65_536)
+    create_file(tmp_path, Position(0, 0, 1, DIRECTORY, logged.ring.uuid))
+    connection = open_database(tmp_path / DATABASE)
+    checkpoint = Checkpoint(connection, follower_of(logged))
+    for _ in range(500):
+        logged.log(r.MailPut(1, -1, 1, 100, "a", 1), bodies=[[b"b" * 60_000]])
+    checkpoint.step(logged.ring.end_lsn)
+    assert not checkpoint.tidy()
+    for number in range(500):
+        logged.log(r.MailDone(1, [(number, b"")]))
+    checkpoint.step(logged.ring.end_lsn)
+    turns = 0
+    while checkpoint.tidy():
+        turns += 1
+    assert turns > 1
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    assert (tmp_path / DATABASE).stat().st_size < 10 << 20
+    check(connection, whole=True)
+    connection.close()
 
 
 def test_a_full_disk_leaves_the_tables_as_they_were_and_the_step_is_done_later() -> None:
