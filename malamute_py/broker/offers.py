@@ -43,6 +43,7 @@ from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
 from malamute_py.broker.waiting import Grant, Hands, Offer, Parcel, Put, Service, every, rows_in
 from malamute_py.changelog.records import Run, WorkReceived
+from malamute_py.changelog.tables import WITHDRAWN
 
 OFFER: Final = 51
 REASON_MAX: Final = 1_000
@@ -179,8 +180,8 @@ class Offers:
             return False
         self._drop(offer)
         self._links.say(link, Ended(offer.number, offer.begun, "cancelled"))
-        self._back(offer, "returned", 0)
-        self._leave_orphans(offer, "returned")
+        self._back(offer, WITHDRAWN, 0)
+        self._leave_orphans(offer, WITHDRAWN)
         return True
 
     def _ready(self, offer: Offer) -> None:
@@ -381,6 +382,9 @@ class Offers:
                     offer.lease_ms, len(frames), bitmap, change.key,
                 ),
             )  # fmt: skip
+            if not link.open:
+                # It ended in this step: frames that no command owns would break its last message.
+                return
             link.frames += frames
             spent += size
         link.room -= spent

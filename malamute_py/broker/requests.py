@@ -36,7 +36,14 @@ from malamute_py.changelog.records import (
     WorkTaken,
 )
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
-from malamute_py.changelog.tables import ServiceRow, Tables, apply, rows_of
+from malamute_py.changelog.tables import (
+    WITHDRAWN,
+    ServiceRow,
+    Tables,
+    apply,
+    received,
+    rows_of,
+)
 
 REQUESTING_MAX: Final = 1_000
 """Services of a link that need no look-up at a REQUEST."""
@@ -329,8 +336,8 @@ class Requests:
         if not alive:
             return
         if offer.ended:
-            # Its link ended while this was on its way.
-            self.give_up(put.service, [(put, alive)], "died")
+            # It ended while this was on its way: nothing was sent, so that was no attempt.
+            self.give_up(put.service, [(put, alive)], WITHDRAWN, 0)
             return
         grant = Grant(put, alive, offer.hands, self._shard.now_ms, offer.lease_ms)
         offer.hands.add(grant)
@@ -469,6 +476,10 @@ class Requests:
                 self.hungry[put.service] = None
         self.take_back(released)
         released.clear()
+        for put, rows in items:
+            # Handed out in the step before, when they were about to end: in nobody's hands.
+            if rows & put.row.left & ~put.row.waiting & ~put.moving & ~put.granted:
+                self._later([put])
 
     def gone(self, put: Put, rows: int) -> None:
         """Rows have left their queue, as the tables say."""
@@ -584,10 +595,16 @@ class Requests:
         by_time: dict[int, list[Rows]] = {}
         exhausted: list[Rows] = []
         for put, rows in items:
+            spared = 0
+            if why == "requeued":
+                spared = rows
+            elif why == WITHDRAWN:
+                # Not begun: that was no attempt.
+                spared = rows & ~received(put.row)
             for times, some in attempts_of(put, rows):
-                pause_ms = self._backoff(service, times) if again_ms is None else again_ms
-                if times >= self.attempts_max(service) and why != "requeued":
-                    exhausted.append((put, some))
+                pause_ms = self._pause(service, times, why, again_ms)
+                if times >= self.attempts_max(service) and some & ~spared:
+                    exhausted.append((put, some & ~spared))
                     pause_ms = 0
                 not_before_ms = now_ms + pause_ms if pause_ms else 0
                 by_time.setdefault(not_before_ms, []).append((put, some))
@@ -605,14 +622,15 @@ class Requests:
             for put, rows in items:
                 put.moving &= ~rows
             self._shard.counters["requests_returned"] += sum(rows.bit_count() for _, rows in items)
-            kept = dict(exhausted)
+            spent = merged(exhausted)
+            kept = dict(spent)
             for at_ms, some in by_time.items():
                 for put, rows in some:
                     rows &= put.alive & ~kept.get(put, 0)
                     if rows:
                         self._wait_again(put, rows, at_ms)
-            if exhausted:
-                self._exhausted(service, [(put, rows & put.alive) for put, rows in exhausted], why)
+            if spent:
+                self._exhausted(service, [(put, rows & put.alive) for put, rows in spent], why)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             for put, rows in items:
@@ -621,6 +639,15 @@ class Requests:
             released.clear()
 
         return self.part(service, changes, taken=taken, appended=appended, refused=refused)
+
+    def _pause(self, service: Service, times: int, why: str, again_ms: int | None) -> int:
+        """How long rows that were handed out so often wait before they may be once more."""
+        if again_ms is None:
+            return self._backoff(service, times)
+        if why == "returned" and not again_ms and times > 1:
+            # Else a lone worker that gives it back would use up all attempts within a moment.
+            return self._backoff(service, times - 1)
+        return again_ms
 
     def _wait_again(self, put: Put, rows: int, not_before_ms: int) -> None:
         if not_before_ms > self._shard.now_ms:
@@ -637,7 +664,7 @@ class Requests:
         if not items:
             return
         most = self.attempts_max(service)
-        word = "died" if why == "fenced" else why
+        word = {"fenced": "died", WITHDRAWN: "returned"}.get(why, why)
         reason = f"{word}: handed out {most} times"
 
         def failed(code: str, why_not: str, retry_ms: int) -> None:

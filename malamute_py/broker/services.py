@@ -10,6 +10,7 @@ Source: SPEC.md, section 4.5; DESIGN.md, sections 9 and 11.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -86,6 +87,8 @@ class Services:
         )
         self._cancels: list[tuple[Link, CancelRequest]] = []
         """Of batches that are on their way into the log themselves."""
+        self._portions: deque[Callable[[], None]] = deque()
+        """What goes on in the next step: a removal, a putting back."""
         self.prepare_request = self._requests.prepare
         self.prepare_reply = offers.prepare_reply
         self.prepare_ack = offers.prepare_ack
@@ -119,7 +122,7 @@ class Services:
     @property
     def hungry(self) -> bool:
         """Whether more can be done at once."""
-        return bool(self._cancels) or self._offers.hungry
+        return bool(self._cancels or self._portions) or self._offers.hungry
 
     def hand_out(self) -> None:
         """Hand out what waits to who is ready."""
@@ -127,6 +130,8 @@ class Services:
             cancels, self._cancels = self._cancels, []
             for link, command in cancels:
                 self._answer(self._cancel, link, command)
+        for _ in range(len(self._portions)):
+            self._portions.popleft()()
         self._offers.hand_out()
 
     @property
@@ -437,7 +442,11 @@ class Services:
             total = count + self._revived(service, changes)
             # What was named is done in one step: all of it was looked at.
             rest = places[1:] if numbers else places
-            self._revive(service, rest, numbers, total, end_lsn, done, link, command)
+            self._portions.append(
+                partial(
+                    self._revive, service, rest, numbers, total, end_lsn, done, link, command
+                )
+            )  # fmt: skip
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             self._refuse(link, command, code, reason, retry_ms)
@@ -514,7 +523,10 @@ class Services:
             some = sum(rows.bit_count() for _, rows in items)
 
             def ended(lsn: int) -> None:
-                self._remove_some(service, count + some, link, command)
+                # In a step of its own: what is in memory ends at once.
+                self._portions.append(
+                    partial(self._remove_some, service, count + some, link, command)
+                )
 
             self._steps.take(
                 [

@@ -199,7 +199,10 @@ class WorkReceived(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 
 
 class WorkReturned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_returned"):
-    """Requests in hand wait again. why: died, lease, returned, fenced, requeued or restart."""
+    """Requests in hand wait again. why: died, lease, returned, fenced, requeued or withdrawn.
+
+    Withdrawn: the offer ended in order, and what it had not said to have received was no attempt.
+    """
 
     service: int
     rows: list[Rows]

@@ -53,6 +53,8 @@ from malamute_py.changelog.settings import (
     StreamSettings,
 )
 
+WITHDRAWN: Final = "withdrawn"
+"""Why work comes back that its worker, ending its offer in order, had not begun."""
 KEYS_MAX: Final = 100_000
 """Keys of batches and steps that are remembered; beyond it the oldest is forgotten."""
 
@@ -426,6 +428,16 @@ def _count(row: RequestRow, mask: int) -> None:
     row.attempts = counted
 
 
+def _uncount(row: RequestRow, mask: int) -> None:
+    """One attempt less for these rows, each of which has one."""
+    counted: dict[int, int] = {}
+    for times, rows in row.attempts.items():
+        for number, some in ((times, rows & ~mask), (times - 1, rows & mask)):
+            if some and number:
+                counted[number] = counted.get(number, 0) | some
+    row.attempts = counted
+
+
 def _undelay(row: RequestRow, mask: int) -> None:
     if row.delayed:
         kept = {at_ms: rows & ~mask for at_ms, rows in row.delayed.items()}
@@ -452,12 +464,22 @@ def _work_received(tables: Tables, queues: Queues, change: WorkReceived) -> None
             queues.requests[base] = row
 
 
+def received(row: RequestRow) -> int:
+    """Rows in hand whose holders said that they have them."""
+    rows = 0
+    for hold in row.holds:
+        rows |= hold.received
+    return rows
+
+
 def _work_returned(tables: Tables, queues: Queues, change: WorkReturned) -> None:
     for base, rows in change.rows:
         row = queues.requests.get(base)
         if row is None:
             continue
         mask = mask_of(rows, row.left & ~row.waiting)
+        if change.why == WITHDRAWN:
+            _uncount(row, mask & ~received(row))
         _release(row, mask)
         row.waiting |= mask
         if mask and change.not_before_ms:

@@ -714,6 +714,95 @@ def test_a_withdrawn_offer_gives_back_what_it_had_at_once() -> None:
     assert world.queued() == 0
 
 
+def test_what_a_withdrawn_offer_had_not_begun_costs_no_attempt() -> None:
+    world = pair(attempts_max=3)
+    world.request(1, b"a", b"b", key=b"k")
+    for _ in range(10):
+        world.offer(2)
+        assert [task.work.attempts for task in world.work(2)] == [1, 1]
+        world.shell.send(2, wire.Unsubscribe(1))
+        world.shell.peers[2].work.clear()
+    assert world.info(1)["attempts"] == [[0, 2]]
+    assert world.counter("requests_dead") == 0
+
+
+def test_what_a_withdrawn_offer_had_begun_was_an_attempt() -> None:
+    world = pair(attempts_max=3)
+    world.request(1, b"a", b"b", key=b"k")
+    for attempt in (1, 2, 3):
+        world.offer(2)
+        assert [task.work.attempts for task in world.work(2)] == [attempt, 1]
+        world.ack(2, [(0, 1)], WorkState.RECEIVED)
+        world.shell.send(2, wire.Unsubscribe(1))
+        world.shell.peers[2].work.clear()
+    (notice,) = world.mail(1)
+    assert notice.mail.why == "returned: handed out 3 times"
+    assert [tuple(run) for run in notice.mail.about] == [(b"k", 0, 1)]
+    world.shell.restart()
+    world.client(1)
+    assert world.info(1)["attempts"] == [[0, 1]], "as the log has it"
+
+
+def test_what_a_lone_worker_gives_back_again_and_again_waits_longer_each_time() -> None:
+    world = pair(backoff_ms=100)
+    world.request(1, b"a")
+    world.offer(2)
+    world.ack(2, [(0, 1)], WorkState.RETURNED)
+    assert world.numbers(2) == [0, 0], "once at once"
+    world.ack(2, [(0, 1)], WorkState.RETURNED)
+    assert world.info(1)["delayed"] == 1
+    world.shell.wait(120)
+    assert world.numbers(2) == [0, 0, 0]
+    world.ack(2, [(0, 1)], WorkState.RETURNED)
+    world.shell.wait(120)
+    assert world.numbers(2) == [0, 0, 0]
+    world.shell.wait(100)
+    assert world.numbers(2) == [0, 0, 0, 0]
+    world.ack(2, [(0, 1)], WorkState.RETURNED, again_ms=10)
+    world.shell.wait(20)
+    assert len(world.numbers(2)) == 5, "a worker that says when is believed"
+
+
+def test_requests_of_many_attempts_become_dead_letters_once_when_the_bound_is_lowered() -> None:
+    world = pair(attempts_max=9)
+    world.request(1, b"a", b"b", key=b"k")
+    for rounds in range(4):
+        world.offer(2)
+        world.ack(2, [(0, 2 if rounds < 3 else 1)], WorkState.RECEIVED)
+        world.shell.send(2, wire.Unsubscribe(1))
+    world.offer(2)
+    assert world.info(1)["attempts"] == [[4, 1], [5, 1]]
+    world.ask(1, wire.EditService(7, "s", {"attempts_max": 2}))
+    world.drop(2)
+    assert world.counter("requests_dead") == 2
+    assert world.queued() == 0
+    assert [event["count"] for event in world.events("request_dead")] == [2]
+
+
+def test_rows_handed_out_before_an_end_that_the_log_refuses_are_in_somebodys_hands_again() -> None:
+    world = pair()
+    world.request(1, b"a", key=b"k")
+    shell, broker = world.shell, world.shell.broker
+    command = wire.Offer(1, "s", ["all"], 10, MANY)
+    broker.receive(2, "", [command], [], shell.now_ms)
+    ready = broker.take_ready()
+    service = world.service()
+    (put,) = service.puts.values()
+    assert put.moving == 1, "its hand-out is on its way"
+    # A bundle may end between the two: then the hand-out is appended, and the end is not.
+    ends = broker._services._requests.end(service, [(put, 1)], "cancelled")
+    assert ends.taken is not None and ends.refused is not None
+    ends.taken()
+    shell._do(ready)
+    assert world.numbers(2) == []
+    ends.refused("full", "no room", 0)
+    shell.wait(1_100)
+    shell.wait(LATER_MS)
+    assert world.numbers(2) == [0]
+    world.reply(2, [0])
+    assert world.queued() == 0
+
+
 def test_a_worker_that_dies_before_its_work_is_logged_leaves_it_to_others() -> None:
     world = pair()
     world.offer(2)

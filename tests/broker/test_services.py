@@ -9,6 +9,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
+from malamute_py.broker import services
 from malamute_py.changelog.records import decode_change
 from malamute_py.journal.layout import control_bodies
 from tests.broker.service_world import INBOX, MANY, World
@@ -849,3 +850,16 @@ def test_a_requester_without_identity_has_a_mailbox_that_nobody_can_guess() -> N
     assert work.sender.startswith("~")
     assert (1).to_bytes(16, "big").hex() not in work.reply_to
     assert INBOX in world.shell.peers[1].expected or world.mail(1) == []
+
+
+def test_what_lies_in_memory_is_removed_a_portion_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "PORTION", 1)
+    world = pair()
+    world.ask(1, wire.EditService(5, "s", {"memory": True}))
+    content = encode([b"x"], subject="x")
+    world.shell.send(1, *[wire.Request("s", 0)] * 800, frames=[content] * 800)
+    assert world.info(1)["waiting"] == 800
+    before = len(world.shell.readies)
+    assert world.ask(1, wire.RemoveService(6, "s", "s")) == {"count": 800}
+    assert len(world.shell.readies) - before >= 800
+    assert world.queued() == 0
