@@ -94,6 +94,8 @@ class Job:
     received: bool = False
     attempts: int = 0
     not_before_ms: int = 0
+    withdrawn: int = 0
+    """Hand-outs that were no attempts after all."""
 
 
 @dataclass(slots=True)
@@ -126,6 +128,8 @@ class State:
     gone_records: dict[tuple[int, str, int], int] = field(default_factory=dict)
     moved: dict[tuple[int, str], int] = field(default_factory=dict)
     """Cursor -> LSN of the bundle that set it last."""
+    mail_epoch: int = 0
+    """In which the newest batch of the mail stream was written."""
     moves: dict[tuple[int, str, int], int] = field(default_factory=dict)
     """(cursor, where to) -> LSN of the bundle that first did it."""
     bundle_of_key: dict[tuple[str, bytes], int] = field(default_factory=dict)
@@ -261,6 +265,10 @@ class State:
                 job = self._job(number, f"returned ({change.why})")
                 if not job.holder:
                     raise Violation("two_hands", f"request {number} comes back from nobody")
+                if change.why == "withdrawn" and not job.received:
+                    # It was not begun: that was no attempt.
+                    job.attempts -= 1
+                    job.withdrawn += 1
                 job.holder, job.received = "", False
                 job.not_before_ms = change.not_before_ms
 
@@ -394,6 +402,8 @@ class WorkModel:
         """As far as the core knows that the disk has it."""
         self.subjects: dict[int, str] = {}
         """Serial -> subject."""
+        self.numbers: dict[int, int] = {}
+        """Number of a message or request -> its serial, those that a power loss took included."""
         self.act_of: dict[int, Act] = {}
         """Serial -> what brought it."""
         self.steps: dict[tuple[str, bytes], Act] = {}
@@ -454,15 +464,24 @@ class WorkModel:
         acts: dict[int, Act] = {}
         for batch in bundle.batches:
             tail = state.tails.get(batch.stream, 0)
-            if batch.base != tail:
+            # Of mail a start may skip numbers, so that none is ever used again.
+            skipped = batch.stream == MAIL_STREAM and state.mail_epoch != bundle.epoch
+            if batch.base < tail or (batch.base > tail and not skipped):
                 code = "hole" if batch.base > tail else "reused"
                 raise Violation(code, f"stream {batch.stream}: {batch.base} follows {tail}")
             state.tails[batch.stream] = batch.base + batch.count
             if batch.kind:
                 continue
+            serials = serials_of(batch.content, batch.base, batch.count)
             if batch.stream == MAIL_STREAM:
+                state.mail_epoch = bundle.epoch
                 state.batches[batch.base] = batch.count
-            for row, serial in enumerate(serials_of(batch.content, batch.base, batch.count)):
+                for number, serial in enumerate(serials, batch.base):
+                    if self.numbers.setdefault(number, serial) != serial:
+                        raise Violation(
+                            "reused", f"message {number} was record {self.numbers[number]}"
+                        )
+            for row, serial in enumerate(serials):
                 state.records[batch.stream, batch.base + row] = serial
                 if not serial:
                     continue
@@ -710,7 +729,7 @@ class WorkModel:
                 raise Violation(
                     "attempts", f"request {number}: {command.attempts}, {job.attempts} are logged"
                 )
-            if command.attempts <= self.attempts.get(number, 0):
+            if command.attempts + job.withdrawn <= self.attempts.get(number, 0):
                 raise Violation(
                     "attempts",
                     f"request {number}: {command.attempts}, {self.attempts[number]} was told",
@@ -719,7 +738,7 @@ class WorkModel:
                 raise Violation("not_selected", f"request {number}: {self.subjects[serial]}")
             if command.key != job.key[1]:
                 raise Violation("wrong_record", f"request {number} has the key {command.key!r}")
-            self.attempts[number] = command.attempts
+            self.attempts[number] = command.attempts + job.withdrawn
         return rows
 
     def record(
@@ -813,8 +832,9 @@ class WorkModel:
         self.ring("main").failed = False
         self.told_lsn = end_lsn
         self.attempts = {
-            number: min(told, self.state.jobs[number].attempts) if power else told
-            for number, told in self.attempts.items() if number in self.state.jobs
+            number: min(told, job.attempts + job.withdrawn) if power else told
+            for number, told in self.attempts.items()
+            if (job := self.state.jobs.get(number)) is not None
         }  # fmt: skip
 
     def _again(self) -> None:
