@@ -322,6 +322,196 @@ def _resend_in_reverse(stack: contextlib.ExitStack) -> None:
     _put(stack, Publisher, "link_down", make)
 
 
+# --- mail, services, groups and steps, and their checkpoint --------------------------------------
+
+
+def _checkpoint_runs_ahead(stack: contextlib.ExitStack) -> None:
+    from malamute_py.store.follow import Follow
+    from tests.simulation.work_machine import WorkMachine
+
+    def make(original: Any) -> Any:
+        def step(self: Any, job: Any, **named: Any) -> Any:
+            end = self.rings["main"].end_lsn
+            return original(self, Follow(end, [(0, end)]), **named)
+
+        return step
+
+    _put(stack, WorkMachine, "checkpoint_step", make)
+
+
+def _hold_before_commit(stack: contextlib.ExitStack) -> None:
+    from malamute_py.server.checkpoints import Checkpoints
+
+    def make(original: Any) -> Any:
+        def ask(self: Any, ranges: Any) -> None:
+            original(self, ranges)
+            self.parts.drop(self._visible)
+            self._hold()
+
+        return ask
+
+    _put(stack, Checkpoints, "_ask", make)
+
+
+def _half_a_checkpoint(stack: contextlib.ExitStack) -> None:
+    from malamute_py.store import checkpoint
+    from tests.simulation.work_machine import WorkMachine
+
+    def make(original: Any) -> Any:
+        return lambda connection: contextlib.nullcontext()
+
+    _put(stack, checkpoint, "writing", make)
+    stack.enter_context(patch.object(WorkMachine, "kill_share", 0.7))
+
+
+def _bodies_not_copied(stack: contextlib.ExitStack) -> None:
+    from malamute_py.store.checkpoint import Checkpoint
+
+    _put(stack, Checkpoint, "_copy_bodies", lambda original: lambda self, *rest: (0, 0))
+
+
+def _keys_forgotten(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.steps import Steps
+
+    def make(original: Any) -> Any:
+        def known(self: Any, key: Any, waiter: Any) -> Any:
+            return key in self._under_way and original(self, key, waiter)
+
+        return known
+
+    _put(stack, Steps, "known", make)
+
+
+def _ack_confirmed_at_once(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.confirms import SYNCED
+    from malamute_py.broker.steps import Steps
+
+    def make(original: Any) -> Any:
+        def take(self: Any, parts: Any, waiter: Any = None, *rest: Any, **named: Any) -> None:
+            if waiter is not None and not any(part.content is not None for part in parts):
+                waiter.size = 0
+                self._confirms.confirm(waiter, SYNCED)
+                waiter = None
+            original(self, parts, waiter, *rest, **named)
+
+        return take
+
+    _put(stack, Steps, "take", make)
+
+
+def _synced_when_appended(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.steps import Steps
+
+    def make(original: Any) -> Any:
+        def confirm_stored(self: Any, step: Any, later: Any) -> None:
+            waiting: list[Any] = []
+            original(self, step, waiting)
+            for waiter in waiting:
+                self._confirms.confirm(waiter, 3)
+
+        return confirm_stored
+
+    _put(stack, Steps, "_confirm_stored", make)
+
+
+def _work_taken_not_logged(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker import requests
+    from malamute_py.changelog.records import WorkReceived
+
+    def make(original: Any) -> Any:
+        return lambda service, rows, holder, at_ms, lease_ms: WorkReceived(service, rows)
+
+    _put(stack, requests, "WorkTaken", make)
+
+
+def _return_not_logged(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker import requests
+    from malamute_py.changelog.records import WorkReceived
+
+    def make(original: Any) -> Any:
+        def returned(service: Any, rows: Any, why: str, at_ms: int = 0) -> Any:
+            logged = why != "lease"
+            return original(service, rows, why, at_ms) if logged else WorkReceived(service, rows)
+
+        return returned
+
+    _put(stack, requests, "WorkReturned", make)
+
+
+def _attempts_not_counted(stack: contextlib.ExitStack) -> None:
+    from malamute_py.changelog import tables
+
+    def make(original: Any) -> Any:
+        def count(row: Any, mask: int) -> None:
+            row.attempts = row.attempts or {1: mask}
+
+        return count
+
+    _put(stack, tables, "_count", make)
+
+
+def _step_in_two_bundles(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker import steps
+    from tests.simulation.machine import Machine
+
+    def make(original: Any) -> Any:
+        def take(self: Any, parts: Any, *rest: Any, **named: Any) -> None:
+            if len(parts) > 1 and named.get("reserved"):
+                original(self, parts[:1], reserved=True)
+                parts = parts[1:]
+            original(self, parts, *rest, **named)
+
+        return take
+
+    _put(stack, steps.Steps, "take", make)
+    stack.enter_context(patch.object(steps, "BUNDLE_STEPS", 1))
+    # Else one write would hide that they are two.
+    _put(
+        stack, Machine, "_neighbours", lambda original: lambda self, bundles: [[b] for b in bundles]
+    )
+
+
+def _expired_delivered(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker import inboxes
+
+    _put(stack, inboxes, "expired", lambda original: lambda mailbox, row, now_ms: (0, 0))
+
+
+def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker import groups
+
+    def make(original: Any) -> Any:
+        def done(stream: int, name: str, ranges: Any) -> Any:
+            return original(stream, name, [(ranges[0][0], ranges[-1][1])])
+
+        return done
+
+    _put(stack, groups, "GroupDone", make)
+
+
+def _notices_forgotten(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.mailboxes import Mailboxes
+
+    _put(stack, Mailboxes, "notice", lambda original: lambda self, name, **named: None)
+
+
+def _cancelled_waits_on(stack: contextlib.ExitStack) -> None:
+    from malamute_py.changelog import tables
+
+    def make(original: Any) -> Any:
+        def leave(queues: Any, base: int, rows: bytes) -> Any:
+            row = queues.requests.get(base)
+            waiting = 0 if row is None else row.waiting
+            left = original(queues, base, rows)
+            if left is not None and not left[0].left:
+                left[0].waiting = waiting
+            return left
+
+        return leave
+
+    _put(stack, tables, "_leave", make)
+
+
 def _codes(*names: str) -> frozenset[str]:
     return frozenset(names)
 
@@ -415,6 +605,66 @@ PLANTS: dict[str, Planted] = {
         "session", "a position behind an unconsumed rewind names the epoch after it",
         _position_of_the_newest_epoch,
         _codes("rewound", "gap_called_hole"), 400, 110,
+    ),
+    "checkpoint-runs-ahead": Planted(
+        "work", "the tables follow what is not on disk yet",
+        _checkpoint_runs_ahead, _codes("checkpoint", "tables"), 60,
+    ),
+    "hold-before-commit": Planted(
+        "work", "the ring lets go of what the tables were only asked to take",
+        _hold_before_commit, _codes("checkpoint", "bodies"), 150,
+    ),
+    "half-a-checkpoint": Planted(
+        "work", "a step of the checkpoint is no transaction",
+        _half_a_checkpoint, _codes("checkpoint", "tables", "bodies", "broken"), 150,
+    ),
+    "bodies-not-copied": Planted(
+        "work", "bodies go with the segment that they lie in",
+        _bodies_not_copied, _codes("bodies", "stuck"), 100,
+    ),
+    "keys-forgotten": Planted(
+        "work", "a key that was taken is taken again",
+        _keys_forgotten, _codes("twice"), 40,
+    ),
+    "ack-before-append": Planted(
+        "work", "an acknowledgement is confirmed before it is in the log",
+        _ack_confirmed_at_once, _codes("wrong_confirm", "early"), 20,
+    ),
+    "step-confirmed-before-sync": Planted(
+        "work", "a step is confirmed as synced when it is appended",
+        _synced_when_appended, _codes("early"), 20,
+    ),
+    "work-taken-not-logged": Planted(
+        "work", "work is handed out without a record of it",
+        _work_taken_not_logged, _codes("two_hands"), 20,
+    ),
+    "lease-not-logged": Planted(
+        "work", "the end of a lease is no record",
+        _return_not_logged, _codes("two_hands", "attempts", "stuck"), 60,
+    ),
+    "attempts-not-counted": Planted(
+        "work", "a second attempt counts as the first",
+        _attempts_not_counted, _codes("attempts", "tables"), 40,
+    ),
+    "step-in-two-bundles": Planted(
+        "work", "the first part of a step has a bundle of its own",
+        _step_in_two_bundles, _codes("half_step"), 20,
+    ),
+    "expired-delivered": Planted(
+        "work", "nobody asks whether a message has expired when it is handed out",
+        _expired_delivered, _codes("expired"), 60,
+    ),
+    "group-done-over-a-hole": Planted(
+        "work", "a group's position passes over what was not acknowledged",
+        _group_done_over_a_hole, _codes("after_end", "stuck", "half_step"), 60,
+    ),
+    "notices-forgotten": Planted(
+        "work", "requests end without a word to who asked",
+        _notices_forgotten, _codes("lost"), 60,
+    ),
+    "cancelled-waits-on": Planted(
+        "work", "a request that was cancelled is handed out",
+        _cancelled_waits_on, _codes("ended_twice", "after_end"), 60,
     ),
 }  # fmt: skip
 """Name -> planted bug. `python -m tests.simulation --plant list` prints it."""

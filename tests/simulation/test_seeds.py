@@ -42,6 +42,12 @@ def test_the_client_library_keeps_its_promises_under_every_fault(first: int) -> 
     check("session", range(first, first + CHUNK))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 60, CHUNK))
+def test_mail_services_groups_and_steps_keep_their_promises_under_every_fault(first: int) -> None:
+    check("work", range(first, first + CHUNK))
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_few_seeds_pass(scenario: str) -> None:
     check(scenario, range(1000, 1005))

@@ -10,6 +10,7 @@ Source: DESIGN.md, section 9; store/checkpoint.py, server/checkpoints.py.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from malamute_py.store.follow import Follow
 from malamute_py.store.loading import load
 from malamute_py.store.opening import Log, _check_position
 from malamute_py.store.reading import Changes
-from tests.simulation.machine import Machine
+from tests.simulation.machine import Machine, Superseded
 from tests.simulation.model import Violation
 from tests.simulation.work_model import Batch, Bundle, serials_of
 
@@ -75,7 +76,7 @@ class Keeper:
         machine, rng = self.machine, self.machine.rng
         draw = rng.random() if not machine.calm else 1.0
         try:
-            done = machine.checkpoint_step(job, kill=draw < 0.15)
+            done = machine.checkpoint_step(job, kill=draw < machine.kill_share)
         except Killed:
             machine.trace.note("checkpoint", "killed")
             self._answer(CheckpointFailed("died", "it was killed"))
@@ -83,7 +84,11 @@ class Keeper:
         machine.trace.note("checkpoint", done.lsn, done.changes, done.rows, done.bodies)
         if done.missing or done.damages or done.lost:
             raise Violation("checkpoint", f"{done}")
-        if draw < 0.25:
+        if not machine.calm and rng.random() < 0.04:
+            machine.trace.note("checkpoint", "power is lost behind its commit")
+            machine.on_power()
+            raise Superseded
+        if draw < machine.kill_share + 0.1:
             machine.trace.note("checkpoint", "killed behind its commit")
             machine.checkpoint = None
             self._answer(CheckpointFailed("died", "it was killed"))
@@ -105,6 +110,8 @@ class WorkMachine(Machine):
     """The broker's host, with the tables beside the ring."""
 
     holds = True
+    kill_share = 0.15
+    """How often the checkpoint's process dies before its commit."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -119,6 +126,8 @@ class WorkMachine(Machine):
         """Bodies as the last commit left them: what a reader sees while a step is under way."""
         self.checkpoint: Checkpoint | None = None
         self.checkpoints: Any = None
+        self.on_power: Callable[[], None] = lambda: None
+        """Power is lost at this very moment."""
         self.calm = False
         """No more deaths of the checkpoint."""
         self.ring_uuid = b""
@@ -140,7 +149,11 @@ class WorkMachine(Machine):
         def die() -> None:
             raise Killed
 
-        checkpoint.before_commit = die if kill else lambda: None
+        checkpoint.before_commit = lambda: None
+        if kill:
+            # All is written and nothing committed; or the rows are, and no body yet.
+            place = self.rng.choice(("before_commit", "_copy_bodies"))
+            setattr(checkpoint, place, lambda *_: die())
         try:
             done = checkpoint.step(job.to_lsn, job.ranges)
         except Killed:

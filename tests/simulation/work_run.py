@@ -22,8 +22,6 @@ from tests.simulation.work_machine import WorkMachine
 from tests.simulation.work_model import WorkModel
 
 PATTERNS: tuple[list[Any], ...] = (ALL, ALL, ["topic", "a.*"], ["prefix", "a"], ["topic", "b"])
-SLOW_TIMERS = 10
-"""So few in one step, and deadlines may be seen late."""
 KINDS = ("shared", "shared", "keyed", "exclusive")
 
 
@@ -70,9 +68,8 @@ class WorkRun(BrokerRun):
         self.readers: dict[str, int] = {}
         """Mailbox -> how many inboxes it has, over all of the run."""
         self.acts = 0
-        self.losses = 0
-        """Of power, so far."""
         self.peers: list[Peer] = []
+        self.machine.on_power = lambda: self._down(power=True)
 
     def _model(self) -> Any:
         return WorkModel()
@@ -100,8 +97,6 @@ class WorkRun(BrokerRun):
             mailbox_messages_max=rng.choice((20, 10_000_000)),
             service_requests_max=rng.choice((10, 1_000_000)),
         )
-        if settings.timers_max < SLOW_TIMERS:
-            self.model.state.slack_ms += 5_000
         return WorkMachine(
             self.clock, self.model, self.trace, rng, settings,
             SEGMENT_BYTES * rng.choice((3, 4, 8)),
@@ -198,10 +193,6 @@ class WorkRun(BrokerRun):
         """What the core takes the time to be."""
         core = self.machine.core
         return 0 if core is None else int(core._shard.now_ms)
-
-    def _down(self, *, power: bool) -> None:
-        self.losses += power
-        super()._down(power=power)
 
     # --- faults ------------------------------------------------------------------------
 
