@@ -152,7 +152,7 @@ def _submit(
         return
     again = "; it was sent before, and is there once" if told.duplicate else ""
     output.done(
-        f"{service} request {told.offset:,}, {told.level}{again}",
+        f"{service} request {told.offset}, {told.level}{again}",
         {
             "service": service, "number": told.offset, "level": told.level,
             "time": told.append_time_ms, "duplicate": told.duplicate, "reply_to": reply_to,

@@ -189,7 +189,7 @@ class _Sending:
         if not self._json and not output.on_terminal():
             print(f"{self._mailbox}\t{told.offset}\t{told.level}")
             return
-        text = f"{self._mailbox} message {told.offset:,}, {_promised(told.level)}"
+        text = f"{self._mailbox} message {told.offset}, {_promised(told.level)}"
         if told.duplicate:
             text += "; it was sent before, and is there once"
         output.done(
@@ -266,7 +266,7 @@ class _Sending:
                 cells += [self._first, self._last]
             print("\t".join(map(str, cells)))
             return
-        numbers = "" if self._first < 0 else f" (numbers {self._first:,} to {self._last:,})"
+        numbers = "" if self._first < 0 else f" (numbers {self._first} to {self._last})"
         output.done(
             f"{count_text(self._count, 'message')} to {self._mailbox}{numbers},"
             f" {size_text(self._bytes)} in {duration_text(spent_ms)}{self._when()}",

@@ -9,6 +9,8 @@ import pytest
 
 from malamute_py import EmbeddedBroker
 from malamute_py.cli import subscribe
+from malamute_py.cli.failures import CommandFailed
+from malamute_py.cli.records import RecordWriter
 from tests.cli.running import Run
 from tests.waiting import WAIT_MS
 
@@ -73,7 +75,7 @@ def test_what_a_closed_pipe_did_not_take_is_not_passed_over(
     for body in ("0", "1", "2"):
         m("pub", stream, body).ok()
 
-    class Writer(subscribe.RecordWriter):
+    class Writer(RecordWriter):
         def __init__(self, **options: Any) -> None:
             super().__init__(**options, out=Torn(1))
 
@@ -98,7 +100,7 @@ def test_a_cursor_that_somebody_else_moved_ends_the_reader(
         assert batch is not None
         client.cursor(five, "c").move(3)
         reader.printed(batch, len(batch))
-        with pytest.raises(subscribe.CommandFailed, match="moved by somebody else"):
+        with pytest.raises(CommandFailed, match="moved by somebody else"):
             reader.printed_all(False)
         records.close()
 

@@ -12,6 +12,7 @@ import pytest
 
 from malamute_py import EmbeddedBroker
 from malamute_py.cli import inbox
+from malamute_py.cli.letters import MailWriter
 from tests.cli.running import Run
 from tests.waiting import WAIT_MS
 
@@ -136,7 +137,7 @@ def test_what_a_closed_pipe_did_not_take_stays_in_the_mailbox(
     for body in ("1", "2", "3"):
         m("send", box, body).ok()
 
-    class Writer(inbox.MailWriter):
+    class Writer(MailWriter):
         def __init__(self, **options: Any) -> None:
             super().__init__(**options, out=Torn(2))
 

@@ -85,6 +85,13 @@ def test_examples_in_the_help_fit_80_columns(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "80")
     commands: list[tuple[str, ...]] = [(name,) for name in COMMANDS]
     commands += [("stream", "create"), ("stream", "peek"), ("journal", "dump"), ("context", "add")]
+    commands += [("mailbox", "peek"), ("mailbox", "edit"), ("service", "edit")]
+    commands += [
+        ("service", "requeue"),
+        ("cursor", "move"),
+        ("cursor", "reset"),
+        ("cursor", "edit"),
+    ]
     for command in commands:
         lines = run_cli(*command, "--help").ok().lines
         begin = next((at for at, line in enumerate(lines) if "Examples:" in line), len(lines))
