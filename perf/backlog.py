@@ -36,13 +36,13 @@ async def many_mailboxes(endpoint: str, mailboxes: int, size: int) -> None:
 
 
 async def one_mailbox(endpoint: str, messages: int, size: int) -> None:
-    # One by one: a put for each message, which is the dearest form.
+    # Each with a key of its own: a put for each message, which is the dearest form.
     numbers = iter(range(messages))
     async with malamute.connect(endpoint) as client:
 
         async def work() -> None:
             for number in numbers:
-                await client.send("backlog", b"%0*d" % (size, number))
+                await client.send("backlog", b"%0*d" % (size, number), key=b"%d" % number)
 
         await asyncio.gather(*(work() for _ in range(TASKS)))
 
