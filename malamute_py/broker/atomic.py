@@ -75,7 +75,7 @@ class Intake:
                 key = link.holder, command.key
                 if self._taken_before(link, command, key, size):
                     return
-            self._steps.check(link, size, adds=kind in ADDING)
+            self._steps.check(link, size, adds=kind in ADDING, awaited=_awaited(command))
             part = self._prepares[kind](link, command, frame)
             waiter = self._waiter(link, command, size, part.level)
             if part.memory and command.level in (STORED, SYNCED) and waiter is not None:
@@ -135,7 +135,7 @@ class Intake:
             if key is not None and self._taken_before(link, command, key, size):
                 return
             adds = any(isinstance(part, ADDING) for part, _ in parts)
-            self._steps.check(link, size, adds=adds)
+            self._steps.check(link, size, adds=adds, awaited=_awaited(command))
         except RequestRejected as error:
             self._refuse(link, command, error)
             return
@@ -242,3 +242,8 @@ class Intake:
 def window_bytes(frame: Any) -> int:
     """What a content, if there is one, takes of its sender's window."""
     return 0 if frame is None else STAMP_BYTES + len(memoryview(frame))
+
+
+def _awaited(command: Any) -> bool:
+    """Whether a confirm is wanted of it."""
+    return bool(command.tracker) and command.level != NONE

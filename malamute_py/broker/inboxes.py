@@ -375,9 +375,8 @@ class Inboxes:
             return False
         count = mask.bit_count()
         if count > inbox.left_records:
-            count = max(inbox.left_records, 0 if inbox.outstanding else 1)
-            if not count:
-                return False
+            # It may have one at least: `wants` said so.
+            count = max(inbox.left_records, 1)
             mask = _lowest(mask, count)
         body = self._bodies.get(base)
         size = row.size

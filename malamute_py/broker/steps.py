@@ -160,16 +160,17 @@ class Steps:
 
     # --- taking -------------------------------------------------------------------------
 
-    def check(self, link: Link, size: int, *, adds: bool) -> None:
+    def check(self, link: Link, size: int, *, adds: bool, awaited: bool) -> None:
         """Whether a step may be taken now. adds: it brings mail, requests or records.
 
         size: of its contents, with what the window counts for each; 0 when it owns none.
+        awaited: they will be confirmed, so the window counts them.
         Raises RequestRejected: `window`, `wait`, or why ring main takes nothing more.
         """
         settings = self._shard.settings
         self.check_ring()
         waiting = link.unconfirmed_bytes
-        if size and waiting and waiting + size > settings.window_bytes:
+        if awaited and size and waiting and waiting + size > settings.window_bytes:
             raise RequestRejected(
                 "window", f"more than {settings.window_bytes} unconfirmed bytes on this link"
             )

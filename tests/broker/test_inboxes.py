@@ -605,3 +605,40 @@ def test_memory_holds_no_bodies_beyond_the_window() -> None:
     post.ack(2, (0, 200))
     assert post.broker.gauges["mail_hot_bytes"] == 0
     assert post.broker.gauges["mail_bytes"] == 0
+
+
+@pytest.mark.parametrize("hot", [1, 1 << 20])
+def test_credit_in_bytes_is_exact_whether_mail_is_in_memory_or_read_back(hot: int) -> None:
+    post = Post(mail_hot_bytes=hot)
+    for number in range(6):
+        post.mail(1, "bert", [b"%d" % number * 100])
+    size = post.info("bert")["bytes"] // 6
+    post.inbox(2, size=2 * size)
+    assert post.numbers(2) == [0, 1]
+    post.credit(2, 7, 1 << 40, 3 * size - 1)
+    assert post.numbers(2) == [0, 1]
+    post.credit(2, 7, 1 << 40, 4 * size)
+    assert post.numbers(2) == [0, 1, 2, 3]
+    assert code(post.ack(2, (0, 3))) == "Confirm"
+    assert post.numbers(2) == [0, 1, 2, 3], "what was acknowledged gives no credit back"
+    post.credit(2, 7, 1 << 40, 5 * size)
+    assert post.numbers(2) == [0, 1, 2, 3, 4]
+    assert code(post.ack(2, (3, 5))) == "Confirm"
+    assert post.numbers(2) == [0, 1, 2, 3, 4, 5], "one is always allowed"
+
+
+@pytest.mark.parametrize("hot", [1, 1 << 20])
+def test_what_is_sent_never_exceeds_the_credit_in_bytes(hot: int) -> None:
+    post = Post(mail_hot_bytes=hot, extract_bytes_min=1 << 20)
+    post.mail(1, "bert", [bytes(1_000)] * 8)
+    whole = post.info("bert")["bytes"]
+    post.inbox(2, records=1, size=1)
+    assert post.numbers(2) == [0], "one is always allowed"
+    allowed = whole - 1
+    post.credit(2, 7, 9, allowed)
+    sent = sum(
+        sum(len(memoryview(frame)) for frame in send.frames)
+        for ready in post.readies for send in ready.sends if send.link == 2
+    )  # fmt: skip
+    assert whole // 2 < sent <= allowed, "few rows of a batch that would not fit are extracted"
+    assert 1 < len(post.numbers(2)) < 8

@@ -115,11 +115,9 @@ class Nonsense:
                 for row in sorted(draw.sample(rows, draw.randint(1, len(rows))))
             ]
         peer = self.shell.peers.get(link)
-        seen = (
-            []
-            if peer is None
-            else peer.mail.get(subscription, []) + peer.work.get(subscription, [])
-        )  # type: ignore[operator]
+        seen: list[Any] = []
+        if peer is not None:
+            seen = [*peer.mail.get(subscription, []), *peer.work.get(subscription, [])]
         if seen and draw.random() < 0.9:
             numbers = sorted({draw.choice(seen[-4:]).number for _ in range(draw.randint(1, 4))})
             return [(number, number + 1) for number in numbers]
@@ -280,8 +278,8 @@ class Nonsense:
         queues = self.shell.broker._shard.queues
         assert plain(queues) == plain(replayed)
         if self.checkpoint is not None:
-            length, base = self.checkpoint
-            again, nothing = copy.deepcopy(base), Tables()
+            length, kept = self.checkpoint
+            again, nothing = copy.deepcopy(kept), Tables()
             for change in self.changes()[length:]:
                 if not isinstance(change, TABLE_CHANGES):
                     apply(nothing, again, change)

@@ -180,6 +180,8 @@ def test_what_owns_no_content_is_not_held_back_by_the_window() -> None:
     post.mail(1, "bert", [b"a", b"b"])
     assert post.mail(2, "anna", [bytes(5_000)]) is None, "one is always allowed"
     assert post.mail(2, "anna", [b"x"]).code == "window"
+    assert post.mail(2, "anna", [b"x"], level=int(Level.NONE)) is None
+    assert post.info("anna")["messages"] == 2, "what is never confirmed is in no window"
     assert code(post.ack(2, (0, 1), level=int(Level.STORED))) == "Confirm"
     post.step(2, wire.AckMail(7, [(1, 2)]), tracker=9)
     post.sync()
