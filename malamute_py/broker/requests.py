@@ -41,7 +41,6 @@ from malamute_py.changelog.tables import (
     ServiceRow,
     Tables,
     apply,
-    received,
     rows_of,
 )
 
@@ -595,16 +594,10 @@ class Requests:
         by_time: dict[int, list[Rows]] = {}
         exhausted: list[Rows] = []
         for put, rows in items:
-            spared = 0
-            if why == "requeued":
-                spared = rows
-            elif why == WITHDRAWN:
-                # Not begun: that was no attempt.
-                spared = rows & ~received(put.row)
             for times, some in attempts_of(put, rows):
                 pause_ms = self._pause(service, times, why, again_ms)
-                if times >= self.attempts_max(service) and some & ~spared:
-                    exhausted.append((put, some & ~spared))
+                if times >= self.attempts_max(service) and why not in ("requeued", WITHDRAWN):
+                    exhausted.append((put, some))
                     pause_ms = 0
                 not_before_ms = now_ms + pause_ms if pause_ms else 0
                 by_time.setdefault(not_before_ms, []).append((put, some))
@@ -622,6 +615,10 @@ class Requests:
             for put, rows in items:
                 put.moving &= ~rows
             self._shard.counters["requests_returned"] += sum(rows.bit_count() for _, rows in items)
+            if why == WITHDRAWN:
+                # The log has taken back what was no attempt.
+                for put, rows in items:
+                    exhausted.extend((put, some) for some in self._spent(put, rows & put.alive))
             spent = merged(exhausted)
             kept = dict(spent)
             for at_ms, some in by_time.items():
@@ -729,6 +726,11 @@ class Requests:
     def attempts_max(self, service: Service) -> int:
         """How often a request may be handed out."""
         return service.row.settings.attempts_max or self._shard.settings.attempts_max
+
+    def _spent(self, put: Put, rows: int) -> list[int]:
+        """Of these rows, those that may not be handed out once more."""
+        most = self.attempts_max(put.service)
+        return [some for times, some in attempts_of(put, rows) if times >= most]
 
     def _backoff(self, service: Service, times: int) -> int:
         settings, limits = service.row.settings, self._shard.settings
@@ -840,10 +842,7 @@ class Requests:
             lost = put.alive & ~put.row.waiting & ~put.moving & ~put.granted
             if lost:
                 self.give_up(put.service, [(put, lost)], "died")
-            spent = sum(
-                rows for times, rows in attempts_of(put, put.free)
-                if times >= self.attempts_max(put.service)
-            )  # fmt: skip
+            spent = sum(self._spent(put, put.free))
             if spent:
                 self._exhausted(put.service, [(put, spent)], "died")
         for service in {put.service for put in puts}:

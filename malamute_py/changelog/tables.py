@@ -464,7 +464,7 @@ def _work_received(tables: Tables, queues: Queues, change: WorkReceived) -> None
             queues.requests[base] = row
 
 
-def received(row: RequestRow) -> int:
+def _received(row: RequestRow) -> int:
     """Rows in hand whose holders said that they have them."""
     rows = 0
     for hold in row.holds:
@@ -479,7 +479,7 @@ def _work_returned(tables: Tables, queues: Queues, change: WorkReturned) -> None
             continue
         mask = mask_of(rows, row.left & ~row.waiting)
         if change.why == WITHDRAWN:
-            _uncount(row, mask & ~received(row))
+            _uncount(row, mask & ~_received(row))
         _release(row, mask)
         row.waiting |= mask
         if mask and change.not_before_ms:

@@ -331,6 +331,8 @@ class Offering(Opened):
         self.volatile = False
         """The service is in memory: nothing of it can be confirmed as stored."""
         self.closing = False
+        self.begun: list[int] = []
+        """Of what the broker takes back at the end, what was an attempt."""
         self.renew_at_ms = 0
         """0: nothing to renew."""
         self._kind = kind
@@ -731,7 +733,10 @@ class Workings:
         return True
 
     def close(self, offering: Offering) -> None:
-        """End the offer once every answer is confirmed; the broker takes back what has none."""
+        """End the offer once every answer is confirmed; the broker takes back what has none.
+
+        What was begun is said to have been received, and so counts as an attempt.
+        """
         if offering.ended:
             return
         offering.closing = True
@@ -739,6 +744,8 @@ class Workings:
         for request in list(offering.in_hand.values()):
             if not request.finished:
                 # Not RETURNED: with credit left, it might be handed to this offer once more.
+                if request.begun and not request.lost:
+                    offering.begun.append(request.number)
                 offering.finish(request)
                 offering.done(request)
         self._closing[offering] = None
@@ -802,6 +809,9 @@ class Workings:
         for offering in list(self._closing):
             if not offering.in_hand and not offering.ending:
                 offering.ending = True
+                for number in offering.begun:
+                    # Each by itself: of several at once all would be refused with one.
+                    out.put(AckWork(offering.number, [(number, number + 1)], RECEIVED), None)
                 out.put(Unsubscribe(offering.number), None)
         return True
 

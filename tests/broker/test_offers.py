@@ -743,6 +743,16 @@ def test_what_a_withdrawn_offer_had_begun_was_an_attempt() -> None:
     assert world.info(1)["attempts"] == [[0, 1]], "as the log has it"
 
 
+def test_what_was_begun_may_be_said_in_the_message_that_ends_the_offer() -> None:
+    world = pair(attempts_max=1)
+    world.request(1, b"a", b"b", key=b"k")
+    world.offer(2)
+    began = wire.AckWork(1, [(0, 1)], WorkState.RECEIVED)
+    world.shell.send(2, began, wire.Unsubscribe(1))
+    assert [letter.mail.why for letter in world.mail(1)] == ["returned: handed out 1 times"]
+    assert world.info(1)["attempts"] == [[0, 1]]
+
+
 def test_what_a_lone_worker_gives_back_again_and_again_waits_longer_each_time() -> None:
     world = pair(backoff_ms=100)
     world.request(1, b"a")

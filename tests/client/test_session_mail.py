@@ -452,6 +452,17 @@ def test_a_service_in_memory_gets_plain_replies() -> None:
     assert plain.tracker
 
 
+def test_closing_says_of_what_was_begun_that_it_was_an_attempt() -> None:
+    script = opened()
+    offering = working(script)
+    begun = offering.take()
+    assert begun is not None
+    script.session.workings.close(offering)
+    received, end = (one for one in script.step() if isinstance(one, c.AckWork | c.Unsubscribe))
+    assert (received.state, received.ranges) == (1, [(begun.number, begun.number + 1)])
+    assert isinstance(end, c.Unsubscribe)
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_closing_gives_back_what_is_not_finished_and_then_ends_the_offer(begun: bool) -> None:
     script = opened()
