@@ -186,15 +186,15 @@ class Server:
         return self._authenticator.public_key.decode() if self._authenticator else ""
 
     def metrics(self) -> dict[str, Any]:
-        """Counters and gauges; from any thread."""
-        return {
-            "core": {**self._core.counters, **self._core.gauges},
-            **self._facts(),
-        }
+        """Counters and gauges by the names of deploy/metrics.md; from any thread."""
+        facts = self._facts()
+        return {"core": {**self._core.counters, **facts.pop("gauges")}, **facts}
 
     def metrics_text(self) -> str:
-        """The same for Prometheus."""
-        return prometheus_text(self.metrics())
+        """The same for Prometheus, which wants to see by the name what only grows."""
+        facts = self._facts()
+        counters = {f"{name}_total": count for name, count in dict(self._core.counters).items()}
+        return prometheus_text({"core": {**counters, **facts.pop("gauges")}, **facts})
 
     def _facts(self) -> dict[str, Any]:
         """The shell's part of BROKER_INFO."""
@@ -204,10 +204,19 @@ class Server:
             "uptime_ms": self._clock() - self._started_ms,
             "resident_bytes": self._guard.rss,
             "connections": len(self._guard),
+            "gauges": self._gauges(),
             "shell": dict(self._counters),
             "disk": self._rings.facts(),
             **self._checkpoint_facts(),
         }
+
+    def _gauges(self) -> dict[str, int]:
+        """The core's; also from a thread beside the loop."""
+        while True:
+            try:
+                return self._core.gauges
+            except RuntimeError:  # something came or went while it was counted
+                continue
 
     def _checkpoint_facts(self) -> dict[str, Any]:
         checkpoints = self._checkpoints

@@ -1,0 +1,101 @@
+"""What is counted and told is written down, and the other way round: deploy/metrics.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import malamute_py
+from malamute_py import EmbeddedBroker
+
+PAGE = Path(__file__).parents[2] / "deploy" / "metrics.md"
+SOURCES = Path(malamute_py.__file__).parent
+TOLD_BY = {"event", "_event", "_report", "RingEvent"}
+"""Calls whose first argument is an event's name."""
+LEVELS = {"debug", "info", "warning", "error", "critical"}
+
+
+def nodes(*packages: str) -> Iterator[ast.AST]:
+    for package in packages:
+        for path in sorted((SOURCES / package).rglob("*.py")):
+            yield from ast.walk(ast.parse(path.read_text()))
+
+
+def words(node: ast.AST) -> Iterator[str]:
+    """Texts that an expression may be."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from words(node.body)
+        yield from words(node.orelse)
+
+
+def counters() -> set[str]:
+    return {
+        word
+        for node in nodes("broker")
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("counters")
+        for word in words(node.slice)
+    }
+
+
+def events() -> set[str]:
+    found: set[str] = set()
+    for node in nodes("broker", "server", "journal"):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        called = ast.unparse(node.func)
+        last = called.rpartition(".")[2]
+        place = 1 if last == "RingEvent" and len(node.args) > 2 else 0
+        if last in TOLD_BY or (last in LEVELS and "log" in called):
+            found.update(words(node.args[place]))
+    return found
+
+
+def gauges() -> set[str]:
+    with EmbeddedBroker() as broker:
+        server = broker.server
+        counted = server.metrics()["core"]
+        return {name for name in counted if f"malamute_core_{name} " in server.metrics_text()}
+
+
+def tables(*heads: str) -> set[str]:
+    """The first column of the tables whose head is one of these."""
+    found: set[str] = set()
+    head = ""
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("|"):
+            head = head or line.split("|")[1].strip()
+            name = re.match(r"\| `(\w+)` \|", line)
+            if head in heads and name is not None:
+                found.add(name[1])
+        else:
+            head = ""
+    return found
+
+
+def test_every_counter_is_explained() -> None:
+    assert tables("Counter") == counters()
+
+
+def test_every_event_is_explained() -> None:
+    assert tables("Event") == events()
+
+
+def test_every_gauge_is_explained_and_shown_to_who_asks(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:
+        client.send("box", b"body")
+        more = client.broker_info().more
+    assert tables("Gauge") == gauges() | more["checkpoint"].keys()
+    assert more["gauges"].keys() == gauges()
+    assert more["gauges"]["mail_messages"] == 1
+
+
+def test_counters_are_counters_in_prometheus_text() -> None:
+    with EmbeddedBroker() as broker, broker.connect_sync() as client:
+        client.publish("s", b"body")
+        text = broker.server.metrics_text()
+    assert "# TYPE malamute_core_records_in_total counter\nmalamute_core_records_in_total 1" in text
+    assert "# TYPE malamute_core_streams gauge\nmalamute_core_streams 1" in text
