@@ -152,7 +152,7 @@ def move(
     ] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Move a cursor forward, as a reader does; makes it when there is none."""
+    """Move a cursor forward, as a reader does; made when new."""
     with linked(ctx) as client:
         known_stream(client, stream)
         try:

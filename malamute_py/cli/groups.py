@@ -111,7 +111,7 @@ def _held(found: GroupFacts) -> Cell:
 
 @app.command("info")
 def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json = False) -> None:
-    """Show one group: how far it is, its members, and what each has in hand."""
+    """Show one group: how far it is, and what members have in hand."""
     with linked(ctx) as client:
         found = known(client, stream, group)
     members: list[dict[str, Any]] = [
@@ -185,7 +185,7 @@ def pattern_text(pattern: list[Any]) -> str:
 def rm(
     ctx: typer.Context, stream: Stream, group: Name, yes: Yes = False, as_json: output.Json = False
 ) -> None:
-    """Have the broker forget a group that has no members; the records stay."""
+    """Forget a group without members; the records stay."""
     with linked(ctx) as client:
         found = known(client, stream, group)
         agreed(f"remove group {group} of {stream}, which stands at {found.next:,}", group, yes=yes)

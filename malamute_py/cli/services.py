@@ -103,7 +103,7 @@ def _count(number: int, style: str = "") -> Cell:
 
 @app.command("info")
 def info(ctx: typer.Context, service: Name, as_json: output.Json = False) -> None:
-    """Show one service: what waits, who works on what, and its settings."""
+    """Show one service: what waits, and who works on what."""
     with linked(ctx) as client:
         _show(known(client, service), as_json)
 
@@ -210,7 +210,7 @@ def requeue(
     ] = None,
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
-    """Put dead letters, or requests that a worker holds, back into the queue."""
+    """Put dead letters, or requests in hand, back into the queue."""
     with linked(ctx) as client:
         found = known(client, service)
         if not numbers and not found.dead:
@@ -298,7 +298,7 @@ def edit(
 
 @app.command("rm")
 def rm(ctx: typer.Context, services: Names, yes: Yes = False, as_json: output.Json = False) -> None:
-    """Remove services and the requests that wait in them; their requesters are told."""
+    """Remove services and their requests; who asked is told."""
     with linked(ctx) as client:
         for name, found in {name: known(client, name) for name in services}.items():
             count = found.waiting + found.held + found.delayed

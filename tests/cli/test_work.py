@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,7 @@ def test_a_failure_is_code_1_and_says_why(m: Run, broker: EmbeddedBroker, servic
 
 
 def test_no_answer_in_time_is_code_4_and_says_what_is_missing(m: Run, service: str) -> None:
+    m("service", "edit", service, "--create").ok()
     told = m("request", service, "x", "--timeout", "100ms")
     assert told.code == 4
     assert "nobody works for it" in told.err
@@ -225,19 +227,35 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(m: Run, service: str)
     assert (row[1], row[3]) == ("failed", "it did not end within 100 ms")
 
 
-def test_a_request_that_is_over_ends_its_run(m: Run, service: str, tmp_path: Path) -> None:
-    mark = tmp_path / "told"
-    m("request", service, "x", "--timeout", "2s", "--reply-to", f"{service}.answers").ok()
+def test_a_request_that_is_cancelled_ends_its_run(
+    m: Run, broker: EmbeddedBroker, service: str, tmp_path: Path
+) -> None:
+    begun, told = tmp_path / "begun", tmp_path / "told"
     code = (
         "import pathlib, signal, sys, time\n"
         "def told(*_):\n"
-        f"    pathlib.Path({str(mark)!r}).touch(); sys.exit(0)\n"
+        f"    pathlib.Path({str(told)!r}).touch(); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, told)\n"
+        f"pathlib.Path({str(begun)!r}).touch()\n"
         "time.sleep(600)"
     )
-    (row,) = m("work", service, "-n", "1", "--", *python(code)).ok().rows
+    with broker.connect_sync() as client:
+        client.submit(service, b"x", key=b"k", reply_to=f"{service}.answers")
+        cancelled: list[int] = []
+
+        def cancel() -> None:
+            deadline = time.monotonic() + WAIT_S
+            while not begun.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            cancelled.append(client.cancel(service, b"k"))
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        (row,) = m("work", service, "-n", "1", "--", *python(code)).ok().rows
+        thread.join(WAIT_S)
+    assert cancelled == [1]
     assert row[1] == "gone"
-    assert mark.exists()
+    assert told.exists()
 
 
 def test_a_command_that_does_not_read_and_leaves_children_is_no_trap(m: Run, service: str) -> None:
