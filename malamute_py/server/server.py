@@ -62,7 +62,7 @@ EXIT_OK = 0
 EXIT_BUG = 70
 """sysexits.h: an internal software error; a supervisor restarts it."""
 _COLLECT = (10_000, 20, 50)
-"""Python's collector looks at young objects once there are so many; a pass takes half a millisecond."""
+"""Python's collector looks at young objects once there are so many: half a millisecond a pass."""
 _SWITCH_S = 0.001
 """How long a thread of Python may keep the others waiting: the loop shares the lock with
 threads that hand over results, and 5 ms would be added to a confirm."""
