@@ -117,13 +117,15 @@ class Member:
 class Slots:
     """Which member of a keyed group each slot belongs to."""
 
-    __slots__ = ("_holder", "_late", "_target", "held", "owner", "settled", "waiting")
+    __slots__ = ("_best", "_holder", "_late", "_target", "held", "owner", "settled", "waiting")
 
     def __init__(self) -> None:
         self.owner: Places = np.full(SLOTS, NOBODY, np.int16)
         """Who is given records of the slot now; nobody while it moves or something is late."""
         self._target: Places = np.full(SLOTS, NOBODY, np.int16)
         """Who is to be."""
+        self._best = np.zeros(SLOTS, np.uint64)
+        """The weight by which that was decided."""
         self._holder: Places = np.full(SLOTS, NOBODY, np.int16)
         """Who was given the last ones."""
         self.held: Numbers = np.zeros(SLOTS, np.int64)
@@ -133,21 +135,27 @@ class Slots:
         self.settled = True
         """Every slot belongs to whom it is to belong to."""
 
-    def divide(self, members: list[Member]) -> None:
-        """Work out anew to whom slots belong; those in hand stay until they are not."""
-        best = np.zeros(SLOTS, np.uint64)
-        self._target = np.full(SLOTS, NOBODY, np.int16)
-        numbers = np.arange(1, SLOTS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        for member in members:
-            name = member.session + member.number.to_bytes(16, "little", signed=True)
-            seed = int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
-            weight = numbers ^ np.uint64(seed)
-            weight = (weight ^ (weight >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            weight = (weight ^ (weight >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            weight ^= weight >> np.uint64(31)
-            better = weight >= best
-            self._target[better] = member.place
-            best = np.maximum(best, weight)
+    def enter(self, member: Member) -> None:
+        """A member takes the slots in which it weighs most; those in hand stay until they are not.
+
+        What others have of each other is not looked at: a thousand may come or go in one step.
+        """
+        weight = _weights([member], np.arange(SLOTS))[0]
+        better = (weight > self._best) | (self._target == NOBODY)
+        self._target[better] = member.place
+        self._best[better] = weight[better]
+        self.settle()
+
+    def leave(self, member: Member, members: list[Member]) -> None:
+        """The slots of a member that has left go to those of the others who weigh most."""
+        lost = np.flatnonzero(self._target == member.place)
+        if members and len(lost):
+            weights = _weights(members, lost)
+            first = weights.argmax(axis=0)
+            self._target[lost] = np.array([one.place for one in members], np.int16)[first]
+            self._best[lost] = weights[first, np.arange(len(lost))]
+        else:
+            self._target[lost] = NOBODY
         self.settle()
 
     def settle(self) -> None:
@@ -194,6 +202,18 @@ class Slots:
         _count(self._late, slots, -1)
         _count(self.waiting, slots, 1)
         self.settle()
+
+
+def _weights(members: list[Member], slots: Numbers) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """How much each member (a row) weighs in each of these slots (a column)."""
+    names = (one.session + one.number.to_bytes(16, "little", signed=True) for one in members)
+    seeds = [int.from_bytes(blake2b(name, digest_size=8).digest(), "little") for name in names]
+    numbers = (slots + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    weight = numbers ^ np.array(seeds, np.uint64)[:, np.newaxis]
+    weight = (weight ^ (weight >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    weight = (weight ^ (weight >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    found: np.ndarray[Any, np.dtype[np.uint64]] = weight ^ (weight >> np.uint64(31))
+    return found
 
 
 def _count(counts: Numbers, slots: SlotsOfRows, each: int) -> None:
@@ -302,7 +322,7 @@ class Group:
                 place += 1
             member.place = place
             self.by_place[place] = member
-            self.slots.divide(self.members)
+            self.slots.enter(member)
         return False
 
     def hand_over(self, member: Member) -> None:
@@ -333,7 +353,7 @@ class Group:
         self._release(member)
         if self.slots is not None:
             del self.by_place[member.place]
-            self.slots.divide(self.members)
+            self.slots.leave(member, self.members)
         return held
 
     def give_up_ghost(self) -> None:

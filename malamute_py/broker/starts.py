@@ -170,9 +170,11 @@ def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
     if kind == StartKind.CURSOR:
         otherwise = rest[1] if len(rest) > 1 else None
         if otherwise is not None:
-            nested = _parse(otherwise)[0]
+            # Looked at before it is read: a start in a start in a start has no bottom.
+            nested = otherwise[0] if isinstance(otherwise, list | tuple) and otherwise else None
             if nested in (StartKind.LAST_PER_SUBJECT, StartKind.CURSOR):
                 raise RequestRejected("bad_start", f"no start of kind {nested} behind a cursor")
+            _parse(otherwise)
         if rest and isinstance(rest[0], str):
             return kind, (rest[0], otherwise)
         raise RequestRejected("bad_start", "[7, cursor, another start]")

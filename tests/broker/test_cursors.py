@@ -253,6 +253,14 @@ def test_a_subscription_starts_at_a_cursor() -> None:
         assert peer.last(wire.Refused).code == "bad_start"
 
 
+def test_a_start_without_a_bottom_is_refused() -> None:
+    start: list[Any] = [0]
+    for _ in range(2_000):
+        start = [7, "a", start]
+    peer = world().subscribe(ME, 1, "s", start=start)
+    assert peer.last(wire.Refused).code == "bad_start"
+
+
 def test_a_cursor_that_was_removed_is_gone_for_good() -> None:
     shell = world()
     move(shell, 4)
