@@ -32,6 +32,8 @@ TURN_PUTS: Final = 128
 """Puts that one mailbox delivers in its turn."""
 STEP_PUTS: Final = 1_024
 """Puts that one step delivers, or takes back from readers that have ended."""
+RETURN_PUTS: Final = 512
+"""Of these, those that it takes back at most: the other mailboxes do not wait for one link."""
 
 
 class Handout:
@@ -296,9 +298,10 @@ class Inboxes:
 
     def deliver(self) -> None:
         """Take back what ended readers held, then let mailboxes deliver, each in its turn."""
-        budget = STEP_PUTS
-        while self._returning and budget > 0:
-            budget = self._take_back(self._returning[0], budget)
+        most = RETURN_PUTS
+        while self._returning and most > 0:
+            most = self._take_back(self._returning[0], most)
+        budget = STEP_PUTS - RETURN_PUTS + most
         hungry = self._mailboxes.hungry
         while hungry and budget > 0:
             mailbox = hungry.popleft()

@@ -432,10 +432,24 @@ def test_much_in_hand_comes_back_in_steps_and_in_order() -> None:
     for _ in range(3):
         post.send(1, *(wire.Send("bert", 0, 1) for _ in frames), frames=frames)
     assert len(post.got(2)) == 9_000
-    post.hello(4, identity="bert")
-    post.inbox(4)
+    post.inbox(3, mailbox="bert")
     post.lose(2)
-    assert post.numbers(4) == list(range(9_000))
+    assert post.numbers(3) == list(range(9_000))
+
+
+def test_others_do_not_wait_while_much_comes_back() -> None:
+    post = Post()
+    frames = [encode([b"x"], subject="s")] * 2_000
+    post.inbox(2)
+    post.send(1, *(wire.Send("bert", 0, 1) for _ in frames), frames=frames)
+    post.inbox(1)
+    post.inbox(3, mailbox="bert")
+    before = len(post.readies)
+    post.broker.link_lost(2, post.now_ms)
+    post.send(3, wire.Send("anna", 0, 1), frames=frames[:1])
+    links = [send.link for ready in post.readies[before:] for send in ready.sends]
+    assert links.index(1) < links.index(3)
+    assert post.numbers(3) == list(range(2_000))
 
 
 def test_a_restart_delivers_what_was_not_acknowledged() -> None:

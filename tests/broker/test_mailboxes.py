@@ -606,6 +606,20 @@ def test_purging_takes_what_is_delayed_and_leaves_what_comes_later() -> None:
     assert post.got(2) == [b"new"]
 
 
+def test_a_purge_in_pieces_leaves_what_came_after_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox_admin, "PIECE_PUTS", 1)
+    post = Post()
+    for body in (b"a", b"b", b"c"):
+        post.mail(1, "bert", [body])
+    frame = encode([b"d"], subject="s")
+    post.send(1, wire.PurgeMail(5, "bert", "bert"), wire.Send("bert", 6), frames=[frame])
+    assert post.peers[1].last(wire.Result).value == {"count": 3, "held": 0}
+    post.inbox(2)
+    assert post.got(2) == [b"d"]
+
+
 def test_a_purge_that_the_journal_refuses_leaves_everything() -> None:
     post = Post()
     post.mail(1, "bert", [b"x"])
