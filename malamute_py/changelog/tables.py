@@ -226,7 +226,7 @@ class Queues(msgspec.Struct):
     """Number of its first -> what is left of a put, in the order of the log."""
     cursors: MutableMapping[tuple[int, str], CursorRow] = {}
     groups: MutableMapping[tuple[int, str], GroupRow] = {}
-    keys: Keys = msgspec.field(default_factory=lambda: OrderedDict[tuple[str, bytes], KeyRow]())
+    keys: Keys = msgspec.field(default_factory=OrderedDict[tuple[str, bytes], KeyRow])
     """(sender, key) -> where it went; the oldest first."""
     next_number: int = 1
     """The next mailbox's or service's number."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
+from malamute_py.broker.broker import NUMBERS
 from tests.broker.shell import Shell, bodies
 
 NAMES = st.sampled_from(["s", "t", "own", "ram", "", "bad name", "~r"])
@@ -81,7 +82,7 @@ def _strategy(command: type[wire.Command]) -> st.SearchStrategy[wire.Command]:
             fields[name] = st.lists(st.integers(0, 4), max_size=3)
         elif name == "key":
             fields[name] = st.sampled_from([b"", b"", b"k", b"l"])
-        elif name in ("subscription", "tracker") and command.__struct_config__.tag >= 40:
+        elif name in ("subscription", "tracker") and NUMBERS[command] >= 40:
             fields[name] = st.integers(0, 3)
         elif name == "until":
             fields[name] = st.sampled_from(["", "tail", "?"])

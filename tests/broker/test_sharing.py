@@ -24,7 +24,8 @@ def member(place: int) -> Member:
 def test_slots_belong_to_the_same_members_in_whatever_order_these_came(seed: int) -> None:
     random = Random(seed)
     everybody = [member(place) for place in range(12)]
-    slots, present = Slots(), []
+    slots = Slots()
+    present: list[Member] = []
     for _ in range(60):
         one = random.choice(everybody)
         before = slots.owner.copy()

@@ -66,7 +66,7 @@ def check_command_line(words: list[str]) -> None:
 
     command = get_command(app)
     for word in words:
-        if word in ("|", ">", ">>", "&&", "&", "#", ";"):
+        if word in ("|", ">", ">>", "&&", "&", "#", ";", "--"):
             break
         if isinstance(command, TyperGroup) and not word.startswith("-"):
             found = command.get_command(typer.Context(command), word)

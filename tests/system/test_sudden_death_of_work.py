@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ class Book:
     steps_confirmed: set[int] = field(default_factory=set)
     grouped: Counter[int] = field(default_factory=Counter)
 
+    def counts(self) -> tuple[int, int, int]:
+        return len(self.mails_confirmed), len(self.answers), len(self.steps_confirmed)
+
+    def grew(self, before: tuple[int, int, int]) -> bool:
+        return all(now > then for now, then in zip(self.counts(), before, strict=True))
+
 
 async def keep_going(
     stopped: asyncio.Event, one: Callable[[int], Awaitable[None]], begin: Callable[[], int]
@@ -52,8 +59,8 @@ async def keep_going(
     while not stopped.is_set():
         number = begin()
         task = asyncio.ensure_future(one(number))
-        inflight.add(task)  # type: ignore[arg-type]
-        task.add_done_callback(inflight.discard)  # type: ignore[arg-type]
+        inflight.add(task)
+        task.add_done_callback(inflight.discard)
         await asyncio.sleep(0 if number % 10 else 0.004)
         if len(inflight) > 100:
             await asyncio.wait(inflight, return_when=asyncio.FIRST_COMPLETED)
@@ -179,15 +186,9 @@ async def test_work_survives_twenty_kills_of_the_broker(tmp_path: Path) -> None:
             )
         ]  # fmt: skip
         for _ in range(KILLS):
-            before = len(book.mails_confirmed), len(book.answers), len(book.steps_confirmed)
+            before = book.counts()
             if moments.random() < 0.8:
-                await until(
-                    lambda before=before: (
-                        len(book.mails_confirmed) > before[0]
-                        and len(book.answers) > before[1]
-                        and len(book.steps_confirmed) > before[2]
-                    )
-                )
+                await until(partial(book.grew, before))
             await asyncio.sleep(moments.uniform(0.0, 0.3))
             daemon.kill()
             await asyncio.to_thread(daemon.start)
