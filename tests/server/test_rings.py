@@ -181,7 +181,7 @@ def test_what_nobody_waits_for_is_synced_a_little_later_and_a_removed_ring_never
     assert due_ms is not None
     assert 1_000 < due_ms <= 1_010
     rings.sync(lambda ring: False, due_ms - 1)
-    assert rings.sync_at_ms == due_ms
+    assert due_ms == (rings.sync_at_ms or 0)
     rings.open("own", {"remove": True})
     rings.sync(lambda ring: False, due_ms - 1)
     # Or the loop would be due for ever, with nothing to do.
