@@ -33,6 +33,12 @@ GIVEN_UP = frozenset(
     }
 )  # fmt: skip
 """Refusals that may come, and after which nothing is tried again."""
+OPERATIONS = frozenset((14, 16, 44, 45, 46, 47, 48, 55, 56, 57, 58, 59, 61, 62, 65, 67, 68))
+"""Numbers of commands that are no acts: their reference is no tracker."""
+OPENINGS = frozenset((41, 51, 63))
+NOTHING_THERE = frozenset(
+    {"unknown_request", "unknown_mailbox", "unknown_service", "unknown_group", "unknown_cursor"}
+)
 ALL: list[Any] = ["all"]
 TRIES = 50
 """So often a step that holds something is repeated in the quiet end."""
@@ -216,19 +222,18 @@ class Peer(Client):
 
     def _refused(self, command: c.Refused) -> None:
         self.world.note("refused", self.name, command.command, command.code)
-        act = self.pending.pop(command.reference, None)
-        if command.command in (41, 51, 63):
+        known = command.command not in OPENINGS | OPERATIONS
+        act = self.pending.pop(command.reference, None) if known else None
+        if command.command in OPENINGS:
             sub = self.subs[command.reference - 1]
             connection = self.connection
             if command.code not in RETRYABLE:
                 raise Violation("refusal", f"{self.name}: {sub.kind} {sub.place}: {command}")
             self.world.after(30_000, lambda: self._reopen(sub, connection))
             return
-        if command.command in (14, 16):
-            return
-        if command.command == 55:
-            if command.code not in RETRYABLE | {"unknown_request"}:
-                raise Violation("refusal", f"{self.name}: CANCEL: {command}")
+        if command.command in OPERATIONS:
+            if command.code not in RETRYABLE | NOTHING_THERE:
+                raise Violation("refusal", f"{self.name}: {command}")
             return
         if act is None:
             if command.code not in RETRYABLE | GIVEN_UP:
@@ -305,7 +310,7 @@ class Peer(Client):
                 continue
             elif isinstance(command, c.Refused):
                 act = self.sent.get((link, command.reference))
-                if act is not None and command.command not in (41, 51, 63, 14, 16, 55):
+                if act is not None and command.command not in OPENINGS | OPERATIONS:
                     model.refused(act, command)
                 continue
             else:
@@ -351,6 +356,8 @@ class Peer(Client):
             (wish.kind, wish.place, wish.serials, wish.numbers) for wish in wishes
         ])  # fmt: skip
         self._send(act)
+        if key and self.rng.random() < 0.05:
+            self._send(act)
         return act
 
     def _send(self, act: Act) -> None:
@@ -433,9 +440,31 @@ class Peer(Client):
             sub = rng.choice(self.subs)
             if not sub.open and not sub.wanted:
                 self._open(sub)
+        elif rng.random() < 0.03:
+            self._operate()
         elif self.queued and rng.random() < 0.2:
             service, key = self.queued.pop(rng.randrange(len(self.queued)))
             self.say(c.CancelRequest(self.request(), service, key, rng.choice((-1, 0))))
+
+    def _operate(self) -> None:
+        """What operators do."""
+        rng, number = self.rng, self.request()
+        boxes, services, places = self.world.places()
+        box = rng.choice(boxes)
+        operations: list[c.Command] = [
+            c.PurgeMail(number, box, box),
+            c.MailboxInfo(number, rng.choice((box, "*"))),
+            c.PeekMail(number, box, -1, 10, rng.choice((0, 100))),
+        ]
+        if services:
+            service = rng.choice(services)
+            operations += [c.Requeue(number, service), c.ServiceInfo(number, service)]
+        if places:
+            stream, _, group = rng.choice(places).partition("/")
+            operations += [c.GroupInfo(number, stream, group), c.CursorInfo(number, stream)]
+        operation = rng.choice(operations)
+        self.world.note("operation", self.name, type(operation).__name__)
+        self.say(operation)
 
     # --- beginning something -----------------------------------------------------------
 
@@ -624,11 +653,11 @@ class Peer(Client):
         for mailbox in roles.sends:
             if rng.random() < 0.4 and not mailbox.startswith("mem"):
                 (at_ms, priority), wish, frame = self._mail_part(mailbox)
-                commands.append((c.Send(mailbox, 0, 0, b"", at_ms, priority), frame))
+                commands.append((c.Send(mailbox, 0, 0, self._key(0.3), at_ms, priority), frame))
                 wishes.append(wish)
         for service in roles.requests:
             if rng.random() < 0.3:
-                command, wish, frame = self._request_part(service, b"")
+                command, wish, frame = self._request_part(service, self._key(0.3))
                 commands.append((command, frame))
                 wishes.append(wish)
         if roles.cursors and rng.random() < 0.5:
@@ -654,6 +683,28 @@ class Peer(Client):
         if not self.open:
             return f"{self.name} has no link"
         return ""
+
+
+class Thief(Client):
+    """Takes another's identity for a moment."""
+
+    def __init__(self, world: Any, identity: str) -> None:
+        super().__init__(world, "thief")
+        self.identity = identity
+
+    def lost(self, connection: Connection) -> None:
+        """It does not come again."""
+        connection.drop()
+        self.connection = None
+        self.open = False
+
+    def link_up(self, welcome: c.Welcome) -> None:
+        connection = self.connection
+        self.world.after(self.rng.choice((10, 20_000)), lambda: self._leave(connection))
+
+    def _leave(self, connection: Connection | None) -> None:
+        if connection is not None and connection is self.connection:
+            self.say(c.Bye())
 
 
 def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:

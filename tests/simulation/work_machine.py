@@ -329,6 +329,17 @@ class WorkMachine(Machine):
         if self.checkpoints is not None and name in self.rings:
             self.checkpoints.synced(self.rings[name].synced_lsn)
 
+    def close(self) -> bool:
+        """Close the rings with their marks of an orderly end; False: it cannot be done now."""
+        if self.disk.crash_at_write >= 0 or self.disk.crash_at_sync >= 0 or self.disk.fail_syncs:
+            return False
+        if any(ring._syncing.locked() or ring.failure is not None for ring in self.rings.values()):
+            return False
+        self.disk.between = None
+        for ring in self.rings.values():
+            ring.close()
+        return True
+
     def pressure(self) -> None:
         """The checkpoint rests for a while, whatever it is asked."""
         self.trace.note("fault", "the checkpoint rests")

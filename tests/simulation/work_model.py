@@ -498,6 +498,11 @@ class WorkModel:
             if isinstance(change, r.StepTaken):
                 act = self.steps[change.sender, change.key]
                 acts[act.number] = act
+            if isinstance(change, r.RequestRevived):
+                for base, _ in change.rows:
+                    for number in range(base, base + state.batches[base]):
+                        if state.ends.get(number, [])[-1:] == ["revived"]:
+                            self.attempts.pop(number, None)
             apply(self.tables, self.queues, change)
         return list(acts.values())
 
@@ -693,7 +698,7 @@ class WorkModel:
                 raise Violation(
                     "expired", f"message {number} is due at {letter.not_before_ms}, not {now_ms}"
                 )
-            if command.attempts < letter.attempts + 1:
+            if command.attempts < letter.attempts + 1 and link not in self.blocked:
                 raise Violation("attempts", f"message {number}: {command.attempts}, {letter}")
             self._hold(("mail", box, number), (link, command.subscription))
             place = link, command.subscription, letter.priority
@@ -729,7 +734,8 @@ class WorkModel:
                 raise Violation(
                     "attempts", f"request {number}: {command.attempts}, {job.attempts} are logged"
                 )
-            if command.attempts + job.withdrawn <= self.attempts.get(number, 0):
+            told = self.attempts.get(number, 0)
+            if command.attempts + job.withdrawn <= told and link not in self.blocked:
                 raise Violation(
                     "attempts",
                     f"request {number}: {command.attempts}, {self.attempts[number]} was told",
