@@ -502,6 +502,15 @@ def _check_together(config: Config) -> None:
             f"{services.lease_ms} lies outside services.lease_min_ms and lease_max_ms "
             f"({services.lease_min_ms} to {services.lease_max_ms})",
         )
+    groups, checkpoint = config.groups, config.checkpoint
+    for key, least, most_key, most in (
+        ("services.backoff_ms", services.backoff_ms, "backoff_max_ms", services.backoff_max_ms),
+        ("groups.hold_ms", groups.hold_ms, "hold_max_ms", groups.hold_max_ms),
+        ("checkpoint.retry_ms", checkpoint.retry_ms, "retry_max_ms", checkpoint.retry_max_ms),
+    ):
+        if least > most:
+            section = key.partition(".")[0]
+            raise ConfigError(key, f"{least} is more than {section}.{most_key} ({most})")
     if journal.segment_bytes % 4096 or not 65_536 <= journal.segment_bytes < 1 << 32:
         raise ConfigError(
             "journal.segment_bytes",
@@ -519,7 +528,6 @@ def _check_together(config: Config) -> None:
             f"{journal.ring_bytes} is less than three segments of journal.segment_bytes "
             f"({journal.segment_bytes})",
         )
-    checkpoint = config.checkpoint
     if checkpoint.force_percent >= checkpoint.pressure_percent:
         raise ConfigError(
             "checkpoint.force_percent",

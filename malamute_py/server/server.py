@@ -46,6 +46,7 @@ from malamute_py.journal.directory import Journal
 from malamute_py.server.auth import Authenticator
 from malamute_py.server.checkpoints import Checkpoints
 from malamute_py.server.clock import Clock
+from malamute_py.server.defaults import check_defaults
 from malamute_py.server.errors import ServerFailed, StartError
 from malamute_py.server.guard import Guard
 from malamute_py.server.keeper import Inbox
@@ -228,6 +229,7 @@ class Server:
         config = self.config
         endpoints = [parse_endpoint(text) for text in config.listen]
         check_public(endpoints, config)
+        check_defaults(config)
         self._started_ms = self._clock()
         with contextlib.ExitStack() as parts:
             context = self._context

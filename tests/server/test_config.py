@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from malamute_py import EmbeddedBroker
 from malamute_py.config import KEYS, Config, ConfigError, from_table, load
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "malamute.toml"
@@ -116,3 +117,31 @@ def test_an_override_of_a_wrong_type_or_name_is_named() -> None:
         load(overrides={"links.ipv6": "yes"})
     with pytest.raises(ConfigError, match=r"did you mean links\.links_max"):
         load(overrides={"links.link_max": "5"})
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ({"services": {"backoff_max_ms": 10}}, "services.backoff_ms"),
+        ({"groups": {"hold_max_ms": 10}}, "groups.hold_ms"),
+        ({"checkpoint": {"retry_max_ms": 10}}, "checkpoint.retry_ms"),
+    ],
+)
+def test_a_first_value_above_its_bound_is_refused(table: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key}: .* is more than {key[:-3]}_max_ms"):
+        from_table(table)
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "why"),
+    [
+        ("streams", {"max_byte": 1}, "max_byte"),
+        ("mailboxes", {"max_messages": -1}, "max_messages"),
+        ("services", {"attempts_max": "five"}, "attempts_max"),
+    ],
+)
+def test_settings_of_first_use_are_checked_at_the_start(
+    section: str, values: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{section}.default: .*{why}"):
+        EmbeddedBroker(**{f"{section}__default": values}).start()
