@@ -173,6 +173,9 @@ class Intake:
         size: int,
     ) -> None:
         """First use creates streams, one after the other, before the step is taken."""
+        while at < len(missing) and self._catalogue.get(missing[at]) is not None:
+            # Others have created it meanwhile: a call for each would be as deep as they are many.
+            at += 1
         if at == len(missing):
             link.unconfirmed_bytes -= size
             if link.open:

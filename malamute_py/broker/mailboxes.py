@@ -750,10 +750,14 @@ class Mailboxes:
         if mailbox.state == GONE:
             return
         mailbox.push(row.base, row.priority)
+        self._freed(mailbox, row)
+        self.wake(mailbox)
+
+    def _freed(self, mailbox: Mailbox, row: MessageRow) -> None:
+        """Nobody holds some rows any more: they may have expired meanwhile."""
         if row.expires_ms and row.expires_ms <= self._shard.now_ms:
             # Also when others of the put expire later: these rows are over now.
             self.expiries.set((mailbox.number, row.base), self._shard.now_ms)
-        self.wake(mailbox)
 
     def stay(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
         """Rows that were leaving wait again, each for the time that the tables say."""
@@ -784,6 +788,7 @@ class Mailboxes:
         mailbox.held -= count
         mailbox.delayed += count
         self.delays.set((mailbox.number, row.base), out.delay(mask, at_ms))
+        self._freed(mailbox, row)
 
     def lost(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
         """The bodies of rows that are held are nowhere: they can only be given up, aloud."""

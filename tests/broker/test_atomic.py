@@ -172,3 +172,16 @@ def test_changes_of_one_turn_share_a_batch() -> None:
     shell.run()
     bundles = [bundle for ready in shell.readies[before:] for bundle in ready.appends]
     assert [[batch.count for batch in bundle.batches] for bundle in bundles] == [[4]]
+
+
+def test_streams_that_others_create_while_a_step_waits_are_no_tower_of_calls() -> None:
+    shell = Shell()
+    shell.hello(1)
+    names = [f"n{number:04}" for number in range(1_500)]
+    frame = encode([b"a"], subject="s")
+    step = [wire.Atomic(9, len(names)), *(wire.Publish(name, 0) for name in names)]
+    # The second stream comes last: all others are there when the step goes on.
+    others = [wire.Publish(name, 0, 1) for name in reversed(names)]
+    shell.broker.receive(1, "", step, [frame] * len(names), shell.now_ms)
+    peer = shell.send(1, *others, frames=[frame] * len(others))
+    assert peer.last(wire.Confirm).tracker == 9

@@ -868,6 +868,19 @@ def test_what_expired_in_a_readers_hands_leaves_when_it_is_freed() -> None:
     assert post.info("bert")["messages"] == 1
 
 
+@pytest.mark.parametrize("again_ms", [0, 5_000])
+def test_what_expired_in_a_readers_hands_does_not_wait_to_be_delivered_again(
+    again_ms: int,
+) -> None:
+    post = Post()
+    post.inbox(2, records=1)
+    post.mail(1, "bert", [b"a"], expires_ms=post.now_ms + 100)
+    post.wait(200)
+    assert code(post.ack(2, (0, 1), again_ms=again_ms)) == "Confirm"
+    post.wait(1)
+    assert (post.info("bert")["messages"], post.info("bert")["delayed"]) == (0, 0)
+
+
 @pytest.mark.parametrize("rows", [2, 100])
 def test_an_expiry_before_all_time_is_over(rows: int) -> None:
     post = Post()
