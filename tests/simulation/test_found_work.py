@@ -1,0 +1,115 @@
+"""What the scenario `work` found, told without it: each as short as it could be made."""
+
+from __future__ import annotations
+
+from malamute_protocol import commands as wire
+from malamute_protocol.encode import encode
+from malamute_py.changelog import records as r
+from malamute_py.changelog.tables import Queues, Tables, apply
+from tests.broker.post import Post
+from tests.broker.service_world import World
+
+SERVICE = 1
+
+
+def atomic(world: World, link: int, key: bytes, *parts: wire.Command, bodies: list[bytes]) -> int:
+    """Send a step; returns its tracker."""
+    world.trackers += 1
+    frames = [encode([body], subject="x") for body in bodies]
+    head = wire.Atomic(world.trackers, len(parts), 0, key)
+    world.shell.send(link, head, *parts, frames=frames)
+    return world.trackers
+
+
+def test_a_step_that_begins_with_a_request_is_taken_once_over_a_restart() -> None:
+    world = World()
+    world.client(1, "anna")
+    step = wire.Request("s", 0), wire.Send("log", 0)
+    first = world.confirmed(1, atomic(world, 1, b"k", *step, bodies=[b"a", b"b"]))
+    world.shell.restart()
+    world.client(1, "anna")
+    again = world.confirmed(1, atomic(world, 1, b"k", *step, bodies=[b"a", b"b"]))
+    assert (first.duplicate, again.duplicate) == (False, True)
+    assert world.queued() == 1
+
+
+def test_a_step_is_confirmed_by_its_own_content_and_not_by_the_notice_that_it_brings() -> None:
+    world = World()
+    world.client(1, "anna")
+    world.worker(2, "bob")
+    world.offer(2)
+    world.request(1, b"a", key=b"k")
+    (number,) = world.numbers(2)
+    failed = wire.AckWork(1, [(number, number + 1)], 4, 0, 0, 0, "no")
+    confirm = world.confirmed(
+        2, atomic(world, 2, b"", failed, wire.Send("log", 0), bodies=[b"failed"])
+    )
+    reader = world.shell.send(2, wire.OpenInbox(9, "log", 10, 1 << 40))
+    assert [letter.number for letter in reader.mail[9]] == [confirm.offset]
+
+
+def test_a_request_that_was_cancelled_is_given_to_nobody() -> None:
+    world = World()
+    world.client(1, "anna")
+    world.request(1, b"a", key=b"k")
+    world.shell.send(1, wire.CancelRequest(7, "s", b"k"))
+    world.worker(2, "bob")
+    world.offer(2)
+    assert world.numbers(2) == []
+
+
+def test_a_message_that_expired_in_hand_leaves_though_its_neighbour_stays_for_long() -> None:
+    post = Post()
+    now_ms = post.now_ms
+    post.mail(1, "box", [b"long", b"short"], expires_ms=[now_ms + 1_000_000, now_ms + 50])
+    post.inbox(2, 7, "box", records=2)
+    assert post.got(2) == [b"long", b"short"]
+    post.wait(100)
+    post.send(2, wire.Unsubscribe(7))
+    post.inbox(2, 8, "box")
+    post.wait(2_000)
+    assert post.got(2, 8) == [b"long"]
+    assert post.info("box")["messages"] == 1
+
+
+def test_a_keyed_group_passes_over_a_batch_that_expired_in_a_member_s_hands() -> None:
+    post = Post(extract_bytes_min=0)
+    join = wire.JoinGroup(3, "s", "g", ["all"], "keyed", [0], 10, 1 << 40)
+    post.send(2, join)
+    post.publish(1, "s", [b"x" * 20_000], subject="a", expires_ms=[post.now_ms + 50])
+    post.wait(100)
+    post.send(2, wire.Unsubscribe(3))
+    post.send(3, join)
+    post.publish(1, "s", [b"last"], subject="a")
+    assert [len(body) for _, body in post.peers[2].received[3]] == [20_000]
+    assert [body for _, body in post.peers[3].received[3]] == [b"last"]
+
+
+def test_what_ends_while_its_body_is_read_takes_no_credit() -> None:
+    world = World(mail_hot_bytes=0, read=False)
+    world.client(1, "anna")
+    world.worker(2, "bob")
+    world.request(1, b"a", key=b"k")
+    world.request(1, b"more", service="other")
+    world.offer(2, credit=1)
+    assert world.shell.bodies, "the body is not in memory"
+    world.shell.send(1, wire.CancelRequest(7, "s", b"k"))
+    world.shell.answer_bodies()
+    world.shell.run()
+    world.request(1, b"b")
+    world.shell.answer_bodies()
+    world.shell.run()
+    assert [task.body for task in world.work(2)] == [b"b"]
+
+
+def test_a_dead_letter_has_no_part_in_what_was_said_of_those_of_its_batch_before() -> None:
+    queues, tables = Queues(), Tables()
+    put = r.RequestPut(SERVICE, 10, 3, 300, "anna", "anna", 5)
+    apply(tables, queues, put)
+    apply(tables, queues, r.RequestDead(SERVICE, [(10, b"\x01")], 2, "lease", 6))
+    apply(tables, queues, r.MailAgain(2, [(10, b"")], 900))
+    apply(tables, queues, r.RequestDead(SERVICE, [(10, b"\x06")], 2, "lease", 7))
+    row = queues.messages[2, 10]
+    assert row.rare is not None
+    assert (row.attempts, row.not_before_ms, row.left) == (0, 0, 0b111)
+    assert (row.rare.again, row.rare.tries) == ([(900, b"\x01")], [(1, b"\x01")])
