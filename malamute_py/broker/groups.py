@@ -74,6 +74,8 @@ TURN_BATCHES_MAX: Final = 256
 READ_BYTES_MAX: Final = 256 << 10
 """What one read of history brings: of batches of one record some 800, which take 5 to 15 ms."""
 IDLE_READS_MAX: Final = 3
+HELD_UP_MS: Final = 30_000
+"""So long a group that reads no further may stand before its operator is told."""
 EXTRACT_ROW_BYTES: Final = 512
 """Rows of at least this size are extracted whatever their share of a batch: sending a batch once
 to each of several members costs more than copying its rows."""
@@ -723,6 +725,9 @@ class Groups:
         for _ in range(TURN_BATCHES_MAX):
             offset = group.wanted()
             if offset is None:
+                if not group.held_up and group.stuck:
+                    group.held_up = True
+                    self._watch(group, group.holdings.low, told=False)
                 return given
             if given >= quantum:
                 break
@@ -733,6 +738,33 @@ class Groups:
         self.wake(group)
         # What was looked at and selected by nobody is work, too.
         return max(given, quantum)
+
+    def _watch(self, group: Group, low: int, told: bool) -> None:
+        """Look again after a while at a group that reads no further."""
+        due_ms = self._shard.now_ms + HELD_UP_MS
+        self._at(due_ms, partial(self._look_again, group, low, told))
+
+    def _look_again(self, group: Group, before: int, told: bool) -> None:
+        """Name who holds a group up, once, unless its position has moved meanwhile."""
+        if group.gone or not group.stuck:
+            group.held_up = False
+            return
+        low = group.holdings.low
+        if low == before and not told:
+            self._say_held_up(group, low)
+        self._watch(group, low, told=low == before)
+
+    def _say_held_up(self, group: Group, low: int) -> None:
+        holdings, stream = group.holdings, group.stream
+        self._shard.counters["groups_held_up"] += 1
+        holder = holdings.holder(low)
+        self._shard.event(
+            "group_held_up", "warning", stream=stream.name, group=group.name, next=low,
+            read=holdings.read, held=holdings.held,
+            link=0 if holder is None else holder.link.number,
+            identity="" if holder is None else holder.identity,
+            since_ms=0 if holder is None else holdings.since(holder),
+        )  # fmt: skip
 
     def _hot(self, stream: Stream, offset: int) -> Batch:
         newest = stream.hot[-1]

@@ -359,6 +359,14 @@ class Holdings:
                 return found
         return 0
 
+    def holder(self, offset: int) -> Any:
+        """Who holds an offset; None: nobody does."""
+        for page, mask in self.within(offset, offset + 1):
+            for member, held in page.held.items():
+                if held & mask:
+                    return member
+        return None
+
     # --- what the log is to say ---------------------------------------------------------------
 
     def ranges(self, picked: Picked, logged: int) -> list[Range]:

@@ -495,7 +495,12 @@ class Offers:
             raise RequestRejected(
                 "bad_batch", f"{content.head.count} replies to {len(numbers)} requests"
             )
-        items, runs, twice = self._claim_each(offer, numbers)
+        try:
+            items, runs, twice = self._claim_each(offer, numbers)
+        except RequestRejected:
+            self._too_late(offer, numbers)
+            raise
+        offer.late = False
         if command.last and twice:
             raise RequestRejected("bad_batch", "two last replies to one request")
         reply_to = items[0][0].row.put.reply_to
@@ -513,6 +518,16 @@ class Offers:
 
         mails = () if mail is None else (mail,)
         return self._requests.end(service, items, "completed", mails=mails, then=done)
+
+    def _too_late(self, offer: Offer, numbers: list[int]) -> None:
+        """Replies to what has expired, went to another or was cancelled: said once in a row."""
+        self._shard.counters["replies_late"] += len(numbers)
+        if not offer.late:
+            offer.late = True
+            self._shard.event(
+                "reply_late", "warning", service=offer.service.name, holder=offer.hands.holder,
+                link=offer.link.number, number=numbers[0], count=len(numbers),
+            )  # fmt: skip
 
     def _mail(
         self, link: Link, reply_to: str, content: Content, frame: Any, runs: list[Run], last: bool

@@ -238,6 +238,7 @@ class Group:
         "flushing",
         "ghost",
         "gone",
+        "held_up",
         "holder",
         "holdings",
         "idle_reads",
@@ -301,6 +302,8 @@ class Group:
         self.timer = 0
         """When the next one is due; 0: nothing is to be said."""
         self.gone = False
+        self.held_up = False
+        """It has read as far ahead as it may of what is not acknowledged; that is watched."""
         self.waker: Callable[[], None] | None = None
         """What the stream calls when there is more to read; None without members."""
 
@@ -402,6 +405,13 @@ class Group:
         if read >= self.stream.next:
             return False
         return not holdings.open or read - holdings.low < self.window
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it reads no further until something is acknowledged."""
+        holdings = self.holdings
+        ahead = holdings.read - holdings.low
+        return bool(self.members) and holdings.read < self.stream.next and ahead >= self.window
 
     def _waiting_for(self, takers: list[Member]) -> int | None:
         slots = self.slots

@@ -201,6 +201,7 @@ class Offer:
         "ended",
         "hands",
         "in_hand",
+        "late",
         "lease_ms",
         "left_bytes",
         "left_records",
@@ -228,6 +229,8 @@ class Offer:
         self.in_hand = 0
         """Requests that it has, or that are on their way to it."""
         self.lease_ms = 0
+        self.late = False
+        """Its last reply came too late, and that was said."""
         self.ended = False
         self.coming: deque[Parcel] = deque()
         """What it has in hand and has not been sent yet, in order."""

@@ -564,6 +564,56 @@ def test_a_group_reads_no_further_ahead_than_its_window() -> None:
     assert len(got(shell, 2)) == 40
 
 
+def test_who_holds_a_group_up_is_named_once_and_can_be_kicked() -> None:
+    shell = world(group_window_records=20)
+    join(shell, 2, credit=1)
+    join(shell, 3)
+    publish(shell, 2)
+    assert got(shell, 2) == [1]
+    for _ in range(3):
+        publish(shell, 10)
+    ack(shell, 3, (0, 1), (2, 12))
+    assert info(shell)["next"] == 1
+
+    def pass_time() -> None:
+        for _ in range(20):
+            for link in (1, 2, 3):
+                shell.send(link, wire.Ping(0))
+            shell.wait(2_000)
+
+    since_ms = shell.now_ms
+    assert events(shell, "group_held_up") == []
+    pass_time()
+    pass_time()
+    (event,) = events(shell, "group_held_up")
+    assert event == {
+        "stream": "s", "group": "g", "next": 1, "read": 22, "held": 11, "link": 2,
+        "identity": "", "since_ms": since_ms,
+    }  # fmt: skip
+    assert shell.broker.counters["groups_held_up"] == 1
+    shell.send(1, wire.Kick(8, 2))
+    assert 1 in got(shell, 3)
+    ack(shell, 3, (1, 2), (12, 22))
+    assert info(shell)["next"] == 22
+    assert len(got(shell, 3)) == 32
+    pass_time()
+    assert len(events(shell, "group_held_up")) == 1
+
+
+def test_a_group_that_is_slow_but_moves_is_not_held_up() -> None:
+    shell = world(group_window_records=20)
+    join(shell, 2)
+    for _ in range(10):
+        publish(shell, 10)
+    for first in range(0, 80, 10):
+        for _ in range(6):
+            shell.send(2, wire.Ping(0))
+            shell.send(1, wire.Ping(0))
+            shell.wait(4_000)
+        ack(shell, 2, (first, first + 10))
+    assert events(shell, "group_held_up") == []
+
+
 # --- exclusive -----------------------------------------------------------------------------------
 
 
