@@ -41,11 +41,12 @@ from malamute_protocol.errors import (
 from malamute_protocol.limits import Limits
 from malamute_py.client.acks import Ack, Acks, Form, Range, merged
 from malamute_py.client.cursor import Cursor
-from malamute_py.client.events import Event, Settled, Warned
+from malamute_py.client.events import Event, Settled
 from malamute_py.client.letters import chosen, ranges_of, rows_of
 from malamute_py.client.opened import Opened
 from malamute_py.client.outgoing import Put, Trackers
 from malamute_py.client.reading import GapNotice, Notice, RewoundNotice, cut
+from malamute_py.client.warned import Warnings
 
 DONE: Final = Form()
 KINDS: Final = ("shared", "exclusive", "keyed")
@@ -226,8 +227,9 @@ class Membership(Opened):
         """The broker says that it is not ours any more."""
         self._acked.discard(number)
         self._memberships.not_held += 1
-        self._memberships.tell(
-            Warned(f"record {number} of group {self.asked.group} of {self.asked.stream}: {error}")
+        self._memberships.warnings.add(
+            "acknowledged too late",
+            f"record {number} of group {self.asked.group} of {self.asked.stream}: {error}",
         )
 
     def takes_default(self) -> bool:
@@ -388,6 +390,7 @@ class Memberships:
         """opening, ending, consumed, arrived: the session's open, end, consumed, arrived."""
         self.acks = Acks(trackers, self.told)
         self.tell = tell
+        self.warnings = Warnings(tell)
         self.not_held = 0
         """Acknowledgements that came too late."""
         self._open = opening
@@ -450,9 +453,11 @@ class Memberships:
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends."""
         self.acks.fail_all(error)
+        self.warnings.tell()
 
     def wake(self, now_ms: int) -> None:
-        """Nothing of it is due but what take() does."""
+        """Nothing of it is due but warnings, and what take() does."""
+        self.warnings.wake(now_ms)
 
     def take(self, now_ms: int, out: Put) -> bool:
         """Acknowledge; leave groups that nobody reads."""
@@ -467,7 +472,7 @@ class Memberships:
 
     def next_wake(self) -> int | None:
         """When take() is to be called at the latest; None: no need."""
-        return self.acks.next_wake()
+        return self.warnings.next_wake(self.acks.next_wake())
 
 
 class Handed(Cursor):

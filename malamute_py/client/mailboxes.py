@@ -33,10 +33,11 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.limits import Limits
 from malamute_py.client.acks import Ack, Acks, Form, Range
-from malamute_py.client.events import Event, Settled, Warned
+from malamute_py.client.events import Event, Settled
 from malamute_py.client.letters import Delivered, chosen, ranges_of, received, rows_of
 from malamute_py.client.opened import Opened
 from malamute_py.client.outgoing import Put, Trackers
+from malamute_py.client.warned import Warnings
 
 DONE: Final = Form()
 _SILENTLY: Final = Form(silent=True)
@@ -64,13 +65,14 @@ class Asked(msgspec.Struct, frozen=True):
 class View:
     """One reader of a mailbox: some caller's inbox."""
 
-    __slots__ = ("_done_end", "_done_first", "_given", "closed", "mailbox")
+    __slots__ = ("_done_end", "_done_first", "_given", "_sift_at", "closed", "mailbox")
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
         self.closed = False
         self._given: list[Range] = []
         """Numbers that it was given; those in hand are not acknowledged."""
+        self._sift_at = _GIVEN_MAX
         self._done_first = self._done_end = -1
         """A run of numbers that were read and are acknowledged with the next turn."""
 
@@ -85,9 +87,10 @@ class View:
         if item is not None:
             given = self._given
             given += ranges_of(item[1])
-            if len(given) > _GIVEN_MAX:
+            if len(given) > self._sift_at:
                 in_hand = self.mailbox.in_hand
                 self._given = [run for run in given if not in_hand.isdisjoint(range(*run))]
+                self._sift_at = max(_GIVEN_MAX, 2 * len(self._given))
         return item
 
     def done(self, number: int) -> None:
@@ -281,8 +284,8 @@ class Mailbox(Opened):
         """The broker says that it is not ours any more."""
         self._acked.discard(number)
         self._mailboxes.not_held += 1
-        self._mailboxes.tell(
-            Warned(f"message {number} of {self.asked.mailbox or 'the own mailbox'}: {error}")
+        self._mailboxes.warnings.add(
+            "acknowledged too late", f"message {number} of {self.asked.mailbox or 'us'}: {error}"
         )
 
     def takes_default(self) -> bool:
@@ -446,6 +449,7 @@ class Mailboxes:
         self.failed: Callable[[Mailbox, MalamuteError], None] = _nobody
         """Told when an inbox ends under those whose replies come there."""
         self.tell = tell
+        self.warnings = Warnings(tell)
         self._begin = begin
         self._end = end
         self._arrived = arrived
@@ -548,11 +552,13 @@ class Mailboxes:
         """The session ends."""
         self._fatal = error
         self.acks.fail_all(error)
+        self.warnings.tell()
 
     def wake(self, now_ms: int) -> None:
         """A turn begins: what was received before it may lead to more to be said in the next."""
         self.holding = self.may_hold and self._routed and not self.holding
         self._routed = False
+        self.warnings.wake(now_ms)
 
     def take(self, now_ms: int, out: Put) -> bool:
         """Acknowledge; close what nobody needs."""
@@ -591,7 +597,7 @@ class Mailboxes:
 
     def next_wake(self) -> int | None:
         """When take() is to be called at the latest; None: no need."""
-        return self.acks.next_wake()
+        return self.warnings.next_wake(self.acks.next_wake())
 
 
 def _all_left(_delivered: Delivered, left: Batch, _inbox: Mailbox) -> Batch | None:

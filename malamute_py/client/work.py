@@ -42,12 +42,13 @@ from malamute_protocol.errors import (
 from malamute_protocol.limits import REASON_BYTES_MAX, Limits
 from malamute_py.client.acks import Ack, Acks, Form, Range
 from malamute_py.client.calls import make_pattern
-from malamute_py.client.events import Event, Settled, Warned
+from malamute_py.client.events import Event, Settled
 from malamute_py.client.letters import Delivered, received, rows_of
 from malamute_py.client.opened import Opened
 from malamute_py.client.outbox import Lane, Outbox, Parcel
 from malamute_py.client.outgoing import Put, Trackers
 from malamute_py.client.publishing import Row, confirmation, level_number
+from malamute_py.client.warned import Warnings
 
 RECEIVED: Final = int(WorkState.RECEIVED)
 RENEWED: Final = int(WorkState.RENEWED)
@@ -400,7 +401,10 @@ class Offering(Opened):
         if request.finished or request.broken:
             self.finish(request)
             self.done(request)
-        self.workings.tell(Warned(f"request {request.number} of {self.asked.service}: {error}"))
+        self.workings.warnings.add(
+            "answered too late, or taken before the link was lost",
+            f"request {request.number} of {self.asked.service}: {error}",
+        )
 
     def reopened(self, request: Job) -> None:
         """Its end was refused: it is still in hand."""
@@ -621,6 +625,7 @@ class Workings:
         self.link: Any = None
         """The shell's, for its requests."""
         self.tell = tell
+        self.warnings = Warnings(tell)
         self.arrived = arrived
         self.broker_ms = broker_ms
         self.finished = finished
@@ -719,7 +724,9 @@ class Workings:
 
     def give_up(self, request: Job, reason: str) -> None:
         """Its answer, for which nobody waits, was refused for good."""
-        self.tell(Warned(f"request {request.number} of {request.service}: {reason}"))
+        self.warnings.add(
+            "an answer was refused", f"request {request.number} of {request.service}: {reason}"
+        )
         if not request.offering.ended:
             self.end(request, FAILED, reason=reason)
 
@@ -789,9 +796,11 @@ class Workings:
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends."""
         self.acks.fail_all(error)
+        self.warnings.tell()
 
     def wake(self, now_ms: int) -> None:
-        """Nothing of it is due but what take() does."""
+        """Nothing of it is due but warnings, and what take() does."""
+        self.warnings.wake(now_ms)
 
     def take(self, now_ms: int, out: Put) -> bool:
         """Renew leases, acknowledge, end what is closed."""
@@ -817,7 +826,7 @@ class Workings:
 
     def next_wake(self) -> int | None:
         """When wake() and take() are to be called at the latest; None: no need."""
-        at = self.acks.next_wake()
+        at = self.warnings.next_wake(self.acks.next_wake())
         for offering in self._holding:
             if (
                 offering.active

@@ -14,6 +14,7 @@ from malamute_py.client.calls import make_row
 from malamute_py.client.events import Confirmed, Settled, Warned
 from malamute_py.client.mailboxes import Asked
 from malamute_py.client.outbox import Tally
+from malamute_py.client.warned import GATHER_MS
 from malamute_py.client.work import Job, Offered
 from tests.client.script import Script, bodies_of, stamped
 
@@ -56,6 +57,15 @@ def sent_bodies(script: Script, kind: type[Any]) -> list[list[bytes]]:
     return [
         bodies_of(Content(frames[0])) for command, frames in script.heard if type(command) is kind
     ]
+
+
+def warnings(script: Script) -> list[str]:
+    """Lines for the log since the last call, once the time of gathering is over."""
+    script.wait(0)
+    script.wait(GATHER_MS)
+    found = [event.message for event in script.happened if isinstance(event, Warned)]
+    script.happened = [event for event in script.happened if not isinstance(event, Warned)]
+    return found
 
 
 def deliver(script: Script, bodies: list[bytes], base: int, about: Any = (), **more: Any) -> Any:
@@ -207,8 +217,7 @@ def test_what_is_not_held_costs_the_others_nothing() -> None:
                 following += of(confirm(script, ack), c.AckMail)
         asked = following
     assert sorted(confirmed) == [0, 1, 3]
-    warned = [event for event in script.happened if isinstance(event, Warned)]
-    assert len(warned) == 1
+    assert len(warnings(script)) == 1
     outcome = outcomes(script)["mine"]
     assert isinstance(outcome, RequestRejected)
     assert script.session.idle
@@ -419,7 +428,7 @@ def test_a_reply_that_comes_too_late_is_counted_and_sent_when_the_request_comes_
     reply(script, offering.take(), b"answer", who="caller")
     [answer] = of(script.step(), c.Reply)
     script.say(c.Refused(54, answer.tracker, "not_held"))
-    assert [event for event in script.happened if isinstance(event, Warned)]
+    assert warnings(script)
     assert outcomes(script) == {"caller": None}
     assert (offering.not_held, len(offering.in_hand)) == (1, 0)
     work(script, offering, 1, attempts=2)
@@ -459,6 +468,7 @@ def test_closing_says_of_what_was_begun_that_it_was_an_attempt() -> None:
     assert begun is not None
     script.session.workings.close(offering)
     received, end = (one for one in script.step() if isinstance(one, c.AckWork | c.Unsubscribe))
+    assert isinstance(received, c.AckWork)
     assert (received.state, received.ranges) == (1, [(begun.number, begun.number + 1)])
     assert isinstance(end, c.Unsubscribe)
 
@@ -479,3 +489,20 @@ def test_closing_gives_back_what_is_not_finished_and_then_ends_the_offer(begun: 
     script.say(c.Ended(end.subscription, 0, "cancelled"))
     assert offering.ended
     assert script.session.idle
+
+
+def test_answers_that_come_too_late_at_once_are_one_line_in_the_log() -> None:
+    script = opened()
+    offering = working(script, 16)
+    answers = []
+    for job in take_all(offering):
+        reply(script, job)
+        answers += of(script.step(), c.Reply)
+    for answer in answers:
+        script.say(c.Refused(54, answer.tracker, "not_held"))
+    assert (len(answers), offering.not_held) == (16, 16)
+    assert not [event for event in script.happened if isinstance(event, Warned)]
+    [warned] = warnings(script)
+    assert "request 0 of svc" in warned
+    assert "(and 15 more)" in warned
+    assert not warnings(script)

@@ -1,0 +1,58 @@
+"""What the log is told of what no caller waits for, counted.
+
+Owns what happened since the last line. The rule: one broker's restart may make every answer
+under way come too late, most of which it had taken before; such things are gathered for a
+moment and told in one line a kind, and seldom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from malamute_py.client.events import Event, Warned
+
+GATHER_MS: Final = 1_000
+"""How long after the first of a kind a line is written."""
+_QUIET_MS: Final = 10_000
+"""Between two lines."""
+
+
+class Warnings:
+    """The warnings of one part of a session."""
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell = tell
+        self._gathered: dict[str, tuple[int, str]] = {}
+        """By kind: how many, and the first of them."""
+        self._due_ms: int | None = None
+        self._quiet_until_ms = 0
+
+    def add(self, kind: str, what: str) -> None:
+        """One more of a kind; what: said of the first only."""
+        count, first = self._gathered.get(kind, (0, what))
+        self._gathered[kind] = count + 1, first
+
+    def wake(self, now_ms: int) -> None:
+        """Write what is due."""
+        if not self._gathered:
+            return
+        if self._due_ms is None:
+            self._due_ms = max(now_ms + GATHER_MS, self._quiet_until_ms)
+        if now_ms >= self._due_ms:
+            self._quiet_until_ms = now_ms + _QUIET_MS
+            self.tell()
+
+    def tell(self) -> None:
+        """Write all at once."""
+        for kind, (count, first) in self._gathered.items():
+            self._tell(Warned(f"{kind}: {first}" + (f" (and {count - 1} more)" * (count > 1))))
+        self._gathered.clear()
+        self._due_ms = None
+
+    def next_wake(self, other_ms: int | None) -> int | None:
+        """When wake() is to be called at the latest, or before, at `other_ms`; None: no need."""
+        due_ms = self._due_ms
+        if due_ms is None or other_ms is None:
+            return other_ms if due_ms is None else due_ms
+        return min(due_ms, other_ms)
