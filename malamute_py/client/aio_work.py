@@ -8,10 +8,14 @@ may take as long as it wants as long as it lets the event loop turn.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -105,9 +109,9 @@ class WorkVerbs(AsyncVerbs):
         The handler gets a Request. What it returns is the reply (bytes or str), None completes
         the request without one unless the handler has finished it itself; an async generator's
         values are replies, and its end completes the request. A handler that is no coroutine
-        function runs in a thread. What it raises: on_error="fail" moves the request to the
-        service's dead letters with the exception as the reason, "give_back" returns it to the
-        queue for after delay_ms. The rest as worker(). Raises as worker().
+        function runs in one of `concurrency` threads. What it raises: on_error="fail" moves the
+        request to the service's dead letters with the exception as the reason, "give_back"
+        returns it to the queue for after delay_ms. The rest as worker(). Raises as worker().
         """
         offered = make_offered(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
@@ -123,15 +127,14 @@ class WorkVerbs(AsyncVerbs):
     async def run(self) -> None:
         """Run the registered handlers until the client is closed or this call is cancelled.
 
-        Then what was not begun is given back, and what a cancelled handler had in hand too.
+        Then what was not begun is given back, and what a cancelled handler had in hand too; a
+        handler in a thread cannot be cancelled, and what it returns then is dropped.
         Raises LocalProtocolError when there are none, the broker's refusal of an offer, or
         what ended the session.
         """
         if not self._served:
             raise LocalProtocolError("bad_setting", "no handler is registered: use @client.serve")
-        async with asyncio.TaskGroup() as group:
-            for served in self._served:
-                group.create_task(self._run_one(served))
+        await _together(self._run_one(served) for served in self._served)
 
     async def _run_one(self, served: Served) -> None:
         async with Worker(self._link, served.offered) as worker:
@@ -298,10 +301,14 @@ class Worker:
         Returns when the worker is closed. Arguments and errors: see Client.serve().
         """
         make_on_error(on_error)
-        call = _caller(handler)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._offering.asked.concurrency):
-                group.create_task(self._handle_all(call, on_error, delay_ms))
+        concurrency = self._offering.asked.concurrency
+        # Not the event loop's threads: those are few, and others wait for them.
+        threads = ThreadPoolExecutor(concurrency, "malamute-worker")
+        try:
+            call = _caller(handler, threads)
+            await _together(self._handle_all(call, on_error, delay_ms) for _ in range(concurrency))
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def _handle_all(
         self, call: Callable[[Request], Awaitable[Any]], on_error: str, delay_ms: int
@@ -313,11 +320,13 @@ class Worker:
                     if not self._link.has_room:
                         await self._link.room(0)
                     self._answer(request, result)
-            except asyncio.CancelledError:
-                self._finish(request, RETURNED, 0, "")
-                raise
-            except Exception as error:  # noqa: BLE001 - it ends its request and nothing else
-                if self._offering.ended or isinstance(error, ConnectionLost):
+            except (Exception, asyncio.CancelledError) as error:
+                # It ends its request and nothing else, unless it is we who are cancelled.
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                    self._finish(request, RETURNED, 0, "")
+                    raise
+                if self._offering.ended:
                     LOG.warning("%r was not finished: %s", request, error)
                     continue
                 LOG.warning("the handler of %r failed", request, exc_info=True)
@@ -414,21 +423,35 @@ class _Waker:
             raise
 
 
-def _caller(handler: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Any]]:
-    """The handler as a coroutine function."""
+async def _together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Await all of them; the first error ends the others, and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(call)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+def _caller(
+    handler: Callable[[Request], Any], threads: ThreadPoolExecutor
+) -> Callable[[Request], Awaitable[Any]]:
+    """The handler as a coroutine function; threads: for one that is none."""
     called = (handler, type(handler).__call__)  # a function, or an object that is called
     if any(map(inspect.isasyncgenfunction, called)):
 
         async def replies(request: Request) -> None:
-            async for body in handler(request):
-                await request.reply(body, last=False)
+            async with aclosing(handler(request)) as bodies:
+                async for body in bodies:
+                    await request.reply(body, last=False)
 
         return replies
     if any(map(inspect.iscoroutinefunction, called)):
         return handler
 
     async def in_a_thread(request: Request) -> Any:
-        return await asyncio.to_thread(handler, request)
+        call = partial(contextvars.copy_context().run, handler, request)
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     return in_a_thread
 

@@ -126,7 +126,8 @@ class SyncWorkVerbs(SyncVerbs):
     def run(self) -> None:
         """Run the registered handlers until the client is closed, or an interrupt.
 
-        Then what was not begun is given back; handlers that run are waited for.
+        Then what is not finished is given back. Handlers that run are waited for, unless it was
+        an interrupt; what they return then is dropped.
         Raises LocalProtocolError when there are none, the broker's refusal of an offer, or
         what ended the session.
         """
@@ -429,13 +430,14 @@ class HandlerRun:
             result: Any = self._handler(request)
             if inspect.isgenerator(result):
                 replies: Any = result
-                for body in replies:
-                    request.reply(body, last=False)
+                with contextlib.closing(replies):
+                    for body in replies:
+                        request.reply(body, last=False)
                 result = None
             if not request.finished:
                 self._answer(request, result)
-        except Exception as error:  # noqa: BLE001 - it ends its request and nothing else
-            if request.offering.ended or isinstance(error, ConnectionLost):
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it ends its request only
+            if request.offering.ended:
                 LOG.warning("%r was not finished: %s", request, error)
                 return
             LOG.warning("the handler of %r failed", request, exc_info=True)

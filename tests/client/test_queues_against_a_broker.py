@@ -275,7 +275,7 @@ async def test_a_request_is_answered(connect: Connect) -> None:
         assert request.deadline_ms > 0
         assert not request.cancelled()
         assert len(request.key[0]) == 16
-        return b"re:" + request.body
+        return bytes(b"re:" + request.body)
 
     _, stop = await serve(bob, "svc", handle)
     reply = await ann.do(
@@ -463,24 +463,26 @@ async def test_only_what_can_be_begun_is_taken(connect: Connect) -> None:
 async def test_registered_handlers_run_until_the_client_is_closed(connect: Connect) -> None:
     ann, bob = await connect("ann"), await connect("bob")
     if bob.kind == "asyncio":
+        client: malamute.Client = bob.client
 
-        @bob.client.serve("svc", concurrency=2)
+        @client.serve("svc", concurrency=2)
         async def answer(request: Any) -> bytes:
-            return b"re:" + request.body
+            return bytes(b"re:" + request.body)
 
-        @bob.client.serve("stream")
+        @client.serve("stream")
         async def several(_request: Any) -> Any:
             for n in range(3):
                 yield b"%d" % n
 
         running = asyncio.create_task(bob.client.run())
     else:
+        blocking: malamute.SyncClient = bob.client
 
-        @bob.client.serve("svc", concurrency=2)
+        @blocking.serve("svc", concurrency=2)
         def answer_in_a_thread(request: Any) -> bytes:
-            return b"re:" + request.body
+            return bytes(b"re:" + request.body)
 
-        @bob.client.serve("stream")
+        @blocking.serve("stream")
         def several_of_a_thread(_request: Any) -> Any:
             for n in range(3):
                 yield b"%d" % n
@@ -538,6 +540,85 @@ async def test_a_stream_of_replies_that_is_left_cancels_its_request(
         assert await request.reply(b"two", last=False, wait=True) is None
 
 
+async def test_what_a_handler_raises_of_another_client_ends_its_request(connect: Connect) -> None:
+    ann, bob = await connect("ann"), await connect("bob")
+
+    def handle(request: Any) -> bytes:
+        raise malamute.ConnectionLost("of a client that is no business of this one")
+
+    worker, stop = await serve(bob, "svc", handle)
+    with pytest.raises(malamute.RequestFailed, match="no business of this one"):
+        await ann.do("request", "svc", b"q", timeout_ms=WAIT_MS)
+    await until(lambda: worker.in_hand == 0)
+    await stop()
+
+
+async def test_a_handler_that_would_exit_ends_its_request_and_not_its_thread(
+    broker: EmbeddedBroker,
+) -> None:
+    async with broker.connect(identity="ann") as ann:
+        with broker.connect_sync(identity="bob") as bob:
+
+            def handle(request: Any) -> bytes:
+                if request.body == b"exit":
+                    raise SystemExit(1)
+                return b"fine"
+
+            worker = bob.worker("svc", concurrency=1)
+            running = asyncio.create_task(asyncio.to_thread(worker.run, handle))
+            for _ in range(3):
+                with pytest.raises(malamute.RequestFailed, match="SystemExit"):
+                    await ann.request("svc", b"exit", timeout_ms=WAIT_MS)
+            assert (await ann.request("svc", b"q", timeout_ms=WAIT_MS)).body == b"fine"
+            await asyncio.to_thread(worker.close)
+            await running
+
+
+async def test_a_handler_that_lets_a_cancellation_of_its_own_out_ends_its_request(
+    broker: EmbeddedBroker,
+) -> None:
+    async with broker.connect(identity="ann") as ann, broker.connect(identity="bob") as bob:
+
+        async def handle(request: Any) -> bytes:
+            if request.body == b"cancel":
+                raise asyncio.CancelledError("a task of the handler's own")
+            return b"fine"
+
+        worker = bob.worker("svc", concurrency=1)
+        running = asyncio.create_task(worker.run(handle))
+        for _ in range(3):
+            with pytest.raises(malamute.RequestFailed, match="CancelledError"):
+                await ann.request("svc", b"cancel", timeout_ms=WAIT_MS)
+        assert (await ann.request("svc", b"q", timeout_ms=WAIT_MS)).body == b"fine"
+        await worker.close()
+        await running
+
+
+async def test_as_many_handlers_run_in_threads_as_the_offer_says(broker: EmbeddedBroker) -> None:
+    count = 48  # more than the event loop has threads
+    together = threading.Barrier(count)
+    async with broker.connect(identity="ann") as ann, broker.connect(identity="bob") as bob:
+
+        def handle(_request: Any) -> bytes:
+            together.wait(WAIT_S / 2)
+            return b"all of us"
+
+        worker = bob.worker("svc", concurrency=count)
+        running = asyncio.create_task(worker.run(handle))
+        asked = [ann.request("svc", b"q", timeout_ms=WAIT_MS) for _ in range(count)]
+        replies = await asyncio.gather(*asked)
+        assert bodies(replies) == [b"all of us"] * count
+        await worker.close()
+        await running
+
+
+async def test_a_refused_offer_is_raised_by_run_as_it_is(connect: Connect) -> None:
+    bob = await connect("bob")
+    worker = bob.client.worker("no/such name")
+    with pytest.raises(RequestRejected, match="bad_name"):
+        await bob.call(worker.run, bytes)
+
+
 async def test_a_handler_in_a_thread_holds_up_nobody(broker: EmbeddedBroker) -> None:
     async with broker.connect(identity="ann") as ann, broker.connect(identity="bob") as bob:
         begun, go = threading.Event(), threading.Event()
@@ -577,7 +658,7 @@ async def test_a_broker_restarted_amid_everything_loses_nothing_and_repeats_noth
 
         def handle(request: Any) -> bytes:
             handled.append(request.body)
-            return b"re:" + request.body
+            return bytes(b"re:" + request.body)
 
         _, stop = await serve(bob, "svc", handle, concurrency=4)
         inbox = bob.client.inbox()
@@ -594,7 +675,11 @@ async def test_a_broker_restarted_amid_everything_loses_nothing_and_repeats_noth
         async def asking() -> list[bytes]:
             return [(await ann.do("request", "svc", b"%04d" % n)).body for n in range(400)]
 
-        tasks = [asyncio.create_task(work()) for work in (reading, sending, asking)]
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(reading()),
+            asyncio.create_task(sending()),
+            asyncio.create_task(asking()),
+        ]
         for _ in range(3):
             await asyncio.sleep(0.15)
             await asyncio.to_thread(broker.stop)
