@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -268,11 +268,13 @@ class MailVerbs(AsyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         confirm: str = "none",
-    ) -> AsyncIterator[Reply]:
+    ) -> AsyncGenerator[Reply, None]:
         """Ask a service for several replies: iterate to the last of them.
 
-        A loop that is left early cancels the request. Arguments and errors as of request();
-        timeout_ms is for all of them together.
+        A loop that is left early cancels the request once the iterator is closed: at once in
+        `async with contextlib.aclosing(client.requests(...)) as replies`, else when it is
+        collected. Replies that came and were not iterated yet wait in memory, however many.
+        Arguments and errors as of request(); timeout_ms is for all of them together.
         """
         link, session = self._link, self._session
         if not link.has_room:

@@ -113,6 +113,11 @@ class RequestParcel(Parcel):
             self.left = len(self.tokens)
             self.asking.asked[self.key] = self
 
+    @property
+    def forgotten(self) -> bool:
+        """Nothing is to be done when its time is over."""
+        return self.state == OVER and not self.left
+
     def live_rows(self) -> list[Row]:
         """The rows that somebody waits for."""
         if not self.tokens:

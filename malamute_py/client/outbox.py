@@ -111,6 +111,11 @@ class Parcel:
         self.thin = False
         """Some of its rows were given up by who waited for them."""
 
+    @property
+    def forgotten(self) -> bool:
+        """Nothing is to be done when its time is over."""
+        return self.state == OVER
+
     def live_rows(self) -> list[Row]:
         """The rows that somebody waits for."""
         return [row for row in self.rows if row[6] is not None]
@@ -246,6 +251,7 @@ class Outbox:
         self._deadlines: list[tuple[int, int, Parcel]] = []
         """A heap of (time, number of the entry, parcel); some are settled long since."""
         self._entries = 0
+        self._sweep_at = _SWEEP_MIN
         self._blocked: dict[Lane, None] = {}
         self._linked = False
         self._fatal: MalamuteError | None = None
@@ -361,7 +367,13 @@ class Outbox:
 
     def _give_up_at(self, parcel: Parcel) -> None:
         self._entries += 1
-        heapq.heappush(self._deadlines, (parcel.until_ms, self._entries, parcel))
+        deadlines = self._deadlines
+        heapq.heappush(deadlines, (parcel.until_ms, self._entries, parcel))
+        if len(deadlines) >= self._sweep_at:
+            # Most are settled long before their time: they must not gather until then.
+            deadlines[:] = [entry for entry in deadlines if not entry[2].forgotten]
+            heapq.heapify(deadlines)
+            self._sweep_at = max(_SWEEP_MIN, 2 * len(deadlines))
 
     def look_again(self, parcel: Parcel, after_ms: int) -> None:
         """Have given_up() called once more, so long after the parcel's time or after now."""
@@ -661,6 +673,8 @@ def _bytes(rows: list[Row]) -> int:
     return sum(len(row[0]) + _ROW_BYTES for row in rows)
 
 
+_SWEEP_MIN: Final = 4096
+"""Deadlines beyond which those of settled parcels are looked for."""
 _TOGETHER_MS: Final = 10
 """Rows whose deadlines lie so close share one, the latest of them."""
 _UNREAD: Final[Row] = (b"", "", None, None, None, None, None)

@@ -66,7 +66,7 @@ from malamute_protocol.errors import (
 from malamute_protocol.framing import NUMBERS, decode_message, encode_message
 from malamute_protocol.link import Link, Side
 from malamute_protocol.version import VERSIONS
-from malamute_py.client.asking import Asking
+from malamute_py.client.asking import Asking, Replies
 from malamute_py.client.atomic import Steps
 from malamute_py.client.events import (
     Answered,
@@ -402,6 +402,8 @@ class Session:
             self.mailboxes.close(watched)
         elif isinstance(watched, Offering):
             self.workings.close(watched)
+        elif isinstance(watched, Replies):
+            self.asking.give_up(watched)
         elif isinstance(watched, Opened):
             self.unsubscribe(watched)
 

@@ -8,7 +8,7 @@ interrupted is cancelled at the broker, too.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -310,11 +310,13 @@ class SyncMailVerbs(SyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         confirm: str = "none",
-    ) -> Iterator[Reply]:
+    ) -> Generator[Reply, None, None]:
         """Ask a service for several replies: iterate to the last of them.
 
-        A loop that is left early cancels the request. Arguments and errors as of request();
-        timeout_ms is for all of them together.
+        A loop that is left early cancels the request once the iterator is closed, at once with
+        contextlib.closing(), or collected. Replies that came and were not iterated yet wait in
+        memory, however many. Arguments and errors as of request(); timeout_ms is for all of
+        them together.
         """
         link = self._link
         replies = Replies()
@@ -329,7 +331,7 @@ class SyncMailVerbs(SyncVerbs):
         )
         return self._replies(link, replies)
 
-    def _replies(self, link: ThreadLink, replies: Replies) -> Iterator[Reply]:
+    def _replies(self, link: ThreadLink, replies: Replies) -> Generator[Reply, None, None]:
         try:
             while True:
                 with link.lock:
@@ -341,9 +343,8 @@ class SyncMailVerbs(SyncVerbs):
                 if replies.ended:
                     return
         finally:
-            with link.lock:
-                self._session.asking.give_up(replies)
-                link.wake_up()
+            # Perhaps by the collector, amid a call that holds the lock.
+            link.let_go(replies)
 
     def submit(
         self,

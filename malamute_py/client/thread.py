@@ -144,6 +144,17 @@ class ThreadLink:
         """
         self._dropped.append(opened)
 
+    def let_go(self, opened: Watched) -> None:
+        """Nobody wants it any more; may be called amid anything, as dropped()."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self.session.drop(opened)
+                self.wake_up()
+            finally:
+                self.lock.release()
+        else:
+            self.dropped(opened)
+
     def tell(self) -> None:
         """Have everybody who waits look again."""
         self._happened.notify_all()
@@ -180,6 +191,24 @@ class ThreadLink:
     # --- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._turn_to_the_end()
+        except BaseException as error:  # noqa: BLE001 - see there
+            # A defect of ours: without this thread, everybody would wait for ever.
+            LOG.exception("the client's thread failed; please report this")
+            with self.lock:
+                self.session.abandon(RuntimeError(repr(error)))
+                for event in self.session.take_events():
+                    self._handle(event)
+                self.tell()
+        finally:
+            with self.lock:
+                self._awake = True  # for good: nobody writes to what is closed
+                self.engine.drop(0)
+                os.close(self._wake_reader)
+                os.close(self._wake_writer)
+
+    def _turn_to_the_end(self) -> None:
         poller = select.poll()
         poller.register(self._wake_reader, select.POLLIN)
         watched: list[int] = []
@@ -207,11 +236,6 @@ class ThreadLink:
                 break
             if not busy:
                 self._sleep(poller, wake_ms)
-        with self.lock:
-            self._awake = True  # for good: nobody writes to what is closed
-            self.engine.drop(0)
-            os.close(self._wake_reader)
-            os.close(self._wake_writer)
 
     def _step(self) -> list[Event]:
         try:
