@@ -330,11 +330,11 @@ class QueueModel:
                     entry.attempts += 1
                 offer.given += len(entries)
                 one = entries[0]
-                work = c.Work(
+                handed = c.Work(
                     offer.number, one.sender, one.reply_to, one.deadline_ms, one.attempts,
                     LEASE_MS, 2, rows_of(entries), one.key,
                 )  # fmt: skip
-                answers.append((offer.link, work, stamped(one.content, one.base)))
+                answers.append((offer.link, handed, stamped(one.content, one.base)))
         return answers
 
 

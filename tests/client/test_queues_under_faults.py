@@ -15,6 +15,7 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.errors import MalamuteError, RequestRejected
+from malamute_protocol.framing import NUMBERS
 from malamute_py.client.asking import Replies
 from malamute_py.client.calls import make_row
 from malamute_py.client.events import Confirmed, Settled
@@ -41,7 +42,7 @@ class Run:
         self.script = Script(
             batch_bytes=400, retry_min_ms=10, retry_max_ms=40, identity="ann", **options
         )
-        self.script.random = self.chance.randbytes  # type: ignore[method-assign]
+        self.script.random = self.chance.randbytes  # type: ignore[method-assign, assignment]
         self.script.session.outbox._random = self.chance.randbytes
         self.session = self.script.session
         self.model = QueueModel()
@@ -132,7 +133,7 @@ class Run:
         """Some commands are put off."""
         tracker = getattr(command, "tracker", 0)
         if tracker and self.chance.random() < 0.08:
-            number = type(command).__struct_config__.tag
+            number = NUMBERS[type(command)]
             return c.Refused(number, tracker, "wait", "", self.chance.choice([0, 30]))
         return None
 
@@ -276,10 +277,9 @@ def test_nothing_is_lost_and_nothing_comes_twice(seed: int) -> None:
 def test_a_failed_request_says_why() -> None:
     run = Run(1)
     run.ask()
-    token = next(iter(run.asked or [None]))
-    while token is None:
+    while not run.asked:
         run.ask()
-        token = next(iter(run.asked or [None]))
+    token = run.asked[0]
     for _ in range(10):
         run.script.wait(20)
         run.hear()

@@ -8,7 +8,7 @@ import zmq
 
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.transport import Failure, Transport
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_MS, WAIT_S
 
 _MESSAGES = 20
 _FRAMES = [b"%d" % number for number in range(150)]
@@ -22,11 +22,11 @@ def test_what_came_before_the_connection_broke_is_read_whole() -> None:
         transport = Transport(context, ClientSettings(endpoints=(endpoint,)), endpoint)
         try:
             assert transport.send([b"hello"])
-            assert broker.poll(WAIT_S * 1000)
+            assert broker.poll(WAIT_MS)
             client, _ = broker.recv_multipart()
             for _ in range(_MESSAGES):
                 broker.send_multipart([client, *_FRAMES])
-            broker.close(linger=int(WAIT_S * 1000))
+            broker.close(linger=WAIT_MS)
 
             failure = _failure(transport)
             read: list[list[bytes]] = []
