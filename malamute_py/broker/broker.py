@@ -666,14 +666,15 @@ class Broker:
 def _mail_next(state: RecoveredState, epoch: int) -> int:
     """The next number of the mail stream: none that anybody was told of comes again.
 
-    A power loss may have taken back messages whose numbers a reader knows already.
+    A power loss may have taken back messages whose numbers a reader knows already; so may one
+    before a run that wrote no mail, however that ended.
     """
     main = state.rings.get(MAIN)
     if main is None:
         return 0
     mail = main.streams.get(MAIL_STREAM)
     following = 0 if mail is None else mail.next
-    if main.clean:
+    if main.clean and mail is not None and mail.epochs and mail.epochs[-1][0] == epoch - 1:
         return following
     return max(following + UNSYNCED_NUMBERS, epoch << NUMBERS_SHIFT)
 
