@@ -503,6 +503,9 @@ class WorkModel:
                     for number in range(base, base + state.batches[base]):
                         if state.ends.get(number, [])[-1:] == ["revived"]:
                             self.attempts.pop(number, None)
+                            self.acknowledged = {
+                                one for one in self.acknowledged if one[-1] != number
+                            }
             apply(self.tables, self.queues, change)
         return list(acts.values())
 
