@@ -534,7 +534,8 @@ class Peeking:
         for row in self._rows:
             left = row.left
             if row.base <= after:
-                left = left >> (after + 1 - row.base) << (after + 1 - row.base)
+                seen = min(after + 1 - row.base, row.count)
+                left = left >> seen << seen
             while left:
                 place = (left & -left).bit_length() - 1
                 left &= left - 1

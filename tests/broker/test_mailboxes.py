@@ -567,6 +567,17 @@ def test_peeking_goes_page_by_page() -> None:
     assert seen == [b"%d.%d" % (number, row) for number in range(5) for row in range(3)]
 
 
+@pytest.mark.parametrize("after", [-(2**63), -1, 2, 3, 2**63, 2**64 - 1])
+def test_peeking_behind_any_number(after: int) -> None:
+    post = Post()
+    post.mail(1, "bert", [b"a", b"b"])
+    post.mail(1, "bert", [b"c", b"d"])
+    page = post.ask(2, wire.PeekMail, "bert", after)
+    numbers = [number for number in range(4) if number > after]
+    assert [message["number"] for message in page["messages"]] == numbers
+    assert not page["more"]
+
+
 def test_peeking_into_lists_and_into_what_is_gone() -> None:
     post = Post()
     frame = encode_lists([[b"a", b"bc"]], subject="s")
