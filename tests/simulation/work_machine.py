@@ -30,6 +30,7 @@ from malamute_py.broker.ready import (
 from malamute_py.broker.recovery import recover_queues
 from malamute_py.config import CheckpointSection
 from malamute_py.journal import Follower
+from malamute_py.journal.errors import JournalError
 from malamute_py.server.checkpoints import Checkpointed, CheckpointFailed, Checkpoints, Parts
 from malamute_py.server.errors import StartError
 from malamute_py.server.recovered import _OfRing, _rest
@@ -336,8 +337,12 @@ class WorkMachine(Machine):
         if any(ring._syncing.locked() or ring.failure is not None for ring in self.rings.values()):
             return False
         self.disk.between = None
-        for ring in self.rings.values():
-            ring.close()
+        try:
+            for ring in self.rings.values():
+                ring.close()
+        except JournalError as error:
+            # A full disk: it ends without the mark.
+            self.trace.note("close failed", type(error).__name__)
         return True
 
     def pressure(self) -> None:
