@@ -143,10 +143,13 @@ class Publishing:
         if self.unsettled_bytes + size > shard.settings.unsynced_bytes_max:
             self.refuse(link, command, "wait", "too much waits for the disk")
             return
-        pending = Pending(
-            ring, frame, content, size, stream,
-            Waiter(link, tracker, level, size) if tracker else None,
-        )  # fmt: skip
+        waiter: Waiter | None = None
+        if tracker:
+            waiter = Waiter(link, tracker, level, size)
+        elif command.tracker:
+            # Of level none: told of a refusal only, and no part of the window.
+            waiter = Waiter(link, command.tracker, NONE, 0)
+        pending = Pending(ring, frame, content, size, stream, waiter)
         if head.producer_id and not self._in_sequence(link, command, stream, pending):
             return
         if tracker:

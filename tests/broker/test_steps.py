@@ -300,3 +300,19 @@ def test_a_part_that_the_journal_took_is_told_by_its_own_number() -> None:
     post.mail(2, "box", [b"b"])
     again = post.mail(2, "box", [b"a"], key=b"k")
     assert (again.duplicate, again.offset) == (True, 0)
+
+
+def test_who_asks_for_no_confirm_is_told_of_a_refusal_all_the_same() -> None:
+    post = Post()
+    post.publish(1, "s", [b"a"])
+    none = int(Level.NONE)
+    commands = [wire.Publish("s", 44, none), wire.Send("box", 45, none), wire.Publish("s", 0, none)]
+    post.send(1, *commands, frames=[FRAME] * 3)
+    assert post.answer(1, 44) is None
+    assert post.answer(1, 45) is None
+    post.refuse["main"] = ("disk_full", "no space")
+    told = len(post.peers[1].commands)
+    post.send(1, *commands, frames=[FRAME] * 3)
+    answers: list[Any] = post.peers[1].commands[told:]
+    assert [answer.reference for answer in answers] == [44, 45]
+    assert unconfirmed(post, 1) == 0
