@@ -327,7 +327,8 @@ class BrokerRun:
 
     def epoch(self) -> int:
         """The newest epoch that there may be."""
-        return self.machine.epoch
+        epoch: int = self.machine.epoch
+        return epoch
 
     def after(self, delay_us: int, action: Callable[[], None]) -> None:
         """Schedule something of a client."""

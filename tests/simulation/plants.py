@@ -53,7 +53,9 @@ def _ghost(stack: contextlib.ExitStack) -> None:
 
     def make(original: Any) -> Any:
         def fault(self: Any, found: Any) -> Any:
-            epoch, self.epoch = self.epoch, 0
+            epoch = self.epoch
+            if not isinstance(found, str):
+                self.epoch = min(epoch, found.stamp.epoch)
             try:
                 return original(self, found)
             finally:

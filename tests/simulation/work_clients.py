@@ -196,18 +196,17 @@ class Peer(Client):
     # --- what comes --------------------------------------------------------------------
 
     def handle(self, command: c.Command, frames: list[bytes]) -> None:
-        kind = type(command)
-        if kind is c.Subscribed:
+        if isinstance(command, c.Subscribed):
             self.subs[command.subscription - 1].open = True
-        elif kind is c.Ended:
+        elif isinstance(command, c.Ended):
             self.subs[command.subscription - 1].open = False
-        elif kind in (c.Mail, c.Work, c.Deliver):
+        elif isinstance(command, c.Mail | c.Work | c.Deliver):
             self._given(command, frames)
-        elif kind is c.Confirm:
+        elif isinstance(command, c.Confirm):
             act = self.pending.pop(command.tracker, None)
             if act is not None and act in self.outbox:
                 self.outbox.remove(act)
-        elif kind is c.Refused:
+        elif isinstance(command, c.Refused):
             self._refused(command)
 
     def _given(self, command: Any, frames: list[bytes]) -> None:
@@ -539,7 +538,8 @@ class Peer(Client):
             keyless = self.rng.random() < 0.8
             if keyless or whole:
                 for command, wish in zip(commands, wishes, strict=True):
-                    self._act([command], [wish], level=command[0].level)
+                    level: int = getattr(command[0], "level", 0)
+                    self._act([command], [wish], level=level)
             else:
                 self._atomic(commands, wishes)
 

@@ -110,6 +110,7 @@ class Keeper:
 class WorkMachine(Machine):
     """The broker's host, with the tables beside the ring."""
 
+    model: Any
     holds = True
     kill_share = 0.15
     """How often the checkpoint's process dies before its commit."""

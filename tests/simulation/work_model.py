@@ -14,15 +14,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from malamute_protocol import commands as c
 from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM
 from malamute_py.changelog import records as r
-from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
+from malamute_py.changelog.tables import Queues, Tables, apply
 from malamute_py.journal.layout import control_bodies
 from tests.simulation.model import Violation
-from tests.simulation.records import CONTENT_HEAD, SERIAL, STAMP_BYTES, decode_batch
+from tests.simulation.records import CONTENT_HEAD, STAMP_BYTES, decode_batch
 from tests.simulation.records import _decode_content as decode_content
 
 LEVEL_STORED, LEVEL_SYNCED = 2, 3
@@ -954,7 +952,8 @@ def state_of(queues: Queues) -> dict[str, Any]:
         rare = row.rare
         for at in _rows(row.left):
             attempts, not_before_ms = row.attempts, row.not_before_ms
-            expires_ms, why = row.expires_ms, ()
+            expires_ms = row.expires_ms
+            why: tuple[str, ...] = ()
             if rare is not None:
                 if rare.expiries:
                     expires_ms = rare.expiries[at]
@@ -969,24 +968,25 @@ def state_of(queues: Queues) -> dict[str, Any]:
                 )[-1:]
             mail[box, base + at] = Letter(attempts, not_before_ms, expires_ms, row.priority, why)
     jobs: dict[int, tuple[int, str, bool, int, int]] = {}
-    for base, request in queues.requests.items():
+    for number, request in queues.requests.items():
         for at in _rows(request.left):
             holds = [hold for hold in request.holds if hold.rows >> at & 1]
             if len(holds) > 1 or bool(holds) == bool(request.waiting >> at & 1):
-                raise Violation("tables", f"request {base + at}: {holds}, {request.waiting:b}")
-            attempts = [times for times, some in request.attempts.items() if some >> at & 1]
+                raise Violation("tables", f"request {number + at}: {holds}, {request.waiting:b}")
+            counts = [times for times, some in request.attempts.items() if some >> at & 1]
             delayed = [time for time, some in request.delayed.items() if some >> at & 1]
-            jobs[base + at] = (
+            jobs[number + at] = (
                 request.put.service,
                 holds[0].holder if holds else "",
                 bool(holds and holds[0].received >> at & 1),
-                attempts[0] if attempts else 0,
+                counts[0] if counts else 0,
                 delayed[0] if delayed else 0,
             )
     groups = {
         place: (row.next, frozenset(n for first, end in row.done for n in range(first, end)))
         for place, row in queues.groups.items()
     }
+    keys: Any = queues.keys
     return {
         "boxes": {number: row.name for number, row in queues.mailboxes.items()},
         "services": {number: row.name for number, row in queues.services.items()},
@@ -994,10 +994,5 @@ def state_of(queues: Queues) -> dict[str, Any]:
         "jobs": jobs,
         "cursors": {place: row.next for place, row in queues.cursors.items()},
         "groups": groups,
-        "keys": {place: row.base for place, row in queues.keys.items()},
+        "keys": {place: row.base for place, row in dict(keys).items()},
     }
-
-
-assert SERIAL.size == 8
-assert not any(kind is r.MailPut for kind in TABLE_CHANGES)
-assert msgspec.msgpack.encode(b"")

@@ -8,6 +8,7 @@ The faults are those of the scenario `broker`; to them come those of the checkpo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from malamute_protocol import commands as c
@@ -23,6 +24,10 @@ from tests.simulation.work_model import WorkModel
 
 PATTERNS: tuple[list[Any], ...] = (ALL, ALL, ["topic", "a.*"], ["prefix", "a"], ["topic", "b"])
 KINDS = ("shared", "shared", "keyed", "exclusive")
+
+
+def _edit(mailbox: str, settings: dict[str, Any], number: int) -> c.Command:
+    return c.EditMailbox(number, mailbox, settings)
 
 
 class Preparer(Client):
@@ -117,10 +122,10 @@ class WorkRun(BrokerRun):
             if rng.random() < 0.2:
                 settings["max_messages"] = rng.choice((6, 30))
             if settings:
-                commands.append(lambda n, b=name, s=settings: c.EditMailbox(n, b, s))
+                commands.append(partial(_edit, name, settings))
         if rng.random() < 0.3:
             boxes.append("mem")
-            commands.append(lambda n: c.EditMailbox(n, "mem", {"memory": True}))
+            commands.append(partial(_edit, "mem", {"memory": True}))
         commands.append(lambda n: c.CreateStream(n, "s0", {}))
         commands.append(lambda n: c.CreateStream(n, "s1", {}))
         self.boxes = boxes
