@@ -132,6 +132,8 @@ class Cursors:
         self._cursors: Named[Cursor] = Named()
         self._coming: dict[Place, list[list[int]]] = {}
         """Positions on their way into the log, in order."""
+        self._edits: dict[Place, CursorSettings] = {}
+        """Settings that are: the next edit begins from them."""
         self._pinning: dict[Cursor, None] = {}
         """Cursors whose setting is to pin."""
         self._marks: dict[Stream, Marks] = {}
@@ -382,9 +384,7 @@ class Cursors:
             place = stream.number, command.cursor
             cursor = self._cursors.get(place)
             known = None if cursor is None else cursor.row.settings
-            settings = queue_settings(
-                CursorSettings, command.settings, self._shard.settings.settings_bytes_max, known
-            )
+            settings = self._edited(place, command)
             pins = settings.pin and (known is None or settings != known)
             if pins and not self._shard.settings.permit(link.identity, "admin", command.stream):
                 raise RequestRejected("forbidden", f"you may not pin stream '{command.stream}'")
@@ -395,7 +395,7 @@ class Cursors:
             self._refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         if stands is not None:
-            self._edit(link, command, stream, settings, stands, "edited")
+            self._edit(link, command, stream, stands, "edited")
             return
         start = command.start or [int(StartKind.EARLIEST)]
         if start[0] == StartKind.LAST_PER_SUBJECT:
@@ -417,17 +417,28 @@ class Cursors:
                 stands = self._stands(place)
                 next = max(begin.next, stream.first) if stands is None else stands
                 why = "created" if stands is None else "edited"
-                self._edit(link, command, stream, settings, next, why)
+                self._edit(link, command, stream, next, why)
 
         self._starts.resolve(
             stream, start, False, ["all"], found, end=stream.next, wanted=lambda: link.open
         )
 
-    def _edit(
-        self, link: Link, command: EditCursor, stream: Stream, settings: CursorSettings, next: int,
-        why: str,
-    ) -> None:  # fmt: skip
+    def _edited(self, place: Place, command: EditCursor) -> CursorSettings:
+        """A cursor's settings as a command leaves them. Raises RequestRejected."""
+        cursor = self._cursors.get(place)
+        known = self._edits.get(place) or (None if cursor is None else cursor.row.settings)
+        return queue_settings(
+            CursorSettings, command.settings, self._shard.settings.settings_bytes_max, known
+        )
+
+    def _edit(self, link: Link, command: EditCursor, stream: Stream, next: int, why: str) -> None:
         place = stream.number, command.cursor
+        try:
+            settings = self._edited(place, command)
+        except RequestRejected as error:
+            # Together with what another has set meanwhile it is too much.
+            self._refuse(link, command, error.code, error.reason, error.retry_ms)
+            return
         change = CursorSet(
             stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.identity
         )
@@ -438,17 +449,23 @@ class Cursors:
 
         answer = self._when_durable(link, command, stream, value)
 
-        def appended(end_lsn: int) -> None:
+        def arrived() -> None:
             self._arrived(place, going)
+            if self._edits.get(place) is settings:
+                del self._edits[place]
+
+        def appended(end_lsn: int) -> None:
+            arrived()
             self._set(stream, command.cursor)
             answer(end_lsn)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
-            self._arrived(place, going)
+            arrived()
             self._refuse(link, command, code, reason, retry_ms)
 
         going = [next]
         self._go(place, going)
+        self._edits[place] = settings
         self._put(stream, [change], appended, refused)
 
     def remove_cursor(self, link: Link, command: RemoveCursor) -> None:

@@ -524,7 +524,9 @@ class Groups:
         """
         group, member, picked = self._picked(link, command)
         if command.again_ms >= 0:
-            return self._again(group, member, picked, command.again_ms)
+            # Nobody could take back what is late: a delay without end would hold the group up.
+            after_ms = min(command.again_ms, self._shard.settings.lease_max_ms)
+            return self._again(group, member, picked, after_ms)
         if command.tracker:
             return self._leaving(group, member, picked)
         holdings = group.holdings

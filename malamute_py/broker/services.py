@@ -331,7 +331,7 @@ class Services:
         if not known:
             self._requests.make(service, answer, refused)
             return
-        before = service.row.settings
+        before = service.coming or service.row.settings
         settings = queue_settings(
             ServiceSettings, command.settings, self._shard.settings.settings_bytes_max, before
         )
@@ -343,17 +343,24 @@ class Services:
             # It is being made: whatever makes it does so with these settings.
             service.row = changed
 
+        def arrived() -> None:
+            if service.coming is settings:
+                service.coming = None
+
         def edited(lsn: int) -> None:
+            arrived()
             service.row = changed
             service.level = int(Level[settings.level.upper()])
             self._requests.made(service)
             answer(lsn)
 
         def not_taken(code: str, reason: str, retry_ms: int) -> None:
+            arrived()
             if service.row is changed:
                 service.row = row
             refused(code, reason, retry_ms)
 
+        service.coming = settings
         change = ServiceSet(row.number, row.name, settings, row.by, row.created_ms)
         self._steps.take([Part([change], appended=edited, refused=not_taken)])
 

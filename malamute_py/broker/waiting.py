@@ -18,6 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from malamute_protocol.commands import Level
+from malamute_py.changelog.settings import ServiceSettings
 from malamute_py.changelog.tables import RequestRow, ServiceRow
 from malamute_py.matcher import Index, compile_pattern
 
@@ -364,6 +365,7 @@ class Service:
     """One service queue."""
 
     __slots__ = (
+        "coming",
         "crews",
         "dead",
         "delayed",
@@ -396,6 +398,8 @@ class Service:
         self.number = row.number
         self.level = int(Level[row.settings.level.upper()])
         """What level 0 stands for."""
+        self.coming: ServiceSettings | None = None
+        """On their way into the log: the next edit begins from them."""
         self.known = False
         """The log has it."""
         self.under_way = False

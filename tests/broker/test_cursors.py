@@ -253,6 +253,22 @@ def test_a_subscription_starts_at_a_cursor() -> None:
         assert peer.last(wire.Refused).code == "bad_start"
 
 
+def test_edits_of_one_message_add_up() -> None:
+    for first in ({"pin": True}, {"description": "old", "pin": True}):
+        shell = world()
+        commands = [
+            wire.EditCursor(4, "s", "c", first, [0]),
+            wire.EditCursor(5, "s", "c", {"pin_bytes_max": 77}, [0]),
+            wire.EditCursor(6, "s", "c", {"description": "new"}, [0]),
+        ]
+        shell.send(ME, *commands)
+        wanted = {"pin": True, "pin_bytes_max": 77, "description": "new"}
+        assert info(shell)["settings"] == wanted
+        shell.restart()
+        shell.hello(ME)
+        assert info(shell)["settings"] == wanted
+
+
 def test_a_start_without_a_bottom_is_refused() -> None:
     start: list[Any] = [0]
     for _ in range(2_000):

@@ -600,6 +600,19 @@ def test_who_holds_a_group_up_is_named_once_and_can_be_kicked() -> None:
     assert len(events(shell, "group_held_up")) == 1
 
 
+def test_a_record_is_not_put_off_for_ever() -> None:
+    shell = world(lease_max_ms=5_000)
+    join(shell, 2)
+    publish(shell, 1)
+    ack(shell, 2, (0, 1), again_ms=1 << 53)
+    shell.wait(4_000)
+    assert got(shell, 2) == [0]
+    for link in (1, 2):
+        shell.send(link, wire.Ping(0))
+    shell.wait(1_100)
+    assert got(shell, 2) == [0, 0]
+
+
 def test_a_group_that_is_slow_but_moves_is_not_held_up() -> None:
     shell = world(group_window_records=20)
     join(shell, 2)

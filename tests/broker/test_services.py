@@ -863,3 +863,28 @@ def test_what_lies_in_memory_is_removed_a_portion_a_step(monkeypatch: pytest.Mon
     assert world.ask(1, wire.RemoveService(6, "s", "s")) == {"count": 800}
     assert len(world.shell.readies) - before >= 800
     assert world.queued() == 0
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_edits_of_one_message_add_up(known: bool) -> None:
+    world = pair()
+    if known:
+        world.ask(1, wire.EditService(5, "s", {}))
+    world.shell.send(
+        1, wire.EditService(6, "s", {"attempts_max": 3}), wire.EditService(7, "s", {"lease_ms": 9}),
+    )  # fmt: skip
+    world.shell.restart()
+    world.client(1)
+    settings = world.info(1)["settings"]
+    assert (settings["attempts_max"], settings["lease_ms"]) == (3, 9)
+
+
+def test_an_edit_that_the_log_refuses_is_not_what_the_next_begins_from() -> None:
+    world = pair()
+    world.ask(1, wire.EditService(5, "s", {}))
+    world.shell.refuse["main"] = ("full", "no room")
+    world.shell.send(1, wire.EditService(6, "s", {"attempts_max": 3}))
+    del world.shell.refuse["main"]
+    world.shell.send(1, wire.EditService(7, "s", {"lease_ms": 9}))
+    settings = world.info(1)["settings"]
+    assert (settings["attempts_max"], settings["lease_ms"]) == (0, 9)
