@@ -165,7 +165,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """Return once nothing is unconfirmed. Raises Timeout, or what ended the session."""
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                while not self._session.idle:
+                while not self._session.idle and self._session.state is not State.CLOSED:
                     self._link.quiet.clear()
                     self._link.wake_up()
                     await self._link.quiet.wait()

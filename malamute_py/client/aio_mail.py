@@ -371,9 +371,10 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
     async def ack(self) -> bool:
         """It was received for good; returns when the broker has confirmed that.
 
-        False: the link was lost in between; should the broker hand the message to this client
-        again, it is acknowledged without being shown. Raises RequestRejected `not_held`: it
-        went to another reader meanwhile.
+        False: this inbox was closed, which gave it back; or the link was lost in between: should
+        the broker hand it to this client again, it is acknowledged without being shown.
+        Raises RequestRejected `not_held` (it went to another reader meanwhile), or what ended
+        the inbox or the client.
         """
         number = self.number
         return await self._inbox.acknowledge([(number, number + 1)])
@@ -494,6 +495,8 @@ class Inbox(MailReader[Mail]):
     async def acknowledge(self, ranges: list[tuple[int, int]], again_ms: int = -1) -> bool:
         """Acknowledge messages by their numbers, as half-open ranges; see Mail.ack()."""
         link = self._link
+        if self._view.closed:
+            return False
         future: asyncio.Future[bool] = link.loop.create_future()
         self._view.collect()
         self._view.mailbox.ack(ranges, again_ms, future)

@@ -156,6 +156,11 @@ class Membership(Opened):
         token: gets True when the broker has confirmed all of them, else False: what it does not
         take for ours, because the link went, it gives to some member again.
         """
+        if self.ended:
+            # Nothing would ever be said of them, and nothing be idle any more.
+            if token is not None:
+                self._memberships.told(token, None)
+            return
         mine = self.give_up(offsets)
         whole = len(mine) == len(offsets)
         if again_ms < 0:

@@ -200,6 +200,7 @@ class LoopLink:
                 future.set_result(None)  # the publish that follows raises what ended it
         for arrival in self._arrivals.values():
             arrival.set()
+        self.quiet.set()
 
     # --- waiting -------------------------------------------------------------------------------
 

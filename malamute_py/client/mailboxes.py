@@ -169,7 +169,13 @@ class Mailbox(Opened):
 
         token: gets True when the broker has confirmed it, False when the link went before:
         then it is said again should the broker hand them out again to this client.
+        Raises, with a token, why the inbox has ended: the broker gave them to others.
         """
+        if self.ended:
+            # Nothing would ever be said of it, and nobody would be told.
+            if token is not None:
+                raise self._mailboxes.why_ended(self)
+            return
         mine: list[Range] = []
         for first, end in ranges:
             if end - first == 1:
@@ -513,12 +519,16 @@ class Mailboxes:
         """An inbox ended."""
         if self._mailboxes.get(inbox.asked.mailbox) is inbox:
             del self._mailboxes[inbox.asked.mailbox]
-        error = inbox.error or self._fatal or ConnectionLost("the inbox was closed")
+        error = self.why_ended(inbox)
         self.acks.forget(inbox, error)
         self._looked_at.pop(inbox, None)
         for view in inbox.views:
             self._arrived(view)
         self.failed(inbox, error)
+
+    def why_ended(self, inbox: Mailbox) -> MalamuteError:
+        """What who still wants something of an inbox that ended is told."""
+        return inbox.error or self._fatal or ConnectionLost("the inbox was closed")
 
     def routed(self) -> None:
         """Replies went to who waits for them."""

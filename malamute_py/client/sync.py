@@ -127,7 +127,11 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         link = self._link
         with link.lock:
             link.wake_up()
-            link.wait_for(lambda: self._session.idle, timeout_ms, "not everything was confirmed")
+            link.wait_for(
+                lambda: self._session.idle or self._session.state is State.CLOSED,
+                timeout_ms,
+                "not everything was confirmed",
+            )
             if self._session.error is not None:
                 raise self._session.error
 

@@ -407,9 +407,10 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
     def ack(self, timeout_ms: int | None = None) -> bool:
         """It was received for good; returns when the broker has confirmed that.
 
-        False: the link was lost in between; should the broker hand the message to this client
-        again, it is acknowledged without being shown. Raises RequestRejected `not_held`: it
-        went to another reader meanwhile; Timeout: it may still be acknowledged.
+        False: this inbox was closed, which gave it back; or the link was lost in between: should
+        the broker hand it to this client again, it is acknowledged without being shown.
+        Raises RequestRejected `not_held` (it went to another reader meanwhile), Timeout (it may
+        still be acknowledged), or what ended the inbox or the client.
         """
         number = self.number
         return self._inbox.acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
@@ -525,6 +526,8 @@ class SyncInbox(MailReader[SyncMail]):
         link = self._link
         pending: Pending[bool] = Pending(link)
         with link.lock:
+            if self._view.closed:
+                return False
             self._view.collect()
             self._view.mailbox.ack(ranges, again_ms, pending)
             link.wake_up()

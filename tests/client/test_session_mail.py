@@ -223,6 +223,23 @@ def test_what_is_not_held_costs_the_others_nothing() -> None:
     assert script.session.idle
 
 
+def test_what_is_acknowledged_after_the_end_of_the_inbox_leaves_nothing_unconfirmed() -> None:
+    script = opened()
+    view = script.session.mailboxes.read(Asked("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a", b"b"], 0)
+    view.take()
+    view.done(0)
+    script.say(c.Ended(view.mailbox.number, 0, "removed"))
+    view.done(1)
+    view.mailbox.ack([(0, 2)])
+    assert not of(script.step(), c.AckMail)
+    assert script.session.idle
+    with pytest.raises(RequestRejected, match="removed"):
+        view.mailbox.ack([(0, 2)], token="mine")
+
+
 def test_mail_that_was_handed_over_is_not_handed_over_again_after_a_reconnect() -> None:
     script = opened()
     view = script.session.mailboxes.read(Asked("box"))
