@@ -79,6 +79,10 @@ class Checkpoint:
         Raises StoreDamaged.
         """
         self.position = position_of(connection)
+        self.make_room: Callable[[int], None] | None = None
+        """Called with the size that the file is to have, before anything is committed. What is
+        committed lies in the WAL first; on a full disk it would never come out of it, and so
+        nothing could ever be deleted either."""
         self.before_commit: Callable[[], None] = lambda: None
         """Called when all is written and nothing committed; for tests that kill it there."""
         self._connection = connection
@@ -130,6 +134,8 @@ class Checkpoint:
                 if position_of(self._connection) != begin:
                     raise StoreMoved("the tables were moved on by another process")
                 done = self._follow(begin, to_lsn, spans, going_on)
+                if self.make_room is not None:
+                    self.make_room(self._file_bytes())
                 self.before_commit()
         except BaseException as error:
             for each in self._maps:
@@ -178,6 +184,12 @@ class Checkpoint:
             to_lsn, change_next, count, 0, copied, missing, changes.lost,
             tuple(changes.damages), changes.mail_next,
         )  # fmt: skip
+
+    def _file_bytes(self) -> int:
+        execute = self._connection.execute
+        pages: int = execute("PRAGMA page_count").fetchone()[0]
+        size: int = execute("PRAGMA page_size").fetchone()[0]
+        return pages * size
 
     def _flush(self, departed: list[int]) -> None:
         departed += [base for _, base in self._messages.departed]

@@ -17,7 +17,7 @@ import sqlite3
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
@@ -175,10 +175,26 @@ class _Input:
             self._ended = True
 
 
+def _room(path: Path) -> Callable[[int], None]:
+    """What allocates the space of a file before it is written.
+
+    The descriptor is never closed while this process lives: that would drop SQLite's locks.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def make(size: int) -> None:
+        have = os.fstat(fd).st_size
+        if size > have:
+            os.posix_fallocate(fd, have, size - have)
+
+    return make
+
+
 def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
     requests = _Input(parent)
     answers: Any = sys.stdout.buffer
     with following(directory, accept_lost=accept_lost, wait_s=_LOCK_WAIT_S) as checkpoint:
+        checkpoint.make_room = _room(directory / DATABASE)
         write_frame(answers, Began(checkpoint.position.lsn, os.getpid()))
         while (request := requests.next()) is not None:
             began = time.monotonic()

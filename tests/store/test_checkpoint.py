@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import sqlite3
 from typing import Any, get_args
@@ -243,6 +244,47 @@ def test_the_file_shrinks_when_what_was_in_it_has_gone(tmp_path: Any) -> None:
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     assert (tmp_path / DATABASE).stat().st_size < 10 << 20
     check(connection, whole=True)
+    connection.close()
+
+
+def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_emptied(
+    tmp_path: Any,
+) -> None:
+    logged = LoggedQueues(ring_bytes=2_000 * 65_536)
+    create_file(tmp_path, Position(0, 0, 1, DIRECTORY, logged.ring.uuid))
+    path = tmp_path / DATABASE
+    connection = open_database(path)
+    checkpoint = Checkpoint(connection, follower_of(logged))
+    asked: list[int] = []
+
+    def full(size: int) -> None:
+        asked.append(size)
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    checkpoint.make_room = full
+    for _ in range(50):
+        logged.log(r.MailPut(1, -1, 1, 100, "a", 1), bodies=[[b"b" * 60_000]])
+    with pytest.raises(OSError, match="full"):
+        checkpoint.step(logged.ring.end_lsn)
+    assert asked[0] > 50 * 60_000
+    same(load(connection), Queues())
+    # Killed when the room was there and nothing committed: what lies behind is nobody's.
+    with path.open("ab") as file:
+        file.truncate(asked[0])
+    connection.close()
+    connection = open_database(path)
+    check(connection, whole=True)
+    checkpoint = Checkpoint(connection, follower_of(logged))
+    checkpoint.step(logged.ring.end_lsn)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    assert path.stat().st_size == asked[0]
+    # What goes needs no room to speak of.
+    for number in range(50):
+        logged.log(r.MailDone(1, [(number, b"")]))
+    checkpoint.step(logged.ring.end_lsn)
+    assert (tmp_path / f"{DATABASE}-wal").stat().st_size < 50 * 60_000 // 4
+    check(connection, whole=True)
+    same(load(connection), logged.queues)
     connection.close()
 
 
