@@ -256,6 +256,8 @@ class Worker:
             if self._offering.ended:
                 raise self._offering.error or RequestRejected("cancelled")
             await self._waker.wait()
+            if self._offering.queue:
+                self._waker.wake_another()  # it was meant for who waits for requests
 
     async def next(self, timeout_ms: int | None = None) -> Request | None:
         """The next request; None when the worker was closed.

@@ -250,6 +250,16 @@ def test_who_is_leaving_when_the_link_goes_has_left() -> None:
     assert script.settled() == {"lost": False}
 
 
+def test_what_is_acknowledged_after_the_end_leaves_nothing_unconfirmed() -> None:
+    script = Grouped()
+    script.hand(3, 0)
+    assert script.take().numbers == [0, 1, 2]
+    script.say(c.Ended(script.member.number, 3, "removed"))
+    assert script.ack([0, 1], "mine") == []
+    assert script.settled() == {"mine": False}
+    assert script.session.idle
+
+
 def test_a_step_acknowledges_records_and_batches_of_a_group() -> None:
     script = Grouped()
     script.hand(4, 0)

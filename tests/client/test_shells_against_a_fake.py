@@ -13,17 +13,21 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
+from malamute_protocol.batch import encode
 from malamute_protocol.errors import (
     ConnectionLost,
     LocalProtocolError,
     RequestRejected,
     Timeout,
 )
+from malamute_protocol.framing import encode_message
 from malamute_py.client.aio import connect
+from malamute_py.client.engine import clock_ms
 from malamute_py.client.session import Linked, Unlinked
 from malamute_py.client.settings import SettingError, make_settings
 from malamute_py.client.sync import SyncClient, connect_sync
 from tests.client.fakes import FakeBroker
+from tests.client.script import stamped
 from tests.client.shells import SHELLS
 from tests.server.zmtp import greeting
 from tests.waiting import WAIT_MS, WAIT_S
@@ -502,3 +506,26 @@ def test_a_listener_that_waits_in_the_clients_own_thread_is_told(broker: FakeBro
         assert told.wait(WAIT_S)
         assert isinstance(raised[0], RuntimeError)
         assert client.publish("s", b"y").level == "synced"
+
+
+async def test_a_request_that_comes_with_the_acceptance_wakes_who_waits_for_it(
+    broker: FakeBroker,
+) -> None:
+    async with connect(broker.endpoint, **FAST) as client:
+        worker = client.worker("svc")
+        accepted = asyncio.create_task(worker.accepted())
+        request = asyncio.create_task(worker.next())
+        await asyncio.sleep(0)  # both wait, in this order
+        number = worker._offering.number
+        said = [
+            c.Subscribed(number, b"", 1, 0, 0, 0),
+            c.Work(number, "ann", "ann", 0, 1, 30_000, 2, None, b"k" * 16),
+        ]
+        frames = stamped(encode([b"q"], subject="a"), 0)
+        client._session.receive(encode_message(said, frames), clock_ms())
+        client._link.wake_up()
+        async with asyncio.timeout(WAIT_S):
+            await accepted
+            found = await request
+        assert found is not None
+        assert found.body == b"q"
