@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from malamute_protocol.address import NAME_BYTES_MAX, name_fault
@@ -756,7 +757,10 @@ class Requests:
         """The log refused what was decided of these: decide again when it may take it."""
         for put in puts:
             self._unsettled[put] = None
-        self._settle_at_ms = self._shard.now_ms + RETRY_MS
+        now_ms = self._shard.now_ms
+        if self._settle_at_ms <= now_ms:
+            # Else as was said: one refusal after the other must not put it off for ever.
+            self._settle_at_ms = now_ms + RETRY_MS
 
     def tick(self) -> None:
         """Do what is due, as far as one step may."""
@@ -829,12 +833,12 @@ class Requests:
 
     def _settle(self) -> None:
         """Decide again what the log refused."""
-        puts, self._unsettled = list(self._unsettled), {}
+        puts = list(islice(self._unsettled, self._shard.settings.timers_max))
         now_ms = self._shard.now_ms
-        most = self._shard.settings.timers_max
-        if len(puts) > most:
-            self._later(puts[most:])
-        for put in puts[:most]:
+        for put in puts:
+            # The others in the next step: unless these are refused, nothing speaks against it.
+            del self._unsettled[put]
+        for put in puts:
             deadline_ms = put.row.put.deadline_ms
             if deadline_ms and deadline_ms <= now_ms and put.alive:
                 self._expire(put.service, [(put, put.alive)])

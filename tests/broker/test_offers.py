@@ -873,6 +873,22 @@ def test_a_return_that_the_log_refuses_is_tried_again() -> None:
     assert world.numbers(3) == [0, 1]
 
 
+def test_very_much_that_the_log_refused_is_tried_again_without_a_pause_between() -> None:
+    world = pair(timers_max=2)
+    world.offer(2)
+    for _ in range(30):
+        world.request(1, b"x")
+    world.shell.refuse["main"] = ("full", "no room")
+    world.drop(2)
+    world.shell.wait(1_500)
+    del world.shell.refuse["main"]
+    world.worker(3, "bob")
+    world.offer(3)
+    world.shell.wait(1_100)
+    world.shell.wait(1_100)
+    assert sorted(world.numbers(3)) == list(range(30))
+
+
 def test_a_lease_whose_end_the_log_refuses_is_tried_again() -> None:
     world = pair()
     world.offer(2, lease_ms=1_000, credit=1)
