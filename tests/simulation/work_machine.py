@@ -151,11 +151,16 @@ class WorkMachine(Machine):
         def die() -> None:
             raise Killed
 
+        def die_amid(departed: list[int]) -> None:
+            for each in checkpoint._maps[: self.rng.randint(1, 6)]:
+                each.flush()
+            die()
+
         checkpoint.before_commit = lambda: None
         if kill:
-            # All is written and nothing committed; or the rows are, and no body yet.
-            place = self.rng.choice(("before_commit", "_copy_bodies"))
-            setattr(checkpoint, place, lambda *_: die())
+            # All is written and nothing committed; or the rows are, and no body; or some rows.
+            place = self.rng.choice(("before_commit", "_copy_bodies", "_flush"))
+            setattr(checkpoint, place, die_amid if place == "_flush" else lambda *_: die())
         try:
             done = checkpoint.step(job.to_lsn, job.ranges)
         except Killed:
