@@ -26,6 +26,9 @@ PATTERNS: tuple[Any, ...] = (
     ["and", ["all"], ["prefix", "a"]], ["field", "k", "v"], [], ["none"], [1], ["or"],
 )  # fmt: skip
 BOXES = ("s.dead", "box", "memo", "ann")
+OFFERED: tuple[dict[str, Any], ...] = (
+    {}, {}, {"memory": True}, {"x": 1}, {"lease_ms": 100},
+)  # fmt: skip
 STEPS = 200
 
 
@@ -48,7 +51,7 @@ def command(random: Random) -> tuple[wire.Command, list[bytes]]:
         content = encode(bodies, subject=random.choice(["a", "b.x"]))
         return wire.Request(name, tracker, reply_to, timeout_ms, level, key(random)), [content]
     if kind == "offer":
-        settings = random.choice([{}, {}, {"memory": True}, {"x": 1}, {"lease_ms": 100}])
+        settings = random.choice(OFFERED)
         credit = random.choice([5, 5, 5, random.choice(NUMBERS)])
         lease_ms = random.choice([0, 0, 1, 500, 1 << 53])
         pattern = random.choice(PATTERNS)
@@ -77,14 +80,12 @@ def command(random: Random) -> tuple[wire.Command, list[bytes]]:
         numbers = random.choice([[], [random.randrange(60)], [random.choice(NUMBERS)]])
         return wire.Requeue(9, name, numbers), []
     if kind == "service":
-        settings = random.choice(
-            [
-                {}, {"attempts_max": 1}, {"dead_letters": random.choice(BOXES)}, {"memory": True},
-                {"max_requests": 3}, {"backoff_ms": 1 << 53},
-            ]
-        )  # fmt: skip
+        edits: list[dict[str, Any]] = [
+            {}, {"attempts_max": 1}, {"dead_letters": random.choice(BOXES)}, {"memory": True},
+            {"max_requests": 3}, {"backoff_ms": 1 << 53},
+        ]  # fmt: skip
         removal = wire.RemoveService(9, name, name)
-        edit = wire.EditService(9, name, settings)
+        edit = wire.EditService(9, name, random.choice(edits))
         return random.choice([removal, wire.ServiceInfo(9, name or "*"), edit]), []
     box = random.choice(BOXES)
     inbox = wire.OpenInbox(random.randint(5, 7), random.choice(["", box]), 100, MANY)
@@ -112,7 +113,8 @@ def play(random: Random) -> World:
         hand_outs_max=random.choice([1, 4, 256]), backoff_ms=10,
         mail_hot_bytes=random.choice([1_000, 1 << 20]),
     )  # fmt: skip
-    shell, links, newest = world.shell, [], 0
+    shell, newest = world.shell, 0
+    links: list[int] = []
     for _ in range(STEPS):
         if len(links) < 4:
             newest += 1
