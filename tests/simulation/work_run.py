@@ -263,6 +263,8 @@ class WorkRun(BrokerRun):
         for client in [*others, *self.peers]:
             if owed := client.owes():
                 return owed
+        if not self.machine.running:
+            return "the broker is not running"
         state = self.model.state
         for (box, number), letter in state.mail.items():
             if self.readers.get(state.boxes[box]):
