@@ -64,9 +64,11 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def send(peer: RawPeer, number: int, body: bytes, mailbox: str = "box") -> None:
-    peer.send(Send(mailbox, number), frames=(encode([body]),))
-    peer.get(Confirm)
+def send(peer: RawPeer, tracker: int, body: bytes, mailbox: str = "box") -> int:
+    """Returns the number that the broker gave the message."""
+    peer.send(Send(mailbox, tracker), frames=(encode([body]),))
+    confirm, _ = peer.get(Confirm)
+    return int(confirm.offset)
 
 
 def lag(peer: RawPeer) -> Any:
@@ -88,7 +90,8 @@ def received(peer: RawPeer, count: int) -> list[bytes]:
 
 def test_mail_is_there_after_a_kill_out_of_the_tables_and_out_of_the_log(tmp_path: Path) -> None:
     with Daemon(tmp_path, **SMALL) as daemon, RawPeer(daemon.endpoint) as peer:
-        for number in range(1, 21):
+        first = send(peer, 1, b"tables 1")
+        for number in range(2, 21):
             send(peer, number, b"tables %d" % number)
         until(lambda: lag(peer) == 0)
         for number in range(1, 41):  # the ring goes round: their bodies are in the tables only
@@ -104,7 +107,7 @@ def test_mail_is_there_after_a_kill_out_of_the_tables_and_out_of_the_log(tmp_pat
         assert daemon.wait_for("queues_recovered")["messages"] == 30
         wanted = [b"tables %d" % n for n in range(1, 21)] + [b"log %d" % n for n in range(21, 31)]
         assert received(peer, 30) == wanted
-        peer.send(AckMail(7, [(0, 30)], 99))
+        peer.send(AckMail(7, [(first, first + 30)], 99))
         peer.get(Confirm)
         assert daemon.terminate() == 0
     with Daemon(tmp_path, **SMALL) as daemon:
@@ -174,7 +177,7 @@ def test_a_ring_full_of_what_no_table_has_lets_mail_wait_and_acknowledgements_pa
     tmp_path: Path,
 ) -> None:
     with Daemon(tmp_path, **SMALL) as daemon, RawPeer(daemon.endpoint) as peer:
-        send(peer, 1, b"small")
+        small = send(peer, 1, b"small")
         until(lambda: lag(peer) == 0)
         (follower,) = children(daemon.process.pid)
         os.kill(follower, signal.SIGSTOP)
@@ -190,7 +193,7 @@ def test_a_ring_full_of_what_no_table_has_lets_mail_wait_and_acknowledgements_pa
             assert (answer.code, answer.retry_ms > 0) == ("wait", True)
             daemon.wait_for("pressure_begins")
             assert received(peer, 1)[0] == b"small"
-            peer.send(AckMail(7, [(0, 1)], 1000))
+            peer.send(AckMail(7, [(small, small + 1)], 1000))
             peer.get(Confirm)
         finally:
             os.kill(follower, signal.SIGCONT)

@@ -144,4 +144,4 @@ def test_settings_of_first_use_are_checked_at_the_start(
     section: str, values: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{section}.default: .*{why}"):
-        EmbeddedBroker(**{f"{section}__default": values}).start()
+        EmbeddedBroker(None, **{f"{section}__default": values}).start()  # type: ignore[arg-type]
