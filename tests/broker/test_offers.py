@@ -889,6 +889,24 @@ def test_very_much_that_the_log_refused_is_tried_again_without_a_pause_between()
     assert sorted(world.numbers(3)) == list(range(30))
 
 
+def test_one_refusal_after_the_other_puts_nothing_off_for_ever() -> None:
+    world = pair()
+    world.worker(3, "bob")
+    for link in (2, 3):
+        world.offer(link, credit=1)
+        world.request(1, b"x")
+    world.shell.refuse["main"] = ("full", "no room")
+    world.drop(2)
+    world.shell.wait(600)
+    world.drop(3)
+    del world.shell.refuse["main"]
+    world.worker(4, "cat")
+    world.offer(4)
+    world.shell.wait(450)
+    world.shell.wait(LATER_MS)
+    assert sorted(world.numbers(4)) == [0, 1]
+
+
 def test_a_lease_whose_end_the_log_refuses_is_tried_again() -> None:
     world = pair()
     world.offer(2, lease_ms=1_000, credit=1)
