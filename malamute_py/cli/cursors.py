@@ -39,15 +39,18 @@ Name = Annotated[
 ]
 
 
-def known(client: SyncClient, stream: str, cursor: str) -> CursorFacts:
-    """Facts about a cursor. Raises CommandFailed, with the nearest name, when there is none."""
+def known(client: SyncClient, stream: str, cursor: str, following: str = "") -> CursorFacts:
+    """Facts about a cursor. Raises CommandFailed, with the nearest name, when there is none.
+
+    following: what makes it here, when that is not reading with it.
+    """
     known_stream(client, stream)
     return absent(
         lambda: client.cursor_info(stream, cursor),
         "cursor",
         cursor,
         lambda: [each.cursor for each in client.cursors(stream)],
-        f"reading with it makes it: malamute sub {stream} --cursor {cursor}",
+        following or f"reading with it makes it: malamute sub {stream} --cursor {cursor}",
         where=f" of {stream}",
     )
 
@@ -244,7 +247,7 @@ def edit(
         if create:
             known_stream(client, stream)
         else:
-            known(client, stream, cursor)
+            known(client, stream, cursor, "--create makes it")
         found = client.cursor(stream, cursor).edit(asked, start=begin)
     if as_json:
         _show(found, as_json)

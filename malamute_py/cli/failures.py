@@ -7,7 +7,7 @@ rule: a line says what happened, to what, and what to do next; only a bug shows 
 from __future__ import annotations
 
 import errno
-from typing import Final
+from typing import Any, Final
 
 import typer
 
@@ -33,7 +33,8 @@ _NEXT: Final = {
     "unknown_stream": "`malamute stream ls` lists the streams, `malamute stream create NAME`"
     " makes one",
     "stream_exists": "`malamute stream info NAME` shows its settings, `stream edit` changes them",
-    "bad_setting": "`malamute stream create --help` lists the settings",
+    "bad_setting": "`malamute stream info NAME` shows the settings by name; so does `info` of a"
+    " mailbox, service or cursor",
     "unauthenticated": "check the user and password of the context, or MALAMUTE_USER and"
     " MALAMUTE_PASSWORD",
     "forbidden": "ask the broker's operator for the permission",
@@ -69,6 +70,11 @@ def unreachable(endpoint: str, why: str) -> CommandFailed:
     return CommandFailed(f"no link to {endpoint}: {why}; {following}", UNREACHABLE)
 
 
+def _has_settings(ctx: Any) -> bool:
+    """Whether the command takes --set: max_messages=1 alone was then meant for it."""
+    return ctx is not None and any("--set" in each.opts for each in ctx.command.params)
+
+
 def explained(error: BaseException) -> tuple[str, int] | None:
     """One line and the exit code for an expected failure; None for a bug."""
     from malamute_py.cli import late
@@ -76,6 +82,8 @@ def explained(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, typer.TyperException):
         text = error.format_message().replace("Value error, ", "")
         ctx = getattr(error, "ctx", None)
+        if "unexpected extra argument" in text and "=" in text and _has_settings(ctx):
+            text = f"{text.rstrip('.')}: a setting is written --set NAME=VALUE"
         if ctx is not None and not text.startswith("Usage:"):
             text = f"{text.rstrip('.')}; see `{ctx.command_path} --help`"
         return text, error.exit_code

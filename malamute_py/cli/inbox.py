@@ -121,14 +121,17 @@ def own(client: SyncClient) -> str:
     return welcome.identity
 
 
-def known(client: SyncClient, mailbox: str) -> Any:
-    """Facts about a mailbox. Raises CommandFailed, with the nearest name, when there is none."""
+def known(client: SyncClient, mailbox: str, following: str = "") -> Any:
+    """Facts about a mailbox. Raises CommandFailed, with the nearest name, when there is none.
+
+    following: what makes it here, when that is not sending to it.
+    """
     return absent(
         lambda: client.mailbox_info(mailbox),
         "mailbox",
         mailbox,
         lambda: [each.name for each in client.mailboxes()],
-        f"sending to it makes it: malamute send {mailbox} 'a message'",
+        following or f"sending to it makes it: malamute send {mailbox} 'a message'",
     )
 
 

@@ -15,10 +15,15 @@ from malamute_py.cli.values import duration_text, size_text
 app = group("client")
 
 
-@app.command("ls")
+@app.command(
+    "ls",
+    epilog="""In a pipe a line has, with tabs between: link, identity, software, state, time of the
+opening in milliseconds, subscriptions, bytes not confirmed, bytes not read. --json names
+them.""",
+)
 def ls(
     ctx: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")] = 1000,
     as_json: output.Json = False,
 ) -> None:
     """List the links that clients have to the broker."""
@@ -67,8 +72,10 @@ def _size(facts: dict[str, Any], name: str) -> Cell:
 @app.command("kick")
 def kick(
     ctx: typer.Context,
-    link: Annotated[int, typer.Argument(help="Its number, as `client ls` shows it.")],
-    reason: Annotated[str, typer.Option(help="What the client is told.")] = "",
+    link: Annotated[
+        int, typer.Argument(metavar="LINK", help="Its number, as `client ls` shows it.")
+    ],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="What the client is told.")] = "",
     as_json: output.Json = False,
 ) -> None:
     """End a client's link; the client does not come back by itself."""

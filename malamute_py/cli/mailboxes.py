@@ -46,7 +46,12 @@ memory (yes, no). --json names them.""",
 )
 def ls(
     ctx: typer.Context,
-    prefix: Annotated[str, typer.Argument(help="Only names that begin like this.")] = "",
+    prefix: Annotated[
+        str,
+        typer.Argument(
+            metavar="PREFIX", show_default=False, help="Only names that begin like this."
+        ),
+    ] = "",
     as_json: output.Json = False,
 ) -> None:
     """List the mailboxes."""
@@ -253,7 +258,7 @@ def edit(
         raise CommandFailed("nothing to change; name a setting, such as --expires 7d", USAGE)
     with linked(ctx) as client:
         if not create:
-            known(client, mailbox)
+            known(client, mailbox, "--create makes it")
         found = client.edit_mailbox(mailbox, asked)
     if as_json:
         _show(found, as_json)

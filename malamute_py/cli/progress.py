@@ -1,12 +1,13 @@
 """A progress line on standard error, for a person only.
 
-Owns how far a long command says it has come. The rule: without a terminal there is none,
-and it never mixes with what a command prints.
+Owns how far a long command says it has come. The rule: without a terminal, or in its
+background (`malamute work ... &`), there is none, and it never mixes with what a command prints.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ class Progress:
         """shown: False where the terminal is needed for what the command prints."""
         self._title = title
         self._total = total
-        self._shown = shown and sys.stderr.isatty()
+        self._shown = shown and sys.stderr.isatty() and _in_the_foreground()
         self._bar: Bar | None = None
         self._task: Any = None
         self._next = 0.0
@@ -106,6 +107,14 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _in_the_foreground() -> bool:
+    """Whether the terminal's line is ours; another command's stands there otherwise."""
+    try:
+        return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
+    except OSError:  # a terminal, but not the one that controls us: nobody types there
+        return True
 
 
 def watched(title: str, total: int, ask: Callable[[], Answer], left: Callable[[], int]) -> Answer:

@@ -206,12 +206,14 @@ class _Sending:
         interrupted = False
         unreadable: CommandFailed | OSError | None = None
         warned = False
+        tried = 0
         with Progress("sending", total=total, shown=not sys.stdin.isatty()) as progress:
             try:
                 for bodies, options in source:
                     if options.pop("client_time_ms", None) is not None and not warned:
                         warned = True
                         say("client_time is left out: messages have none")
+                    tried = len(bodies)
                     self._note(
                         client.send_many(self._mailbox, bodies, **options, **self._options), bodies
                     )
@@ -221,10 +223,10 @@ class _Sending:
             except (CommandFailed, OSError) as error:
                 unreadable = error
             except Timeout:
-                self._tell_partly()
+                self._tell_partly(tried)
                 raise self._late() from None
             except MalamuteError:
-                self._tell_partly()
+                self._tell_partly(tried)
                 raise
         self._tell()
         if unreadable is not None:
@@ -246,9 +248,15 @@ class _Sending:
             f" not answer; `malamute mailbox info {self._mailbox}` tells, --timeout waits longer"
         )
 
-    def _tell_partly(self) -> None:
+    def _tell_partly(self, tried: int) -> None:
+        """tried: how many were on their way when it failed; some of them may be there."""
         if self._count:
             say(f"{count_text(self._count, 'message')} confirmed, to number {self._last}")
+        if tried > 1:
+            say(
+                f"of the {'next' if self._count else 'first'} {count_text(tried, 'message')} some"
+                f" may be in the mailbox; `malamute mailbox peek {self._mailbox}` shows"
+            )
 
     def _pace(self) -> str:
         spent = time.monotonic() - self._began

@@ -38,14 +38,17 @@ Names = Annotated[
 ]
 
 
-def known(client: SyncClient, service: str) -> ServiceFacts:
-    """Facts about a service. Raises CommandFailed, with the nearest name, when there is none."""
+def known(client: SyncClient, service: str, following: str = "") -> ServiceFacts:
+    """Facts about a service. Raises CommandFailed, with the nearest name, when there is none.
+
+    following: what makes it here, when that is not a request or a worker.
+    """
     return absent(
         lambda: client.service_info(service),
         "service",
         service,
         lambda: [each.name for each in client.services()],
-        f"a request or a worker makes it: malamute work {service} -- COMMAND",
+        following or f"a request or a worker makes it: malamute work {service} -- COMMAND",
     )
 
 
@@ -57,7 +60,12 @@ workers, requests that they would take now, bytes, time of the oldest in millise
 )
 def ls(
     ctx: typer.Context,
-    prefix: Annotated[str, typer.Argument(help="Only names that begin like this.")] = "",
+    prefix: Annotated[
+        str,
+        typer.Argument(
+            metavar="PREFIX", show_default=False, help="Only names that begin like this."
+        ),
+    ] = "",
     as_json: output.Json = False,
 ) -> None:
     """List the services."""
@@ -288,7 +296,7 @@ def edit(
         raise CommandFailed("nothing to change; name a setting, such as --lease 30s", USAGE)
     with linked(ctx) as client:
         if not create:
-            known(client, service)
+            known(client, service, "--create makes it")
         found = client.edit_service(service, asked)
     if as_json:
         _show(found, as_json)

@@ -38,7 +38,7 @@ def take(
     ),
     as_json: output.Json = False,
 ) -> int:
-    """Copy a broker's data directory to a new directory, while it runs or not, and verify it."""
+    """Copy a broker's data, running or not, and verify the copy."""
     from malamute_py.store.snapshot import take as take_it
 
     with Progress("copying") as progress:
@@ -76,7 +76,7 @@ def restore(
     ],
     as_json: output.Json = False,
 ) -> int:
-    """Make a new data directory from a snapshot; a broker can then be started on it."""
+    """Make a new data directory from a snapshot, for a broker to use."""
     from malamute_py.store.snapshot import restore as restore_it
 
     with Progress("restoring") as progress:

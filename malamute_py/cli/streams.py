@@ -55,7 +55,12 @@ bytes, and whether it is kept in memory (yes, no). --json names them.""",
 )
 def ls(
     ctx: typer.Context,
-    prefix: Annotated[str, typer.Argument(help="Only names that begin like this.")] = "",
+    prefix: Annotated[
+        str,
+        typer.Argument(
+            metavar="PREFIX", show_default=False, help="Only names that begin like this."
+        ),
+    ] = "",
     as_json: output.Json = False,
 ) -> None:
     """List the streams."""

@@ -54,7 +54,7 @@ def sub(
     stream: Annotated[
         str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
     ],
-    pattern: Annotated[str, typer.Argument(help=PATTERN_HELP)] = "#",
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help=PATTERN_HELP)] = "#",
     start: Annotated[
         str | None,
         typer.Option(
