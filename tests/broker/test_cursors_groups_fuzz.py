@@ -12,6 +12,8 @@ from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from tests.broker.shell import Shell
 
+pytestmark = pytest.mark.slow
+
 EDGES = [0, 1, 2, 3, 7, 50, 4_096, 2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1]
 STREAMS = ["s", "s", "s", "s", "own", "own", "ram", "ram", "new", ""]
 NAMES = ["g", "g", "g", "h", "h", "h", "i", "i", "i", "g*", "", "bad name"]

@@ -425,6 +425,7 @@ def test_unsubscribing_gives_back_what_is_in_hand() -> None:
     assert post.peers[2].last(wire.Refused).code == "unknown_subscription"
 
 
+@pytest.mark.slow
 def test_much_in_hand_comes_back_in_steps_and_in_order() -> None:
     post = Post()
     post.inbox(2)

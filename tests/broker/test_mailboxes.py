@@ -587,6 +587,7 @@ def test_peeking_into_lists_and_into_what_is_gone() -> None:
     assert code(post.ask(1, wire.PeekMail, "none")) == "unknown_mailbox"
 
 
+@pytest.mark.slow
 def test_purging_takes_what_nobody_holds() -> None:
     post = Post()
     post.inbox(2, records=2)

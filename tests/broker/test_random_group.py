@@ -16,6 +16,8 @@ from malamute_protocol import commands as wire
 from malamute_py.matcher import matches
 from tests.broker.shell import Shell
 
+pytestmark = pytest.mark.slow
+
 KEYS = ["a.x", "a.y", "b.x", "c", "d", "e"]
 MEMBER = 1
 HOLD_MS = 700

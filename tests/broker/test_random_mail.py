@@ -19,6 +19,8 @@ from malamute_protocol.commands import Level
 from malamute_protocol.encode import encode
 from tests.broker.shell import Letter, Shell
 
+pytestmark = pytest.mark.slow
+
 BOXES = ("east", "west")
 STORED = int(Level.STORED)
 

@@ -30,6 +30,8 @@ from malamute_py.matcher import matches
 from tests.broker.service_world import MANY, World
 from tests.broker.shell import Peer
 
+pytestmark = pytest.mark.slow
+
 SUBJECTS = ("air", "sea", "land")
 PATTERNS = (["all"], ["topic", "air"], ["topic", "sea"], ["prefix", "l"])
 REQUESTER = 1

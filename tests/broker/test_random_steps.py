@@ -23,6 +23,8 @@ from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
 from tests.broker.shell import Shell
 
+pytestmark = pytest.mark.slow
+
 BOXES = ("one", "two", "quick", "jobs.dead", "c1", "")
 SERVICES = ("jobs", "chores")
 NONE = (0, 0, 0, 1, 2, 3)

@@ -19,6 +19,8 @@ from malamute_protocol.errors import LocalProtocolError
 from malamute_py.broker.waiting import Put, Service
 from tests.broker.service_world import MANY, World
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = (0, 1, 2, 3, 5, 7, 100, -1, 1 << 40, (1 << 40) + 1, 1 << 53, 1 << 62, (1 << 63) - 1)
 NAMES = ("s", "t", "u", "s.dead", "~x", "", "x" * 300, "ann")
 PATTERNS: tuple[Any, ...] = (

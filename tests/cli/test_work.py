@@ -79,6 +79,7 @@ def test_a_reply_is_printed_as_it_is(m: Run, broker: EmbeddedBroker, service: st
         assert (told["body"], told["last"]) == ("abab", True)
 
 
+@pytest.mark.slow
 def test_several_replies_are_lines(m: Run, broker: EmbeddedBroker, service: str) -> None:
     def count(request: Any) -> Iterator[bytes]:
         for number in range(3):
@@ -227,6 +228,7 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(m: Run, service: str)
     assert (row[1], row[3]) == ("failed", "it did not end within 100 ms")
 
 
+@pytest.mark.slow
 def test_a_request_that_is_cancelled_ends_its_run(
     m: Run, broker: EmbeddedBroker, service: str, tmp_path: Path
 ) -> None:

@@ -36,6 +36,8 @@ from tests.server.shell import Shell, put, stored
 from tests.store.logs import bodies_of
 from tests.waiting import WAIT_S
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_store_and_the_broker_mean_the_same_streams() -> None:
     assert (reading.CHANGE_STREAM, reading.MAIL_STREAM) == (CHANGE_STREAM, MAIL_STREAM)

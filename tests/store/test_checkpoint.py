@@ -225,6 +225,7 @@ def test_the_random_changes_are_of_every_kind() -> None:
     assert seen & tables_only
 
 
+@pytest.mark.slow
 def test_the_file_shrinks_when_what_was_in_it_has_gone(tmp_path: Any) -> None:
     logged = LoggedQueues(ring_bytes=2_000 * 65_536)
     create_file(tmp_path, Position(0, 0, 1, DIRECTORY, logged.ring.uuid))

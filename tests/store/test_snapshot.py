@@ -29,6 +29,8 @@ from malamute_py.store.snapshot import (
 from tests.server.shell import Shell, put
 from tests.store.logs import bodies_of
 
+pytestmark = pytest.mark.slow
+
 Begin = Callable[..., Shell]
 
 
