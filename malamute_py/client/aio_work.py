@@ -82,8 +82,8 @@ class WorkVerbs(AsyncVerbs):
         more. lease_ms: silence after which the broker gives a request to another worker; it is
         renewed by this client while the request is in hand (None: the service's own). confirm:
         level of the replies. credit_bytes: bytes of requests that may be on their way here.
-        settings: for a service that does not exist yet. Leaving the loop, or close(), gives
-        back what is not finished.
+        settings: for a service that does not exist yet. close(), or the end of `async with`,
+        gives back what is not finished; a worker that nobody closes ends once it is collected.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
         offered = make_offered(

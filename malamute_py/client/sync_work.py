@@ -81,8 +81,9 @@ class SyncWorkVerbs(SyncVerbs):
         renewed by this client while the request is in hand (None: the service's own). confirm:
         level of the replies. credit_bytes: bytes of requests that may be on their way here.
         settings: for a service that does not exist yet. timeout_ms: iteration raises Timeout
-        when nothing came for so long; it can then be gone on with. Leaving the loop, or
-        close(), gives back what is not finished.
+        when nothing came for so long; it can then be gone on with. close(), or the end of
+        `with`, gives back what is not finished; a worker that nobody closes ends within a
+        heartbeat after it was collected.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
         offered = make_offered(
