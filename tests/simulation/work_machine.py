@@ -19,6 +19,8 @@ from malamute_py.broker.ready import (
     MAIL_STREAM,
     MAIN,
     Append,
+    AppendBundle,
+    AppendRefused,
     BodiesFound,
     BodiesRead,
     Ready,
@@ -311,6 +313,11 @@ class WorkMachine(Machine):
         self.model.appended(bundle)
         if bundle.concerns:
             self.checkpoints.parts.add(result.lsn, result.end_lsn)
+
+    def _append(self, together: list[AppendBundle], refused: dict[str, AppendRefused]) -> None:
+        super()._append(together, refused)
+        if refused:
+            self.model.state.unordered = True
 
     def _uncertain(self, name: str, batches: list[Append]) -> None:
         self.model.uncertain([taken(append) for append in batches])

@@ -94,6 +94,9 @@ class Job:
     not_before_ms: int = 0
     withdrawn: int = 0
     """Hand-outs that were no attempts after all."""
+    subject: str = ""
+    fresh: bool = True
+    """It was never handed out."""
 
 
 @dataclass(slots=True)
@@ -101,6 +104,8 @@ class State:
     """What the changes make."""
 
     slack_ms: int = SLACK_MS
+    unordered: bool = False
+    """The log refused something: what it concerned waits before what was not yet handed out."""
     boxes: dict[int, str] = field(default_factory=dict)
     services: dict[int, str] = field(default_factory=dict)
     mail: dict[tuple[int, int], Letter] = field(default_factory=dict)
@@ -126,6 +131,9 @@ class State:
     gone_records: dict[tuple[int, str, int], int] = field(default_factory=dict)
     moved: dict[tuple[int, str], int] = field(default_factory=dict)
     """Cursor -> LSN of the bundle that set it last."""
+    handed: dict[tuple[int, str], tuple[int, int, int]] = field(default_factory=dict)
+    """(service, subject) -> of what was handed out for the first time the newest, before the
+    newest bundle and all in all, and that bundle."""
     mail_epoch: int = 0
     """In which the newest batch of the mail stream was written."""
     moves: dict[tuple[int, str, int], int] = field(default_factory=dict)
@@ -213,8 +221,9 @@ class State:
     def _request_put(self, put: r.RequestPut, lsn: int) -> None:
         for row in range(put.count):
             self.jobs[put.base + row] = self.jobs_put[put.base + row] = Job(
-                put.service, (put.sender, put.key), row, put.deadline_ms, put.reply_to
-            )
+                put.service, (put.sender, put.key), row, put.deadline_ms, put.reply_to,
+                subject=put.subjects[row if len(put.subjects) > 1 else 0],
+            )  # fmt: skip
         self._key(put.sender, put.key, put.base, lsn)
 
     def _of(self, base: int, rows: bytes, wanted: Callable[[Job], bool]) -> list[int]:
@@ -246,8 +255,21 @@ class State:
                     raise Violation(
                         "expired", f"request {number}, not before {job.not_before_ms}: {change}"
                     )
+                lane = job.service, job.subject
+                if job.fresh:
+                    self._in_order(lane, number, lsn)
+                job.fresh = False
                 job.holder, job.received, job.not_before_ms = change.holder, False, 0
                 job.attempts += 1
+
+    def _in_order(self, lane: tuple[int, str], number: int, lsn: int) -> None:
+        """A request is handed out for the first time; what one bundle says has no order."""
+        before, newest, at = self.handed.get(lane, (-1, -1, -1))
+        if lsn != at:
+            before, at = newest, lsn
+        if number < before and not self.unordered:
+            raise Violation("order", f"request {number} of {lane} after {before}")
+        self.handed[lane] = before, max(newest, number), at
 
     def _work_received(self, change: r.WorkReceived, lsn: int) -> None:
         for base, rows in change.rows:
@@ -292,7 +314,9 @@ class State:
             for number in self._numbers(base, rows, self._letters(change.mailbox, base)):
                 del self.mail[change.mailbox, number]
                 put = self.jobs_put[number]
-                self.jobs[number] = Job(change.service, put.key, put.row, 0, put.reply_to)
+                self.jobs[number] = Job(
+                    change.service, put.key, put.row, 0, put.reply_to, fresh=False
+                )
                 self.ends.setdefault(number, []).append("revived")
 
     # --- cursors, groups, keys
@@ -846,7 +870,7 @@ class WorkModel:
 
     def _again(self) -> None:
         """Some bundles are gone: what the others make."""
-        self.state = State(self.state.slack_ms)
+        self.state = State(self.state.slack_ms, self.state.unordered)
         self.queues, self.tables = Queues(), Tables()
         for bundle in self.bundles:
             self._enter(bundle)
