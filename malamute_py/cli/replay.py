@@ -441,6 +441,8 @@ class _Run:
                 compact=True,
             )  # fmt: skip
             return
+        if self._by_client and self._factor is not None and self._origin is None and sink.count:
+            say("none of them has a client time, so it went flat out; leave out --by client")
         place = f" (offsets {self._seen[0]} to {self._seen[1]})" if self._seen else ""
         arrow = f" to {target}" if target else ""
         stopped = f"; stopped before offset {self.next}" if interrupted else ""

@@ -200,6 +200,19 @@ def test_a_full_mailbox_is_waited_for_and_named(m: Run, box: str) -> None:
     assert f"malamute mailbox info {box}" in told.err
     told = m("send", box, "--timeout", "100ms", stdin="2\n")
     assert told.code == 4
+    assert "may be in the mailbox" not in told.err
+    told = m("send", box, "--timeout", "100ms", stdin="2\n3\n")
+    assert told.code == 4
+    assert f"some may be in the mailbox; `malamute mailbox peek {box}` shows" in told.err
+
+
+def test_a_setting_that_is_typed_wrong_is_answered_with_what_to_type(m: Run, box: str) -> None:
+    assert "--set NAME=VALUE" in m("mailbox", "edit", box, "max_messages=1").err
+    assert "--create makes it" in m("mailbox", "edit", box, "--max-messages", "1").err
+    m("mailbox", "edit", box, "--create").ok()
+    told = m("mailbox", "edit", box, "--set", "max_mesages=1")
+    assert told.code == 2
+    assert "`info` of a mailbox" in told.err
 
 
 def test_a_key_without_an_identity_is_said_to_be_of_little_use(m: Run, box: str) -> None:

@@ -86,6 +86,14 @@ def test_the_pace_follows_the_times_of_the_records(m: Run, stream: str) -> None:
     assert told.lines == ["0", "100", "300"]
 
 
+def test_a_pace_by_client_times_that_no_record_has_is_said_to_be_none(m: Run, stream: str) -> None:
+    m("pub", stream, stdin="a\nb\n").ok()
+    told = m("replay", stream, "--by", "client", "--pace", "real").ok()
+    assert told.lines == ["a", "b"]
+    assert "none of them has a client time" in told.err
+    assert "client time" not in m("replay", stream, "--by", "client").ok().err
+
+
 @pytest.mark.parametrize("pace", ["flat", "100000000x"])
 def test_what_is_seen_before_an_interrupt_is_counted(
     m: Run, days: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: str
