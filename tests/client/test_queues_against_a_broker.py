@@ -19,6 +19,8 @@ from tests.client.shells import SHELLS
 from tests.ports import Port
 from tests.waiting import WAIT_MS, WAIT_S
 
+pytestmark = pytest.mark.slow
+
 FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}
 SMALL: dict[str, Any] = {
     "limits__record_bytes_max": 1 << 19,
