@@ -157,6 +157,8 @@ class Loop:
         self._offences: Counter[int] = Counter()
         self._busy = False
         self._finishing = False
+        self._told = False
+        """The core was told in the middle of a Ready that a link is lost."""
 
     @property
     def peers(self) -> Peers:
@@ -375,9 +377,11 @@ class Loop:
             for event in ready.events:
                 self._event(event.name, event.level, event.facts, now_ms)
             wake_at_ms = ready.wake_at_ms
-            if not ready.appends and (wake_at_ms is None or wake_at_ms > now_ms):
-                # Only answers of the journal bring something new at once.
+            due = wake_at_ms is not None and wake_at_ms <= now_ms
+            if not (ready.appends or due or self._told):
+                # Only what the core was told meanwhile brings something new at once.
                 break
+            self._told = False
         else:
             self._busy = True
         if self._wake_at_ms is not None and self._wake_at_ms <= now_ms:
@@ -418,6 +422,7 @@ class Loop:
                 counters["content_bytes_out_total"] += len(frame)
         except Unreachable:
             self._core.link_lost(peer.number, now_ms)
+            self._told = True
         last = send.commands[-1]
         if isinstance(last, Bye) and peer.connection is not None:
             self._goodbye(peer.connection, last.code, now_ms)
@@ -430,6 +435,7 @@ class Loop:
         if peer.pending_bytes > self._pending_bytes_max:
             self._counters["overflowed_total"] += 1
             self._core.link_lost(peer.number, now_ms)
+            self._told = True
             if peer.connection is not None:
                 self._guard.cut(peer.connection, "it does not read what it is sent")
             self._close(peer.number)
