@@ -558,8 +558,9 @@ class Broker:
                 self._cursors.trimmed(stream)
                 self._groups.trimmed(stream)
 
-    retired = trimmed
-    """A segment was given back: the same, for every stream that had records in it."""
+    def retired(self, ring: str, firsts: Mapping[int, int]) -> None:
+        """A segment was given back: the same, for every stream that had records in it."""
+        self.trimmed(ring, firsts)
 
     def _apply(self, change: Change, end_lsn: int) -> None:
         """A change of the log is appended: let it take effect."""

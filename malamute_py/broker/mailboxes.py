@@ -71,7 +71,7 @@ class Mailboxes:
         self._steps = steps
         self.bodies = bodies
         self._queues = shard.queues
-        self._volatile = Queues()
+        self._in_memory = Queues()
         """Tables of what is in memory only."""
         self._tables = Tables()
         self._names: dict[str, Mailbox] = {}
@@ -130,7 +130,7 @@ class Mailboxes:
 
     def apply(self, change: Change) -> None:
         """Let a change of what is in memory only take effect."""
-        apply(self._tables, self._volatile, change)
+        apply(self._tables, self._in_memory, change)
 
     def stamp(self, content: Content, base: int) -> bytes:
         """The stamp of a batch that is in memory only."""
@@ -174,7 +174,7 @@ class Mailboxes:
 
     def _recover(self, row: MailboxRow) -> None:
         settings = row.settings
-        rows = (self._volatile if settings.memory else self._queues).messages
+        rows = (self._in_memory if settings.memory else self._queues).messages
         mailbox = Mailbox(row.number, row.name, rows, settings, row.by, row.created_ms)
         mailbox.state = STANDING
         self._enlist(mailbox)
@@ -237,7 +237,7 @@ class Mailboxes:
         most = self._shard.settings.mailboxes_max
         if len(self._names) + len(self._drafts) - (name in self._drafts) >= most:
             raise RequestRejected("limit", f"at most {most} mailboxes")
-        rows = (self._volatile if settings.memory else self._queues).messages
+        rows = (self._in_memory if settings.memory else self._queues).messages
         mailbox = Mailbox(self.number(), name, rows, settings, by, self._shard.now_ms)
         self._drafts[name] = mailbox
         return mailbox

@@ -329,7 +329,7 @@ class Offering(Opened):
         """Answers that came too late: the request was another worker's, or over, by then."""
         self.plain = False
         """Replies cannot be steps: the service is in memory."""
-        self.volatile = False
+        self.in_memory = False
         """The service is in memory: nothing of it can be confirmed as stored."""
         self.closing = False
         self.begun: list[int] = []
@@ -449,14 +449,14 @@ class Offering(Opened):
         """ACK_WORK."""
         again_ms = max(0, form.again_ms)
         ends = form.state not in (RECEIVED, RENEWED)
-        level = _STORED if ends and not self.volatile else 0
+        level = _STORED if ends and not self.in_memory else 0
         return AckWork(self.number, ranges, form.state, tracker, level, again_ms, form.reason)
 
     def takes_default(self) -> bool:
         """The level was refused: what is in memory is never stored."""
-        if self.volatile:
+        if self.in_memory:
             return False
-        self.volatile = True
+        self.in_memory = True
         return True
 
     def acked(self, form: Form, ranges: list[Range]) -> None:
