@@ -1,0 +1,1 @@
+"""The brokers that are measured, each a module that gives `PEER`."""

@@ -1,0 +1,487 @@
+"""What every Python driver is made of: arguments, words, bodies, checks and percentiles.
+
+A driver is one client of a broker in a process of its own. It takes `key=value` arguments,
+talks JSON lines on stdout, obeys lines on stdin: says `ready`, waits for a word, does its
+role, says ONE result, waits for a word or the end of its input, and ends with status 0. Any
+failure is a message on stderr and another status, never a figure.
+
+Every record is checked by the consumer, the same way on all sides: its size, and the number
+in its first eight bytes against the one that is due. Bodies are collected and looked at by
+thousands with numpy, so that the check costs a client tens of nanoseconds a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+BURST = 4096
+"""Bodies looked at in one go."""
+POOL_BYTES = 256 << 20
+"""Bodies are all made before the clock starts, unless they need more memory than this."""
+PRODUCER_SHIFT = 48
+NUMBER_MASK = (1 << PRODUCER_SHIFT) - 1
+
+Numbers = npt.NDArray[np.int64]
+
+
+class DriverFailed(Exception):
+    """What was received or asked for is wrong in a way that no figure can express."""
+
+
+class Options(msgspec.Struct, frozen=True):
+    """The arguments of a driver; keys that are not here are ignored."""
+
+    role: str
+    url: str
+    mode: str = ""
+    subject: str = "perf"
+    size: int = 140
+    count: int = 1000
+    form: str = "bulk"
+    window: int = 4096
+    """Most records that a publisher leaves unconfirmed."""
+    producer: int = 0
+    producers: int = 1
+    subscribers: int = 1
+    flight: int = 64
+    workers: int = 1
+    rate: float = 1000.0
+    start: str = "new"
+    select: str = "whole"
+    subjects: int = 1
+    """More than one: record i goes to subject i % subjects; a wildcard subscription for each."""
+    rare: int = 0
+    """Above 0: one record in so many goes to a subject of its own."""
+    seed: int = 1
+    idle_s: float = 20.0
+    """A consumer that hears nothing for so long says what it has."""
+    from_ns: int = 0
+    """For select=time: CLOCK_REALTIME in ns from which on records are wanted."""
+
+
+def options_of(argv: Sequence[str]) -> Options:
+    given = dict(word.partition("=")[::2] for word in argv)
+    known = {name: given[name] for name in Options.__struct_fields__ if name in given}
+    return msgspec.convert(known, Options, strict=False)
+
+
+# --- words ----------------------------------------------------------------------------------
+
+
+def say(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def await_word() -> None:
+    """Return when the parent says so, or is gone."""
+    sys.stdin.readline()
+
+
+async def word() -> None:
+    """The same beside a running event loop."""
+    await asyncio.to_thread(await_word)
+
+
+Part = Callable[[Options], Awaitable[None] | None]
+
+
+def play(parts: Mapping[str, Part], *, fast_loop: bool = True) -> None:
+    """Play the role that the arguments name, in uvloop where it is installed and wanted."""
+    options = options_of(sys.argv[1:])
+    part = parts.get(options.role)
+    if part is None:
+        raise SystemExit(f"no role {options.role!r}; there are {', '.join(parts)}")
+    if not asyncio.iscoroutinefunction(part):
+        part(options)
+        return
+
+    async def run() -> None:
+        done = part(options)
+        assert done is not None
+        await done
+
+    if fast_loop:
+        try:
+            import uvloop
+        except ImportError:
+            pass
+        else:
+            uvloop.run(run())
+            return
+    asyncio.run(run())
+
+
+class Clock:
+    """Wall and processor time of this process since it was made."""
+
+    def __init__(self) -> None:
+        self.begun_ns = time.monotonic_ns()
+        self._cpu = time.process_time()
+
+    def cpu_s(self) -> float:
+        return time.process_time() - self._cpu
+
+
+# --- what is sent ---------------------------------------------------------------------------
+
+
+def body(producer: int, number: int, size: int) -> bytes:
+    """Return record `number` of a producer: eight bytes that say which, and filler."""
+    return (producer << PRODUCER_SHIFT | number).to_bytes(8, "little") + b"x" * (size - 8)
+
+
+def stamped(producer: int, number: int, size: int) -> bytes:
+    """The same with the time of sending in its next eight bytes."""
+    head = (producer << PRODUCER_SHIFT | number).to_bytes(8, "little")
+    return head + time.monotonic_ns().to_bytes(8, "little") + b"x" * (size - 16)
+
+
+def bodies(options: Options) -> Iterator[list[bytes]]:
+    """Give all bodies of a publisher, in lists of a burst; made beforehand where memory allows."""
+    made = [] if options.count * (options.size + 40) > POOL_BYTES else list(_bursts(options))
+    return iter(made) if made else _bursts(options)
+
+
+def _bursts(options: Options) -> Iterator[list[bytes]]:
+    size = options.size
+    if size < 8:
+        raise DriverFailed(f"a record of {size} bytes has no room for its number")
+    for first in range(0, options.count, BURST):
+        count = min(BURST, options.count - first)
+        block = np.full((count, size), ord("x"), np.uint8)
+        numbers = np.arange(first, first + count, dtype="<i8") | options.producer << PRODUCER_SHIFT
+        block[:, :8] = numbers.view(np.uint8).reshape(count, 8)
+        blob = block.tobytes()
+        yield [blob[at : at + size] for at in range(0, count * size, size)]
+
+
+# --- which subject --------------------------------------------------------------------------
+
+
+def rare_places(count: int, every: int, seed: int) -> Numbers:
+    """Numbers of the records that go to the rare subject: one at a random place of each block."""
+    block = np.arange(-(-count // every), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        z = block + np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    places = (block * np.uint64(every) + z % np.uint64(every)).astype(np.int64)
+    return places[places < count]
+
+
+class Subjects:
+    """Where record i goes; `separator` and `wildcard` are the peer's."""
+
+    def __init__(self, options: Options, separator: str = ".", wildcard: str = "*") -> None:
+        base = options.subject.replace(".", separator)
+        self.one = base
+        self.many = options.subjects > 1 or options.rare > 0
+        self.rare = f"{base}{separator}rare"
+        self.names = [f"{base}{separator}{k}{separator}x" for k in range(options.subjects)]
+        self.patterns = [
+            f"{base}{separator}{k}{separator}{wildcard}" for k in range(options.subjects)
+        ]
+        self._rare = frozenset[int]()
+        if options.rare:
+            places = rare_places(options.count, options.rare, options.seed)
+            self._rare = frozenset(places.tolist())
+
+    def of_burst(self, first: int, count: int) -> list[str]:
+        """Subjects of the records from `first` on."""
+        if not self.many:
+            return [self.one] * count
+        names, rare = self.names, self._rare
+        every = len(names)
+        if not rare:
+            return [names[i % every] for i in range(first, first + count)]
+        return [
+            self.rare if i in rare else names[i % every] for i in range(first, first + count)
+        ]
+
+
+# --- what is received -----------------------------------------------------------------------
+
+
+class Check:
+    """Looks at every record of one connection: size, gaps, duplicates, order.
+
+    `add` one body at a time or `burst` many. Order is looked for per producer and subject: a
+    peer that delivers subjects by different ways may mix them. `done` once all that is due has
+    come; what did not come is `missing`.
+    """
+
+    def __init__(self, options: Options, expected: Numbers | None = None) -> None:
+        self.size = options.size
+        self.count = options.count
+        self.producers = options.producers
+        self.lanes = options.subjects
+        self.total = options.count * options.producers
+        self.received = self.duplicates = self.misordered = 0
+        self.begun_ns = self.ended_ns = 0
+        self._expected = expected
+        if expected is not None:
+            self.total = len(expected)
+        # Of each producer and subject the number that is due next.
+        self._due = np.tile(np.arange(self.lanes, dtype=np.int64), self.producers)
+        self._seen: npt.NDArray[np.bool_] | None = None
+        self._waiting: list[bytes] = []
+        self._heard = 0
+
+    def add(self, body: bytes) -> bool:
+        """Take one body; True when this was the last that is due."""
+        waiting = self._waiting
+        if not waiting and not self._heard:
+            self.begun_ns = time.monotonic_ns()
+        waiting.append(body)
+        if len(waiting) >= BURST or self._heard + len(waiting) >= self.total:
+            self._look()
+        return self._heard >= self.total
+
+    def burst(self, bodies: list[bytes]) -> bool:
+        """Take many; True when all that is due has come."""
+        if not self._heard and not self._waiting:
+            self.begun_ns = time.monotonic_ns()
+        self._waiting += bodies
+        if len(self._waiting) >= BURST or self._heard + len(self._waiting) >= self.total:
+            self._look()
+        return self._heard >= self.total
+
+    @property
+    def done(self) -> bool:
+        return self._heard >= self.total
+
+    @property
+    def heard(self) -> int:
+        """Records that came, duplicates and all."""
+        return self._heard + len(self._waiting)
+
+    @property
+    def missing(self) -> int:
+        return self.total - self.received
+
+    def close(self) -> None:
+        """Look at what still waits."""
+        if self._waiting:
+            self._look()
+
+    def _look(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self.ended_ns = time.monotonic_ns()
+        self._heard += len(waiting)
+        if set(map(len, waiting)) != {self.size}:
+            raise DriverFailed(f"records of {set(map(len, waiting))} bytes, {self.size} were sent")
+        blob = np.frombuffer(b"".join(waiting), np.uint8).reshape(-1, self.size)
+        numbers = np.ascontiguousarray(blob[:, :8]).view("<i8").ravel()
+        if self._expected is not None:
+            self._look_at_selected(numbers)
+        elif self.producers == 1 and self.lanes == 1:
+            first = int(self._due[0])
+            if not np.array_equal(numbers, np.arange(first, first + len(numbers))):
+                self._look_closely(numbers)
+            else:
+                self._mark(numbers)
+                self._due[0] = first + len(numbers)
+                self.received += len(numbers)
+        else:
+            self._look_at_lanes(numbers)
+
+    def _look_at_selected(self, numbers: Numbers) -> None:
+        assert self._expected is not None
+        due = self._expected[self.received : self.received + len(numbers)]
+        if not np.array_equal(numbers, due):
+            raise DriverFailed("the records selected are not the ones that were asked for")
+        self.received += len(numbers)
+
+    def _look_at_lanes(self, numbers: Numbers) -> None:
+        """Sort a burst by lane, its order kept; each lane must go on where it stood."""
+        numbers_of, lanes_of = self._split(numbers)
+        order = np.argsort(lanes_of, kind="stable")
+        lane, number = lanes_of[order], numbers_of[order]
+        first = np.ones(len(lane), bool)
+        first[1:] = lane[1:] != lane[:-1]
+        due = np.empty_like(number)
+        due[1:] = number[:-1] + self.lanes
+        due[first] = self._due[lane[first]]
+        if not np.array_equal(number, due):
+            self._look_closely(numbers)
+            return
+        last = np.ones(len(lane), bool)
+        last[:-1] = first[1:]
+        self._mark(numbers)
+        self._due[lane[last]] = number[last] + self.lanes
+        self.received += len(numbers)
+
+    def _split(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        producers, inner = numbers >> PRODUCER_SHIFT, numbers & NUMBER_MASK
+        if (producers >= self.producers).any() or (inner >= self.count).any():
+            raise DriverFailed("records came that nobody sent in this run")
+        return inner, producers * self.lanes + inner % self.lanes
+
+    def _mark(self, numbers: Numbers) -> None:
+        if self._seen is not None:
+            place = (numbers >> PRODUCER_SHIFT) * self.count + (numbers & NUMBER_MASK)
+            self._seen[place] = True
+
+    def _look_closely(self, numbers: Numbers) -> None:
+        """Something is amiss: count what, one by one."""
+        if self._seen is None:
+            self._seen = np.zeros(self.count * self.producers, bool)
+            for lane, due in enumerate(self._due.tolist()):
+                at = lane // self.lanes * self.count
+                self._seen[at + lane % self.lanes : at + due : self.lanes] = True
+        inner, lanes = self._split(numbers)
+        for number, lane in zip(inner.tolist(), lanes.tolist(), strict=True):
+            place = lane // self.lanes * self.count + number
+            if self._seen[place]:
+                self.duplicates += 1
+                continue
+            self._seen[place] = True
+            self.received += 1
+            if number < self._due[lane]:
+                self.misordered += 1
+            else:
+                self._due[lane] = number + self.lanes
+
+
+def checks_of(options: Options) -> list[Check]:
+    """One for each connection of a subscriber."""
+    return [Check(options) for _ in range(options.subscribers)]
+
+
+def selected(options: Options) -> Numbers | None:
+    """What a replay expects besides everything."""
+    if options.select == "rare":
+        return rare_places(options.count, options.rare, options.seed)
+    if options.select == "whole":
+        return None
+    raise DriverFailed(f"this driver cannot select by {options.select}")
+
+
+def say_received(checks: Sequence[Check], clock: Clock) -> None:
+    """The result of subscribe and replay."""
+    for check in checks:
+        check.close()
+    say(
+        begun_ns=min((check.begun_ns for check in checks if check.begun_ns), default=0),
+        ended_ns=max(check.ended_ns for check in checks),
+        received=sum(check.received for check in checks),
+        missing=sum(check.missing for check in checks),
+        duplicates=sum(check.duplicates for check in checks),
+        misordered=sum(check.misordered for check in checks),
+        cpu_s=clock.cpu_s(),
+    )
+
+
+async def all_done(checks: Sequence[Check], idle_s: float) -> None:
+    """Return when every check is done, or nothing came for so long after something did."""
+    heard, since = 0, time.monotonic()
+    while not all(check.done for check in checks):
+        await asyncio.sleep(0.02)
+        now = sum(check.heard for check in checks)
+        if now != heard or not now:
+            heard, since = now, time.monotonic()
+        elif time.monotonic() - since > idle_s:
+            return
+
+
+# --- latency --------------------------------------------------------------------------------
+
+
+def percentiles(nanoseconds: Sequence[int]) -> dict[str, float]:
+    if not nanoseconds:
+        return {"p50_us": 0.0, "p99_us": 0.0, "p999_us": 0.0}
+    at = np.percentile(np.asarray(nanoseconds, np.int64), [50, 99, 99.9]) / 1000
+    return {"p50_us": float(at[0]), "p99_us": float(at[1]), "p999_us": float(at[2])}
+
+
+class Listen:
+    """One-way latencies of records that carry the time of their sending."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.latencies: list[int] = []
+        self._last = -1
+
+    def add(self, body: bytes) -> bool:
+        """Take one record; True when it was the last."""
+        now = time.monotonic_ns()
+        number = int.from_bytes(body[:8], "little")
+        if number != self._last + 1 or len(body) != self.options.size:
+            raise DriverFailed(f"record {number} of {len(body)} bytes came after {self._last}")
+        self._last = number
+        self.latencies.append(now - int.from_bytes(body[8:16], "little"))
+        return len(self.latencies) >= self.options.count
+
+    @property
+    def done(self) -> bool:
+        return len(self.latencies) >= self.options.count
+
+    def tell(self, clock: Clock) -> None:
+        say(received=len(self.latencies), **percentiles(self.latencies), cpu_s=clock.cpu_s())
+
+
+async def ticks(options: Options) -> AsyncIterator[int]:
+    """Give the numbers of the records at their times; whoever is late goes on at once."""
+    begun = time.monotonic()
+    for number in range(options.count):
+        wait = begun + number / options.rate - time.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        yield number
+
+
+def ticks_of_thread(options: Options) -> Iterator[int]:
+    """The same without an event loop."""
+    begun = time.monotonic()
+    for number in range(options.count):
+        wait = begun + number / options.rate - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+        yield number
+
+
+class Requests:
+    """Round trips: each reply is compared with its request, and timed."""
+
+    def __init__(self, options: Options) -> None:
+        self.bodies = [body for burst in _bursts(options) for body in burst]
+        self.latencies: list[int] = []
+
+    def answered(self, number: int, reply: bytes, sent_ns: int) -> None:
+        self.latencies.append(time.monotonic_ns() - sent_ns)
+        if reply != b"re:" + self.bodies[number]:
+            raise DriverFailed(f"the reply to request {number} is {reply[:40]!r}")
+
+    def tell(self, clock: Clock) -> None:
+        if len(self.latencies) != len(self.bodies):
+            raise DriverFailed(f"{len(self.latencies)} replies to {len(self.bodies)} requests")
+        say(
+            begun_ns=clock.begun_ns,
+            ended_ns=time.monotonic_ns(),
+            **percentiles(self.latencies),
+            cpu_s=clock.cpu_s(),
+        )
+
+
+def say_published(clock: Clock, confirmed: int) -> None:
+    """The result of publish and fill."""
+    say(
+        begun_ns=clock.begun_ns,
+        ended_ns=time.monotonic_ns(),
+        confirmed=confirmed,
+        cpu_s=clock.cpu_s(),
+    )
+
+
+def say_paced(clock: Clock) -> None:
+    say(begun_ns=clock.begun_ns, ended_ns=time.monotonic_ns(), cpu_s=clock.cpu_s())

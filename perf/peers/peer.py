@@ -1,0 +1,290 @@
+"""What the suite asks of a peer: its columns, and a server for one of them.
+
+A module of this package that gives `PEER` (a `Peer`) takes part. The rule: a server that the
+suite starts is its own, on a free port of this machine, with its data and its log in the folder
+given, and it is ended with the block that started it, whatever happens; the distribution's own
+instance is never touched. What a column cannot do it does not list, and what is not installed
+is told in a word, with what to install.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, Protocol
+
+import msgspec
+import psutil
+
+ROLES = frozenset(
+    {
+        "publish",  # and `subscribe`: one to one
+        "subscribe",
+        "fan-out",  # subscribe with many connections that each get every record
+        "producers",  # several publishers into one subject
+        "wildcards",  # publish over many subjects, subscribe to a pattern for each
+        "fill",
+        "replay",  # the whole of what was filled
+        "replay-rare",  # one subject of it, chosen by the server
+        "replay-time",  # from a time on
+        "request",
+        "respond",
+        "pace",
+        "listen",
+        "queue",  # durable queue, acknowledged message by message: publish/subscribe with it
+    }
+)
+"""What a driver may say that it can do; the suite gives a column the works that it can."""
+
+
+class ServerFailed(RuntimeError):
+    """A server did not come up; the text holds the end of its log."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One competitor: a peer in one of its modes, with one of its clients."""
+
+    peer: str
+    mode: str
+    client: str
+    """`python` or `native`."""
+    label: str
+    """As a person would say it: "NATS JetStream, Go client"."""
+    persistent: bool
+    """What is confirmed is in a file: it outlives the server's death."""
+    synced: bool
+    """What is confirmed outlives a loss of power."""
+    roles: frozenset[str]
+    """Some of ROLES."""
+    command: tuple[str, ...]
+    """The driver's argv before its key=value arguments."""
+    rates: Mapping[int, int]
+    """Records/s to expect one to one by record size; counts of records follow from it."""
+    note: str = ""
+    """The settings that matter, and why these."""
+
+    @property
+    def name(self) -> str:
+        """`peer-mode-client`: what files and results call it."""
+        return f"{self.peer}-{self.mode}-{self.client}"
+
+    def rate(self, size: int) -> int:
+        """Records/s to expect at a size, from the nearest that is known."""
+        nearest = min(self.rates, key=lambda known: abs(known - size))
+        return max(1, self.rates[nearest] * (nearest + 100) // (size + 100))
+
+
+class Server:
+    """A running server, and what it has used so far."""
+
+    def __init__(
+        self,
+        url: str,
+        process: subprocess.Popen[bytes],
+        folder: Path,
+        version: str,
+        settings: Sequence[str] = (),
+        log: Path | None = None,
+    ) -> None:
+        self.url = url
+        self.process = process
+        self.folder = folder
+        self.version = version
+        self.settings = tuple(settings)
+        self.log = log
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its process and all that it started."""
+        try:
+            own = psutil.Process(self.process.pid)
+            return (own.pid, *(child.pid for child in own.children(recursive=True)))
+        except psutil.NoSuchProcess:
+            return ()
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        for pid in self.pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                yield psutil.Process(pid)
+
+    def cpu_s(self) -> float:
+        """Processor seconds so far: all threads, I/O threads too, user and system."""
+        total = 0.0
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                # Children that ended are in their parent's account.
+                total += times.user + times.system + times.children_user + times.children_system
+        return total
+
+    def rss_bytes(self) -> int:
+        """Resident memory, shared file pages included."""
+        total = 0
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += process.memory_info().rss
+        return total
+
+    def disk_bytes(self) -> int:
+        """Bytes that its files occupy on disk, the log excepted."""
+        total = 0
+        for folder, _, names in os.walk(self.folder):
+            for name in names:
+                path = Path(folder) / name
+                if path == self.log:
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    total += path.stat().st_blocks * 512
+        return total
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def tail(self) -> str:
+        """The end of its log."""
+        if self.log is None or not self.log.exists():
+            return ""
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def kill(self) -> None:
+        """SIGKILL for all of it: no goodbye, nothing flushed."""
+        end_processes(self.pids, signal.SIGKILL)
+        self.process.wait()
+
+
+class Peer(Protocol):
+    """One broker that takes part."""
+
+    name: str
+
+    def missing(self) -> str:
+        """Return "" or why it is left out: what is not installed, and how to install it."""
+
+    def versions(self) -> dict[str, str]:
+        """Of the server and the clients."""
+
+    def columns(self) -> Sequence[Column]:
+        """Return what of it can run here; a client that is not installed has no column."""
+
+    def server(self, column: Column, folder: Path) -> AbstractContextManager[Server]:
+        """Start one with its data in `folder` (made if need be; may hold an earlier run's data).
+
+        It is ready for clients when the block begins; columns of the same mode may share it.
+        Raises ServerFailed.
+        """
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody listens on."""
+    with socket.socket() as finder:
+        finder.bind(("127.0.0.1", 0))
+        return int(finder.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens there: the simplest probe."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def end_processes(pids: Sequence[int], how: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, how)
+
+
+_running: dict[int, subprocess.Popen[bytes]] = {}
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def running(
+    argv: Sequence[str],
+    folder: Path,
+    ready: Callable[[], bool],
+    *,
+    url: str,
+    version: str,
+    settings: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    stop: int = signal.SIGTERM,
+    wait_s: float = 60.0,
+    end_s: float = 20.0,
+) -> Iterator[Server]:
+    """Run a server's command in `folder` until the block ends.
+
+    ready: asked every 20 ms until it says yes. stop: the signal for an orderly end; whoever is
+    left after end_s is killed. Its own session, so that a Ctrl-C reaches us alone and we end it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "server.log"
+    with log.open("ab") as out:
+        process = _start(argv, folder, out, environment)
+    server = Server(url, process, folder, version, settings, log)
+    try:
+        deadline = time.monotonic() + wait_s
+        while not ready():
+            if not server.alive():
+                raise ServerFailed(
+                    f"{argv[0]} ended with {process.returncode} at once:\n{server.tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"{argv[0]} was not ready in {wait_s:.0f} s:\n{server.tail()}")
+            time.sleep(0.02)
+        yield server
+    finally:
+        _end(process, server.pids, stop, end_s)
+
+
+def _start(
+    argv: Sequence[str], folder: Path, out: IO[bytes], environment: Mapping[str, str] | None
+) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        list(argv),
+        cwd=folder,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    with _lock:
+        _running[process.pid] = process
+    return process
+
+
+def _end(process: subprocess.Popen[bytes], pids: Sequence[int], stop: int, end_s: float) -> None:
+    if process.poll() is None:
+        process.send_signal(stop)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=end_s)
+    # Whoever is left: the process itself when it did not hear, children that outlived it.
+    end_processes([pid for pid in pids if pid != process.pid], signal.SIGKILL)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    with _lock:
+        _running.pop(process.pid, None)
+
+
+def end_all() -> None:
+    """Kill every server that still runs: for the end of the program, whatever its reason."""
+    with _lock:
+        left = list(_running.values())
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(process.pid).children(recursive=True)
+            end_processes([child.pid for child in children], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
