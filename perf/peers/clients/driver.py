@@ -204,9 +204,7 @@ class Subjects:
         every = len(names)
         if not rare:
             return [names[i % every] for i in range(first, first + count)]
-        return [
-            self.rare if i in rare else names[i % every] for i in range(first, first + count)
-        ]
+        return [self.rare if i in rare else names[i % every] for i in range(first, first + count)]
 
 
 # --- what is received -----------------------------------------------------------------------

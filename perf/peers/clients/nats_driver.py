@@ -1,0 +1,327 @@
+"""A NATS client: nats-py in uvloop, core and JetStream.
+
+JetStream is written to with plain publishes that name one inbox for all acknowledgements, at
+most `window` of them out: `publish_async` of the client makes a future, a token and a timer
+for each record and reaches a third of that. It is read through a push consumer without acks
+and with flow control: `fetch` of the client makes a task for each record. The client's
+limits on what is pending are lifted, so that nothing is dropped.
+
+nats-core, the faster client of the same authors, needs Python 3.13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
+from nats.js.errors import BadRequestError
+
+from perf.peers.clients import driver
+from perf.peers.clients.driver import Check, Clock, Options, Subjects, say, word
+
+CLIENT = f"nats-py {importlib.metadata.version('nats-py')}"
+PENDING_BYTES = 8 << 20
+Callback = Callable[[Msg], Awaitable[None]]
+
+
+async def _fail(error: Exception) -> None:
+    """Errors of callbacks end in the client's log otherwise, and the run goes on."""
+    print(f"{CLIENT}: {error!r}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+async def connect(options: Options) -> Client:
+    return await nats.connect(
+        options.url,
+        error_cb=_fail,
+        allow_reconnect=False,
+        pending_size=PENDING_BYTES,
+        skip_subject_validation=True,
+    )
+
+
+def stream_of(options: Options) -> str:
+    return options.subject.replace(".", "_")
+
+
+async def make_stream(client: Client, options: Options) -> None:
+    """Make the stream, unless the other side was faster."""
+    if options.mode == "core":
+        return
+    with contextlib.suppress(BadRequestError):
+        await client.jetstream().add_stream(
+            StreamConfig(
+                name=stream_of(options),
+                subjects=[options.subject, f"{options.subject}.>"],
+                storage=StorageType.FILE,
+            )
+        )
+
+
+async def subscribe_to(client: Client, options: Options, subject: str, callback: Callback) -> None:
+    """Subscribe without limits; in JetStream from where `start` says."""
+    if options.mode == "core":
+        await client.subscribe(subject, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0)
+        return
+    await client.jetstream().subscribe(
+        subject,
+        cb=callback,
+        stream=stream_of(options),
+        config=ConsumerConfig(
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.ALL if options.start == "first" else DeliverPolicy.NEW,
+            flow_control=True,
+            idle_heartbeat=5.0,
+        ),
+        manual_ack=True,
+        pending_msgs_limit=0,
+        pending_bytes_limit=0,
+    )
+
+
+async def _send_core(client: Client, options: Options, given: Iterator[list[bytes]]) -> int:
+    subjects, sent = Subjects(options), 0
+    publish = client.publish
+    for burst in given:
+        if subjects.many:
+            for subject, body in zip(subjects.of_burst(sent, len(burst)), burst, strict=True):
+                await publish(subject, body)
+        else:
+            subject = subjects.one
+            for body in burst:
+                await publish(subject, body)
+        sent += len(burst)
+        await asyncio.sleep(0)
+    await client.flush(60)
+    return sent
+
+
+class _Acks:
+    """One inbox for the acknowledgements of all records; at most `window` are out."""
+
+    def __init__(self, client: Client, options: Options) -> None:
+        self.client = client
+        self.window = options.window
+        self.inbox = client.new_inbox()
+        self.sent = self.acked = 0
+        self.moved = asyncio.Event()
+
+    async def open(self) -> None:
+        await self.client.subscribe(
+            self.inbox, cb=self._take, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+
+    async def _take(self, message: Msg) -> None:
+        if b'"error"' in message.data or message.headers:
+            raise driver.DriverFailed(f"refused: {message.data!r} {message.headers}")
+        self.acked += 1
+        if self.sent - self.acked <= self.window // 2:
+            self.moved.set()
+
+    async def room(self) -> None:
+        """Wait until half of the window is free again when it is full."""
+        while self.sent - self.acked >= self.window:
+            self.moved.clear()
+            await self.moved.wait()
+
+    async def all(self) -> None:
+        while self.acked < self.sent:
+            self.moved.clear()
+            await self.moved.wait()
+
+
+async def _send_stream(
+    client: Client, options: Options, given: Iterator[list[bytes]], acks: _Acks
+) -> int:
+    subjects = Subjects(options)
+    publish, inbox = client.publish, acks.inbox
+    for burst in given:
+        names = subjects.of_burst(acks.sent, len(burst))
+        for subject, body in zip(names, burst, strict=True):
+            if acks.sent - acks.acked >= acks.window:
+                await acks.room()
+            acks.sent += 1
+            await publish(subject, body, inbox)
+    await acks.all()
+    return acks.acked
+
+
+async def publish(options: Options) -> None:
+    client = await connect(options)
+    await make_stream(client, options)
+    acks = _Acks(client, options)
+    if options.mode != "core":
+        await acks.open()
+    given = driver.bodies(options)
+    say(ready=True, client=CLIENT)
+    await word()
+    clock = Clock()
+    if options.mode == "core":
+        confirmed = await _send_core(client, options, given)
+    else:
+        confirmed = await _send_stream(client, options, given, acks)
+    driver.say_published(clock, confirmed)
+    await word()
+    await client.close()
+
+
+async def subscribe(options: Options) -> None:
+    checks = driver.checks_of(options)
+    clients = []
+    for check in checks:
+        client = await connect(options)
+        await make_stream(client, options)
+        clients.append(client)
+
+        async def take(message: Msg, check: Check = check) -> None:
+            check.add(message.data)
+
+        subjects = Subjects(options)
+        for pattern in subjects.patterns if subjects.many else [subjects.one]:
+            await subscribe_to(client, options, pattern, take)
+        await client.flush()
+    say(ready=True, client=CLIENT)
+    await word()
+    clock = Clock()
+    await driver.all_done(checks, options.idle_s)
+    driver.say_received(checks, clock)
+    await word()
+    for client in clients:
+        await client.close()
+
+
+async def replay(options: Options) -> None:
+    """Read the stream from its start; the server selects a subject of it."""
+    client = await connect(options)
+    subjects = Subjects(options)
+    check = Check(options, driver.selected(options))
+    say(ready=True, client=CLIENT)
+    await word()
+    clock = Clock()
+
+    async def take(message: Msg) -> None:
+        check.add(message.data)
+
+    subject = subjects.rare if options.select == "rare" else f"{options.subject}.>"
+    if not subjects.many:
+        subject = subjects.one
+    await subscribe_to(client, options, subject, take)
+    await driver.all_done([check], options.idle_s)
+    check.begun_ns = clock.begun_ns
+    driver.say_received([check], clock)
+    await word()
+    await client.close()
+
+
+async def request(options: Options) -> None:
+    client = await connect(options)
+    requests = driver.Requests(options)
+    say(ready=True, client=CLIENT)
+    await word()
+    clock = Clock()
+    numbers = iter(range(options.count))
+
+    async def work() -> None:
+        for number in numbers:
+            sent = time.monotonic_ns()
+            reply = await client.request(options.subject, requests.bodies[number], timeout=30)
+            requests.answered(number, reply.data, sent)
+
+    await asyncio.gather(*(work() for _ in range(options.flight)))
+    requests.tell(clock)
+    await word()
+    await client.close()
+
+
+async def respond(options: Options) -> None:
+    clients = []
+    for _ in range(options.workers):
+        client = await connect(options)
+        clients.append(client)
+
+        async def echo(message: Msg, client: Client = client) -> None:
+            await client.publish(message.reply, b"re:" + message.data)
+
+        await client.subscribe(
+            options.subject,
+            queue="workers",
+            cb=echo,
+            pending_msgs_limit=0,
+            pending_bytes_limit=0,
+        )
+        await client.flush()
+    clock = Clock()
+    say(ready=True, client=CLIENT)
+    await word()
+    say(cpu_s=clock.cpu_s())
+    await word()
+    for client in clients:
+        await client.close()
+
+
+async def pace(options: Options) -> None:
+    client = await connect(options)
+    await make_stream(client, options)
+    acks = _Acks(client, options)
+    reply = ""
+    if options.mode != "core":
+        await acks.open()
+        reply = acks.inbox
+    say(ready=True, client=CLIENT)
+    await word()
+    clock = Clock()
+    async for number in driver.ticks(options):
+        body = driver.stamped(options.producer, number, options.size)
+        acks.sent += 1
+        await client.publish(options.subject, body, reply)
+    if reply:
+        await acks.all()
+    await client.flush(60)
+    driver.say_paced(clock)
+    await word()
+    await client.close()
+
+
+async def listen(options: Options) -> None:
+    client = await connect(options)
+    await make_stream(client, options)
+    heard = driver.Listen(options)
+    over = asyncio.Event()
+
+    async def take(message: Msg) -> None:
+        if heard.add(message.data):
+            over.set()
+
+    await subscribe_to(client, options, options.subject, take)
+    await client.flush()
+    say(ready=True, client=CLIENT)
+    await word()
+    clock = Clock()
+    await over.wait()
+    heard.tell(clock)
+    await word()
+    await client.close()
+
+
+if __name__ == "__main__":
+    driver.play(
+        {
+            "publish": publish,
+            "fill": publish,
+            "subscribe": subscribe,
+            "replay": replay,
+            "request": request,
+            "respond": respond,
+            "pace": pace,
+            "listen": listen,
+        }
+    )

@@ -1,0 +1,168 @@
+"""NATS: core, and JetStream on files.
+
+JetStream's acknowledgement means that the operating system has the record: the server syncs
+every two minutes (2.9), and only from 2.10 on can be told to sync every write; there is no
+column for that with a server that is older.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from perf.peers.peer import Column, Server, answers, free_port, running
+
+NATIVE = Path(__file__).parents[1] / "native" / "build"
+PYTHON = (sys.executable, "-m", "perf.peers.clients.nats_driver")
+
+CORE = frozenset(
+    {
+        "publish",
+        "subscribe",
+        "fan-out",
+        "producers",
+        "wildcards",
+        "request",
+        "respond",
+        "pace",
+        "listen",
+    }
+)
+JETSTREAM = frozenset(
+    {
+        "publish",
+        "subscribe",
+        "fan-out",
+        "producers",
+        "fill",
+        "replay",
+        "replay-rare",
+        "pace",
+        "listen",
+    }
+)
+
+PENDING_NOTE = "max_pending 4 GiB, so that no client is cut off as slow and nothing is dropped"
+
+
+class Nats:
+    name = "nats"
+
+    def missing(self) -> str:
+        if shutil.which("nats-server") is None:
+            return "nats-server is not installed (Debian: apt-get install nats-server)"
+        return ""
+
+    def version(self) -> str:
+        """Of the server: "2.9.10"."""
+        said = subprocess.run(
+            ["nats-server", "--version"], capture_output=True, text=True, check=True
+        ).stdout
+        found = re.search(r"\d+(\.\d+)+", said)
+        return found.group() if found else said.strip()
+
+    def versions(self) -> dict[str, str]:
+        found = {"nats-server": self.version()}
+        if importlib.util.find_spec("nats"):
+            found["nats-py"] = importlib.metadata.version("nats-py")
+        return found
+
+    def columns(self) -> Sequence[Column]:
+        columns = []
+        modes = ["core", "jetstream"]
+        if self._syncs():
+            modes.append("jetstream-sync")
+        clients = []
+        if importlib.util.find_spec("nats"):
+            clients.append(("python", "Python client", PYTHON))
+        native = NATIVE / "nats-go"
+        if native.exists():
+            clients.append(("native", "Go client", (str(native),)))
+        for client, label, command in clients:
+            for mode in modes:
+                columns.append(self._column(mode, client, label, command))
+        return columns
+
+    def _syncs(self) -> bool:
+        """Whether the server can sync every write."""
+        try:
+            major, minor, *_ = (int(part) for part in self.version().split("."))
+        except (OSError, ValueError):
+            return False
+        return (major, minor) >= (2, 10)
+
+    def _column(self, mode: str, client: str, label: str, command: tuple[str, ...]) -> Column:
+        python = client == "python"
+        if mode == "core":
+            rates = {12: 200_000, 140: 190_000, 1120: 130_000} if python else CORE_NATIVE
+            note = PENDING_NOTE
+        else:
+            rates = {12: 60_000, 140: 55_000, 1120: 40_000} if python else JETSTREAM_NATIVE
+            note = (
+                "file store, async publish with 4,096 acknowledgements out, push consumer "
+                "without acks; " + PENDING_NOTE
+            )
+        if python:
+            note += "; nats-py in uvloop, its limits on pending records lifted"
+        title = {
+            "core": "NATS core",
+            "jetstream": "NATS JetStream",
+            "jetstream-sync": "NATS JetStream, synced",
+        }[mode]
+        return Column(
+            peer=self.name,
+            mode=mode,
+            client=client,
+            label=f"{title}, {label}",
+            persistent=mode != "core",
+            synced=mode == "jetstream-sync",
+            roles=CORE if mode == "core" else JETSTREAM,
+            command=command,
+            rates=rates,
+            note=note,
+        )
+
+    @contextlib.contextmanager
+    def server(self, column: Column, folder: Path) -> Iterator[Server]:
+        folder.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        lines = [
+            "host: 127.0.0.1",
+            f"port: {port}",
+            "max_pending: 4GB",
+            'write_deadline: "60s"',
+            "max_payload: 8MB",
+        ]
+        settings = lines[2:]
+        if column.mode != "core":
+            store = ["max_mem: 1GB", "max_file: 1TB"]
+            if column.mode == "jetstream-sync":
+                store.append("sync_interval: always")
+            lines.append(
+                "jetstream: { store_dir: %s, %s }" % (folder / "jetstream", ", ".join(store))
+            )
+            settings = [*settings, "jetstream on files", *store]
+        config = folder / "nats.conf"
+        config.write_text("\n".join(lines) + "\n")
+        with running(
+            ["nats-server", "-c", str(config)],
+            folder,
+            lambda: answers(port),
+            url=f"nats://127.0.0.1:{port}",
+            version=self.version(),
+            settings=settings,
+        ) as server:
+            yield server
+
+
+CORE_NATIVE = {12: 2_000_000, 140: 1_500_000, 1120: 500_000}
+JETSTREAM_NATIVE = {12: 120_000, 140: 110_000, 1120: 80_000}
+
+PEER = Nats()
