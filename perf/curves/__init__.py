@@ -1,0 +1,27 @@
+"""Scaling curves: what a record costs against how much there is of everything else.
+
+One module a curve, each with its `PLAN`; `CURVES` has them in the order of the report. What grows
+in proportion where it need not is a defect of the product.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perf.curves import (
+    backlog,
+    clients,
+    headers,
+    journal_size,
+    mailboxes,
+    streams,
+    subscriptions,
+)
+from perf.curves.curve import Curve, Line, Plan, Point
+
+CURVES: Final[dict[str, Plan]] = {
+    module.PLAN.name: module.PLAN
+    for module in (subscriptions, clients, streams, headers, backlog, mailboxes, journal_size)
+}
+
+__all__ = ["CURVES", "Curve", "Line", "Plan", "Point"]
