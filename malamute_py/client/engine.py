@@ -20,6 +20,8 @@ from malamute_py.client.transport import Transport
 
 _BURST: Final = 32
 """Messages taken in before the rest of the program gets its turn."""
+_LOOK_MS: Final = 10
+"""After so long a socket is looked at though it has not signalled: its news may come late."""
 _GONE: Final = (zmq.ETERM, zmq.ENOTSOCK)
 """The context was terminated, or the socket closed by whoever ends the context."""
 _PARTING_MS: Final = 500
@@ -43,6 +45,7 @@ class Engine:
         """Changes with every socket, so that a shell knows when to watch another."""
         self._context = context if context is not None else zmq.Context.instance()
         self._unsent: deque[list[Any]] = deque()
+        self._looked_ms = 0
 
     def step(self) -> list[Event]:
         """Take in what has come, do what is due, send what may leave; returns what happened."""
@@ -61,8 +64,11 @@ class Engine:
     def _turn(self) -> None:
         session = self.session
         now_ms = clock_ms()
-        if self.transport is not None:
-            self._receive(self.transport, now_ms)
+        transport = self.transport
+        # A step that was asked for to send something need not look for what has not come.
+        if transport is not None and (transport.readable or now_ms - self._looked_ms >= _LOOK_MS):
+            self._looked_ms = now_ms
+            self._receive(transport, now_ms)
         session.wake(now_ms)
         self._send(now_ms)
         wanted = session.take_transport()

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import google_crc32c
 import numpy as np
 
-from malamute_protocol.batch import encode
+from malamute_protocol.batch import Options, encode
 from malamute_protocol.commands import (
     Command,
     Confirm,
@@ -127,26 +127,28 @@ def content_of(
     bodies, subjects, fields, times, expiries, properties, _ = zip(*rows, strict=True)
     producer_id, producer_epoch, sequence = producer
     first = subjects[0]
-    same = all(subject == first for subject in subjects)
-    return encode(
-        bodies,
-        subject=first if same and isinstance(first, str) else subjects,
-        fields=_column(fields),
-        client_time_ms=_column(times),
-        expires_ms=_column(expiries, 0),
-        properties=_column(properties),
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        first_sequence=sequence,
-        limits=limits,
-    )
+    same = isinstance(first, str) and _all_are(subjects, first)
+    options: Options = {
+        "subject": first if same else subjects,
+        "producer_id": producer_id,
+        "producer_epoch": producer_epoch,
+        "first_sequence": sequence,
+        "limits": limits,
+    }
+    # What no record has is not named: plain records take the encoder's short way.
+    if not _all_are(fields, None):
+        options["fields"] = fields
+    if not _all_are(times, None):
+        options["client_time_ms"] = times
+    if not _all_are(expiries, None):
+        options["expires_ms"] = [0 if time is None else time for time in expiries]
+    if not _all_are(properties, None):
+        options["properties"] = properties
+    return encode(bodies, **options)
 
 
-def _column(values: Sequence[Any], missing: Any = None) -> Any:
-    """None when no record has the value, else one a record."""
-    if all(value is None for value in values):
-        return None
-    return [missing if value is None else value for value in values]
+def _all_are(values: Sequence[Any], value: Any) -> bool:
+    return values.count(value) == len(values)
 
 
 class Sender:

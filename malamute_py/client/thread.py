@@ -264,6 +264,8 @@ class ThreadLink:
             if descriptor == self._wake_reader:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_reader, 4096)
+            elif self.engine.transport is not None:
+                self.engine.transport.signalled(descriptor)
 
     def _handle(self, event: Event) -> bool:
         """Settle who waits; True for what on_link is told."""

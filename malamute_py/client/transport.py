@@ -32,6 +32,8 @@ there libzmq 4.3 takes the connection's queue away from the reader as soon as it
 drops what came before, a BYE too, and between two frames of a message ends the whole process
 (`Assertion failed: !_more`, fq.cpp)."""
 _MECHANISM_MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+_COPY_BELOW: Final = 8 << 10
+_SEND_COPY_BELOW: Final = 64 << 10
 _TRY_AGAIN: Final = 300
 """ZAP status: a temporary failure."""
 
@@ -52,11 +54,17 @@ class Transport:
         self.endpoint = endpoint
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         self.monitor: zmq.Socket[bytes] | None = None
+        self.readable = True
+        """Something may have come: the socket's descriptor has signalled, or nobody has looked."""
+        self._alarmed = True
+        """The same of the monitor: it may tell of a failure."""
+        self._armed = False
+        """The socket was found empty, and nothing was sent since: its descriptor will signal."""
         try:
             self._set_options(settings)
             self.monitor = self.socket.get_monitor_socket(int(_EVENTS))
             self.descriptors = [int(self.socket.fd), int(self.monitor.fd)]
-            """What to watch for reading; both are edge-triggered."""
+            """What to watch for reading, the socket's first; both are edge-triggered."""
             self.socket.connect(endpoint)
         except BaseException:
             self.close(0)
@@ -80,22 +88,41 @@ class Transport:
             socket.curve_secretkey = credential.secret_key.encode()
 
     def drain(self, most: int) -> Iterator[list[Any]]:
-        """The messages that have come, at most so many, each a list of buffers without a copy."""
-        receive = self.socket.recv_multipart
+        """The messages that have come, at most so many, each a list of buffers.
+
+        Large frames are not copied. Small ones are: libzmq cuts them from a buffer of 8 KiB that
+        each of them would keep, and bytes are read at less cost than a view of a frame.
+        """
+        receive = self.socket.recv
         for _ in range(most):
             try:
-                frames = receive(zmq.NOBLOCK, copy=False)
+                frame = receive(zmq.NOBLOCK, False)
             except zmq.Again:
+                self.readable, self._armed = False, True
                 return
-            yield [frame.buffer for frame in frames]
+            frames = [frame.bytes if len(frame) < _COPY_BELOW else frame.buffer]
+            # The whole message has come: libzmq shows the first frame no earlier.
+            while frame.more:
+                frame = receive(zmq.NOBLOCK, False)
+                frames.append(frame.bytes if len(frame) < _COPY_BELOW else frame.buffer)
+            yield frames
 
     def send(self, message: list[Any]) -> bool:
         """Send one message; False: the socket takes nothing now, and nothing was sent."""
+        send = self.socket.send
+        # libzmq may take notice, amid sending, of what has come, and does not signal it then.
+        self._armed = False
+        flags = zmq.SNDMORE | zmq.NOBLOCK
+        left = len(message)
         try:
-            # Without a copy from 64 KiB on: copying into fresh pages was half of a producer's
-            # time. The bytes are kept unchanged until they are confirmed anyway.
-            self.socket.send_multipart(message, zmq.NOBLOCK, copy=False)
+            for frame in message:
+                left -= 1
+                # Without a copy from 64 KiB on: copying into fresh pages was half of a producer's
+                # time. The bytes are kept unchanged until they are confirmed anyway.
+                copied = len(frame) < _SEND_COPY_BELOW
+                send(frame, flags if left else zmq.NOBLOCK, copied)
         except zmq.Again:
+            # Only the first frame can be refused: once it was taken, so is the rest.
             return False
         return True
 
@@ -106,15 +133,33 @@ class Transport:
         theirs to signal again, the monitor's for the first time too (without that look, a
         refused connection went unnoticed until the attempt's time was over).
         """
-        assert self.monitor is not None
-        wanted = zmq.POLLIN | zmq.POLLOUT if to_send else zmq.POLLIN
-        return bool(_events(self.socket) & wanted or _events(self.monitor) & zmq.POLLIN)
+        if to_send or not (self._armed or self.readable):
+            events = _events(self.socket)
+            self.readable = self.readable or bool(events & zmq.POLLIN)
+            self._armed = not self.readable
+            if to_send and events & zmq.POLLOUT:
+                return True
+        self.readable = self.readable or self._told()
+        return self.readable
+
+    def _told(self) -> bool:
+        """The monitor has something to tell."""
+        if self._alarmed:
+            assert self.monitor is not None
+            self._alarmed = bool(_events(self.monitor) & zmq.POLLIN)
+        return self._alarmed
+
+    def signalled(self, descriptor: int) -> None:
+        """One of the descriptors can be read."""
+        self.readable = True  # what the monitor tells is told behind what has come
+        if descriptor != self.descriptors[0]:
+            self._alarmed = True
 
     def failure(self) -> Failure | None:
         """The first failure that the monitor has told since the last call; None: none."""
         found: Failure | None = None
-        assert self.monitor is not None
-        while found is None and _events(self.monitor) & zmq.POLLIN:
+        while found is None and self._told():
+            assert self.monitor is not None
             event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
             found = self._failure_of(zmq.Event(event["event"]), int(event["value"]))
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 
 import zmq
@@ -46,5 +47,6 @@ def _failure(transport: Transport) -> Failure:
         if failure is not None:
             return failure
         transport.pending(to_send=False)
-        time.sleep(0.001)
+        for descriptor in select.select(transport.descriptors, [], [], 0.001)[0]:
+            transport.signalled(descriptor)
     raise AssertionError("the end of the connection was not told")
