@@ -44,6 +44,7 @@ JETSTREAM = frozenset(
         "fill",
         "replay",
         "replay-rare",
+        "replay-time",
         "pace",
         "listen",
     }
@@ -86,8 +87,7 @@ class Nats:
         if native.exists():
             clients.append(("native", "Go client", (str(native),)))
         for client, label, command in clients:
-            for mode in modes:
-                columns.append(self._column(mode, client, label, command))
+            columns += [self._column(mode, client, label, command) for mode in modes]
         return columns
 
     def _syncs(self) -> bool:
@@ -145,9 +145,8 @@ class Nats:
             store = ["max_mem: 1GB", "max_file: 1TB"]
             if column.mode == "jetstream-sync":
                 store.append("sync_interval: always")
-            lines.append(
-                "jetstream: { store_dir: %s, %s }" % (folder / "jetstream", ", ".join(store))
-            )
+            place = f"store_dir: {folder / 'jetstream'}"
+            lines.append("jetstream: { " + ", ".join([place, *store]) + " }")
             settings = [*settings, "jetstream on files", *store]
         config = folder / "nats.conf"
         config.write_text("\n".join(lines) + "\n")

@@ -66,6 +66,8 @@ class Options(msgspec.Struct, frozen=True):
     """A consumer that hears nothing for so long says what it has."""
     from_ns: int = 0
     """For select=time: CLOCK_REALTIME in ns from which on records are wanted."""
+    first: int = 0
+    """For select=time: number of the first of them."""
 
 
 def options_of(argv: Sequence[str]) -> Options:
@@ -374,9 +376,11 @@ def selected(options: Options) -> Numbers | None:
     """What a replay expects besides everything."""
     if options.select == "rare":
         return rare_places(options.count, options.rare, options.seed)
+    if options.select == "time":
+        return np.arange(options.first, options.count, dtype=np.int64)
     if options.select == "whole":
         return None
-    raise DriverFailed(f"this driver cannot select by {options.select}")
+    raise DriverFailed(f"nothing can be selected by {options.select!r}")
 
 
 def say_received(checks: Sequence[Check], clock: Clock) -> None:
@@ -485,13 +489,40 @@ class Requests:
         )
 
 
-def say_published(clock: Clock, confirmed: int) -> None:
+class Middle:
+    """The pause that a fill makes after half of its records, for a replay from a time on."""
+
+    PAUSE_S = 0.05
+
+    def __init__(self, options: Options) -> None:
+        self.wanted = options.role == "fill"
+        self.half = options.count // 2
+        self.number = -1
+        self.time_ns = 0
+
+    def due(self, sent: int) -> bool:
+        """Whether to pause now that so many are sent; all of them must be confirmed first."""
+        return self.wanted and self.number < 0 and sent >= self.half
+
+    def pause(self, sent: int) -> None:
+        self.number = sent
+        time.sleep(self.PAUSE_S / 2)
+        self.time_ns = time.time_ns()
+        time.sleep(self.PAUSE_S / 2)
+
+
+def say_published(clock: Clock, confirmed: int, middle: Middle | None = None) -> None:
     """The result of publish and fill."""
+    ended_ns = time.monotonic_ns()
+    facts = {}
+    if middle is not None and middle.wanted:
+        facts = {"middle": middle.number, "middle_ns": middle.time_ns}
     say(
         begun_ns=clock.begun_ns,
-        ended_ns=time.monotonic_ns(),
+        ended_ns=ended_ns,
         confirmed=confirmed,
         cpu_s=clock.cpu_s(),
+        **facts,
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import importlib.metadata
 import os
 import sys
@@ -67,18 +68,30 @@ async def make_stream(client: Client, options: Options) -> None:
         )
 
 
+async def remove_stream(client: Client, options: Options) -> None:
+    if options.mode != "core":
+        await client.jetstream().delete_stream(stream_of(options))
+
+
 async def subscribe_to(client: Client, options: Options, subject: str, callback: Callback) -> None:
-    """Subscribe without limits; in JetStream from where `start` says."""
+    """Subscribe without limits; in JetStream from where `start` and `select` say."""
     if options.mode == "core":
         await client.subscribe(subject, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0)
         return
+    deliver, since = DeliverPolicy.NEW, None
+    if options.select == "time":
+        deliver = DeliverPolicy.BY_START_TIME
+        since = dt.datetime.fromtimestamp(options.from_ns / 1e9, dt.UTC)
+    elif options.start == "first":
+        deliver = DeliverPolicy.ALL
     await client.jetstream().subscribe(
         subject,
         cb=callback,
         stream=stream_of(options),
         config=ConsumerConfig(
             ack_policy=AckPolicy.NONE,
-            deliver_policy=DeliverPolicy.ALL if options.start == "first" else DeliverPolicy.NEW,
+            deliver_policy=deliver,
+            opt_start_time=since,
             flow_control=True,
             idle_heartbeat=5.0,
         ),
@@ -140,7 +153,11 @@ class _Acks:
 
 
 async def _send_stream(
-    client: Client, options: Options, given: Iterator[list[bytes]], acks: _Acks
+    client: Client,
+    options: Options,
+    given: Iterator[list[bytes]],
+    acks: _Acks,
+    middle: driver.Middle,
 ) -> int:
     subjects = Subjects(options)
     publish, inbox = client.publish, acks.inbox
@@ -151,6 +168,9 @@ async def _send_stream(
                 await acks.room()
             acks.sent += 1
             await publish(subject, body, inbox)
+        if middle.due(acks.sent):
+            await acks.all()
+            middle.pause(acks.sent)
     await acks.all()
     return acks.acked
 
@@ -164,12 +184,13 @@ async def publish(options: Options) -> None:
     given = driver.bodies(options)
     say(ready=True, client=CLIENT)
     await word()
+    middle = driver.Middle(options)
     clock = Clock()
     if options.mode == "core":
         confirmed = await _send_core(client, options, given)
     else:
-        confirmed = await _send_stream(client, options, given, acks)
-    driver.say_published(clock, confirmed)
+        confirmed = await _send_stream(client, options, given, acks, middle)
+    driver.say_published(clock, confirmed, middle)
     await word()
     await client.close()
 
@@ -195,6 +216,7 @@ async def subscribe(options: Options) -> None:
     await driver.all_done(checks, options.idle_s)
     driver.say_received(checks, clock)
     await word()
+    await remove_stream(clients[0], options)
     for client in clients:
         await client.close()
 
@@ -309,6 +331,7 @@ async def listen(options: Options) -> None:
     await over.wait()
     heard.tell(clock)
     await word()
+    await remove_stream(client, options)
     await client.close()
 
 

@@ -1,0 +1,161 @@
+"""Redis: pub/sub without a file, streams on the append-only file.
+
+The file is synced once a second, or before each answer (`stream-sync`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from perf.peers.peer import Column, Server, answers, free_port, running
+
+NATIVE = Path(__file__).parents[1] / "native" / "build"
+PYTHON = (sys.executable, "-m", "perf.peers.clients.redis_driver")
+
+PUBSUB = frozenset(
+    {
+        "publish",
+        "subscribe",
+        "fan-out",
+        "producers",
+        "wildcards",
+        "request",
+        "respond",
+        "pace",
+        "listen",
+    }
+)
+STREAM = frozenset(
+    {
+        "publish",
+        "subscribe",
+        "fan-out",
+        "producers",
+        "fill",
+        "replay",
+        "replay-rare",
+        "replay-time",
+        "pace",
+        "listen",
+    }
+)
+
+TITLES = {
+    "pubsub": "Redis pub/sub",
+    "stream": "Redis Streams",
+    "stream-sync": "Redis Streams, synced",
+}
+APPEND = {
+    "pubsub": ["appendonly no"],
+    "stream": ["appendonly yes", "appendfsync everysec"],
+    "stream-sync": ["appendonly yes", "appendfsync always"],
+}
+NOTES = {
+    "pubsub": "CLIENT REPLY OFF while publishing; requests through lists, RPUSH and BLMPOP COUNT",
+    "stream": "XADD pipelined, 4,096 unanswered; XREAD BLOCK COUNT 10000",
+    "stream-sync": (
+        "XADD pipelined, 4,096 unanswered: what a turn of the server reads shares one fsync; "
+        "XREAD BLOCK COUNT 10000"
+    ),
+}
+PYTHON_RATES = {
+    "pubsub": {12: 500_000, 140: 450_000, 1120: 300_000},
+    "stream": {12: 300_000, 140: 280_000, 1120: 150_000},
+    "stream-sync": {12: 100_000, 140: 80_000, 1120: 40_000},
+}
+NATIVE_RATES = {
+    "pubsub": {12: 900_000, 140: 850_000, 1120: 500_000},
+    "stream": {12: 500_000, 140: 450_000, 1120: 200_000},
+    "stream-sync": {12: 120_000, 140: 100_000, 1120: 50_000},
+}
+
+
+class Redis:
+    name = "redis"
+
+    def missing(self) -> str:
+        if shutil.which("redis-server") is None:
+            return "redis-server is not installed (Debian: apt-get install redis-server)"
+        return ""
+
+    def version(self) -> str:
+        said = subprocess.run(
+            ["redis-server", "--version"], capture_output=True, text=True, check=True
+        ).stdout
+        found = re.search(r"v=(\d+(\.\d+)+)", said)
+        return found.group(1) if found else said.strip()
+
+    def versions(self) -> dict[str, str]:
+        found = {"redis-server": self.version()}
+        for package in ("redis", "hiredis"):
+            if importlib.util.find_spec(package):
+                found[f"{package}-py"] = importlib.metadata.version(package)
+        return found
+
+    def columns(self) -> Sequence[Column]:
+        columns = []
+        if importlib.util.find_spec("hiredis"):
+            columns += [self._column(mode, "python", "Python client", PYTHON) for mode in TITLES]
+        native = NATIVE / "redis-c"
+        if native.exists():
+            columns += [self._column(mode, "native", "C client", (str(native),)) for mode in TITLES]
+        return columns
+
+    def _column(self, mode: str, client: str, label: str, command: tuple[str, ...]) -> Column:
+        note = NOTES[mode]
+        if client == "python":
+            note += "; hiredis-py over a socket, 2.7 times as fast as through redis-py's pipeline"
+        return Column(
+            peer=self.name,
+            mode=mode,
+            client=client,
+            label=f"{TITLES[mode]}, {label}",
+            persistent=mode != "pubsub",
+            synced=mode == "stream-sync",
+            roles=PUBSUB if mode == "pubsub" else STREAM,
+            command=command,
+            rates=(PYTHON_RATES if client == "python" else NATIVE_RATES)[mode],
+            note=note,
+        )
+
+    @contextlib.contextmanager
+    def server(self, column: Column, folder: Path) -> Iterator[Server]:
+        folder.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        settings = [
+            *APPEND[column.mode],
+            'save ""',
+            "auto-aof-rewrite-percentage 0",
+            "client-output-buffer-limit normal 0 0 0",
+            "client-output-buffer-limit pubsub 0 0 0",
+        ]
+        config = folder / "redis.conf"
+        lines = [
+            "bind 127.0.0.1",
+            f"port {port}",
+            f"dir {folder}",
+            "daemonize no",
+            "maxclients 20000",
+            *settings,
+        ]
+        config.write_text("\n".join(lines) + "\n")
+        with running(
+            ["redis-server", str(config)],
+            folder,
+            lambda: answers(port),
+            url=f"redis://127.0.0.1:{port}",
+            version=self.version(),
+            settings=settings,
+        ) as server:
+            yield server
+
+
+PEER = Redis()
