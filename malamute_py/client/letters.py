@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from malamute_protocol.batch import Batch, Record, iter_batches
+from malamute_protocol.batch import Batch, Record, only_batch
 from malamute_protocol.errors import MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import Limits
 
@@ -64,12 +64,10 @@ def received(command: Any, frames: Sequence[Any], limits: Limits) -> Batch:
 
     Raises RemoteProtocolError (BatchError among them): not one batch, or no rows.
     """
-    batches = list(iter_batches(frames, command.rows, limits=limits))
-    if len(batches) != 1 or not len(batches[0]):
-        raise RemoteProtocolError(
-            "malformed", f"{type(command).__name__} without one batch that has rows"
-        )
-    return batches[0]
+    batch = only_batch(frames, command.rows, limits)
+    if not len(batch):
+        raise RemoteProtocolError("malformed", f"{type(command).__name__} without rows")
+    return batch
 
 
 def rows_of(batch: Batch) -> Iterable[int]:

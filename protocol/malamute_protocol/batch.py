@@ -86,6 +86,7 @@ class Batch:
         self.content = content
         self.rows = rows
         # What every row asks for, as plain attributes: a cached_property costs a lookup
+        self._indices: Array | None = None
         # of 50 ns each time, these 5.
         self._base = stamp.base_offset
         self._deltas: list[int] | None = None
@@ -99,7 +100,8 @@ class Batch:
         self._field_codes: list[int] | None = None
 
     def __len__(self) -> int:
-        return self.content.head.count if self.indices is None else len(self.indices)
+        indices = self.indices
+        return self.content.head.count if indices is None else len(indices)
 
     def __iter__(self) -> Iterator[Record]:
         return self.records()
@@ -115,7 +117,11 @@ class Batch:
     @cached_property
     def indices(self) -> Array | None:
         """Row numbers delivered; None: all."""
-        return None if self.rows is None else np.flatnonzero(self.rows)
+        # No cached_property: until 3.12 that takes a lock for the first look, and mostly it is
+        # the only one.
+        if self._indices is None and self.rows is not None:
+            self._indices = np.flatnonzero(self.rows)
+        return self._indices
 
     @cached_property
     def offsets(self) -> Array:
@@ -192,9 +198,11 @@ class Batch:
         One copy a batch costs a third of what a view a row does.
         """
         if self._body_bytes is None:
-            bodies = self._blobs()
-            self._body_bounds = bodies.offsets.tolist()
-            self._body_bytes = bytes(bodies.blob)
+            few = self.content.few_bodies()
+            if few is None:
+                bodies = self._blobs()
+                few = bytes(bodies.blob), bodies.offsets.tolist()
+            self._body_bytes, self._body_bounds = few
         return self._body_bytes, self._body_bounds
 
     @cached_property
@@ -274,6 +282,25 @@ def iter_batches(
     limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[Batch]:
     """The batches of a delivery's frames (or of bytes that the journal holds, as one frame).
+
+def only_batch(frames: Sequence[Any], rows: Any, limits: Limits) -> Batch:
+    """The one batch of a delivery's frames; for the rest see iter_batches().
+
+    Raises BatchError: as there, or there is none, or more than one.
+    """
+    if len(frames) == 2 and len(frames[0]) == STAMP_BYTES:
+        # Stamp and content apart, as they come live: nothing has to be cut.
+        stamp = Stamp.unpack(frames[0])
+        content = Content(frames[1])
+        if stamp.size == STAMP_BYTES + len(content.view):
+            _check_pair(stamp, content, limits, 0)
+            chosen = None if rows is None else rows_from_bitmap(rows, len(content))
+            return Batch(stamp, content, chosen)
+    batches = list(iter_batches(frames, rows, limits=limits))
+    if len(batches) != 1:
+        raise BatchError("malformed", f"{len(batches)} batches where one is to be")
+    return batches[0]
+
 
     rows: the delivery's row bitmap, of its only batch; None: all rows.
     verify: check both CRCs and the structure of each batch, as far as Content.check does.

@@ -56,6 +56,8 @@ U4: Final = np.dtype("<u4")
 
 _FEW: Final = 8
 _OFFSETS: Final = tuple(f"<{n + 1}i" for n in range(_FEW + 1))
+_COPY_BELOW: Final = 4096
+"""Below this, copying costs less than making an array."""
 _PROPERTY_MAP = msgspec.msgpack.Decoder(dict[str, Any])
 _PROPERTY_MAPS = msgspec.msgpack.Decoder(list[dict[str, msgspec.Raw]])
 _SCALARS: Final = frozenset({str, bytes, int, float, bool, type(None)})
@@ -120,7 +122,9 @@ class Bodies(NamedTuple):
 class Content:
     """One batch's content over any buffer; the buffer must outlive the view."""
 
-    __slots__ = ("_bodies", "_headers", "_limits", "_sections", "_table", "buffer", "head", "view")
+    __slots__ = (
+        "_bodies", "_few", "_headers", "_limits", "_sections", "_table", "buffer", "head", "view",
+    )  # fmt: skip
 
     def __init__(self, buffer: Any) -> None:
         """Reads the head only.
@@ -141,6 +145,8 @@ class Content:
         self._bodies: Bodies | None = None
         self._limits = DEFAULT_LIMITS
         if head.magic != CONTENT_MAGIC:
+        self._few: tuple[int, ...] | None = None
+        """Bounds of the bodies, where check() found a few plain ones."""
             raise BatchError("bad_batch", f"no content: the magic is 0x{head.magic:08X}")
         if head.version != CONTENT_VERSION:
             raise BatchError("bad_batch", f"content version {head.version} is not known", 4)
@@ -374,6 +380,17 @@ class Content:
                 raise BatchError("bad_batch", f"unknown codec {head.codec}", 20)
             section = memoryview(decompress(head.codec, stored, head.body_raw_bytes))
         else:
+    def few_bodies(self) -> tuple[bytes, list[int]] | None:
+        """(all bodies back to back, their n+1 bounds) of a few plain records; None: see bodies().
+
+        Known once check() was called: half of the cost of a lone record is numpy's.
+        """
+        bounds = self._few
+        if bounds is None:
+            return None
+        at = self.sections.body + 4 * len(bounds)
+        return bytes(self.view[at : at + bounds[-1]]), list(bounds)
+
             section = stored
         return self._split_bodies(section, at)
 
@@ -423,7 +440,8 @@ class Content:
         if head.content_bytes % 8:
             raise BatchError("bad_batch", "the content's size is not a multiple of 8", 12)
         # numpy arrays, unlike memoryviews, may be handed to the CRC without a copy.
-        tail = np.frombuffer(self.view, np.uint8, len(self.view) - 12, 12)
+        tail: Any = self.view[12:]
+        tail = bytes(tail) if len(tail) < _COPY_BELOW else np.frombuffer(tail, np.uint8)
         if google_crc32c.value(tail) != head.content_crc:
             raise BatchError("corrupt", "the content's checksum does not fit", 8)
         if n > limits.batch_records_max:
@@ -535,6 +553,7 @@ class Content:
 
     def verify(
         self, limits: Limits = DEFAULT_LIMITS, *, empty: bool = False, derived: bool = False
+        self._few = bounds
     ) -> None:
         """Validate everything: check(), then properties and the decompressed bodies.
 
