@@ -40,6 +40,7 @@ ROLES = frozenset(
         "pace",
         "listen",
         "queue",  # durable queue, acknowledged message by message: publish/subscribe with it
+        "steps",  # atomic steps of four parts
     }
 )
 """What a driver may say that it can do; the suite gives a column the works that it can."""
@@ -70,6 +71,8 @@ class Column(msgspec.Struct, frozen=True):
     """Records/s to expect one to one by record size; counts of records follow from it."""
     note: str = ""
     """The settings that matter, and why these."""
+    server: str = ""
+    """Columns of a peer with the same name here share a server; empty: the mode's own."""
 
     @property
     def name(self) -> str:

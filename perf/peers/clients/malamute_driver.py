@@ -1,0 +1,541 @@
+"""The driver of our own broker: the public asyncio API, credit and bounds at their defaults.
+
+    python -m perf.peers.clients.malamute_driver role=publish url=tcp://... subject=s count=...
+
+Bulk is window.publish_many() with lists of bodies and batches(), the bodies of a batch looked
+at with numpy as they lie; single is publish() by `window` tasks and `async for` over records.
+A confirm of another level than the one asked for fails the run, and so does a gap or a lost
+link: subscriptions are strict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+import malamute_py as malamute
+from malamute_protocol.batch import Batch
+from perf.peers.clients import driver
+from perf.peers.clients.driver import Check, DriverFailed, Options, say, word
+
+SOFTWARE = "malamute_py, asyncio"
+CHUNK = 65_536
+"""Bodies handed over in one call."""
+SINGLE_TASKS = 64
+MAIL_TASKS = 1_000
+LINK_SUBSCRIPTIONS = 1_000
+"""What the broker takes of one client by default (streams.link_subscriptions_max)."""
+PAUSE_S = 0.05
+
+
+class Asked(Options, frozen=True):
+    """What this driver knows besides."""
+
+    confirm: str = "synced"
+    window: int = 0
+    queue: int = 0
+    """1: a mailbox takes the stream's place, its reader acknowledges."""
+    first: int = 0
+    """Of a replay by time: the number of the first record due."""
+
+
+class Levels:
+    """Confirms by level; every one must be of the level that was asked for."""
+
+    def __init__(self, level: str) -> None:
+        self.level = level
+        self.confirmed = 0
+
+    def add(self, confirmations: Iterable[Any]) -> None:
+        for confirmation in confirmations:
+            if confirmation.level != self.level:
+                raise DriverFailed(f"asked for {self.level}, confirmed {confirmation.level}")
+            self.confirmed += confirmation.count
+
+    def add_one(self, confirmation: Any) -> None:
+        if confirmation.level != self.level:
+            raise DriverFailed(f"asked for {self.level}, confirmed {confirmation.level}")
+        self.confirmed += 1
+
+
+def made(asked: Asked) -> list[list[bytes]]:
+    """All bodies, made before the clock starts; the collector leaves them alone."""
+    chunks = list(_chunks(asked))
+    gc.collect()
+    gc.freeze()
+    return chunks
+
+
+def _chunks(asked: Asked) -> Iterator[list[bytes]]:
+    for first in range(0, asked.count, CHUNK):
+        count = min(CHUNK, asked.count - first)
+        block = np.full((count, asked.size), ord("x"), np.uint8)
+        numbers = np.arange(first, first + count, dtype="<i8")
+        numbers |= asked.producer << driver.PRODUCER_SHIFT
+        block[:, :8] = numbers.view(np.uint8).reshape(count, 8)
+        yield block.reshape(-1).view(f"V{asked.size}").tolist()
+
+
+def ready() -> None:
+    gc.collect()
+    gc.freeze()
+    say(ready=True, client=SOFTWARE)
+
+
+def unbroken(*clients: malamute.Client) -> None:
+    if any(client.reconnects for client in clients):
+        raise DriverFailed("a link was lost amid the run")
+
+
+# --- publishing ------------------------------------------------------------------------------
+
+
+async def publish(asked: Asked) -> None:
+    chunks = made(asked)
+    names = None
+    if asked.subjects > 1 or asked.rare:
+        subjects = driver.Subjects(asked)
+        names = [subjects.of_burst(n * CHUNK, len(chunk)) for n, chunk in enumerate(chunks)]
+    levels = Levels(asked.confirm)
+    async with malamute.connect(asked.url) as client:
+        # The producer id is opened by the first confirmed publish, once in its life.
+        await client.publish(f"{asked.subject}.before", b"-")
+        ready()
+        await word()
+        clock = driver.Clock()
+        if asked.form == "bulk":
+            middle = await _publish_bulk(client, asked, chunks, names, levels)
+        else:
+            middle = {}
+            await _publish_single(client, asked, chunks, levels)
+        if asked.confirm == "none":
+            # Nothing was promised: what the broker has is asked for, behind all of it.
+            info = await client.stream_info(asked.subject)
+            if asked.producers == 1 and info.tail != asked.count:
+                raise DriverFailed(f"published {asked.count}, the broker has {info.tail}")
+        if levels.confirmed != asked.count:
+            raise DriverFailed(f"published {asked.count}, confirmed {levels.confirmed}")
+        unbroken(client)
+        say(
+            begun_ns=clock.begun_ns,
+            ended_ns=time.monotonic_ns(),
+            confirmed=levels.confirmed,
+            cpu_s=clock.cpu_s(),
+            **middle,
+        )
+        await word()
+
+
+async def _publish_bulk(
+    client: malamute.Client,
+    asked: Asked,
+    chunks: list[list[bytes]],
+    names: list[list[str]] | None,
+    levels: Levels,
+) -> dict[str, int]:
+    """Publish all; of a fill return the number at its middle and the time between its halves."""
+    middle: dict[str, int] = {}
+    halves = len(chunks) // 2 if asked.role == "fill" else 0
+    async with client.window(asked.subject, confirm=asked.confirm) as window:
+        for number, chunk in enumerate(chunks):
+            if halves and number == halves:
+                await window.wait()
+                await asyncio.sleep(PAUSE_S)
+                middle = {"middle": number * CHUNK, "middle_ns": time.time_ns()}
+                await asyncio.sleep(PAUSE_S)
+            if names is None:
+                await window.publish_many(chunk, subject=asked.subject)
+            else:
+                await window.publish_many(chunk, subjects=names[number])
+    levels.add(window.confirmations)
+    return middle
+
+
+async def _publish_single(
+    client: malamute.Client, asked: Asked, chunks: list[list[bytes]], levels: Levels
+) -> None:
+    bodies = iter([body for chunk in chunks for body in chunk])
+
+    async def work() -> None:
+        for body in bodies:
+            levels.add_one(
+                await client.publish(
+                    asked.subject, body, subject=asked.subject, confirm=asked.confirm
+                )
+            )
+
+    await asyncio.gather(*(work() for _ in range(asked.window or SINGLE_TASKS)))
+
+
+async def pace(asked: Asked) -> None:
+    levels = Levels(asked.confirm)
+    async with malamute.connect(asked.url) as client:
+        await client.publish(f"{asked.subject}.before", b"-")
+        ready()
+        await word()
+        clock = driver.Clock()
+        waiting: set[asyncio.Future[Any]] = set()
+
+        def confirmed(future: asyncio.Future[Any]) -> None:
+            waiting.discard(future)
+            levels.add_one(future.result())
+
+        async for number in driver.ticks(asked):
+            body = driver.stamped(0, number, asked.size)
+            future = client.publish_nowait(
+                asked.subject, body, subject=asked.subject, confirm=asked.confirm
+            )
+            waiting.add(future)
+            future.add_done_callback(confirmed)
+            if number % 64 == 0:
+                # Who is behind its time does not sleep: the link must have its turn.
+                await asyncio.sleep(0)
+        sent_ns = time.monotonic_ns()
+        await client.flush(30_000)
+        if levels.confirmed != asked.count:
+            raise DriverFailed(f"published {asked.count}, confirmed {levels.confirmed}")
+        unbroken(client)
+        say(begun_ns=clock.begun_ns, ended_ns=sent_ns, cpu_s=clock.cpu_s())
+        await word()
+
+
+# --- subscribing -----------------------------------------------------------------------------
+
+
+def look(check: Check, batch: Batch) -> bool:
+    """Check a batch's bodies as they lie; of a part of a batch, the rows that were delivered."""
+    if batch.rows is None:
+        return check.block(batch.content.bodies().blob)
+    return check.burst(batch.bodies())
+
+
+@contextlib.asynccontextmanager
+async def clients(asked: Asked, count: int) -> Any:
+    """So many links of their own in this process."""
+    # A context has 1,023 sockets by default, a client may take two.
+    zmq.Context.instance().set(zmq.MAX_SOCKETS, max(1_023, 4 * count))
+    opened: list[malamute.Client] = []
+    try:
+        for _ in range(count):
+            opened += [await malamute.connect(asked.url, timeout_ms=60_000)]
+        yield opened
+    finally:
+        for client in opened:
+            client.abort()
+
+
+async def subscribe(asked: Asked) -> None:
+    if asked.subjects > 1:
+        await subscribe_to_patterns(asked)
+        return
+    checks = driver.checks_of(asked)
+    async with clients(asked, asked.subscribers) as opened:
+        subscriptions = [
+            client.subscribe(asked.subject, start="earliest", strict=True) for client in opened
+        ]
+        for subscription in subscriptions:
+            await subscription.accepted()
+        ready()
+        await word()
+        clock = driver.Clock()
+        form = _take_batches if asked.form == "bulk" else _take_records
+        await asyncio.gather(
+            *(
+                form(subscription, check)
+                for subscription, check in zip(subscriptions, checks, strict=True)
+            )
+        )
+        unbroken(*opened)
+        driver.say_received(checks, clock)
+        await word()
+        await opened[0].remove_stream(asked.subject)
+
+
+async def _take_batches(subscription: Any, check: Check) -> None:
+    async for batch in subscription.batches():
+        if look(check, batch):
+            return
+
+
+async def _take_records(subscription: Any, check: Check) -> None:
+    async for record in subscription:
+        if check.add(record.body):
+            return
+
+
+async def subscribe_to_patterns(asked: Asked) -> None:
+    """One subscription a pattern, on as few links as the broker's bound allows."""
+    check = Check(asked)
+    patterns = driver.Subjects(asked).patterns
+    links = -(-len(patterns) // LINK_SUBSCRIPTIONS)
+    done = asyncio.Event()
+    async with clients(asked, links) as opened:
+        subscriptions = [
+            opened[number // LINK_SUBSCRIPTIONS].subscribe(
+                asked.subject, pattern, start="earliest", strict=True
+            )
+            for number, pattern in enumerate(patterns)
+        ]
+        for subscription in subscriptions:
+            await subscription.accepted()
+        ready()
+        await word()
+        clock = driver.Clock()
+
+        async def take(subscription: Any) -> None:
+            async for batch in subscription.batches():
+                if look(check, batch):
+                    done.set()
+
+        tasks = [asyncio.create_task(take(subscription)) for subscription in subscriptions]
+        finished = asyncio.create_task(done.wait())
+        # A task that ends before that has failed: its exception is raised here.
+        ended, _ = await asyncio.wait([finished, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+        for task in tasks:
+            task.cancel()
+        unbroken(*opened)
+        driver.say_received([check], clock)
+        await word()
+        await opened[0].remove_stream(asked.subject)
+
+
+async def listen(asked: Asked) -> None:
+    listening = driver.Listen(asked)
+    async with malamute.connect(asked.url) as client:
+        subscription = client.subscribe(asked.subject, start="earliest", strict=True)
+        await subscription.accepted()
+        ready()
+        await word()
+        clock = driver.Clock()
+        async for record in subscription:
+            if listening.add(record.body):
+                break
+        unbroken(client)
+        listening.tell(clock)
+        await word()
+        await client.remove_stream(asked.subject)
+
+
+async def replay(asked: Asked) -> None:
+    start: Any = "earliest"
+    pattern, expected = "#", None
+    if asked.select == "rare":
+        pattern = driver.Subjects(asked).rare
+        expected = driver.rare_places(asked.count, asked.rare, asked.seed)
+    elif asked.select == "time":
+        start = malamute.AtTime(asked.from_ns // 1_000_000)
+        expected = np.arange(asked.first, asked.count, dtype=np.int64)
+    # Whatever its subject, a replayed record has its place in the one order of the stream.
+    check = Check(Asked(role=asked.role, url="", size=asked.size, count=asked.count), expected)
+    async with malamute.connect(asked.url) as client:
+        ready()
+        await word()
+        clock = driver.Clock()
+        reading = client.subscribe(asked.subject, pattern, start=start, until="tail", strict=True)
+        async for batch in reading.batches():
+            look(check, batch)
+        unbroken(client)
+        driver.say_received([check], clock)
+        await word()
+
+
+# --- services ----------------------------------------------------------------------------------
+
+
+async def respond(asked: Asked) -> None:
+    async def echo(request: Any) -> bytes:
+        return b"re:" + bytes(request.body)
+
+    async with contextlib.AsyncExitStack() as stack:
+        workers = []
+        for _ in range(asked.workers):
+            client = await stack.enter_async_context(malamute.connect(asked.url))
+            worker = await stack.enter_async_context(client.worker(asked.subject, concurrency=256))
+            await worker.accepted()
+            workers.append(worker)
+        ready()
+        clock = driver.Clock()
+        tasks = [asyncio.create_task(worker.run(echo)) for worker in workers]
+        stop = asyncio.create_task(word())
+        ended, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+        cpu_s = clock.cpu_s()
+        for task in tasks:
+            task.cancel()
+        say(cpu_s=cpu_s)
+        await word()
+
+
+async def request(asked: Asked) -> None:
+    requests = driver.Requests(asked)
+    async with malamute.connect(asked.url) as client:
+        ready()
+        await word()
+        clock = driver.Clock()
+        numbers = iter(range(asked.count))
+
+        async def ask() -> None:
+            for number in numbers:
+                sent_ns = time.monotonic_ns()
+                reply = await client.request(asked.subject, requests.bodies[number])
+                requests.answered(number, bytes(reply.body), sent_ns)
+
+        await asyncio.gather(*(ask() for _ in range(asked.flight)))
+        requests.tell(clock)
+        info = await client.service_info(asked.subject)
+        if info.waiting + info.held:
+            raise DriverFailed(f"{info.waiting + info.held} requests are still in the queue")
+        unbroken(client)
+        await word()
+
+
+# --- mail and steps ----------------------------------------------------------------------------
+
+
+async def send(asked: Asked) -> None:
+    bodies = [body for chunk in made(asked) for body in chunk]
+    levels = Levels(asked.confirm)
+    async with malamute.connect(asked.url) as client:
+        ready()
+        await word()
+        clock = driver.Clock()
+        if asked.form == "bulk":
+            for first in range(0, asked.count, MAIL_TASKS):
+                some = bodies[first : first + MAIL_TASKS]
+                levels.add(await client.send_many(asked.subject, some, confirm=asked.confirm))
+        else:
+            left = iter(bodies)
+
+            async def work() -> None:
+                for body in left:
+                    levels.add_one(await client.send(asked.subject, body, confirm=asked.confirm))
+
+            await asyncio.gather(*(work() for _ in range(asked.window or MAIL_TASKS)))
+        if levels.confirmed != asked.count:
+            raise DriverFailed(f"sent {asked.count}, confirmed {levels.confirmed}")
+        unbroken(client)
+        driver.say_published(clock, levels.confirmed)
+        await word()
+
+
+async def read(asked: Asked) -> None:
+    """Read a mailbox to its end; over when the broker has every acknowledgement."""
+    check = Check(asked)
+    async with malamute.connect(asked.url) as client:
+        async with client.inbox(asked.subject) as inbox:
+            await inbox.accepted()
+            ready()
+            await word()
+            clock = driver.Clock()
+            async for mail in inbox:
+                if check.add(bytes(mail.body)):
+                    await mail.ack()
+                    break
+        check.close()
+        ended_ns = time.monotonic_ns()
+        left = (await client.mailbox_info(asked.subject)).messages
+        if left:
+            raise DriverFailed(f"{left} messages are still in the mailbox")
+        check.ended_ns = ended_ns
+        unbroken(client)
+        driver.say_received([check], clock)
+        await word()
+
+
+async def steps(asked: Asked) -> None:
+    """Atomic steps of four parts by `flight` tasks; each place must hold each step once."""
+    count = asked.count
+    first, second, box, service = (f"{asked.subject}.{part}" for part in ("a", "b", "box", "ask"))
+    bodies = [body for chunk in made(asked) for body in chunk]
+    levels = Levels(asked.confirm)
+    async with malamute.connect(asked.url) as client:
+        await client.create_stream(first)
+        await client.create_stream(second)
+        ready()
+        await word()
+        left = iter(bodies)
+
+        async def work() -> None:
+            for body in left:
+                async with client.atomic(confirm=asked.confirm) as step:
+                    step.publish(first, body)
+                    step.publish(second, body)
+                    step.send(box, body)
+                    step.request(service, body)
+                levels.add_one(step.confirmation)
+
+        clock = driver.Clock()
+        await asyncio.gather(*(work() for _ in range(asked.flight)))
+        ended_ns, cpu_s = time.monotonic_ns(), clock.cpu_s()
+        orders = await _four_places(client, first, second, box, service, count)
+        if levels.confirmed != count:
+            raise DriverFailed(f"{count} steps, {levels.confirmed} confirmed")
+        if any(order != orders[0] for order in orders) or sorted(orders[0]) != sorted(bodies):
+            raise DriverFailed(f"the four places do not hold the same {count} steps")
+        unbroken(client)
+        say(begun_ns=clock.begun_ns, ended_ns=ended_ns, confirmed=count, cpu_s=cpu_s)
+        await word()
+
+
+async def _four_places(
+    client: malamute.Client, first: str, second: str, box: str, service: str, count: int
+) -> list[list[bytes]]:
+    orders: list[list[bytes]] = []
+    for stream in (first, second):
+        records = client.subscribe(stream, start="earliest", until="tail")
+        orders.append([bytes(record.body) async for record in records])
+    mails: list[bytes] = []
+    async with client.inbox(box) as inbox:
+        async for mail in inbox:
+            mails.append(bytes(mail.body))
+            if len(mails) == count:
+                await mail.ack()
+                break
+    asked: list[bytes] = []
+    async with client.worker(service, concurrency=1024) as worker:
+        async for request in worker:
+            asked.append(bytes(request.body))
+            await request.complete()
+            if len(asked) == count:
+                break
+    return [*orders, mails, asked]
+
+
+PARTS = {
+    "publish": publish,
+    "fill": publish,
+    "pace": pace,
+    "subscribe": subscribe,
+    "listen": listen,
+    "replay": replay,
+    "respond": respond,
+    "request": request,
+    "steps": steps,
+}
+QUEUE_PARTS = {"publish": send, "subscribe": read}
+
+
+def main() -> None:
+    given = dict(word.partition("=")[::2] for word in sys.argv[1:])
+    known = {name: given[name] for name in Asked.__struct_fields__ if name in given}
+    asked = msgspec.convert(known, Asked, strict=False)
+    part = (QUEUE_PARTS if asked.queue else PARTS).get(asked.role)
+    if part is None:
+        raise SystemExit(f"no role {asked.role!r}; there are {', '.join(PARTS)}")
+    asyncio.run(part(asked))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Our own broker: one server, journal on disk; a column for each level of confirm."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from perf.peers.peer import ROLES, Column, Peer, Server, answers, free_port, running
+
+DRIVER = (sys.executable, "-m", "perf.peers.clients.malamute_driver")
+RATES = {12: 13_000_000, 140: 4_000_000, 1120: 700_000, 2940: 290_000, 11760: 75_000}
+NOTE = (
+    "the broker with its defaults (ring of 4 GiB, segments of 64 MiB), the asyncio client with"
+    " its defaults for credit and bounds; batches of 256 KiB, that default too"
+)
+LEVELS = {
+    "none": "promises nothing, is journaled all the same",
+    "stored": "in the journal's file",
+    "synced": "fdatasync covered it",
+}
+
+
+class Malamute:
+    """The broker of this checkout."""
+
+    name = "malamute"
+
+    def missing(self) -> str:
+        return ""
+
+    def versions(self) -> dict[str, str]:
+        names = ("malamute-py", "pyzmq", "msgspec", "numpy")
+        return {name: importlib.metadata.version(name) for name in names} | {
+            "libzmq": _libzmq(),
+            "python": sys.version.split()[0],
+        }
+
+    def columns(self) -> Sequence[Column]:
+        return [
+            Column(
+                peer=self.name,
+                mode=level,
+                client="python",
+                label=f"malamute, {level}",
+                persistent=level != "none",
+                synced=level == "synced",
+                roles=ROLES,
+                command=(*DRIVER, f"confirm={level}"),
+                rates=RATES,
+                note=f"a confirm says: {promise}; {NOTE}",
+                server="broker",
+            )
+            for level, promise in LEVELS.items()
+        ]
+
+    @contextmanager
+    def server(self, column: Column, folder: Path) -> Iterator[Server]:
+        port = free_port()
+        url = f"tcp://127.0.0.1:{port}"
+        command = [
+            *(sys.executable, "-m", "malamute_py.cli", "broker"),
+            *("--listen", url, "--data", str(folder / "data")),
+        ]
+        version = importlib.metadata.version("malamute-py")
+        with running(
+            command, folder, lambda: answers(port), url=url, version=version, settings=("defaults",)
+        ) as server:
+            yield server
+
+
+def _libzmq() -> str:
+    import zmq
+
+    return zmq.zmq_version()
+
+
+PEER: Peer = Malamute()

@@ -1,0 +1,1 @@
+"""The measuring suite: what is measured, how it is run, kept and shown."""

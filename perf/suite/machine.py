@@ -1,0 +1,131 @@
+"""Where the figures were taken: machine, kernel, disk, versions, commit.
+
+Owns the reading of these facts, and the refusal of a place where syncing costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import msgspec
+import psutil
+
+MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
+
+
+class InMemory(Exception):
+    """A data directory would be in a memory file system."""
+
+
+class Disk(msgspec.Struct, frozen=True):
+    """What a folder lies on."""
+
+    device: str
+    file_system: str
+    options: str
+    write_cache: str
+    """What the kernel says of the device's cache: "write back", "write through" or unknown."""
+    model: str = ""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """The machine of one recording."""
+
+    processor: str
+    cores: int
+    memory_bytes: int
+    system: str
+    kernel: str
+    python: str
+    disk: Disk
+    virtual: str = ""
+    """What it is virtualised by, as far as it tells."""
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """The state of the checkout."""
+
+    commit: str
+    date: str
+    dirty: bool
+
+
+def disk_of(folder: Path) -> Disk:
+    """Return what a folder lies on. Raises InMemory for a memory file system."""
+    mounts = {mount.mountpoint: mount for mount in psutil.disk_partitions(all=True)}
+    resolved = folder.resolve()
+    for place in (resolved, *resolved.parents):
+        mount = mounts.get(str(place))
+        if mount is None:
+            continue
+        if mount.fstype in MEMORY_FILE_SYSTEMS:
+            raise InMemory(f"{folder.name} is in a {mount.fstype}: measure on a disk (--data)")
+        cache, model = _device(resolved)
+        return Disk(mount.device, mount.fstype, mount.opts, cache, model)
+    return Disk("unknown", "unknown", "", "unknown")
+
+
+def _device(folder: Path) -> tuple[str, str]:
+    """The write cache and the model of the block device under a folder."""
+    number = os.stat(folder).st_dev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    # A partition's queue is its disk's.
+    for place in (device, device.resolve().parent):
+        cache = place / "queue" / "write_cache"
+        if cache.exists():
+            model = place / "device" / "model"
+            return cache.read_text().strip(), model.read_text().strip() if model.exists() else ""
+    return "unknown", ""
+
+
+def machine(folder: Path) -> Machine:
+    """Read the facts; `folder` is where the data will be. Raises InMemory."""
+    return Machine(
+        processor=_processor(),
+        cores=os.cpu_count() or 0,
+        memory_bytes=psutil.virtual_memory().total,
+        system=_system(),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        disk=disk_of(folder),
+        virtual=_said_by("systemd-detect-virt"),
+    )
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model"):
+            return value.strip()
+    return platform.machine()
+
+
+def _system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.system()
+
+
+def _said_by(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def commit_of(root: Path) -> Commit:
+    """Return the checkout's commit; without git, or outside of it, an unknown one."""
+    at = ("git", "-C", str(root))
+    head = _said_by(*at, "rev-parse", "HEAD")
+    if not head:
+        return Commit("unknown", "", dirty=True)
+    # Results that are being written are no change of what is measured.
+    changes = _said_by(
+        *at, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!perf/results"
+    )
+    return Commit(head, _said_by(*at, "show", "-s", "--format=%cI", "HEAD"), dirty=bool(changes))

@@ -1,0 +1,303 @@
+"""A whole recording: all works, columns interleaved, kept after every run.
+
+Owns the order of the runs and the servers that are up. The rule: run 1 of all columns, then
+run 2 of all, so that a slow minute of the machine hits all alike; what fails is recorded with its
+reason, its server begins anew, and the recording goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from perf.peers.peer import Column, Peer, Server, ServerFailed
+from perf.suite.measure import HALF_MOST, SINGLE, Bench, Left, Measure, NotVerified
+from perf.suite.results import ColumnFacts, Measured, Results, Run, WorkFacts, save
+from perf.suite.roles import RoleFailed
+from perf.suite.works import OURS, RUN_S, Work
+
+FAILURES_MOST = 2
+"""A column that failed so often at one work is not asked again."""
+FILL_S = 5.0
+LATENCY_S = 2.0
+OVERHEAD_S = 1.3
+"""What a run costs besides its work: two interpreters start, the disk comes to rest."""
+SECTION_S = 8.0
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is to be done."""
+
+    works: tuple[Work, ...]
+    columns: tuple[Column, ...]
+    runs: int
+    scale: float = 1.0
+    """Share of the usual length of a run."""
+    counts: int = 0
+    """Records of every run, whatever its work: for tests; 0: as suits."""
+
+    def columns_of(self, work: Work) -> list[Column]:
+        return [column for column in self.columns if work.takes(column)]
+
+    def pairs(self) -> Iterator[tuple[Work, int, Column]]:
+        """Every run in its order."""
+        for work in self.works:
+            for run in range(self.runs):
+                for column in self.columns_of(work):
+                    yield work, run, column
+
+    def count(self, work: Work, column: Column) -> int:
+        if self.counts:
+            return min(self.counts, work.most) if work.most else self.counts
+        if work.kind == "replay":
+            # What can be filled in a while; ours fills all of it.
+            seconds = FILL_S if column.peer != OURS else 1e9
+            return int(work.count(column, seconds) * (min(1, self.scale)))
+        if work.kind == "start":
+            seconds = FILL_S if column.peer != OURS else 1e9
+            return min(work.least, work.count(column, seconds))
+        seconds = LATENCY_S if work.kind == "latency" else RUN_S
+        return work.count(column, seconds * self.scale)
+
+    def seconds(self, work: Work) -> float:
+        """How long a run of a work is thought to take."""
+        usual = {"replay": 1.0, "latency": LATENCY_S, "start": 4.0}.get(work.kind, RUN_S)
+        return usual * self.scale + OVERHEAD_S
+
+    def total_s(self) -> float:
+        sections = len({work.section for work in self.works})
+        return sum(self.seconds(work) for work, _, _ in self.pairs()) + SECTION_S * sections
+
+
+class Listener:
+    """Who is told what happens: the screen, or a log. This one does nothing."""
+
+    def begins(self, work: Work, run: int, column: Column) -> None: ...
+
+    def ends(self, work: Work, run: int, column: Column, outcome: Run) -> None: ...
+
+    def says(self, text: str) -> None: ...
+
+
+class Recording:
+    """Runs a plan into results."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        peers: Mapping[str, Peer],
+        results: Results,
+        out: Path,
+        data: Path,
+        listener: Listener,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """out: where results are kept. data: folder for the servers' data, on a disk."""
+        self._plan = plan
+        self._peers = peers
+        self._results = results
+        self._out = out
+        self._data = data
+        self._listener = listener
+        self._clock = clock
+        self._benches: dict[str, Bench] = {}
+        self._measure = Measure(self._up)
+
+    def _up(self) -> list[Server]:
+        return [bench.server for bench in self._benches.values() if bench.server is not None]
+
+    def run(self) -> None:
+        """Do what is left of the plan; results are saved after every run."""
+        since = self._clock()
+        self._describe()
+        section = ""
+        try:
+            for work, run, column in self._plan.pairs():
+                if work.section != section:
+                    self._close()
+                    section = work.section
+                if self._done(work, run, column):
+                    continue
+                self._listener.begins(work, run, column)
+                outcome = self._one(work, run, column)
+                self._kept(work, column).runs.append(outcome)
+                self._results.seconds += self._clock() - since
+                since = self._clock()
+                save(self._results, self._out)
+                self._listener.ends(work, run, column, outcome)
+        finally:
+            self._close()
+
+    def _describe(self) -> None:
+        """Note columns and works that are new to these results."""
+        for column in self._plan.columns:
+            if self._results.column(column.name) is None:
+                self._results.columns.append(
+                    ColumnFacts(
+                        name=column.name,
+                        peer=column.peer,
+                        mode=column.mode,
+                        client=column.client,
+                        label=column.label,
+                        persistent=column.persistent,
+                        synced=column.synced,
+                        note=column.note,
+                    )
+                )
+        for work in self._plan.works:
+            if self._results.work(work.name) is None:
+                self._results.works.append(
+                    WorkFacts(
+                        work.name, work.section, work.title, work.figure, work.size, work.note
+                    )
+                )
+
+    def _kept(self, work: Work, column: Column) -> Measured:
+        measured = self._results.of(work.name, column.name)
+        if measured is None:
+            measured = Measured(work.name, column.name)
+            self._results.measured.append(measured)
+        return measured
+
+    def _done(self, work: Work, run: int, column: Column) -> bool:
+        measured = self._results.of(work.name, column.name)
+        if measured is None:
+            return False
+        failures = len(measured.runs) - len(measured.good)
+        return len(measured.runs) > run or failures >= FAILURES_MOST
+
+    # --- one run ---------------------------------------------------------------------------
+
+    def _one(self, work: Work, run: int, column: Column) -> Run:
+        count = self._count(work, column)
+        try:
+            rate = self._rate(work, column)
+            if rate:
+                count = max(work.least, int(rate * LATENCY_S * self._plan.scale))
+                if self._plan.counts:
+                    count = self._plan.counts
+            bench = self._bench(work, column)
+            outcome = self._measure.run(work, bench, column, count, rate)
+            outcome = self._again_if_short(work, run, bench, column, outcome, rate)
+            self._versions(bench, column)
+        except Left as why:
+            return Run(0, error=str(why))
+        except (RoleFailed, NotVerified, ServerFailed, OSError) as error:
+            return Run(count, error=self._failure(work, column, error))
+        except KeyError as error:
+            missing = RoleFailed(f"a driver's result lacks {error}")
+            return Run(count, error=self._failure(work, column, missing))
+        return outcome
+
+    def _again_if_short(
+        self, work: Work, run: int, bench: Bench, column: Column, outcome: Run, rate: float
+    ) -> Run:
+        """A first run far shorter than it should be is done again with more records."""
+        wanted = RUN_S * self._plan.scale
+        took = outcome.figures.get("seconds", wanted)
+        fixed = work.kind in ("replay", "start", "latency") or self._plan.counts
+        if run or fixed or took >= wanted / 2:
+            return outcome
+        count = int(outcome.count * min(20.0, wanted / max(took, 1e-3)))
+        if work.most:
+            count = min(count, work.most)
+        if count < 1.5 * outcome.count:
+            return outcome
+        return self._measure.run(work, bench, column, count, rate)
+
+    def _count(self, work: Work, column: Column) -> int:
+        """What its last good run had, less when that took far too long; else by the rates."""
+        measured = self._results.of(work.name, column.name)
+        if measured is not None and measured.good and not self._plan.counts:
+            last = measured.good[-1]
+            wanted = RUN_S * self._plan.scale
+            took = last.figures.get("seconds", wanted)
+            if work.kind in ("stream", "request", "steps") and took > 3 * wanted:
+                return max(work.least, int(last.count * wanted / took))
+            return last.count
+        return self._plan.count(work, column)
+
+    def _rate(self, work: Work, column: Column) -> float:
+        """Records/s of a paced work; 0 for others. Raises Left."""
+        if work.kind != "latency":
+            return 0.0
+        told = float(dict(work.keys)["rate"])
+        if told:
+            return told
+        single = self._results.figure(SINGLE, column.name, "records_s")
+        if single is None:
+            raise Left(f"half of which rate? {SINGLE} has no figure of this column")
+        return min(HALF_MOST, single / 2)
+
+    def _failure(self, work: Work, column: Column, error: Exception) -> str:
+        """Begin anew with an empty server; return what to tell."""
+        text = str(error) or type(error).__name__
+        bench = self._benches.pop(self._key(work, column), None)
+        if bench is not None:
+            if bench.server is not None and not bench.server.alive():
+                text += f"\nits server had ended:\n{bench.server.tail()}"
+            self._end(bench)
+        return text
+
+    def _versions(self, bench: Bench, column: Column) -> None:
+        facts = self._results.column(column.name)
+        assert facts is not None
+        if facts.server_version and facts.client_version:
+            return
+        place = self._results.columns.index(facts)
+        self._results.columns[place] = msgspec.structs.replace(
+            facts,
+            server_version=bench.running.version,
+            client_version=bench.client_version.get(column.name, ""),
+            settings=bench.running.settings,
+        )
+
+    # --- servers ---------------------------------------------------------------------------
+
+    def _key(self, work: Work, column: Column) -> str:
+        # A journal whose start is timed belongs to one column alone.
+        if work.kind == "start":
+            return f"{work.name.replace('/', '-')}-{column.name}"
+        return f"{column.peer}-{column.server or column.mode}"
+
+    def _bench(self, work: Work, column: Column) -> Bench:
+        key = self._key(work, column)
+        bench = self._benches.get(key)
+        if bench is not None and bench.server is not None and not bench.server.alive():
+            self._end(self._benches.pop(key))
+            bench = None
+        if bench is None:
+            if work.kind == "start":
+                # One journal at a time: they are large.
+                for other in [name for name in self._benches if name.startswith("start-")]:
+                    if not other.startswith(work.name.replace("/", "-") + "-"):
+                        self._end(self._benches.pop(other))
+            bench = Bench(self._peers[column.peer], column, self._data / key)
+            bench.start()
+            self._benches[key] = bench
+        bench.column = column
+        return bench
+
+    def _end(self, bench: Bench) -> None:
+        with contextlib.suppress(Exception):
+            bench.stop()
+        shutil.rmtree(bench.folder, ignore_errors=True)
+
+    def _close(self) -> None:
+        while self._benches:
+            _, bench = self._benches.popitem()
+            self._end(bench)
+
+
+def now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+def sections(works: Sequence[Work]) -> list[str]:
+    return list(dict.fromkeys(work.section for work in works))

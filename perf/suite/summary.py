@@ -1,0 +1,56 @@
+"""What several runs say together: the median, how far they spread, and what is beyond noise.
+
+Pure functions over plain numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+NOISE_FLOOR = 0.05
+"""A change of less is never called one: two quiet runs of the same thing differ by as much."""
+
+
+def median(values: Sequence[float]) -> float:
+    """Raises StatisticsError when there are none."""
+    return float(statistics.median(values))
+
+
+def spread(values: Sequence[float]) -> float:
+    """How far the extremes are from each other, as a share of the median; 0 for one value."""
+    middle = median(values)
+    if len(values) < 2 or middle == 0:
+        return 0.0
+    return (max(values) - min(values)) / abs(middle)
+
+
+def changed(before: Sequence[float], now: Sequence[float]) -> float | None:
+    """Return the ratio of the medians when it is beyond the noise, else None.
+
+    Beyond it: the two ranges do not overlap, and the medians differ by more than the spread
+    of either and than NOISE_FLOOR.
+    """
+    old, new = median(before), median(now)
+    if old <= 0 or new <= 0:
+        return None
+    if min(now) <= max(before) and min(before) <= max(now):
+        return None
+    ratio = new / old
+    noise = max(NOISE_FLOOR, spread(before), spread(now))
+    return ratio if abs(ratio - 1) > noise else None
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """Return the exponent of a least-squares fit in log-log; None when fewer than two fit.
+
+    0: flat; 1: in proportion.
+    """
+    logs = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
+    if len({x for x, _ in logs}) < 2:
+        return None
+    mean_x = statistics.fmean(x for x, _ in logs)
+    mean_y = statistics.fmean(y for _, y in logs)
+    over = sum((x - mean_x) * (y - mean_y) for x, y in logs)
+    return over / sum((x - mean_x) ** 2 for x, _ in logs)

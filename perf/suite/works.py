@@ -1,0 +1,316 @@
+"""What is measured: each work with its roles, its counts and who takes part.
+
+Owns the plan. A work is data: `kind` says which roles play (measure.py), `keys` what they are
+told. Works of a section share running servers. Counts follow from what a column is known to do
+(Column.rates), so that a run takes about RUN_S, whoever runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from perf.peers.peer import Column
+
+RUN_S = 1.2
+SIZES = (12, 140, 560, 1120, 2940, 11760)
+"""Bytes a record: those of the laminarmq reference."""
+OURS = "malamute"
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One work."""
+
+    name: str
+    """`section/...`: what --only selects by."""
+    kind: str
+    title: str
+    roles: frozenset[str]
+    """What a driver must play to take part."""
+    figure: str = "records_s"
+    size: int = 140
+    keys: tuple[tuple[str, str | int], ...] = ()
+    share: float = 1.0
+    """Records/s to expect as a share of the bulk form's one to one."""
+    most: int = 0
+    """No more records than this; 0: no bound."""
+    least: int = 200
+    ceiling: int = 0
+    """Records/s to expect at most, where not throughput but waiting decides; 0: no bound."""
+    clients: tuple[str, ...] = ("python", "native")
+    """Kinds of clients of the peers; ours always takes part."""
+    ours_only: bool = False
+    levels: tuple[str, ...] = ("synced",)
+    """Which of our columns."""
+    note: str = ""
+
+    @property
+    def section(self) -> str:
+        return self.name.partition("/")[0]
+
+    def takes(self, column: Column) -> bool:
+        """Whether a column takes part."""
+        if not self.roles <= column.roles:
+            return False
+        if column.peer == OURS:
+            return column.mode in self.levels
+        return not self.ours_only and column.client in self.clients
+
+    def count(self, column: Column, seconds: float) -> int:
+        """Records for a run of so many seconds, by what the column is known to do."""
+        rate = column.rate(self.size) * self.share
+        if self.ceiling:
+            rate = min(rate, self.ceiling)
+        count = max(self.least, int(rate * seconds))
+        return min(count, self.most) if self.most else count
+
+
+def _roles(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+_STREAM = _roles("publish", "subscribe")
+
+
+def _one_to_one() -> list[Work]:
+    # Records are made before the clock starts; 4 M of 12 bytes are 250 MB of Python objects.
+    return [
+        Work(
+            name=f"one-to-one/{size}",
+            kind="stream",
+            title=f"one to one, {size:,} B",
+            roles=_STREAM,
+            size=size,
+            keys=(("form", "bulk"),),
+            levels=("none", "stored", "synced"),
+            # A Python client does a record at a time: the largest sizes say nothing new of it.
+            clients=("python", "native") if size <= 1120 else ("native",),
+            most=8_000_000,
+        )
+        for size in SIZES
+    ]
+
+
+def _single() -> list[Work]:
+    return [
+        Work(
+            name=f"single/{size}",
+            kind="stream",
+            title=f"one to one, {size:,} B, a call a record",
+            roles=_STREAM,
+            size=size,
+            keys=(("form", "single"),),
+            ceiling=80_000,
+            clients=("python",),
+            note="ours: publish() by 64 tasks, `async for` over records; no target",
+        )
+        for size in (12, 140, 1120)
+    ] + [
+        Work(
+            name="alone/140",
+            kind="stream",
+            title="one publish after the other, each confirmed, 140 B",
+            roles=_STREAM,
+            keys=(("form", "single"), ("window", 1)),
+            ceiling=1_500,
+            clients=("python",),
+            note="no target",
+        )
+    ]
+
+
+def _fan_out() -> list[Work]:
+    works = [
+        Work(
+            name=f"fan-out/{subscribers}",
+            kind="stream",
+            title=f"one to {subscribers:,}, 140 B",
+            roles=_STREAM | {"fan-out"},
+            figure="deliveries_s",
+            keys=(("form", "bulk"), ("subscribers", subscribers)),
+            share=share,
+            clients=("python", "native") if subscribers == 100 else ("native",),
+        )
+        for subscribers, share in ((10, 0.25), (100, 0.03), (1000, 0.003))
+    ]
+    works.append(
+        Work(
+            name="producers/8",
+            kind="stream",
+            title="eight producers to one consumer, 140 B",
+            roles=_STREAM | {"producers"},
+            keys=(("form", "bulk"), ("producers", 8)),
+            share=0.8,
+            clients=("native",),
+            most=4_000_000,
+        )
+    )
+    works.append(
+        Work(
+            name="wildcards/2000",
+            kind="stream",
+            title="2,000 subjects in turn, 2,000 wildcard subscriptions, 140 B",
+            roles=_STREAM | {"wildcards"},
+            keys=(("form", "bulk"), ("subjects", 2000)),
+            share=0.2,
+            most=1_000_000,
+        )
+    )
+    return works
+
+
+def _replay() -> list[Work]:
+    return [
+        Work(
+            name=f"replay/{select}",
+            kind="replay",
+            title=title,
+            roles=_roles("fill", role),
+            keys=(("select", select),),
+            most=10_000_000,
+            note=note,
+        )
+        for select, role, title, note in (
+            ("whole", "replay", "replay from the start, 140 B", "by batches"),
+            ("rare", "replay-rare", "replay of a subject of 1 in 10,000, 140 B",
+             "records of the whole log that were gone through a second"),
+            ("time", "replay-time", "replay from the middle by time, 140 B", ""),
+        )
+    ]  # fmt: skip
+
+
+def _requests() -> list[Work]:
+    return [
+        Work(
+            name=f"request/{flight}x{workers}",
+            kind="request",
+            title=f"request and reply, {flight:,} in flight, {workers} worker"
+            + ("s" if workers > 1 else ""),
+            roles=_roles("request", "respond"),
+            figure="round_trips_s",
+            keys=(("flight", flight), ("workers", workers)),
+            ceiling=ceiling,
+        )
+        for flight, workers, ceiling in (
+            (1, 1, 1_500),
+            (64, 1, 40_000),
+            (1024, 1, 40_000),
+            (64, 8, 40_000),
+            (1024, 8, 40_000),
+        )
+    ]
+
+
+def _queues() -> list[Work]:
+    works = [
+        Work(
+            name=f"queue/{form}",
+            kind="stream",
+            title=f"mail or durable queue, {words}, read and acknowledged, 140 B",
+            roles=_STREAM | {"queue"},
+            keys=(("form", form), ("queue", 1)),
+            ceiling=ceiling,
+            note="ours: a mailbox; a run is over when the reader's acknowledgements are confirmed",
+        )
+        for form, words, ceiling in (
+            ("single", "a call a message", 200_000),
+            ("bulk", "in bulk", 500_000),
+        )
+    ]
+    works.append(
+        Work(
+            name="steps/512",
+            kind="steps",
+            title="atomic steps of four parts, 512 in flight",
+            roles=_roles("steps"),
+            figure="steps_s",
+            size=12,
+            keys=(("flight", 512),),
+            ceiling=100_000,
+            ours_only=True,
+        )
+    )
+    return works
+
+
+def _latency() -> list[Work]:
+    return [
+        Work(
+            name="latency/1000",
+            kind="latency",
+            title="one way at 1,000 records/s, 140 B",
+            roles=_roles("pace", "listen"),
+            figure="p50_us",
+            keys=(("rate", 1000),),
+            ceiling=1_000,
+            note="from the call of publish to the consumer's hands, clocks of one machine",
+        ),
+        Work(
+            name="latency/half",
+            kind="latency",
+            title="one way at half of the rate of single calls, 140 B",
+            roles=_roles("pace", "listen"),
+            figure="p50_us",
+            keys=(("rate", 0),),
+            clients=("python",),
+            note="half of what the same column did in single/140, at most 50,000/s",
+        ),
+    ]
+
+
+def _starts() -> list[Work]:
+    return [
+        Work(
+            name=f"start/{records}",
+            kind="start",
+            title=f"start with a journal of {records:,} records of 140 B"
+            if records
+            else "start on an empty folder",
+            roles=_roles("fill", "replay"),
+            figure="start_s",
+            most=max(1, records),
+            least=records,
+            ceiling=0,
+            note="from the command to the first answer; stopped in order, and killed",
+        )
+        for records in (0, 1_000_000, 10_000_000)
+    ]
+
+
+WORKS: tuple[Work, ...] = (
+    *_one_to_one(),
+    *_replay(),
+    *_fan_out(),
+    *_requests(),
+    *_single(),
+    *_latency(),
+    *_queues(),
+    *_starts(),
+)
+
+QUICK = frozenset(
+    {
+        "one-to-one/12",
+        "one-to-one/140",
+        "one-to-one/1120",
+        "fan-out/100",
+        "replay/whole",
+        "replay/rare",
+        "request/64x1",
+        "latency/1000",
+    }
+)
+"""The works of --quick: those that have a target."""
+
+
+def selected(patterns: Sequence[str], works: Sequence[Work] = WORKS) -> list[Work]:
+    """Return the works that any pattern matches, by name, by section, or as a glob."""
+    if not patterns:
+        return list(works)
+    return [
+        work
+        for work in works
+        if any(pattern == work.section or fnmatchcase(work.name, pattern) for pattern in patterns)
+    ]
