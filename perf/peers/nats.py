@@ -19,7 +19,7 @@ from pathlib import Path
 
 from perf.peers.peer import Column, Server, answers, free_port, running
 
-NATIVE = Path(__file__).parents[1] / "native" / "build"
+NATIVE = Path(__file__).parents[1] / "native" / "build" / "nats_driver"
 PYTHON = (sys.executable, "-m", "perf.peers.clients.nats_driver")
 
 CORE = frozenset(
@@ -83,9 +83,8 @@ class Nats:
         clients = []
         if importlib.util.find_spec("nats"):
             clients.append(("python", "Python client", PYTHON))
-        native = NATIVE / "nats-go"
-        if native.exists():
-            clients.append(("native", "Go client", (str(native),)))
+        if NATIVE.exists():
+            clients.append(("native", "Go client", (str(NATIVE),)))
         for client, label, command in clients:
             columns += [self._column(mode, client, label, command) for mode in modes]
         return columns
@@ -118,6 +117,7 @@ class Nats:
         }[mode]
         return Column(
             peer=self.name,
+            server="nats-sync" if mode == "jetstream-sync" else "nats",
             mode=mode,
             client=client,
             label=f"{title}, {label}",
@@ -140,14 +140,12 @@ class Nats:
             'write_deadline: "60s"',
             "max_payload: 8MB",
         ]
-        settings = lines[2:]
-        if column.mode != "core":
-            store = ["max_mem: 1GB", "max_file: 1TB"]
-            if column.mode == "jetstream-sync":
-                store.append("sync_interval: always")
-            place = f"store_dir: {folder / 'jetstream'}"
-            lines.append("jetstream: { " + ", ".join([place, *store]) + " }")
-            settings = [*settings, "jetstream on files", *store]
+        store = ["max_mem: 1GB", "max_file: 1TB"]
+        if column.mode == "jetstream-sync":
+            store.append("sync_interval: always")
+        settings = [*lines[2:], "jetstream on files", *store]
+        place = f"store_dir: {folder / 'jetstream'}"
+        lines.append("jetstream: { " + ", ".join([place, *store]) + " }")
         config = folder / "nats.conf"
         config.write_text("\n".join(lines) + "\n")
         with running(

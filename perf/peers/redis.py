@@ -17,7 +17,7 @@ from pathlib import Path
 
 from perf.peers.peer import Column, Server, answers, free_port, running
 
-NATIVE = Path(__file__).parents[1] / "native" / "build"
+NATIVE = Path(__file__).parents[1] / "native" / "build" / "redis_driver"
 PYTHON = (sys.executable, "-m", "perf.peers.clients.redis_driver")
 
 PUBSUB = frozenset(
@@ -104,9 +104,8 @@ class Redis:
         columns = []
         if importlib.util.find_spec("hiredis"):
             columns += [self._column(mode, "python", "Python client", PYTHON) for mode in TITLES]
-        native = NATIVE / "redis-c"
-        if native.exists():
-            columns += [self._column(mode, "native", "C client", (str(native),)) for mode in TITLES]
+        if NATIVE.exists():
+            columns += [self._column(mode, "native", "C client", (str(NATIVE),)) for mode in TITLES]
         return columns
 
     def _column(self, mode: str, client: str, label: str, command: tuple[str, ...]) -> Column:

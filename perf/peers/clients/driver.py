@@ -66,6 +66,8 @@ class Options(msgspec.Struct, frozen=True):
     """A consumer that hears nothing for so long says what it has."""
     from_ns: int = 0
     """For select=time: CLOCK_REALTIME in ns from which on records are wanted."""
+    queue: int = 0
+    """1: the work is a queue of messages, each acknowledged by its own."""
     first: int = 0
     """For select=time: number of the first of them."""
 
@@ -383,8 +385,8 @@ def selected(options: Options) -> Numbers | None:
     raise DriverFailed(f"nothing can be selected by {options.select!r}")
 
 
-def say_received(checks: Sequence[Check], clock: Clock) -> None:
-    """The result of subscribe and replay."""
+def say_received(checks: Sequence[Check], clock: Clock, **more: Any) -> None:
+    """The result of subscribe and replay; more: what else the client knows of it."""
     for check in checks:
         check.close()
     say(
@@ -395,6 +397,7 @@ def say_received(checks: Sequence[Check], clock: Clock) -> None:
         duplicates=sum(check.duplicates for check in checks),
         misordered=sum(check.misordered for check in checks),
         cpu_s=clock.cpu_s(),
+        **more,
     )
 
 

@@ -1,0 +1,143 @@
+"""Mosquitto: QoS 0, and QoS 1 with persistence.
+
+Its persistence is a snapshot of the whole every so often and at an orderly end: a confirm at
+QoS 1 says that the broker has the message in memory, and outlives neither its sudden death
+nor a loss of power.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from perf.peers.peer import Column, Server, answers, free_port, running
+
+NATIVE = Path(__file__).parents[1] / "native" / "build" / "mqtt_driver"
+PYTHON = (sys.executable, "-m", "perf.peers.clients.mqtt_driver")
+
+ROLES = frozenset(
+    {
+        "publish",
+        "subscribe",
+        "fan-out",
+        "producers",
+        "wildcards",
+        "request",
+        "respond",
+        "pace",
+        "listen",
+    }
+)
+TITLES = {"qos0": "Mosquitto QoS 0", "qos1": "Mosquitto QoS 1"}
+NOTES = {
+    "qos0": "queues without bound, so that nothing is dropped",
+    "qos1": (
+        "at most 4,096 publishes unacknowledged, queues without bound; persistence is a "
+        "snapshot every 30 minutes, so a confirm means memory"
+    ),
+}
+PYTHON_RATES = {
+    "qos0": {12: 120_000, 140: 110_000, 1120: 80_000},
+    "qos1": {12: 60_000, 140: 55_000, 1120: 45_000},
+}
+NATIVE_RATES = {
+    "qos0": {12: 400_000, 140: 350_000, 1120: 200_000},
+    "qos1": {12: 150_000, 140: 140_000, 1120: 90_000},
+}
+
+
+def _program() -> str | None:
+    """Debian puts it where only root's PATH looks."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+
+
+class Mosquitto:
+    name = "mosquitto"
+
+    def missing(self) -> str:
+        if _program() is None:
+            return "mosquitto is not installed (Debian: apt-get install mosquitto)"
+        return ""
+
+    def version(self) -> str:
+        # -h says it and ends with a status that means nothing.
+        said = subprocess.run(
+            [_program() or "", "-h"], capture_output=True, text=True, check=False
+        ).stdout
+        found = re.search(r"version (\d+(\.\d+)+)", said)
+        return found.group(1) if found else "unknown"
+
+    def versions(self) -> dict[str, str]:
+        found = {"mosquitto": self.version()}
+        if importlib.util.find_spec("gmqtt"):
+            found["gmqtt"] = importlib.metadata.version("gmqtt")
+        return found
+
+    def columns(self) -> Sequence[Column]:
+        columns = []
+        if importlib.util.find_spec("gmqtt"):
+            columns += [self._column(mode, "python", PYTHON) for mode in TITLES]
+        if NATIVE.exists():
+            columns += [self._column(mode, "native", (str(NATIVE),)) for mode in TITLES]
+        return columns
+
+    def _column(self, mode: str, client: str, command: tuple[str, ...]) -> Column:
+        python = client == "python"
+        return Column(
+            peer=self.name,
+            server=self.name,
+            mode=mode,
+            client=client,
+            label=f"{TITLES[mode]}, {'Python' if python else 'C'} client",
+            persistent=False,
+            synced=False,
+            roles=ROLES,
+            command=command,
+            rates=(PYTHON_RATES if python else NATIVE_RATES)[mode],
+            note=NOTES[mode] + ("; gmqtt in uvloop, four times as fast as paho" if python else ""),
+        )
+
+    @contextlib.contextmanager
+    def server(self, column: Column, folder: Path) -> Iterator[Server]:
+        folder.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        settings = [
+            "persistence true",
+            "max_queued_messages 0",
+            "max_inflight_messages 0",
+            "set_tcp_nodelay true",
+            "sys_interval 0",
+        ]
+        config = folder / "mosquitto.conf"
+        lines = [
+            f"listener {port} 127.0.0.1",
+            "allow_anonymous true",
+            f"persistence_location {folder}/",
+            "log_type error",
+            "log_type warning",
+            *settings,
+        ]
+        if os.geteuid() == 0:
+            # It would change to its own user, who may not write here.
+            lines.append("user root")
+        config.write_text("\n".join(lines) + "\n")
+        with running(
+            [_program() or "mosquitto", "-c", str(config)],
+            folder,
+            lambda: answers(port),
+            url=f"mqtt://127.0.0.1:{port}",
+            version=self.version(),
+            settings=settings,
+        ) as server:
+            yield server
+
+
+PEER = Mosquitto()

@@ -1,0 +1,213 @@
+"""RabbitMQ: classic queues in memory, quorum queues, and streams by their own protocol.
+
+A node of its own: own name, own folder, own ports, own list of plugins and its own epmd, so
+that the distribution's node is neither needed nor touched. The distribution's wrapper would
+change to the user `rabbitmq`; the script beneath it runs as whoever runs the suite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from perf.peers.peer import Column, Server, answers, free_port, running
+
+NATIVE = Path(__file__).parents[1] / "native" / "build"
+PYTHON = (sys.executable, "-m", "perf.peers.clients.rabbitmq_driver")
+SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+
+CLASSIC = frozenset(
+    {
+        "publish",
+        "subscribe",
+        "fan-out",
+        "producers",
+        "wildcards",
+        "request",
+        "respond",
+        "pace",
+        "listen",
+    }
+)
+QUORUM = frozenset({"publish", "subscribe", "producers", "queue", "pace", "listen"})
+STREAM = frozenset(
+    {
+        "publish",
+        "subscribe",
+        "fan-out",
+        "producers",
+        "fill",
+        "replay",
+        "replay-time",
+        "pace",
+        "listen",
+    }
+)
+TITLES = {
+    "classic": "RabbitMQ classic queue, transient",
+    "quorum": "RabbitMQ quorum queue",
+    "stream": "RabbitMQ stream",
+}
+
+# Busy waiting off: on a machine of two cores the schedulers would take the clients' time.
+ERLANG = "+sbwt none +sbwtdcpu none +sbwtdio none"
+
+
+class RabbitMQ:
+    name = "rabbitmq"
+
+    def missing(self) -> str:
+        if not SCRIPT.exists() or shutil.which("epmd") is None:
+            return "rabbitmq-server is not installed (Debian: apt-get install rabbitmq-server)"
+        return ""
+
+    def version(self) -> str:
+        """Of the installed server, from the name of its folder."""
+        found = re.search(r"rabbitmq_server-(\d+(\.\d+)+)", str(SCRIPT.resolve()))
+        return found.group(1) if found else "unknown"
+
+    def versions(self) -> dict[str, str]:
+        found = {"rabbitmq-server": self.version()}
+        for package in ("pika", "rstream"):
+            if importlib.util.find_spec(package):
+                found[package] = importlib.metadata.version(package)
+        return found
+
+    def columns(self) -> Sequence[Column]:
+        columns = []
+        if importlib.util.find_spec("pika"):
+            columns += [self._column(mode, "python", PYTHON) for mode in ("classic", "quorum")]
+        if importlib.util.find_spec("rstream"):
+            columns.append(self._column("stream", "python", PYTHON))
+        if (NATIVE / "amqp_driver").exists():
+            command = (str(NATIVE / "amqp_driver"),)
+            columns += [self._column(mode, "native", command) for mode in ("classic", "quorum")]
+        if (NATIVE / "rabbitmq_stream_driver").exists():
+            command = (str(NATIVE / "rabbitmq_stream_driver"),)
+            columns.append(self._column("stream", "native", command))
+        return columns
+
+    def _column(self, mode: str, client: str, command: tuple[str, ...]) -> Column:
+        label = {"python": "Python client", "native": "C client"}[client]
+        return Column(
+            peer=self.name,
+            server=self.name,
+            mode=mode,
+            client=client,
+            label=f"{TITLES[mode]}, {label}",
+            persistent=mode != "classic",
+            synced=mode == "quorum",
+            roles={"classic": CLASSIC, "quorum": QUORUM, "stream": STREAM}[mode],
+            command=command,
+            rates=(PYTHON_RATES if client == "python" else NATIVE_RATES)[mode],
+            note=NOTES[mode],
+        )
+
+    @contextlib.contextmanager
+    def server(self, column: Column, folder: Path) -> Iterator[Server]:
+        folder.mkdir(parents=True, exist_ok=True)
+        port, stream_port, dist_port, epmd_port = (free_port() for _ in range(4))
+        settings = [
+            "vm_memory_high_watermark.relative = 0.8",
+            "vm_memory_high_watermark_paging_ratio = 0.99",
+            "disk_free_limit.absolute = 100MB",
+            "heartbeat = 0",
+            "tcp_listen_options.nodelay = true",
+            "tcp_listen_options.backlog = 4096",
+        ]
+        config = folder / "rabbitmq.conf"
+        config.write_text(
+            "\n".join(
+                [
+                    f"listeners.tcp.1 = 127.0.0.1:{port}",
+                    f"stream.listeners.tcp.1 = 127.0.0.1:{stream_port}",
+                    "stream.advertised_host = 127.0.0.1",
+                    f"stream.advertised_port = {stream_port}",
+                    "log.file.level = warning",
+                    "log.console = false",
+                    *settings,
+                ]
+            )
+            + "\n"
+        )
+        plugins = folder / "enabled_plugins"
+        plugins.write_text("[rabbitmq_stream].\n")
+        node = f"perf{port}@localhost"
+        environment = {
+            # The cookie that every node wants is made in its home.
+            "HOME": str(folder),
+            "ERL_EPMD_PORT": str(epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            # The Erlang machine takes the place of the script, so that a signal reaches it.
+            "RUNNING_UNDER_SYSTEMD": "true",
+            "RABBITMQ_CONF_ENV_FILE": str(folder / "no-such-file"),
+            "RABBITMQ_CONFIG_FILE": str(config),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),
+            "RABBITMQ_NODENAME": node,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(port),
+            "RABBITMQ_DIST_PORT": str(dist_port),
+            "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(folder / "log"),
+            "RABBITMQ_PID_FILE": str(folder / "rabbitmq.pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": ERLANG,
+        }
+        url = f"amqp://guest:guest@127.0.0.1:{port}/?stream={stream_port}"
+        with (
+            running(
+                ["epmd", "-port", str(epmd_port), "-address", "127.0.0.1"],
+                folder / "epmd",
+                lambda: answers(epmd_port),
+                url="",
+                version="",
+            ),
+            running(
+                [str(SCRIPT)],
+                folder,
+                lambda: answers(stream_port) and self._open(port),
+                url=url,
+                version=self.version(),
+                settings=[*settings, ERLANG],
+                environment=environment,
+                wait_s=120.0,
+            ) as server,
+        ):
+            yield server
+
+    @staticmethod
+    def _open(port: int) -> bool:
+        """Whether it greets clients: it listens before it does."""
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), timeout=1.0) as client,
+        ):
+            client.sendall(b"AMQP\x00\x00\x09\x01")
+            return bool(client.recv(8))
+        return False
+
+
+NOTES = {
+    "classic": "transient messages, no confirms, no acks, prefetch without bound",
+    "quorum": "publisher confirms, 4,096 out; manual acks, many at once, prefetch 2,000",
+    "stream": "",
+}
+PYTHON_RATES = {
+    "classic": {12: 30_000, 140: 30_000, 1120: 25_000},
+    "quorum": {12: 15_000, 140: 15_000, 1120: 12_000},
+    "stream": {12: 150_000, 140: 140_000, 1120: 80_000},
+}
+NATIVE_RATES = {
+    "classic": {12: 100_000, 140: 90_000, 1120: 70_000},
+    "quorum": {12: 30_000, 140: 30_000, 1120: 20_000},
+    "stream": {12: 100_000, 140: 90_000, 1120: 60_000},
+}
+
+PEER = RabbitMQ()
