@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ READY_S = 90.0
 RESULT_S = 90.0
 SETTLE_S = 5.0
 SETTLE_STEP_S = 0.1
+MATCHING = (sys.executable, "-m", "perf.suite.matching")
 RARE = 10_000
 SEED = 7
 HELD = 0.95
@@ -176,6 +178,7 @@ class Measure:
             "latency": self._latency,
             "steps": self._steps,
             "start": self._start,
+            "matching": self._matching,
         }
 
     def run(self, work: Work, bench: Bench, column: Column, count: int, rate: float = 0.0) -> Run:
@@ -395,6 +398,17 @@ class Measure:
                 "publisher_cpu_us": facts["cpu_s"] / count * 1e6,
             },
         )
+
+    def _matching(self, work: Work, bench: Bench, column: Column, count: int, rate: float) -> Run:
+        """No broker takes part: the matcher alone, in a process of its own."""
+        program = Role(MATCHING, "match", **dict(work.keys), count=count)
+        with playing(program):
+            _ready(bench, program)
+            settle(self._idle())
+            program.go()
+            facts = program.result(RESULT_S)
+            program.end()
+        return Run(count, {name: float(value) for name, value in facts.items()})
 
     def _start(self, work: Work, bench: Bench, column: Column, count: int, rate: float) -> Run:
         """Start after an orderly stop, then after SIGKILL; afterwards all records are there."""

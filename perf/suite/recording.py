@@ -201,7 +201,7 @@ class Recording:
         """A first run far shorter than it should be is done again with more records."""
         wanted = RUN_S * self._plan.scale
         took = outcome.figures.get("seconds", wanted)
-        fixed = work.kind in ("replay", "start", "latency") or self._plan.counts
+        fixed = work.kind in ("replay", "start", "latency", "matching") or self._plan.counts
         if run or fixed or took >= wanted / 2:
             return outcome
         count = int(outcome.count * min(20.0, wanted / max(took, 1e-3)))
@@ -299,5 +299,5 @@ def now() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
-def sections(works: Sequence[Work]) -> list[str]:
+def sections(works: Sequence[Work] | Sequence[WorkFacts]) -> list[str]:
     return list(dict.fromkeys(work.section for work in works))

@@ -1,5 +1,417 @@
-"""stub"""
+"""The report of a recording: report.md beside its results.json, with the plots that it shows.
+
+Owns the tables and their words. The rule: everything shown is computed from the recording; what
+failed or was left out is told by name, and a figure is the median of its runs with how far they
+spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from perf.suite import plots
+from perf.suite.recording import sections
+from perf.suite.results import ColumnFacts, Measured, Results, WorkFacts
+from perf.suite.targets import OURS, Outcome, judge_all, reasons
+
+SPREAD_SHOWN = 0.10
+"""Runs that lie further apart than this are shown with their spread."""
+
+PROMISES: tuple[tuple[str, Callable[[ColumnFacts], bool]], ...] = (
+    ("survives a loss of power", lambda column: column.synced),
+    ("survives the server's death", lambda column: column.persistent and not column.synced),
+    ("promises nothing", lambda column: not column.persistent),
+)
+
+UNITS = {
+    "records_s": "records/s",
+    "deliveries_s": "deliveries/s",
+    "round_trips_s": "round trips/s",
+    "steps_s": "steps/s",
+    "mb_s": "MB/s",
+    "p50_us": "p50, us",
+    "p99_us": "p99, us",
+    "p999_us": "p99.9, us",
+    "rate_s": "records/s reached",
+    "server_cpu_us": "server CPU, us",
+    "publisher_cpu_us": "producer CPU, us",
+    "consumer_cpu_us": "consumer CPU, us",
+    "requester_cpu_us": "requester CPU, us",
+    "worker_cpu_us": "worker CPU, us",
+    "rss_mib": "server memory, MiB",
+    "disk_bytes": "bytes on disk",
+    "start_s": "start after a stop, s",
+    "start_after_kill_s": "start after SIGKILL, s",
+    "match_s": "s for a million",
+    "compile_s": "compile, s",
+}
+
+HEADINGS = {
+    "one-to-one": "One to one, in bulk",
+    "replay": "Replay",
+    "fan-out": "One to many",
+    "producers": "Many producers",
+    "wildcards": "Many wildcard subscriptions",
+    "request": "Request and reply",
+    "single": "A call a record",
+    "alone": "One after the other",
+    "latency": "One-way latency",
+    "queue": "Mail and durable queues",
+    "steps": "Atomic steps",
+    "start": "Start and recovery",
+    "matching": "Matching",
+}
+
+BESIDE = {
+    "stream": ("server_cpu_us", "publisher_cpu_us", "consumer_cpu_us", "disk_bytes", "rss_mib"),
+    "replay": ("mb_s", "server_cpu_us", "consumer_cpu_us", "rss_mib"),
+    "request": ("p50_us", "p99_us", "p999_us", "server_cpu_us", "requester_cpu_us",
+                "worker_cpu_us", "rss_mib"),
+    "latency": ("p99_us", "p999_us", "rate_s", "server_cpu_us"),
+    "steps": ("publisher_cpu_us", "rss_mib"),
+    "start": ("start_after_kill_s", "rss_mib"),
+    "matching": ("p99_us", "compile_s"),
+}  # fmt: skip
+"""Figures shown beside the one that a work is about."""
+
+KIND_OF_SECTION = {
+    "replay": "replay",
+    "request": "request",
+    "latency": "latency",
+    "steps": "steps",
+    "start": "start",
+    "matching": "matching",
+}
 
 
-def make(results, out):
-    return "no report yet"
+# --- numbers -----------------------------------------------------------------------------
+
+
+def number(value: float | None, figure: str = "") -> str:
+    """A figure as a person reads it: three digits that mean something."""
+    if value is None:
+        return ""
+    if figure.endswith("_s") and figure not in ("start_s", "start_after_kill_s", "match_s",
+                                                "compile_s", "mb_s"):  # fmt: skip
+        if value >= 1e6:
+            return f"{value / 1e6:,.2f} M"
+        if value >= 1e4:
+            return f"{value / 1e3:,.0f} k"
+        return f"{value:,.0f}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}"
+
+
+def cell(measured: Measured | None, figure: str) -> str:
+    """The median, its spread where it is wide, or why there is none."""
+    if measured is None:
+        return ""
+    middle = measured.median(figure)
+    if middle is None:
+        return "failed" if measured.error else ""
+    apart = measured.spread(figure)
+    text = number(middle, figure)
+    return f"{text} (±{apart / 2:.0%})" if apart > SPREAD_SHOWN else text
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table; the first column is text, the others are numbers."""
+    body = [list(row) for row in rows]
+    if not body:
+        return []
+    marks = ["---"] + ["---:"] * (len(head) - 1)
+    return [f"| {' | '.join(row)} |" for row in (head, marks, *body)] + [""]
+
+
+# --- parts -------------------------------------------------------------------------------
+
+
+def _head(results: Results) -> list[str]:
+    machine, commit = results.machine, results.commit
+    memory = machine.memory_bytes / (1 << 30)
+    disk = machine.disk
+    lines = [
+        "# malamute-py and its peers, side by side",
+        "",
+        f"Made by `{results.command}` at commit `{commit.commit[:12]}`"
+        + (" with changes that were not committed" if commit.dirty else "")
+        + f", {results.started}, {results.seconds / 60:.0f} minutes of runs."
+        + ("" if results.ended else " **It was interrupted: it is not complete.**"),
+        "",
+        f"{machine.cores} cores of {machine.processor}"
+        + (f" ({machine.virtual})" if machine.virtual not in ("", "none") else "")
+        + f", {memory:.0f} GiB, {machine.system}, Linux {machine.kernel}, Python {machine.python};"
+        f" data on {disk.file_system} ({disk.device}, {disk.options.split(',')[0]}).",
+        "",
+        _how(results.runs),
+        "",
+    ]
+    if results.left_out:
+        words = "; ".join(f"{name}: {why}" for name, why in results.left_out.items())
+        lines += [f"Left out: {words}.", ""]
+    return lines
+
+
+def _how(runs: int) -> str:
+    return (
+        "Every client is a process of its own, over loopback TCP. Every record carries its number"
+        " and is checked at the consumer: size, order, none lost, none twice; every confirm is"
+        " awaited at the level of the column. A figure is the median of"
+        f" {runs} run{'s' if runs != 1 else ''}, run 1 of all columns before run 2 of any; (±) is"
+        f" half of what the runs lie apart, where that is more than {SPREAD_SHOWN / 2:.0%}. A run"
+        " ends when the last record was received and the last confirm came, whichever is later."
+    )
+
+
+def _targets(results: Results) -> list[str]:
+    outcomes = judge_all(results)
+    if all(outcome.reached is None for outcome in outcomes):
+        return []
+    written = reasons()
+    reached = sum(outcome.reached is True for outcome in outcomes)
+    missed = [outcome for outcome in outcomes if outcome.reached is False]
+    open_ = sum(outcome.reached is None for outcome in outcomes)
+    lines = [
+        "## Targets",
+        "",
+        f"{reached} reached, {len(missed)} not"
+        + (f", {open_} not measured here" if open_ else "")
+        + ". Ours is `malamute, synced`: journaled, a confirm after fdatasync.",
+        "",
+    ]
+    lines += table(
+        ("target", "ours", "against", "ratio", "wanted", ""),
+        (_target_row(outcome) for outcome in outcomes if outcome.reached is not None),
+    )
+    for outcome in missed:
+        why = written.get(outcome.target.name, "")
+        name = f"**{outcome.target.title}** (`{outcome.target.name}`)"
+        lines.append(f"- {name}: {why or 'not explained yet'}")
+    return [*lines, ""] if missed else lines
+
+
+def _target_row(outcome: Outcome) -> tuple[str, ...]:
+    target, bar = outcome.target, outcome.bar
+    assert bar is not None
+    sign = "at most" if target.less_is_better else "at least"
+    ratio = outcome.ratio
+    return (
+        target.title,
+        f"{number(outcome.ours, target.figure)} {_unit(target.figure)}",
+        bar.words if target.value else f"{bar.words}: {number(bar.value, target.figure)}",
+        "" if ratio is None else f"{ratio:.2f}",
+        f"{sign} {target.ratio:g}",
+        "reached" if outcome.reached else "**not reached**",
+    )
+
+
+def _unit(figure: str) -> str:
+    return UNITS.get(figure, figure).rpartition(", ")[2]
+
+
+def _limits(results: Results) -> list[str]:
+    if not results.limits:
+        return []
+    lines = ["## What this machine can do, and what `synced` rests on", ""]
+    lines += table(
+        ("limit", "median", ""),
+        (
+            (limit.title, number(limit.median) if limit.median < 1e5 else
+             number(limit.median, "records_s"), limit.unit)
+            for limit in results.limits
+        ),
+    )  # fmt: skip
+    disk = results.machine.disk
+    lines.append(
+        f"The data lies on {disk.file_system}; the kernel calls the device's cache"
+        f' "{disk.write_cache}".'
+    )
+    lines += [
+        limit.note[0].upper() + limit.note[1:] + "." for limit in results.limits if limit.note
+    ]
+    return [*lines, "", *_shares(results)]
+
+
+SHARES = (
+    ("tcp", 1e3, "loopback TCP"),
+    ("zmq-large", 1.0, "ZeroMQ, 64 KiB"),
+    ("disk-reused", 1.0, "write and sync"),
+)
+
+
+def _shares(results: Results) -> list[str]:
+    """Bytes a second of our runs as shares of the limits."""
+    rows = []
+    for work in results.works:
+        ours = results.figure(work.name, OURS, "mb_s")
+        if ours is None or work.section not in ("one-to-one", "replay"):
+            continue
+        cells = []
+        for name, factor, _ in SHARES:
+            limit = results.limit(name)
+            cells.append("" if limit is None else f"{ours / (limit.median * factor):.1%}")
+        rows.append((work.title, number(ours), *cells))
+    small = results.limit("zmq-small")
+    lines = table(("ours, synced", "MB/s", *(f"of {words}" for *_, words in SHARES)), rows)
+    at_140 = results.figure("one-to-one/140", OURS, "records_s")
+    if small is not None and at_140 is not None:
+        times = f"{at_140 / small.median:.1f} times"
+        lines += [f"Records of 140 B, one to one: {times} raw ZeroMQ's messages of that size.", ""]
+    return lines
+
+
+def _section(results: Results, section: str, shown: Sequence[str]) -> list[str]:
+    works = [
+        work
+        for work in results.works
+        if work.section == section and any(m.runs for _, m in results.at(work.name))
+    ]
+    if not works:
+        return []
+    lines = [f"## {HEADINGS.get(section, section)}", ""]
+    lines += [f"![{HEADINGS.get(section, section)}]({name})" for name in shown]
+    lines += [""] if shown else []
+    lines += _by_promise(results, works)
+    kind = KIND_OF_SECTION.get(section, "stream")
+    for work in _detailed(works):
+        lines += _beside(results, work, BESIDE[kind])
+    notes = list(dict.fromkeys(work.note for work in works if work.note))
+    return [*lines, *(f"{note[0].upper()}{note[1:]}." for note in notes), ""] if notes else lines
+
+
+def _detailed(works: Sequence[WorkFacts]) -> list[WorkFacts]:
+    """Of works that differ by size only one is shown in detail."""
+    if len(works) > 1 and len({work.size for work in works}) == len(works):
+        return [work for work in works if work.size == 140] or [works[0]]
+    return list(works)
+
+
+def _by_promise(results: Results, works: Sequence[WorkFacts]) -> list[str]:
+    """The figure of each work by column, apart by what a confirm promises, and ratios to ours."""
+    figure = works[0].figure
+    lines: list[str] = []
+    heads = [work.title for work in works]
+    for words, belongs in PROMISES:
+        rows = []
+        for column in results.columns:
+            measured = [results.of(work.name, column.name) for work in works]
+            if belongs(column) and any(found is not None and found.runs for found in measured):
+                rows.append((column.label, *(
+                    cell(found, work.figure) for work, found in zip(works, measured, strict=True)
+                )))  # fmt: skip
+        if rows:
+            head = f"{UNITS.get(figure, figure)}; what is confirmed {words}"
+            lines += table((head, *heads), rows)
+    return lines + _ratios(results, works, heads)
+
+
+def _ratios(results: Results, works: Sequence[WorkFacts], heads: Sequence[str]) -> list[str]:
+    rows = []
+    for column in results.columns:
+        if column.peer == "malamute":
+            continue
+        cells = []
+        for work in works:
+            ours = results.figure(work.name, OURS, work.figure)
+            theirs = results.figure(work.name, column.name, work.figure)
+            cells.append(f"{ours / theirs:.2f}" if ours and theirs else "")
+        if any(cells):
+            rows.append((column.label, *cells))
+    return table(("malamute, synced, as a multiple of", *heads), rows)
+
+
+def _beside(results: Results, work: WorkFacts, figures: Sequence[str]) -> list[str]:
+    """The other figures of one work, a row a column."""
+    found = [(column, m) for column, m in results.at(work.name) if m.good]
+    there = [name for name in figures if any(m.values(name) for _, m in found)]
+    if not there:
+        return []
+    per = " (a delivery)" if work.figure == "deliveries_s" else ""
+    rows = [(column.label, *(cell(m, name) for name in there)) for column, m in found]
+    return table((f"{work.title}{per}", *(UNITS.get(name, name) for name in there)), rows)
+
+
+def _curves(results: Results, shown: dict[str, list[str]]) -> list[str]:
+    if not results.curves:
+        return []
+    lines = ["## Curves: what grows with what", ""]
+    for curve in results.curves:
+        lines += [f"### {curve['title']}", ""]
+        lines += [f"![{curve['title']}]({name})" for name in shown.get(curve["name"], [])]
+        lines += ["", f"Expected: {curve['expected']}.", ""]
+        rows = []
+        for line in curve["lines"]:
+            points = line["points"]
+            if not points:
+                continue
+            first, last = points[0], points[-1]
+            rows.append((
+                f"{line['name']}, {line['unit']}",
+                f"{number(first['y'])} at {first['x']:,.0f}",
+                f"{number(last['y'])} at {last['x']:,.0f}",
+                "" if line["slope"] is None else f"{line['slope']:.2f}",
+                "" if line.get("tail") is None else f"{line['tail']:.2f}",
+            ))  # fmt: skip
+        lines += table((curve["axis"], "first", "last", "slope", "slope at the end"), rows)
+        notes = [curve.get("note", ""), *(line.get("note", "") for line in curve["lines"])]
+        lines += [note for note in dict.fromkeys(notes) if note] + [""]
+    words = "A slope is the exponent of a power law fitted to all points"
+    return [*lines, f"{words}: 1 grows in proportion, 0 not at all.", ""]
+
+
+def _failures(results: Results) -> list[str]:
+    lines = []
+    for work in results.works:
+        for column, measured in results.at(work.name):
+            failed = len(measured.runs) - len(measured.good)
+            if failed:
+                words = measured.error.strip().splitlines()
+                last = f" ... {words[-1].strip()}" if len(words) > 1 else ""
+                lines.append(
+                    f"- {work.name}, {column.label}: {failed} of {len(measured.runs)} runs:"
+                    f" {words[0]}{last}"
+                )
+    return ["## What failed", "", *lines, ""] if lines else []
+
+
+def _columns(results: Results) -> list[str]:
+    rows = []
+    for column in results.columns:
+        if not any(m.column == column.name and m.good for m in results.measured):
+            continue
+        settings = "; ".join(text for text in (*column.settings, column.note) if text)
+        rows.append(
+            (column.label, column.server_version, column.client_version, settings.replace("|", "/"))
+        )
+    lines = ["## Who took part, and how", ""]
+    lines += table(("column", "server", "client", "settings"), rows)
+    for name, versions in results.versions.items():
+        words = ", ".join(f"{what} {version}" for what, version in versions.items())
+        lines.append(f"- {name}: {words}")
+    return [*lines, ""]
+
+
+# --- all of it ---------------------------------------------------------------------------
+
+
+def text(results: Results, drawn: plots.Drawn) -> str:
+    lines = [*_head(results), *_targets(results), *_limits(results)]
+    order = [name for name in HEADINGS if name in sections(results.works)]
+    for section in order:
+        lines += _section(results, section, drawn.sections.get(section, []))
+    lines += _curves(results, drawn.curves)
+    lines += _failures(results)
+    lines += _columns(results)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def make(results: Results, path: Path) -> Path:
+    """Write report.md and the plots beside the recording at `path`; return the report's path."""
+    drawn = plots.draw(results, path.parent)
+    report = path.parent / "report.md"
+    report.write_text(text(results, drawn))
+    return report

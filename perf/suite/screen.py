@@ -18,6 +18,7 @@ from perf.suite.works import Work
 
 UNITS = {
     "records_s": "records/s",
+    "match_s": "s for a million messages",
     "deliveries_s": "deliveries/s",
     "round_trips_s": "round trips/s",
     "steps_s": "steps/s",
@@ -29,7 +30,8 @@ UNITS = {
 def shown(outcome: Run, figure: str) -> str:
     """One run in a few words."""
     if outcome.error:
-        return "failed: " + outcome.error.partition("\n")[0]
+        first, _, rest = outcome.error.partition("\n")
+        return f"failed: {first} {rest.rpartition(chr(10))[2]}".rstrip()
     value = outcome.figures[figure]
     number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     return f"{number} {UNITS.get(figure, figure)}"

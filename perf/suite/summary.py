@@ -5,7 +5,6 @@ Pure functions over plain numbers.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
@@ -40,17 +39,3 @@ def changed(before: Sequence[float], now: Sequence[float]) -> float | None:
     ratio = new / old
     noise = max(NOISE_FLOOR, spread(before), spread(now))
     return ratio if abs(ratio - 1) > noise else None
-
-
-def slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the exponent of a least-squares fit in log-log; None when fewer than two fit.
-
-    0: flat; 1: in proportion.
-    """
-    logs = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
-    if len({x for x, _ in logs}) < 2:
-        return None
-    mean_x = statistics.fmean(x for x, _ in logs)
-    mean_y = statistics.fmean(y for _, y in logs)
-    over = sum((x - mean_x) * (y - mean_y) for x, y in logs)
-    return over / sum((x - mean_x) ** 2 for x, _ in logs)

@@ -190,7 +190,8 @@ def _requests() -> list[Work]:
             + ("s" if workers > 1 else ""),
             roles=_roles("request", "respond"),
             figure="round_trips_s",
-            keys=(("flight", flight), ("workers", workers)),
+            # A call a request, as 64 callers make them: no peer may collect them into one.
+            keys=(("flight", flight), ("workers", workers), ("form", "single")),
             ceiling=ceiling,
         )
         for flight, workers, ceiling in (
@@ -279,6 +280,30 @@ def _starts() -> list[Work]:
     ]
 
 
+def _matching() -> list[Work]:
+    return [
+        Work(
+            name=f"matching/{form}",
+            kind="matching",
+            title=title,
+            roles=_roles("publish"),
+            figure=figure,
+            size=0,
+            keys=(("form", form),),
+            most=count,
+            least=count,
+            ours_only=True,
+            note=note,
+        )
+        for form, title, figure, count, note in (
+            ("whitepaper", "2,000 subscriptions, 2,000 topics, matches enumerated", "match_s",
+             500_000, "seconds for a million messages, from half of it; the whitepaper: 26 s"),
+            ("topics", "a new subject, 100,000 topic subscriptions", "p50_us", 2_000, ""),
+            ("fields", "a new header of ten fields, 100,000 subscriptions", "p50_us", 1_000, ""),
+        )
+    ]  # fmt: skip
+
+
 WORKS: tuple[Work, ...] = (
     *_one_to_one(),
     *_replay(),
@@ -288,6 +313,7 @@ WORKS: tuple[Work, ...] = (
     *_latency(),
     *_queues(),
     *_starts(),
+    *_matching(),
 )
 
 QUICK = frozenset(
@@ -300,6 +326,9 @@ QUICK = frozenset(
         "replay/rare",
         "request/64x1",
         "latency/1000",
+        "matching/whitepaper",
+        "matching/topics",
+        "matching/fields",
     }
 )
 """The works of --quick: those that have a target."""
