@@ -96,6 +96,8 @@ class ReadRange(msgspec.Struct, frozen=True, gc=False):
     candidates: Callable[[Any], Any] | None = None
     """HeaderIndex -> BitMap of batches (None: all): skips what cannot match."""
     client_time: tuple[int, int] | None = None
+    matches: Callable[[Any, Any], bool] | None = None
+    """Whether a header (keys, fields) is wanted, exactly: what is rare may then come gathered."""
 
 
 class HistoryRun(msgspec.Struct, frozen=True, gc=False):
@@ -108,6 +110,9 @@ class HistoryRun(msgspec.Struct, frozen=True, gc=False):
     data: Buffer
     spans: tuple[tuple[int, int, int, int], ...]
     """(position in data, size, base offset, count) of each batch."""
+    next: int = 0
+    """Not 0: one derived batch of rows gathered from several, all of them wanted; the last lies
+    before this offset."""
 
 
 class HistoryRead(msgspec.Struct, frozen=True, gc=False):

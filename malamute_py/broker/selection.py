@@ -134,7 +134,7 @@ def header_classes(index: Index, headers: Sequence[Header]) -> list[tuple[BitMap
 class Encoding:
     """What goes out of one batch to all who select the same rows."""
 
-    __slots__ = ("_batch", "_extract", "_extracted", "_mask", "bytes", "count", "frames", "rows")
+    __slots__ = ("_batch", "_extracted", "_mask", "bytes", "count", "extracts", "frames", "rows")
 
     def __init__(self, batch: Batch, mask: Mask | None, count: int, extracts: bool) -> None:
         self._batch = batch
@@ -144,12 +144,13 @@ class Encoding:
         self.frames: tuple[Any, ...] = (batch.stamp, batch.frame)
         self.bytes = batch.size
         self.rows = None if mask is None else row_bitmap(mask)
-        self._extract = extracts
+        self.extracts = extracts
+        """Extracting the rows is worth while."""
         self._extracted: Encoding | None = None
 
     def for_(self, whole: bool) -> Encoding:
         """The extracted rows where that was found worth while and is allowed, else the batch."""
-        if whole or not self._extract:
+        if whole or not self.extracts:
             return self
         if self._extracted is None:
             batch = self._batch

@@ -14,21 +14,30 @@ from itertools import islice
 from struct import unpack_from
 from typing import Any
 
+import numpy as np
+
 from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
-from malamute_protocol.stamp import row_bitmap
+from malamute_protocol.gather import Gathering, gatherable, rows_of
+from malamute_protocol.stamp import Stamp
 from malamute_py.broker.delivery import Delivery
 from malamute_py.broker.links import Links
-from malamute_py.broker.ready import HistoryRead, ReadFailed, ReadRange
-from malamute_py.broker.selection import Mask, select
+from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
+from malamute_py.broker.selection import Encoding, Mask, encoding_of, select
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import may_match
+from malamute_py.broker.streams import Batch
 from malamute_py.broker.subscriptions import Subscription
+from malamute_py.matcher import compile_pattern
 
 STAMP_BYTES = 96
 EXPIRY_AT = STAMP_BYTES + 56
 """Where a stored batch states its earliest expiry."""
 PARCEL_FRAMES_MAX = 256
+GATHERED_ROWS_MAX = 32
+"""Rows of a batch that join those of its neighbours: one by one, where extracting is by column."""
+BYTES_A_ROW = 32
+"""What a gathered row counts beside its body."""
 SPARSE_BYTES = 64 << 10
 """What one read brings when single records are looked for."""
 IDLE_READS_MAX = 3
@@ -46,22 +55,21 @@ class Parcel:
         self._run: Any = None
         self._run_from = self._run_to = 0
         self._records = self._bytes = self._next = 0
+        self._gathering = Gathering(sub.stream.number)
+        self._rows_bytes = 0
         self.given = 0
         """Bytes, all in all."""
 
     @property
     def open(self) -> bool:
         """Whether credit and room are left for one more batch."""
-        sub = self._sub
-        return (
-            sub.left_records > self._records
-            and sub.left_bytes > self._bytes
-            and sub.link.room > self._bytes
-        )
+        sub, size = self._sub, self._bytes + self._rows_bytes
+        return sub.left_records > self._records and sub.left_bytes > size and sub.link.room > size
 
     def whole(self, frames: tuple[Any, ...], next: int, records: int, size: int) -> None:
         """A batch of which every row goes out."""
         self._close_run()
+        self._close_rows()
         self._frames.extend(frames)
         self._count(next, records, size)
         if len(self._frames) >= PARCEL_FRAMES_MAX:
@@ -71,6 +79,7 @@ class Parcel:
         """A stored batch of which every row goes out; neighbours leave as one frame."""
         if self._run is not data or self._run_to != position:
             self._close_run()
+            self._close_rows()
             self._run, self._run_from = data, position
         self._run_to = position + size
         self._count(next, records, size)
@@ -86,16 +95,37 @@ class Parcel:
             self._frames.append(memoryview(self._run)[self._run_from : self._run_to])
             self._run = None
 
-    def part(self, frames: list[Any], next: int, mask: Mask, size: int) -> None:
+    def part(self, encoding: Encoding, next: int) -> None:
         """A batch of which some rows go out."""
         self.flush()
-        self.given += size
-        count = int(mask.sum())
-        self._delivery.put(self._sub, next, frames, row_bitmap(mask), count, size)
+        self.given += encoding.bytes
+        self._delivery.put(
+            self._sub, next, list(encoding.frames), encoding.rows, encoding.count, encoding.bytes
+        )
+
+    def rows(self, batch: Batch, next: int, mask: Mask) -> None:
+        """A batch of which few rows go out, together with those of its neighbours."""
+        self._close_run()
+        stamp = Stamp.unpack(batch.stamp, verify=False)
+        rows = rows_of(stamp, batch.content, np.flatnonzero(mask))
+        if not self._gathering.takes(rows[-1].offset, stamp.epoch):
+            self._close_rows()
+        self._gathering.add(rows, stamp.epoch, stamp.lsn)
+        # What they weigh is known when the batch is made.
+        self._rows_bytes += sum(len(row.body) + BYTES_A_ROW for row in rows)
+        self._count(next, len(rows), 0)
+
+    def _close_rows(self) -> None:
+        found = self._gathering.take()
+        if found is not None:
+            self._frames += (found.stamp, found.content)
+            self._rows_bytes = 0
+            self._count(self._next, 0, len(found.stamp) + len(found.content))
 
     def flush(self) -> None:
         """Send what has gathered."""
         self._close_run()
+        self._close_rows()
         if self._frames:
             self._delivery.put(
                 self._sub, self._next, self._frames, None, self._records, self._bytes
@@ -217,7 +247,7 @@ class Serving:
             if anything and mask is None:
                 parcel.whole((batch.stamp, batch.frame), next, batch.next - batch.base, batch.size)
             elif mask is not None and anything:
-                parcel.part([batch.stamp, batch.frame], next, mask, batch.size)
+                self._give_part(sub, parcel, batch, next, mask)
             sub.position = next
             if sub.wanted is not None:
                 self._to_next_wanted(sub)
@@ -237,11 +267,15 @@ class Serving:
         sub.reading = token
         self._reads[token] = sub
         self._shard.counters["reads"] += 1
-        candidates = None if sub.everything else partial(may_match, sub.pattern)
+        candidates = matches = None
+        if not sub.everything:
+            candidates = partial(may_match, sub.pattern)
+            if sub.gathered and sub.wanted is None:
+                matches = compile_pattern(sub.pattern).matches
         self.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token, sub.position, end, size,
-                candidates, sub.client_time,
+                candidates, sub.client_time, matches,
             )
         )  # fmt: skip
 
@@ -295,6 +329,11 @@ class Serving:
         # Without a window or wanted offsets nothing but an expiry can thin a batch out.
         looks = not sub.everything or sub.client_time is not None or sub.wanted is not None
         for run in answer.runs:
+            if run.next:
+                if not self._gathered(sub, parcel, run, gaps, end):
+                    parcel.flush()
+                    return
+                continue
             data = memoryview(run.data)
             for at, size, base, count in run.spans:
                 next = base + count
@@ -317,6 +356,19 @@ class Serving:
             self._name_gap(sub, parcel, gap)
         sub.position = max(sub.position, min(answer.next, end))
 
+    def _gathered(
+        self, sub: Subscription, parcel: Parcel, run: HistoryRun, gaps: list[Any], end: int
+    ) -> bool:
+        """Deliver rows that the reader gathered; False: there is no credit or room for them."""
+        ((at, size, base, count),) = run.spans
+        while gaps and gaps[0][0] <= base:
+            self._name_gap(sub, parcel, gaps.pop(0))
+        if not parcel.open or base < sub.position or run.next > end:
+            return False
+        parcel.stored(run.data, at, size, run.next, count)
+        sub.position = run.next
+        return True
+
     def _thinned(
         self, sub: Subscription, parcel: Parcel, data: Any, stored: memoryview, at: int, base: int,
         end: int,
@@ -330,7 +382,25 @@ class Serving:
         if mask is None:
             parcel.stored(data, at, len(stored), next, content.head.count)
         else:
-            parcel.part([stored], min(next, end), mask, len(stored))
+            batch = Batch(
+                sub.stream, bytes(stored[:STAMP_BYTES]), stored[STAMP_BYTES:], content, base, next,
+                len(stored),
+            )  # fmt: skip
+            self._give_part(sub, parcel, batch, min(next, end), mask)
+
+    def _give_part(
+        self, sub: Subscription, parcel: Parcel, batch: Batch, next: int, mask: Mask
+    ) -> None:
+        """Deliver some rows of a batch: in few words where they are few."""
+        settings = self._shard.settings
+        encoding = encoding_of(batch, mask, settings.extract_bytes_min, settings.extract_share)
+        assert encoding is not None, "something was selected"
+        few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX
+        if few and sub.gathered and gatherable(batch.content):
+            parcel.rows(batch, next, mask)
+            return
+        encoding = encoding.for_(sub.whole)
+        parcel.part(encoding, next)
 
     def _name_gap(self, sub: Subscription, parcel: Parcel, gap: tuple[int, int, str, str]) -> None:
         """Tell of a gap that the reader found, after what lies before it."""

@@ -44,6 +44,7 @@ class Subscription:
         "durable",
         "ended",
         "everything",
+        "gathered",
         "idle_reads",
         "left_bytes",
         "left_records",
@@ -78,6 +79,8 @@ class Subscription:
         """Every header matches: none is looked at."""
         self.client_time = command.client_time
         self.whole = command.whole
+        self.gathered = command.gathered and not command.whole
+        """Takes rows of several batches in one."""
         self.durable = command.visibility != 0
         """Sees what no power loss can take back, and only that."""
         self.stop = NEVER if command.end < 0 else command.end

@@ -218,6 +218,7 @@ class Reading(Opened):
             asked.client_time,
             asked.create,
             asked.whole,
+            gathered=True,
         )
 
     @property

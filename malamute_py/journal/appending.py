@@ -307,7 +307,9 @@ class Appender:
         if keys is None or keys is NO_KEYS:
             keys = header_table(content)
         position, size, base, after = place
-        live.add(stream, position, size, base, after, time_ms, client, expires_ms, keys)
+        live.add(
+            stream, position, size, base, after, time_ms, client, expires_ms, keys, content, epoch
+        )
         self._streams.note_batch(stream, base, after, epoch, size)
 
     # --- raw, for followers -------------------------------------------------------------

@@ -18,13 +18,14 @@ from pyroaring import BitMap
 Keys: TypeAlias = tuple[str, ...]
 
 _MEMO_MAX = 2048
+_NOBODY = BitMap()
 _UNKNOWN: tuple[tuple[str, ...], tuple[Mapping[str, str], ...]] = (("",), ())
 
 
 class StreamHeaders:
     """One stream's bitmaps; also what a search is shown (types.HeaderIndex)."""
 
-    __slots__ = ("_all", "depth", "names", "pairs", "tops")
+    __slots__ = ("_all", "_several", "depth", "names", "pairs", "tops")
 
     def __init__(self, depth: int | None) -> None:
         """depth: leading parts kept of each subject; None: whole subjects and values."""
@@ -33,6 +34,8 @@ class StreamHeaders:
         self.names: dict[str, BitMap] = {}
         self.pairs: dict[tuple[str, str], BitMap] = {}
         self._all = BitMap()
+        self._several: tuple[int, list[Keys]] = (0, [])
+        """(of so many subjects, those with further keys): looked up apart."""
 
     @property
     def exact(self) -> bool:
@@ -42,6 +45,19 @@ class StreamHeaders:
     def subjects(self) -> Iterable[tuple[Keys, BitMap]]:
         """(keys, entries) of each distinct subject."""
         return tuple(self.tops.copy().items())
+
+    def subject(self, key: str) -> BitMap:
+        """Entries with exactly this key; of an exact table only."""
+        found = self.tops.get((key,), _NOBODY)
+        several = self.several(key)
+        return BitMap.union(found, *map(self.tops.__getitem__, several)) if several else found
+
+    def several(self, key: str) -> list[Keys]:
+        """The subjects that have this key and others."""
+        if self._several[0] != len(self.tops):
+            tops = self.tops.copy()
+            self._several = len(tops), [top for top in tops if len(top) > 1]
+        return [top for top in self._several[1] if key in top]
 
     def field(self, name: str, value: str | None) -> BitMap:
         """Entries with the field; with the value too, unless None or not exact."""

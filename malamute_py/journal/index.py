@@ -25,7 +25,8 @@ from malamute_py.journal.headers import (
     unpack_headers,
 )
 from malamute_py.journal.layout import pack_file, unpack_file
-from malamute_py.journal.types import UNINDEXED_FROM
+from malamute_py.journal.spots import StreamSpots, find_spots, unpack_spots
+from malamute_py.journal.types import UNINDEXED_FROM, Buffer
 
 ENTRY = struct.Struct("<IIIIQQqqqq")
 ENTRY_DTYPE: Final = np.dtype(
@@ -87,6 +88,9 @@ class SegmentIndex(Protocol):
 
     def headers(self, stream: int) -> StreamHeaders:
         """The stream's inverted index; taken after entries()."""
+
+    def spots(self, stream: int) -> StreamSpots | None:
+        """The stream's rare rows, if any are known; taken after headers()."""
 
 
 class _SparseRuns:
@@ -163,6 +167,7 @@ class LiveIndex:
         self._ordinals: dict[int, array[int]] = {}
         self._view: tuple[int, Entry | None] = (0, None)
         self._sparse: dict[int, _SparseRuns] = {}
+        self._spots: dict[int, StreamSpots] = {}
         self.spans: dict[int, Span] = {}
         self.expires_ms = 0
         """When the last record expires; NEVER when some record does not; 0: no data."""
@@ -202,6 +207,7 @@ class LiveIndex:
                 runs = self._sparse[number] = _SparseRuns()
                 runs.restore([table[place : place + ENTRY.size] for place in at])
         self._headers.restore(stored.depth, stored.all_headers())
+        self._spots = stored.all_spots()
         self.spans.update(stored.spans)
         self.expires_ms = stored.expires_ms
         return len(numbers) == len(self.spans)
@@ -217,10 +223,13 @@ class LiveIndex:
         client: tuple[int, int],
         expires_ms: int,
         keys: Any,
+        content: Buffer | None = None,
+        epoch: int = 0,
     ) -> None:
         """Note one data batch that has been written.
 
         client: (least, greatest) client time. expires_ms: latest expiry, or NEVER.
+        content: whose checksum is good; looked at for rare rows, given the epoch.
         """
         count, entry = self._view
         least, most = client
@@ -256,6 +265,14 @@ class LiveIndex:
                 ordinals = self._ordinals[stream] = array("I")
             ordinals.append(count)
         self._headers.add(stream, count, keys)
+        # An entry of one batch, now and later: what is said of its rows is said of all of it.
+        if size > self._interval and content is not None and self._headers.depth is None:
+            found = find_spots(content, position, size, base, time_ms, epoch)
+            if found is not None:
+                spots = self._spots.get(stream)
+                if spots is None:
+                    spots = self._spots[stream] = StreamSpots()
+                spots.add(count, found)
         span = self.spans.get(stream)
         if span is None:
             self.spans[stream] = Span(base, next_offset, size, time_ms, time_ms, least, most)
@@ -339,6 +356,10 @@ class LiveIndex:
         """See SegmentIndex."""
         return self._headers.stream(stream)
 
+    def spots(self, stream: int) -> StreamSpots | None:
+        """See SegmentIndex."""
+        return self._spots.get(stream)
+
     def table(self) -> bytes:
         """All entries as they are stored."""
         count, entry = self._view
@@ -351,6 +372,7 @@ class LiveIndex:
     def pack(self, ring: bytes, number: int, last_epoch: int, last_time_ms: int) -> bytes:
         """The index file of a finished segment."""
         depth, headers = pack_headers(self._headers)
+        exact = depth is None
         stored = _Stored(
             ring,
             number,
@@ -361,6 +383,7 @@ class LiveIndex:
             self.table(),
             depth,
             headers,
+            {number: spots.pack() for number, spots in self._spots.items()} if exact else {},
         )
         return pack_file(stored)
 
@@ -375,6 +398,8 @@ class _Stored(msgspec.Struct, array_like=True):
     table: bytes
     depth: int | None
     headers: dict[int, bytes]
+    spots: dict[int, bytes] = {}
+    """Files of earlier versions have none."""
 
 
 class StoredIndex:
@@ -386,6 +411,7 @@ class StoredIndex:
         self._rows: Rows = np.frombuffer(stored.table, ENTRY_DTYPE)
         self._ordinals: dict[int, Ordinals] = {}
         self._headers: dict[int, StreamHeaders] = {}
+        self._spots: dict[int, StreamSpots] = {}
         self.spans = stored.spans
         self.expires_ms = stored.expires_ms
         self.last_epoch = stored.last_epoch
@@ -431,6 +457,19 @@ class StoredIndex:
             if packed is None:
                 return StreamHeaders(self._stored.depth)
             found = self._headers[stream] = unpack_headers(self._stored.depth, packed)
+        return found
+
+    def all_spots(self) -> dict[int, StreamSpots]:
+        """Every stream's rare rows."""
+        return {number: unpack_spots(packed) for number, packed in self._stored.spots.items()}
+
+    def spots(self, stream: int) -> StreamSpots | None:
+        """See SegmentIndex."""
+        found = self._spots.get(stream)
+        if found is None:
+            packed = self._stored.spots.get(stream)
+            if packed is not None:
+                found = self._spots[stream] = unpack_spots(packed)
         return found
 
 

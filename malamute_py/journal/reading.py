@@ -13,16 +13,20 @@ import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import google_crc32c
 import numpy as np
 from pyroaring import BitMap
 
-from malamute_protocol.content import Content
+from malamute_protocol.content import NO_TIME, Content
+from malamute_protocol.gather import Row
+from malamute_protocol.header import Header
 from malamute_protocol.stamp import PADDING, STAMP_BYTES
 from malamute_py.journal.check import check
 from malamute_py.journal.chunks import Batch, Part, Runs, batches_in, group_entries, pick_in
 from malamute_py.journal.errors import JournalCorrupt
+from malamute_py.journal.gathering import BYTES_A_ROW, RareRows
 from malamute_py.journal.index import (
     Entries,
     LiveIndex,
@@ -31,6 +35,7 @@ from malamute_py.journal.index import (
 )
 from malamute_py.journal.layout import index_name, segment_name
 from malamute_py.journal.segment import Segment
+from malamute_py.journal.spots import SPOT, Matches, Spots, Unspotted
 from malamute_py.journal.storage import File, Storage, read_around, read_file
 from malamute_py.journal.streams import StreamTable
 from malamute_py.journal.types import (
@@ -38,6 +43,7 @@ from malamute_py.journal.types import (
     UNINDEXED_FROM,
     Candidates,
     Gap,
+    HeaderIndex,
     History,
     Plan,
     RingSettings,
@@ -141,6 +147,7 @@ class Reader:
         bytes_max: int,
         search: Candidates | None,
         client_time: tuple[int, int] | None,
+        matches: Matches | None = None,
     ) -> History:
         """See Ring.read."""
         state = self._streams.states.get(stream)
@@ -151,6 +158,7 @@ class Reader:
         gaps: list[Gap] = []
         position = self._skip_retired(stream, from_offset, end, gaps)
         left = max(bytes_max, 1)
+        gathering = RareRows(stream, runs)
         for segment in self._segments():
             span = segment.spans.get(stream)
             if span is None or span.next <= position:
@@ -165,16 +173,27 @@ class Reader:
                     break
             index = self.index(segment)
             entries = index.entries(stream, position, end)
-            chosen = _choose(index, stream, entries, search, client_time)
-            position, left = self._read_segment(
-                segment, stream, entries, chosen, position, end, left, runs, gaps
-            )
+            rare = None
+            if matches is not None and search is not None:
+                rare = _rare(index, stream, entries, search, matches, client_time, position, end)
+            if rare is None:
+                chosen = _choose(index, stream, entries, search, client_time)
+                if True in chosen:
+                    gathering.flush()
+                position, left = self._read_segment(
+                    segment, stream, entries, chosen, position, end, left, runs, gaps
+                )
+            else:
+                position, left = self._read_rare(
+                    segment, stream, entries, rare, position, end, left, gathering, runs, gaps
+                )
             if segment.retired:
                 position = self._skip_retired(stream, position, end, gaps)
         else:
             if position < end and left > 0:
                 self._name_gap(stream, position, end, "the batches are not in the ring", gaps)
                 position = end
+        gathering.flush()
         return History(tuple(runs), max(position, from_offset), tuple(gaps))
 
     def _name_gap(
@@ -238,6 +257,102 @@ class Reader:
         # What was not even wanted for want of room is for the next read, whatever is left.
         return min(max(stop, position), end), 0 if cut else left
 
+    def _read_rare(
+        self,
+        segment: Segment,
+        stream: int,
+        entries: Entries,
+        rare: _Rare,
+        position: int,
+        end: int,
+        left: int,
+        gathering: RareRows,
+        runs: list[Run],
+        gaps: list[Gap],
+    ) -> tuple[int, int]:
+        """Read the rare rows, and between them the chosen entries; (offset come to, bytes left)."""
+        chosen, nexts, spots = rare.chosen, entries.rows["next"], rare.spots
+        begin = done = 0
+        while begin < len(nexts):
+            # Up to the next chosen entry all is rows; from there, up to the next row, entries.
+            stop = next((at for at in range(begin, len(chosen)) if chosen[at]), len(nexts))
+            if stop > begin:
+                after = int(nexts[stop - 1])
+                last = int(np.searchsorted(spots["offset"], after))
+                position, left = self._gather(
+                    segment, rare, done, last, position, min(after, end), left, gathering, gaps
+                )
+                if position < min(after, end) or left <= 0:
+                    return position, left
+                begin, done = stop, last
+            if stop < len(nexts):
+                gathering.flush()
+                begin = next((at for at in range(stop, len(chosen)) if not chosen[at]), len(nexts))
+                part = Entries(entries.ordinals[stop:begin], entries.rows[stop:begin])
+                position, left = self._read_segment(
+                    segment, stream, part, chosen[stop:begin], position, end, left, runs, gaps
+                )
+                if position < min(int(nexts[begin - 1]), end) or left <= 0:
+                    return position, left
+        return position, left
+
+    def _gather(
+        self,
+        segment: Segment,
+        rare: _Rare,
+        first: int,
+        last: int,
+        position: int,
+        after: int,
+        left: int,
+        gathering: RareRows,
+        gaps: list[Gap],
+    ) -> tuple[int, int]:
+        """Read rare rows [first, last), which are all that is wanted up to `after`."""
+        spots = rare.spots[first:last]
+        costs = np.cumsum(spots["bytes"].astype(np.int64) + BYTES_A_ROW)
+        room = min(int(np.searchsorted(costs, left)) + 1, gathering.left)
+        cut = room < len(spots)
+        if cut:
+            after = int(spots["offset"][room])
+            spots = spots[:room]
+        rows: list[Row] = []
+        held: list[tuple[list[Row], int, int]] = []
+        lost: list[Gap] = []
+        epoch = lsn = -1
+        headers, crc_of = rare.headers, google_crc32c.value
+        file, read = self._opened(segment), self._storage.read
+        for (offset, appended, client, of, batch, at, size, crc), code in zip(
+            spots.tolist(), rare.codes[first:last].tolist(), strict=False
+        ):
+            try:
+                body = read(file, at, size) if file is not None else b""
+            except OSError:
+                body = b""
+            if len(body) != size or crc_of(body) != crc:
+                reason = f"{segment.name} at byte {at}: a record's checksum does not fit"
+                lost.append(Gap(offset, offset + 1, "damaged", reason))
+                epoch = -1
+                continue
+            if of != epoch:
+                rows = []
+                epoch, lsn = of, segment.base_lsn + batch
+                held.append((rows, epoch, lsn))
+            rows.append(Row(headers[code], offset, appended, client, body))
+        if segment.retired:
+            # It may have been overwritten under the reads: the bytes mean nothing.
+            return position, left
+        if lost:
+            segment.damaged = True
+            gaps += lost
+        for rows, epoch, lsn in held:
+            if lost:
+                gathering.flush()
+            gathering.add(rows, epoch, lsn)
+        if len(costs):
+            left -= int(costs[min(room, len(costs)) - 1])
+        return max(position, after), 0 if cut or gathering.left <= 0 else left
+
     def _read_part(
         self,
         segment: Segment,
@@ -274,19 +389,25 @@ class Reader:
         builder.close()
         return position, left, True
 
+    def _opened(self, segment: Segment) -> File | None:
+        """The segment's file; None: it is retired, or the file is gone.
+
+        Raises OSError when the file cannot be opened (too many are, say): that is no damage.
+        """
+        try:
+            return self.file(segment)
+        except OSError as error:
+            if segment.retired or isinstance(error, FileNotFoundError):
+                return None
+            raise
+
     def _bytes(self, segment: Segment, position: int, size: int) -> bytes:
         """What can be read; pages that cannot be are zeros, and so fail their batch's check.
 
-        Raises OSError when the file cannot be opened (too many are, say): that is no
-        damage. Of a retired segment, or one whose file is gone: zeros.
+        Of a retired segment, or one whose file is gone: zeros. Raises as _opened().
         """
-        try:
-            file = self.file(segment)
-        except OSError as error:
-            if segment.retired or isinstance(error, FileNotFoundError):
-                return bytes(size)
-            raise
-        return read_around(self._storage, file, position, size)
+        file = self._opened(segment)
+        return bytes(size) if file is None else read_around(self._storage, file, position, size)
 
     def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:
         """See Ring.read_batches."""
@@ -610,18 +731,69 @@ class _Cutter:
         return tuple(self._splits)
 
 
+class _Rare(NamedTuple):
+    """What is wanted of some entries when the rare rows among it have spots."""
+
+    chosen: list[bool]
+    """For each entry, whether it must be read whole: it may hold a match without a spot."""
+    spots: Spots
+    """The wanted rows of all other entries, by offset."""
+    codes: Any
+    """Of each spot, the place of its header."""
+    headers: list[Header]
+
+
+def _rare(
+    index: LiveIndex | StoredIndex,
+    stream: int,
+    entries: Entries,
+    search: Candidates,
+    matches: Matches,
+    client_time: tuple[int, int] | None,
+    position: int,
+    end: int,
+) -> _Rare | None:
+    """The rare rows in [position, end) that are wanted; None: nothing is known of any."""
+    headers, spots = index.headers(stream), index.spots(stream)
+    rows = entries.rows
+    if spots is None or not headers.exact or stream >= UNINDEXED_FROM or not len(rows):
+        return None
+    if bool((rows["base"][1:] != rows["next"][:-1]).any()) or int(rows["base"][0]) > position:
+        return None  # an index with holes: who reads by entries names them
+    unspotted = Unspotted(headers, spots.spotted)
+    chosen = _choose(index, stream, entries, search, client_time, unspotted)
+    found = spots.by_header(matches)
+    wanted = np.concatenate([part for _, part in found]) if found else np.empty(0, SPOT)
+    codes = np.repeat(np.arange(len(found)), [len(part) for _, part in found])
+    offsets = wanted["offset"]
+    kept = (offsets >= position) & (offsets < min(end, int(rows["next"][-1])))
+    if client_time is not None:
+        low, high = client_time
+        times = wanted["client_time"]
+        kept &= (times >= low) & (times < high) & (times != NO_TIME)
+    if True in chosen:
+        # Whole entries bring these rows, too.
+        whole = np.asarray(chosen, np.bool_)
+        kept &= ~whole[np.minimum(np.searchsorted(rows["next"], offsets, "right"), len(rows) - 1)]
+    order = np.argsort(offsets[kept], kind="stable")
+    return _Rare(chosen, wanted[kept][order], codes[kept][order], [header for header, _ in found])
+
+
 def _choose(
     index: LiveIndex | StoredIndex,
     stream: int,
     entries: Entries,
     search: Candidates | None,
     client_time: tuple[int, int] | None,
+    headers: HeaderIndex | None = None,
 ) -> list[bool]:
     """For each entry, whether it may hold a match."""
     mask = np.ones(len(entries.ordinals), np.bool_)
     if search is not None and stream < UNINDEXED_FROM and len(mask):
-        headers = index.headers(stream)
+        headers = headers or index.headers(stream)
         bitmap = search(headers)
+        if not bitmap:
+            return [False] * len(mask)
         if bitmap is not headers.everything():
             held = np.fromiter(bitmap, np.uint32, len(bitmap))
             mask &= np.isin(entries.ordinals, held, assume_unique=True)

@@ -421,8 +421,9 @@ class Scan:
                     client, expires_ms = content_facts(content)
                     keys = header_table(content)
                     segment.live.add(
-                        stream, position, size, base, after, time_ms, client, expires_ms, keys
-                    )
+                        stream, position, size, base, after, time_ms, client, expires_ms, keys,
+                        content, stamp.epoch,
+                    )  # fmt: skip
                     segment.expires_ms = segment.live.expires_ms
                     self.streams.note_batch(stream, base, after, stamp.epoch, size)
             self.note_state(found, content)

@@ -43,6 +43,7 @@ from malamute_py.journal.recovery import Scan
 from malamute_py.journal.repair import finish_truncation, repair
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.space import Space
+from malamute_py.journal.spots import Matches
 from malamute_py.journal.storage import Storage, replace_file
 from malamute_py.journal.streams import StreamTable
 from malamute_py.journal.types import (
@@ -437,17 +438,20 @@ class Ring:
         bytes_max: int,
         candidates: Candidates | None = None,
         client_time: tuple[int, int] | None = None,
+        matches: Matches | None = None,
     ) -> History:
         """Whole batches that hold offsets in [from, end), in order.
 
         Stops once bytes_max is reached; one batch is always returned when there is one.
         candidates: skips entries that cannot match. client_time: [least, most) of a
-        record's client time; skips entries without any such record.
+        record's client time; skips entries without any such record. matches: whether a single
+        header is wanted, exactly; given it, rare rows may come gathered into derived batches
+        (Run.next), of which every row is wanted.
         Raises OSError when a segment's file cannot be opened; what cannot be read in it
         is a gap.
         """
         return self._reader.read(
-            stream, from_offset, end_offset, bytes_max, candidates, client_time
+            stream, from_offset, end_offset, bytes_max, candidates, client_time, matches
         )
 
     def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:

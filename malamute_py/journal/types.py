@@ -145,6 +145,8 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     data: Buffer
     spans: tuple[tuple[int, int, int, int], ...]
     """(position in data, size, base offset, count) of each batch."""
+    next: int = 0
+    """Not 0: one derived batch of rows gathered from several, the last before this offset."""
 
 
 class Gap(NamedTuple):
@@ -196,6 +198,9 @@ class HeaderIndex(Protocol):
 
     def subjects(self) -> Iterable[tuple[tuple[str, ...], BitMap]]:
         """(keys of a record, entries that hold such a record)."""
+
+    def subject(self, key: str) -> BitMap:
+        """Entries that hold a record with exactly this key; asked only of exact indexes."""
 
     def field(self, name: str, value: str | None) -> BitMap:
         """Entries with a record that has the field, and, unless None or not exact, the value."""

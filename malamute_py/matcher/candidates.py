@@ -82,7 +82,7 @@ def _either(parts: list[BitMap | None]) -> BitMap | None:
 
 
 def _by_key(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
-    if index.exact and pattern[0] == "topic" and isinstance(index, SubjectLookup):
+    if index.exact and pattern[0] == "topic" and hasattr(index, "subject"):
         parts = pattern[1].split(".")
         if "*" not in parts and "#" not in parts:
             return BitMap(index.subject(pattern[1]))

@@ -42,6 +42,7 @@ class _KeyIndex:
         self._index = index
         self.exact = index.exact
         self.field = index.field
+        self.subject = index.subject
         self.everything = index.everything
 
     def subjects(self) -> Iterator[tuple[str, BitMap]]:

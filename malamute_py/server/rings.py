@@ -423,13 +423,13 @@ class Rings:
             try:
                 found = ring.read(
                     job.stream, job.from_offset, job.end_offset, job.bytes_max,
-                    by_key(job.candidates), job.client_time,
+                    by_key(job.candidates), job.client_time, job.matches,
                 )  # fmt: skip
             except (JournalError, OSError) as error:
                 return ReadFailed(job.token, "journal_failed", str(error))
             return HistoryRead(
                 job.token,
-                tuple(HistoryRun(run.data, run.spans) for run in found.runs),
+                tuple(HistoryRun(run.data, run.spans, run.next) for run in found.runs),
                 found.next,
                 found.gaps,
             )

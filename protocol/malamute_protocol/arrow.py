@@ -90,11 +90,14 @@ def to_arrow(batch: Batch, *, decode: bool = False) -> pa.RecordBatch:
             _BLOBS, n, [None, _arrow.py_buffer(bodies.offsets)], children=[body]
         )
     subjects, keys, fields = _header_columns(content.table)
+    appended = content.append_times
+    if appended is None:
+        appended = np.full(n, batch.stamp.append_time_ms, np.int64)
     maps, property_codes = content.properties()
     subject_codes = _indices(content.subject_codes, n, subjects)
     columns = [
         _arrow.Array.from_buffers(_arrow.int64(), n, [None, _arrow.py_buffer(offsets)]),
-        _times(np.full(n, batch.stamp.append_time_ms, np.int64), n, NO_TIME),
+        _times(appended, n, NO_TIME),
         _times(content.client_times, n, NO_TIME),
         _times(content.expiries, n, 0),
         _column(subject_codes, subjects, decode),

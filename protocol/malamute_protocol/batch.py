@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from malamute_protocol.content import (
+    APPEND_TIMES,
     ARROW,
     BLOB,
     NO_TIME,
@@ -85,13 +86,16 @@ class Batch:
         self.stamp = stamp
         self.content = content
         self.rows = rows
-        # What every row asks for, as plain attributes: a cached_property costs a lookup
         self._indices: Array | None = None
+        # What every row asks for, as plain attributes: a cached_property costs a lookup
         # of 50 ns each time, these 5.
         self._base = stamp.base_offset
         self._deltas: list[int] | None = None
         if content.head.flags & OFFSET_DELTAS:
             self._deltas = _listed(content.offset_deltas)
+        self._append_times: list[int] | None = None
+        if content.head.flags & APPEND_TIMES:
+            self._append_times = _listed(content.append_times)
         self._body_bytes: bytes | None = None
         self._body_bounds: list[int] = []
         self._keys: list[tuple[str, ...]] | None = None
@@ -114,7 +118,7 @@ class Batch:
         """Offset of the batch's first record, delivered or not."""
         return self._base
 
-    @cached_property
+    @property
     def indices(self) -> Array | None:
         """Row numbers delivered; None: all."""
         # No cached_property: until 3.12 that takes a lock for the first look, and mostly it is
@@ -216,6 +220,11 @@ class Batch:
         deltas = self._deltas
         return self._base + (row if deltas is None else deltas[row])
 
+    def append_time_of(self, row: int) -> int:
+        """Append time of a row."""
+        times = self._append_times
+        return self.stamp.append_time_ms if times is None else times[row]
+
     def keys_of(self, row: int) -> tuple[str, ...]:
         """Keys of a row."""
         keys = self._keys
@@ -274,15 +283,6 @@ class Batch:
         return maps[code] if code >= 0 else _NO_PROPERTIES
 
 
-def iter_batches(
-    frames: Sequence[Any],
-    rows: Any = None,
-    *,
-    verify: bool = True,
-    limits: Limits = DEFAULT_LIMITS,
-) -> Iterator[Batch]:
-    """The batches of a delivery's frames (or of bytes that the journal holds, as one frame).
-
 def only_batch(frames: Sequence[Any], rows: Any, limits: Limits) -> Batch:
     """The one batch of a delivery's frames; for the rest see iter_batches().
 
@@ -301,6 +301,15 @@ def only_batch(frames: Sequence[Any], rows: Any, limits: Limits) -> Batch:
         raise BatchError("malformed", f"{len(batches)} batches where one is to be")
     return batches[0]
 
+
+def iter_batches(
+    frames: Sequence[Any],
+    rows: Any = None,
+    *,
+    verify: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[Batch]:
+    """The batches of a delivery's frames (or of bytes that the journal holds, as one frame).
 
     rows: the delivery's row bitmap, of its only batch; None: all rows.
     verify: check both CRCs and the structure of each batch, as far as Content.check does.

@@ -219,6 +219,8 @@ class Subscribe(Command, tag=12, frozen=True):
     """Create the stream when it does not exist."""
     whole: bool = False
     """Always verbatim batches with row bitmaps, never extracted ones."""
+    gathered: bool = False
+    """Derived batches may hold rows of several batches, each with its append time."""
 
 
 class Subscribed(Command, tag=13, frozen=True):
@@ -674,6 +676,8 @@ class Reply(Command, tag=54, frozen=True):
     tracker: int
     last: bool = False
     level: int = 0
+    patient: bool = False
+    """Nobody waits for the CONFIRM: it may come a little later, with what else is said."""
 
     @property
     def content_frames(self) -> int:

@@ -36,7 +36,8 @@ OFFSET_DELTAS: Final = 32
 TRANSACTION_CONTROL: Final = 64
 SUBJECT_CODES: Final = 128
 FIELD_CODES: Final = 256
-CONTENT_FLAGS: Final = 511
+APPEND_TIMES: Final = 512
+CONTENT_FLAGS: Final = 1023
 _PROPERTIES: Final = PROPERTIES_CONSTANT | PROPERTIES_DICTIONARY | PROPERTIES_COLUMN
 
 BODY_KINDS: Final[tuple[str, ...]] = ("blob", "list", "arrow")
@@ -55,9 +56,9 @@ I8: Final = np.dtype("<i8")
 U4: Final = np.dtype("<u4")
 
 _FEW: Final = 8
-_OFFSETS: Final = tuple(f"<{n + 1}i" for n in range(_FEW + 1))
 _COPY_BELOW: Final = 4096
 """Below this, copying costs less than making an array."""
+_OFFSETS: Final = tuple(f"<{n + 1}i" for n in range(_FEW + 1))
 _PROPERTY_MAP = msgspec.msgpack.Decoder(dict[str, Any])
 _PROPERTY_MAPS = msgspec.msgpack.Decoder(list[dict[str, msgspec.Raw]])
 _SCALARS: Final = frozenset({str, bytes, int, float, bool, type(None)})
@@ -104,6 +105,7 @@ class Sections(NamedTuple):
     expiry: int
     properties: int
     deltas: int
+    append_times: int
     body: int
     end: int
 
@@ -143,10 +145,10 @@ class Content:
         self._table: HeaderTable | None = None
         self._headers: tuple[tuple[Header, ...], Array | None] | None = None
         self._bodies: Bodies | None = None
-        self._limits = DEFAULT_LIMITS
-        if head.magic != CONTENT_MAGIC:
         self._few: tuple[int, ...] | None = None
         """Bounds of the bodies, where check() found a few plain ones."""
+        self._limits = DEFAULT_LIMITS
+        if head.magic != CONTENT_MAGIC:
             raise BatchError("bad_batch", f"no content: the magic is 0x{head.magic:08X}")
         if head.version != CONTENT_VERSION:
             raise BatchError("bad_batch", f"content version {head.version} is not known", 4)
@@ -183,7 +185,7 @@ class Content:
         position += (head.subjects_bytes + 7) & ~7
         fieldmaps = position
         position += (head.fieldmaps_bytes + 7) & ~7
-        subject_codes = field_codes = client_time = expiry = properties = deltas = -1
+        subject_codes = field_codes = client_time = expiry = properties = deltas = times = -1
         if flags & SUBJECT_CODES:
             subject_codes = position
             position += codes_bytes
@@ -204,6 +206,9 @@ class Content:
         if flags & OFFSET_DELTAS:
             deltas = position
             position += codes_bytes
+        if flags & APPEND_TIMES:
+            times = position
+            position += 8 * n
         body = position
         position += (head.body_bytes + 7) & ~7
         if position != head.content_bytes:
@@ -219,6 +224,7 @@ class Content:
             expiry,
             properties,
             deltas,
+            times,
             body,
             position,
         )
@@ -326,6 +332,12 @@ class Content:
         position = self.sections.deltas
         return None if position < 0 else self._array(U4, position, self.head.count)
 
+    @property
+    def append_times(self) -> Array | None:
+        """int64[n], milliseconds, of a batch gathered from several; None: the stamp's is all's."""
+        position = self.sections.append_times
+        return None if position < 0 else self._array(I8, position, self.head.count)
+
     def properties(self) -> tuple[list[bytes], Array | None]:
         """(property maps as MessagePack, code of each row, -1 for none).
 
@@ -368,6 +380,17 @@ class Content:
             self._bodies = self._read_bodies(limits or self._limits)
         return self._bodies
 
+    def few_bodies(self) -> tuple[bytes, list[int]] | None:
+        """(all bodies back to back, their n+1 bounds) of a few plain records; None: see bodies().
+
+        Known once check() was called: half of the cost of a lone record is numpy's.
+        """
+        bounds = self._few
+        if bounds is None:
+            return None
+        at = self.sections.body + 4 * len(bounds)
+        return bytes(self.view[at : at + bounds[-1]]), list(bounds)
+
     def _read_bodies(self, limits: Limits) -> Bodies:
         head, at, most = self.head, self.sections.body, limits.batch_bytes_max
         if head.body_raw_bytes > most:
@@ -380,17 +403,6 @@ class Content:
                 raise BatchError("bad_batch", f"unknown codec {head.codec}", 20)
             section = memoryview(decompress(head.codec, stored, head.body_raw_bytes))
         else:
-    def few_bodies(self) -> tuple[bytes, list[int]] | None:
-        """(all bodies back to back, their n+1 bounds) of a few plain records; None: see bodies().
-
-        Known once check() was called: half of the cost of a lone record is numpy's.
-        """
-        bounds = self._few
-        if bounds is None:
-            return None
-        at = self.sections.body + 4 * len(bounds)
-        return bytes(self.view[at : at + bounds[-1]]), list(bounds)
-
             section = stored
         return self._split_bodies(section, at)
 
@@ -460,6 +472,8 @@ class Content:
             raise BatchError(
                 "bad_batch", "offset deltas belong to derived batches, only they do", 22
             )
+        if head.flags & APPEND_TIMES and not derived:
+            raise BatchError("bad_batch", "append times belong to derived batches", 22)
         if head.flags & TRANSACTION_CONTROL:
             raise BatchError("unsupported", "transaction control is reserved", 22)
         if head.body_kind != LIST and head.parts_count:
@@ -539,6 +553,7 @@ class Content:
                     f"a record of {end - start} bytes, at most {limits.record_bytes_max}",
                     at,
                 )
+        self._few = bounds
 
     def _check_record_sizes(self, bodies: Bodies, limits: Limits) -> None:
         most = limits.record_bytes_max
@@ -553,7 +568,6 @@ class Content:
 
     def verify(
         self, limits: Limits = DEFAULT_LIMITS, *, empty: bool = False, derived: bool = False
-        self._few = bounds
     ) -> None:
         """Validate everything: check(), then properties and the decompressed bodies.
 

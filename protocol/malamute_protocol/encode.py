@@ -18,6 +18,7 @@ import numpy as np
 
 from malamute_protocol.codec import codec_number, compress
 from malamute_protocol.content import (
+    APPEND_TIMES,
     ARROW,
     BLOB,
     CLIENT_TIME,
@@ -86,6 +87,7 @@ class Options(TypedDict, total=False):
     transaction_id: int
     schema_id: int
     offset_deltas: Array | None
+    append_times_ms: Array | None
     """For derived batches only: see extract.py."""
     limits: Limits
 
@@ -279,6 +281,10 @@ def _assemble(
     if deltas is not None:
         flags |= OFFSET_DELTAS
         _add(sections, np.ascontiguousarray(deltas, dtype=np.dtype("<u4")))
+    appended = options.get("append_times_ms")
+    if appended is not None:
+        flags |= APPEND_TIMES
+        sections.append(np.ascontiguousarray(appended, dtype=I8))
     codec = codec_number(options.get("codec", 0))
     raw_bytes = sum(map(_size, body))
     if codec:

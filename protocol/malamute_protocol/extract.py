@@ -54,6 +54,9 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     }
     deltas = content.offset_deltas
     options["offset_deltas"] = chosen.astype(np.uint32) if deltas is None else deltas[chosen]
+    appended = content.append_times
+    if appended is not None:
+        options["append_times_ms"] = appended[chosen]
     _headers(content, chosen, options)
     times, expiries = content.client_times, content.expiries
     if times is not None:

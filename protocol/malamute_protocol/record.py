@@ -43,12 +43,12 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
     @property
     def append_time_ms(self) -> int:
         """The broker's clock at the append."""
-        return self._batch.stamp.append_time_ms
+        return self._batch.append_time_of(self._row)
 
     @property
     def id(self) -> bytes:
         """16 bytes that sort in the order of the stream."""
-        return message_id(self._batch.stamp.append_time_ms, self.offset)
+        return message_id(self.append_time_ms, self.offset)
 
     @property
     def subject(self) -> str:

@@ -20,10 +20,12 @@ import numpy as np
 
 from malamute_protocol import commands as c
 from malamute_protocol.commands import Command
-from malamute_protocol.content import Content
+from malamute_protocol.content import NO_TIME, Content
 from malamute_protocol.encode import encode, encode_arrow, encode_lists
 from malamute_protocol.extract import extract
 from malamute_protocol.framing import COMMANDS, encode_message
+from malamute_protocol.gather import Row, gather_rows
+from malamute_protocol.header import Header
 from malamute_protocol.stamp import Stamp, message_id, row_bitmap
 from vectors.examples import BAD_PATTERNS, EXAMPLES, PATTERNS, STEP, UUID
 
@@ -455,11 +457,12 @@ def contents() -> Iterator[Vector]:
     yield bad("65537 records", changed(SIMPLE, 16, "<I", 65537), "too_large")
     yield bad("codec 5", changed(SIMPLE, 20, "B", 5))
     yield bad("body kind 3", changed(SIMPLE, 21, "B", 3))
-    yield bad("an unknown flag", changed(SIMPLE, 22, "<H", 512), "unsupported")
+    yield bad("an unknown flag", changed(SIMPLE, 22, "<H", 1024), "unsupported")
     yield bad("transaction control", changed(SIMPLE, 22, "<H", 64), "unsupported")
     rows = np.ones(10, np.bool_)
     derived = extract(stamp_for(SIMPLE, 0), Content(SIMPLE), rows)[1]
     yield bad("offset deltas from a producer", derived)
+    yield bad("append times from a producer", encode([b"a"], append_times_ms=np.array([5])))
     yield bad("two forms of properties", changed(SIMPLE, 22, "<H", 12))
     yield bad("a flag without its column", changed(SIMPLE, 22, "<H", 1))
     yield bad("a count of parts without lists", changed(SIMPLE, 108, "<I", 1))
@@ -580,6 +583,21 @@ def deliveries() -> Iterator[Vector]:
     derived = extract(stamp_for(FULL, 100), Content(FULL), mask)
     yield good("a derived batch", list(derived), delivered(100, [1, 2, 4]))
     yield good("rows of a derived batch", list(derived), delivered(100, [1, 4]), b"\x05")
+    rows = [
+        Row(Header(("a",)), 100, 7, NO_TIME, b"one"),
+        Row(Header(("a",), (("f", "1"),)), 1 << 20, 9, 5, b""),
+        Row(Header(("b", "c")), (1 << 20) + 1, 9, NO_TIME, b"three"),
+    ]
+    gathered = [
+        record(row.body, list(row.header.keys), dict(row.header.fields), time)
+        | {
+            "offset": row.offset,
+            "append_time_ms": row.append_time_ms,
+            "id": message_id(row.append_time_ms, row.offset).hex(),
+        }
+        for row, time in zip(rows, (None, 5, None), strict=True)
+    ]
+    yield good("rows gathered from several batches", list(gather_rows(rows, 7, 3, 4096)), gathered)
     yield bad("a stamp without its content", [first], "bad_batch")
     yield bad("a content without its stamp", [FULL], "bad_batch")
     yield bad("a boundary within a content", [first + FULL[:64], FULL[64:]], "bad_batch")

@@ -172,7 +172,11 @@ class Gather:
         body = self._body(content)
         self._bodies.append(body if rows is None else body.take(_arrow.array(rows)))
         self._offsets.append(batch.offsets)
-        self._append_times.add(batch.stamp.append_time_ms, count)
+        times = content.append_times
+        if times is None:
+            self._append_times.add(batch.stamp.append_time_ms, count)
+        else:
+            self._append_times.add(times if rows is None else times[rows], count)
         self._client_times.add(_rows(content.client_times, NO_TIME, rows), count)
         content.check_codes()
         table = content.table

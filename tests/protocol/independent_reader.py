@@ -291,8 +291,9 @@ def read_content(
     n = h["count"]
     need(n <= 65536 and h["body_raw_bytes"] <= 16 << 20, "too much", "too_large")
     need(n > 0 and h["codec"] < 5 and h["body_kind"] < 3, "count, codec, kind")
-    need(h["flags"] < 512, "unknown flags", "unsupported")
+    need(h["flags"] < 1024, "unknown flags", "unsupported")
     need(bool(h["flags"] & 32) == derived, "offset deltas")
+    need(derived or not h["flags"] & 512, "append times")
     need(not h["flags"] & 64, "transaction control", "unsupported")
     need((h["flags"] & 28).bit_count() <= 1, "forms of properties")
     need(h["body_kind"] == 1 or h["parts_count"] == 0, "parts without lists")
@@ -317,7 +318,7 @@ def read_content(
     field_codes = column(256, "i") or (0 if fieldmaps else -1,) * n
     times, expiries = column(1, "q"), column(2, "q")
     properties = take(h["properties_bytes"]) if h["flags"] & 28 else b""
-    deltas = column(32, "I")
+    deltas, appended = column(32, "I"), column(512, "q")
     stored = take(h["body_bytes"])
     need(position == len(data), "the sections do not fill the content")
 
@@ -352,6 +353,7 @@ def read_content(
             "properties": maps_of_rows[row],
             "parts": [part.hex() for part in parts[row]],
             "delta": deltas[row] if deltas else row,
+            "appended": appended[row] if appended else None,
         }
         for row in range(n)
     ]
@@ -433,7 +435,9 @@ def read_delivery(frames: list[bytes], rows: bytes | None) -> list[dict[str, Any
         for row in chosen:
             record = dict(records[row])
             offset = stamp["base_offset"] + record.pop("delta")
-            time = stamp["append_time_ms"]
+            time = record.pop("appended")
+            if time is None:
+                time = stamp["append_time_ms"]
             identifier = struct.pack(">qQ", time, offset).hex()
             delivered.append(record | {"offset": offset, "append_time_ms": time, "id": identifier})
     return delivered

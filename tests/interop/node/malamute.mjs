@@ -209,8 +209,9 @@ export function readContent(data, derived = false) {
   const n = u32(16), codec = data[20], kind = data[21], flags = v.getUint16(22, true);
   need(n <= 65536 && u32(104) <= 16 << 20, "too much", "too_large");
   need(n > 0 && codec < 5 && kind < 3, "count, codec, kind");
-  need(flags < 512, "unknown flags", "unsupported");
+  need(flags < 1024, "unknown flags", "unsupported");
   need(Boolean(flags & 32) === derived, "offset deltas");
+  need(derived || !(flags & 512), "append times");
   need(!(flags & 64), "transaction control", "unsupported");
   need([0, 4, 8, 16].includes(flags & 28), "forms of properties");
   need(kind === 1 || u32(108) === 0, "parts without lists");
@@ -234,7 +235,7 @@ export function readContent(data, derived = false) {
   const fieldCodes = column(256, 4, i32) ?? Array(n).fill(fieldmaps.length ? 0 : -1);
   const times = column(1, 8, (at) => v.getBigInt64(at, true)), expiries = column(2, 8, i64);
   const properties = flags & 28 ? take(u32(96)) : new Uint8Array();
-  const deltas = column(32, 4, u32);
+  const deltas = column(32, 4, u32), appended = column(512, 8, (at) => v.getBigInt64(at, true));
   const stored = take(u32(100));
   need(position === data.length, "the sections do not fill the content");
 
@@ -274,6 +275,7 @@ export function readContent(data, derived = false) {
     properties: props(row),
     parts: parts(row).map(hex),
     delta: deltas ? deltas[row] : row,
+    appended: appended ? small(appended[row]) : null,
   }));
   return { head, records };
 }
@@ -351,8 +353,8 @@ export function readDelivery(frames, rows) {
   return batches.flatMap(({ stamp, records }) => {
     const chosen = rows === null ? records.map((_, row) => row) : readBitmap(rows, records.length);
     return chosen.map((row) => {
-      const { delta, ...record } = records[row];
-      const offset = stamp.base_offset + delta, append_time_ms = stamp.append_time_ms;
+      const { delta, appended, ...record } = records[row];
+      const offset = stamp.base_offset + delta, append_time_ms = appended ?? stamp.append_time_ms;
       return { ...record, offset, append_time_ms, id: messageId(append_time_ms, offset) };
     });
   });

@@ -20,7 +20,7 @@ function told(value) {
   return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, told(v)]));
 }
 const frames = (vector) => vector.frames.map(m.bytes);
-const without = ({ delta, ...record }) => record;
+const without = ({ delta, appended, ...record }) => record;
 const number = (v) => BigInt(v.int ?? v);
 
 const READ = {

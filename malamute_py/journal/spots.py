@@ -1,0 +1,218 @@
+"""Rare rows of a segment: which row of a large batch has a header that few of its rows have.
+
+Owns the places of rare rows and their stored form. The rule: a header is *spotted* in a batch
+when each of its rows there has a spot, with a checksum of its own taken while the batch's was
+known to be good; a search may then read these rows and leave the batch alone. What is not
+spotted is found by the batch, as ever. Spots are never needed and cost at most 1% of their
+batch. Written by the loop thread, read by others: rows are published before the bitmaps that
+promise them, and bitmaps only grow. Source: FORMAT.md, sections 6 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import google_crc32c
+import msgspec
+import numpy as np
+from pyroaring import BitMap
+
+from malamute_protocol.content import FIELD_CODES, NO_TIME, SUBJECT_CODES, Content
+from malamute_protocol.errors import BatchError
+from malamute_protocol.gather import gatherable
+from malamute_protocol.header import Header
+from malamute_py.journal.headers import StreamHeaders
+from malamute_py.journal.types import Buffer
+
+SPOT: Final = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("append_time", "<i8"),
+        ("client_time", "<i8"),
+        ("epoch", "<u8"),
+        ("batch", "<u4"),
+        ("body", "<u4"),
+        ("bytes", "<u4"),
+        ("crc", "<u4"),
+    ]
+)
+"""batch, body: positions in the segment; crc: of the body's bytes."""
+BATCH_BYTES_A_SPOT: Final = 100 * SPOT.itemsize
+"""A batch has at most one spot for so many of its bytes."""
+_HEADERS_MAX: Final = 64
+"""A batch of more distinct headers is not looked into: where all are rare, none is worth it."""
+_CODED: Final = SUBJECT_CODES | FIELD_CODES
+
+Spots: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Matches: TypeAlias = Callable[[tuple[str, ...], tuple[tuple[str, str], ...]], bool]
+"""Whether one header (keys; fields by name) is wanted."""
+
+
+class Found(NamedTuple):
+    """The rare rows of one batch."""
+
+    rows: list[tuple[Header, bytes]]
+    """Each spotted header with its spots."""
+    others: list[Header]
+    """The headers that are not spotted."""
+
+
+class StreamSpots:
+    """One stream's rare rows in one segment."""
+
+    __slots__ = ("_rows", "spotted")
+
+    def __init__(self) -> None:
+        self._rows: dict[Header, list[bytes]] = {}
+        self.spotted = StreamHeaders(None)
+        """Entries in which all rows of a subject, a field name, a (name, value) have spots."""
+
+    def add(self, ordinal: int, found: Found) -> None:
+        """Note the rare rows of an entry of one batch."""
+        for header, data in found.rows:
+            self._rows.setdefault(header, []).append(data)
+        others = found.others
+        for header, _ in found.rows:
+            if all(other.keys != header.keys for other in others):
+                self.spotted.tops.setdefault(header.keys, BitMap()).add(ordinal)
+            for pair in header.fields:
+                if all(pair not in other.fields for other in others):
+                    self.spotted.pairs.setdefault(pair, BitMap()).add(ordinal)
+                name = pair[0]
+                if all(name not in dict(other.fields) for other in others):
+                    self.spotted.names.setdefault(name, BitMap()).add(ordinal)
+
+    def by_header(self, matches: Matches) -> list[tuple[Header, Spots]]:
+        """The spots of each header that matches."""
+        return [
+            (header, np.frombuffer(b"".join(held.copy()), SPOT))
+            for header, held in self._rows.copy().items()
+            if matches(*header)
+        ]
+
+    def pack(self) -> bytes:
+        """For the index file."""
+        spotted = self.spotted
+        return msgspec.msgpack.encode(
+            _Stored(
+                [(list(h.keys), list(h.fields), b"".join(held))
+                 for h, held in self._rows.items()],
+                [(list(top), bitmap.serialize()) for top, bitmap in spotted.tops.items()],
+                [(name, bitmap.serialize()) for name, bitmap in spotted.names.items()],
+                [(n, v, bitmap.serialize()) for (n, v), bitmap in spotted.pairs.items()],
+            )
+        )  # fmt: skip
+
+
+class _Stored(msgspec.Struct, array_like=True):
+    rows: list[tuple[list[str], list[tuple[str, str]], bytes]]
+    tops: list[tuple[list[str], bytes]]
+    names: list[tuple[str, bytes]]
+    pairs: list[tuple[str, str, bytes]]
+
+
+def unpack_spots(packed: bytes) -> StreamSpots:
+    """One stream's spots from the index file."""
+    stored = msgspec.msgpack.decode(packed, type=_Stored)
+    spots = StreamSpots()
+    for keys, fields, data in stored.rows:
+        spots._rows[Header(tuple(keys), tuple(fields))] = [data]
+    for top, data in stored.tops:
+        spots.spotted.tops[tuple(top)] = BitMap.deserialize(data)
+    for name, data in stored.names:
+        spots.spotted.names[name] = BitMap.deserialize(data)
+    for name, value, data in stored.pairs:
+        spots.spotted.pairs[name, value] = BitMap.deserialize(data)
+    return spots
+
+
+class Unspotted:
+    """An inverted index less what its spots answer: which entries a search must still read."""
+
+    def __init__(self, headers: StreamHeaders, spotted: StreamHeaders) -> None:
+        """headers: exact."""
+        self._headers = headers
+        self._spotted = spotted
+        self.exact = True
+        self.everything = headers.everything
+
+    def subjects(self) -> Iterable[tuple[tuple[str, ...], BitMap]]:
+        """(keys, entries with a row that has no spot) of each distinct subject."""
+        spotted = self._spotted.tops
+        for keys, bitmap in self._headers.subjects():
+            held = spotted.get(keys)
+            yield keys, bitmap if held is None else bitmap - held
+
+    def subject(self, key: str) -> BitMap:
+        """Entries with a row of exactly this key that has no spot."""
+        tops = self._spotted.tops
+        held = tops.get((key,))
+        # Of records with further keys it may name entries too many.
+        found = self._headers.subject(key)
+        return found if held is None or self._headers.several(key) else found - held
+
+    def field(self, name: str, value: str | None) -> BitMap:
+        """Entries with such a row that has no spot."""
+        bitmap = self._headers.field(name, value)
+        held: Mapping[Any, BitMap] = self._spotted.names if value is None else self._spotted.pairs
+        found = held.get(name if value is None else (name, value))
+        return bitmap if found is None else bitmap - found
+
+
+def find_spots(
+    content: Buffer, position: int, size: int, base: int, time_ms: int, epoch: int
+) -> Found | None:
+    """The rare rows of a batch whose checksum was found good; None: it has none.
+
+    position: of the batch in its segment, stamp included; size: of all of it. Only batches
+    whose rows may be gathered have any: what else belongs to a row would have to be read with it.
+    """
+    try:
+        parsed = Content(content)
+        head = parsed.head
+        if not head.flags & _CODED or not gatherable(parsed):
+            return None
+        headers, codes = parsed.headers()
+        most = size // BATCH_BYTES_A_SPOT
+        if codes is None or not most or len(headers) > _HEADERS_MAX:
+            return None
+        counts = np.bincount(codes, minlength=len(headers))
+        order = np.argsort(counts, kind="stable")
+        order = order[counts[order] > 0]
+        rare = order[np.cumsum(counts[order]) <= most]
+        if not len(rare):
+            return None
+        end = position + size
+        others = [headers[code] for code in order[len(rare) :].tolist()]
+        rows = [
+            (headers[code], _spots_of(parsed, np.flatnonzero(codes == code), position, end, base))
+            for code in rare.tolist()
+        ]
+    except BatchError:
+        return None
+    for _, spots in rows:
+        spots["append_time"] = time_ms
+        spots["epoch"] = epoch
+    return Found([(header, spots.tobytes()) for header, spots in rows], others)
+
+
+def _spots_of(content: Content, rows: Any, position: int, end: int, base: int) -> Spots:
+    """The spots of some rows; append time and epoch are still to come."""
+    bodies = content.bodies()
+    times = content.client_times
+    view = memoryview(bodies.blob)
+    # The body is the last section, padded to a multiple of 8.
+    blob_at = end - (-content.head.body_bytes & 7) - len(view)
+    begins, ends = bodies.offsets[rows], bodies.offsets[rows + 1]
+    spots = np.zeros(len(rows), SPOT)
+    spots["offset"] = rows + base
+    spots["client_time"] = NO_TIME if times is None else times[rows]
+    spots["batch"] = position
+    spots["body"] = begins.astype(np.int64) + blob_at
+    spots["bytes"] = ends - begins
+    spots["crc"] = [
+        google_crc32c.value(bytes(view[begin:stop]))
+        for begin, stop in zip(begins.tolist(), ends.tolist(), strict=True)
+    ]
+    return spots

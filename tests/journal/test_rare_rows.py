@@ -1,0 +1,286 @@
+"""Rare rows: read one by one and gathered, with the same outcome as reading whole batches."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from malamute_protocol.batch import Batch, iter_batches
+from malamute_protocol.content import Content
+from malamute_py.broker.starts import may_match
+from malamute_py.journal import History, Ring, RingSettings
+from malamute_py.journal.gathering import ROWS_MAX
+from malamute_py.journal.index import read_index
+from malamute_py.journal.layout import index_name, pack_file
+from malamute_py.journal.spots import BATCH_BYTES_A_SPOT, SPOT
+from malamute_py.journal.storage import read_file
+from malamute_py.matcher import compile_pattern
+from malamute_py.server.queries import by_key
+from tests.journal.rings import Place, S, file_place, put
+from tests.journal.test_retention import tidy
+
+SETTINGS = RingSettings(segment_bytes=S, ring_bytes=64 * S, index_interval_bytes=2048)
+RARE = ["topic", "rare"]
+
+
+def search(
+    ring: Ring, pattern: Any, first: int = 0, end: int = 1 << 40, bytes_max: int = 1 << 30,
+    client_time: tuple[int, int] | None = None,
+) -> History:  # fmt: skip
+    candidates = by_key(partial(may_match, pattern))
+    matches = compile_pattern(pattern).matches
+    return ring.read(1, first, end, bytes_max, candidates, client_time, matches)
+
+
+def batches_of(history: History) -> list[tuple[Batch, int]]:
+    """The batches, each with what its run says of its end."""
+    found = []
+    for run in history.runs:
+        batches = list(iter_batches([run.data]))
+        assert len(batches) == len(run.spans)
+        assert all(batch.stamp.derived == bool(run.next) for batch in batches)
+        found += [(batch, run.next) for batch in batches]
+    return found
+
+
+def selected(history: History, pattern: Any, first: int, end: int) -> list[tuple[Any, ...]]:
+    """What a reader takes of it: of a whole batch what matches, of a gathered one everything."""
+    matches = compile_pattern(pattern).matches
+    rows = []
+    for batch, gathered in batches_of(history):
+        records = list(batch.records())
+        if gathered:
+            assert records[-1].offset + 1 == gathered
+        for record in records:
+            header = record.keys, tuple(sorted(record.fields.items()))
+            wanted = first <= record.offset < end and matches(*header)
+            if gathered:
+                assert wanted
+            if wanted:
+                rows.append((
+                    record.offset, record.epoch, record.append_time_ms, record.client_time_ms,
+                    *header, record.body,
+                ))  # fmt: skip
+    return rows
+
+
+def large(ring: Ring, rare: dict[int, bytes], *, time_ms: int = 1000, **options: Any) -> int:
+    """Append a batch of 100 rows, of which these are rare; returns its LSN."""
+    bodies = [rare.get(row, b"x" * 100) for row in range(100)]
+    subjects = ["rare" if row in rare else "common" for row in range(100)]
+    return put(ring, 1, *bodies, subject=subjects, time_ms=time_ms, **options).lsn
+
+
+def test_rare_rows_of_many_batches_come_as_one_derived_batch(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    for number in range(12):
+        large(ring, {7 * number: b"rare %d" % number}, time_ms=1000 + number)
+    history = search(ring, RARE)
+    ((batch, following),) = batches_of(history)
+    assert (following, history.next, history.gaps) == (1178, 1200, ())
+    assert [record.body for record in batch] == [b"rare %d" % number for number in range(12)]
+    assert batch.offsets.tolist() == [107 * number for number in range(12)]
+    assert [record.append_time_ms for record in batch] == list(range(1000, 1012))
+    assert {record.subject for record in batch} == {"rare"}
+    batch.verify()
+
+
+def test_a_sealed_segment_and_one_that_was_opened_again_know_their_rare_rows(
+    tmp_path: Path,
+) -> None:
+    place = file_place(tmp_path)
+    ring, _ = place.open(SETTINGS)
+    for number in range(12):
+        large(ring, {3: b"rare %d" % number})
+    ring.sync()
+    tidy(ring)
+    assert read_file(place.storage, index_name(0)) is not None
+    ring.close()
+    for orderly in (True, False):
+        ring, _ = place.open(SETTINGS)
+        history = search(ring, RARE)
+        assert all(batch.stamp.derived for batch, _ in batches_of(history))
+        assert len(selected(history, RARE, 0, 1200)) == 12
+        if orderly:
+            ring.close()
+
+
+def test_an_index_of_an_earlier_version_has_the_batches_read_whole(tmp_path: Path) -> None:
+    place = file_place(tmp_path)
+    ring, _ = place.open(SETTINGS)
+    for number in range(12):
+        large(ring, {3: b"rare %d" % number})
+    ring.sync()
+    tidy(ring)
+    found = read_index(read_file(place.storage, index_name(0)) or b"", ring.uuid, 0)
+    assert found is not None
+    assert found.spots(1) is not None
+    found._stored.spots = {}
+    older = read_index(pack_file(found._stored), ring.uuid, 0)
+    assert older is not None
+    assert older.spots(1) is None
+    ring._reader._indexes[0] = older
+    ring._reader._segments()[0].live = None
+    history = search(ring, RARE)
+    assert {batch.stamp.derived for batch, _ in batches_of(history)} == {True, False}
+    assert len(selected(history, RARE, 0, 1200)) == 12
+
+
+def test_a_damaged_row_is_a_gap_of_its_own_and_never_served(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    lsns = [large(ring, {50: b"rare %d" % number}) for number in range(3)]
+    at = place.read(lsns[1], 12_000).index(b"rare 1")
+    place.flip(lsns[1] + at)
+    history = search(ring, RARE)
+    assert [row[0] for row in selected(history, RARE, 0, 300)] == [50, 250]
+    ((first, after, code, reason),) = history.gaps
+    assert (first, after, code) == (150, 151, "damaged")
+    assert "checksum" in reason
+    assert [batch.base_offset for batch, _ in batches_of(history)] == [50, 250]
+    assert history.next == 300
+
+
+def test_damage_beside_a_rare_row_costs_it_nothing(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    lsn = large(ring, {50: b"the rare one"})
+    place.flip(lsn + 3000)
+    assert [row[-1] for row in selected(search(ring, RARE), RARE, 0, 100)] == [b"the rare one"]
+    assert search(ring, ["topic", "common"]).gaps[0][:3] == (0, 100, "damaged")
+
+
+def test_a_read_is_bounded_and_goes_on_where_it_ended(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    for number in range(30):
+        large(ring, {number: b"rare %02d" % number})
+    found, position, reads = [], 0, 0
+    while position < 3000:
+        history = search(ring, RARE, position, bytes_max=200)
+        found += selected(history, RARE, 0, 3000)
+        assert history.next > position
+        position, reads = history.next, reads + 1
+    assert [row[-1] for row in found] == [b"rare %02d" % number for number in range(30)]
+    assert reads >= 5
+    assert len(batches_of(search(ring, RARE, 2900))) == 1
+    assert ROWS_MAX >= 1000
+
+
+def test_what_is_rare_in_one_batch_and_common_in_the_next_comes_in_order(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    for number in range(9):
+        if number % 3 == 2:
+            put(ring, 1, *[b"y" * 100] * 100, subject="rare")
+        else:
+            large(ring, {10: b"a", 90: b"b"})
+    history = search(ring, RARE)
+    assert [batch.stamp.derived for batch, _ in batches_of(history)] == [True, False] * 3
+    offsets = [row[0] for row in selected(history, RARE, 0, 900)]
+    assert offsets == sorted(offsets)
+    assert len(offsets) == 3 * (4 + 100)
+
+
+def test_spots_cost_at_most_a_hundredth_of_their_batch(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    subjects = ["common"] * 50 + [f"rare.{n}" for n in range(50)]
+    size = put(ring, 1, *[b"x" * 300] * 100, subject=subjects).stamps[0]
+    spots = ring._reader._segments()[-1].live.spots(1)  # type: ignore[union-attr]
+    assert spots is not None
+    held = spots.by_header(lambda keys, fields: True)
+    assert 0 < sum(len(rows) for _, rows in held) <= 33_000 // BATCH_BYTES_A_SPOT
+    assert SPOT.itemsize * 100 == BATCH_BYTES_A_SPOT
+    assert size
+
+
+HEADERS: list[tuple[str | list[str], dict[str, str]]] = [
+    ("common", {}),
+    ("common", {"f": "1"}),
+    ("rare", {}),
+    (["rare", "common"], {"f": "2"}),
+    (["other", "rare"], {}),
+    ("other.rare", {"f": "1", "g": ""}),
+    ("other", {"g": "x"}),
+]
+PATTERNS: list[Any] = [
+    RARE,
+    ["topic", "common"],
+    ["topic", "other.#"],
+    ["topic", "*"],
+    ["prefix", "o"],
+    ["regex", "ra.*|other"],
+    ["fields", "all", [["f", "1"]]],
+    ["fields", "any", [["g"], ["f", "2"]]],
+    ["and", RARE, ["fields", "all", [["f", "2"]]]],
+    ["or", RARE, ["topic", "other"]],
+    ["not", ["topic", "common"]],
+    ["not", ["fields", "all", [["f"]]]],
+]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_search_finds_what_reading_everything_does(place: Place, seed: int) -> None:
+    chance = random.Random(seed)
+    ring, _ = place.open(SETTINGS)
+    for step in range(60):
+        count = chance.choice([1, 5, 80, 120])
+        weights = [chance.choice([0, 0, 1, 1, 60]) for _ in HEADERS]
+        weights[0] += 1
+        rows = chance.choices(HEADERS, weights, k=count)
+        options: dict[str, Any] = {"subject": [keys for keys, _ in rows]}
+        if chance.random() < 0.7:
+            options["fields"] = [fields for _, fields in rows]
+        if chance.random() < 0.5:
+            options["client_time_ms"] = [chance.choice([None, 5, 50, 500]) for _ in rows]
+        if chance.random() < 0.1:
+            options["expires_ms"] = 1 << 50
+        put(ring, 1, *[chance.randbytes(chance.choice([0, 20, 150])) for _ in rows],
+            time_ms=1000 + step, **options)  # fmt: skip
+        if chance.random() < 0.1:
+            put(ring, 2, b"between")
+        if chance.random() < 0.2:
+            ring.sync()
+            tidy(ring)
+        if chance.random() < 0.03:
+            ring.sync()
+            if chance.random() < 0.5:
+                ring.close()
+            ring, _ = place.open(SETTINGS)
+    tail = ring.next_offset(1)
+    whole = ring.read(1, 0, tail, 1 << 40)
+    for pattern in PATTERNS:
+        first, end = sorted(chance.randrange(tail + 1) for _ in range(2))
+        window = chance.choice([None, (5, 50), (50, 501)])
+        expected = [
+            row for row in selected(whole, pattern, first, end)
+            if window is None or (row[3] is not None and window[0] <= row[3] < window[1])
+        ]  # fmt: skip
+        found, position = [], first
+        while position < end:
+            size = chance.choice([1, 300, 5000, 1 << 30])
+            history = search(ring, pattern, position, end, size, window)
+            assert not history.gaps
+            assert history.next > position
+            found += selected(history, pattern, position, end)
+            position = history.next
+        if window is not None:
+            found = [row for row in found if row[3] is not None and window[0] <= row[3] < window[1]]
+        assert found == expected, (pattern, window)
+
+
+def test_contents_that_are_no_contents_have_no_rare_rows() -> None:
+    from malamute_py.journal.spots import find_spots
+
+    assert find_spots(b"short", 0, 101, 0, 0, 0) is None
+
+
+def test_a_row_keeps_what_it_had_when_it_is_cut_from_its_batch(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    for number in range(3):
+        large(ring, {50: b"rare"}, time_ms=2000 + number)
+    ((batch, _),) = batches_of(search(ring, RARE))
+    assert Content(batch.content.view).append_times is not None
+    assert [record.id for record in batch] == sorted(record.id for record in batch)
+    times: Any = batch.to_arrow()["append_time"]
+    assert times.cast("int64").to_pylist() == [2000, 2001, 2002]
