@@ -20,7 +20,8 @@ from pathlib import Path
 from perf.peers.peer import Column, Server, answers, free_port, running
 
 NATIVE = Path(__file__).parents[1] / "native" / "build"
-PYTHON = (sys.executable, "-m", "perf.peers.clients.rabbitmq_driver")
+AMQP = (sys.executable, "-m", "perf.peers.clients.rabbitmq_driver")
+STREAMS = (sys.executable, "-m", "perf.peers.clients.rabbitmq_stream_driver")
 SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 CLASSIC = frozenset(
@@ -83,9 +84,9 @@ class RabbitMQ:
     def columns(self) -> Sequence[Column]:
         columns = []
         if importlib.util.find_spec("pika"):
-            columns += [self._column(mode, "python", PYTHON) for mode in ("classic", "quorum")]
+            columns += [self._column(mode, "python", AMQP) for mode in ("classic", "quorum")]
         if importlib.util.find_spec("rstream"):
-            columns.append(self._column("stream", "python", PYTHON))
+            columns.append(self._column("stream", "python", STREAMS))
         if (NATIVE / "amqp_driver").exists():
             command = (str(NATIVE / "amqp_driver"),)
             columns += [self._column(mode, "native", command) for mode in ("classic", "quorum")]

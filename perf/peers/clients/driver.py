@@ -492,6 +492,35 @@ class Requests:
         )
 
 
+class Window:
+    """What a publisher has sent and what of it is confirmed; at most `size` is out."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.sent = self.confirmed = 0
+        self._moved = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        return self.sent - self.confirmed >= self.size
+
+    def confirm(self, count: int) -> None:
+        self.confirmed += count
+        if self.sent - self.confirmed <= self.size // 2:
+            self._moved.set()
+
+    async def room(self) -> None:
+        """Wait, when it is full, until half of it is free again."""
+        while self.full:
+            self._moved.clear()
+            await self._moved.wait()
+
+    async def all(self) -> None:
+        while self.confirmed < self.sent:
+            self._moved.clear()
+            await self._moved.wait()
+
+
 class Middle:
     """The pause that a fill makes after half of its records, for a replay from a time on."""
 

@@ -118,15 +118,13 @@ async def _send_core(client: Client, options: Options, given: Iterator[list[byte
     return sent
 
 
-class _Acks:
-    """One inbox for the acknowledgements of all records; at most `window` are out."""
+class _Acks(driver.Window):
+    """One inbox for the acknowledgements of all records."""
 
     def __init__(self, client: Client, options: Options) -> None:
+        super().__init__(options.window)
         self.client = client
-        self.window = options.window
         self.inbox = client.new_inbox()
-        self.sent = self.acked = 0
-        self.moved = asyncio.Event()
 
     async def open(self) -> None:
         await self.client.subscribe(
@@ -136,20 +134,7 @@ class _Acks:
     async def _take(self, message: Msg) -> None:
         if b'"error"' in message.data or message.headers:
             raise driver.DriverFailed(f"refused: {message.data!r} {message.headers}")
-        self.acked += 1
-        if self.sent - self.acked <= self.window // 2:
-            self.moved.set()
-
-    async def room(self) -> None:
-        """Wait until half of the window is free again when it is full."""
-        while self.sent - self.acked >= self.window:
-            self.moved.clear()
-            await self.moved.wait()
-
-    async def all(self) -> None:
-        while self.acked < self.sent:
-            self.moved.clear()
-            await self.moved.wait()
+        self.confirm(1)
 
 
 async def _send_stream(
@@ -164,7 +149,7 @@ async def _send_stream(
     for burst in given:
         names = subjects.of_burst(acks.sent, len(burst))
         for subject, body in zip(names, burst, strict=True):
-            if acks.sent - acks.acked >= acks.window:
+            if acks.full:
                 await acks.room()
             acks.sent += 1
             await publish(subject, body, inbox)
@@ -172,7 +157,7 @@ async def _send_stream(
             await acks.all()
             middle.pause(acks.sent)
     await acks.all()
-    return acks.acked
+    return acks.confirmed
 
 
 async def publish(options: Options) -> None:

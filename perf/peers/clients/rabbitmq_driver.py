@@ -1,8 +1,7 @@
-"""A RabbitMQ client: pika in uvloop over AMQP, rstream over the stream protocol.
+"""A RabbitMQ client over AMQP: pika in uvloop.
 
 Of the AMQP clients pika was the fastest (140 B: 83,000/s published and 102,000/s consumed;
-py-amqp 70,000 and 71,000, aiormq, which aio-pika stands on, 60,000 and 38,000). rstream reads
-its socket 256 bytes at a time: it is given a buffer of 1 MiB.
+py-amqp 70,000 and 71,000, aiormq, which aio-pika stands on, 60,000 and 38,000).
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ import os
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pika
-import rstream
-import rstream.connection
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 from pika.spec import PERSISTENT_DELIVERY_MODE, TRANSIENT_DELIVERY_MODE, Basic
@@ -26,15 +23,10 @@ from pika.spec import PERSISTENT_DELIVERY_MODE, TRANSIENT_DELIVERY_MODE, Basic
 from perf.peers.clients import driver
 from perf.peers.clients.driver import Check, Clock, DriverFailed, Options, Subjects, say, word
 
-AMQP_CLIENT = f"pika {importlib.metadata.version('pika')}"
-STREAM_CLIENT = f"rstream {importlib.metadata.version('rstream')}"
+CLIENT = f"pika {importlib.metadata.version('pika')}"
 PREFETCH = 2000
 ACK_EVERY = 500
 """Deliveries that one acknowledgement covers, unless the work is a queue of single messages."""
-STREAM_BATCH = 500
-"""Records of one publish frame."""
-STREAM_CREDIT = 50
-"""Chunks that the server may send ahead."""
 TURN = 200
 """Publishes between two turns of the event loop."""
 
@@ -43,9 +35,6 @@ def _fail(*why: object) -> None:
     """Failures of callbacks end in logs otherwise, and the run goes on."""
     print(*why, file=sys.stderr, flush=True)
     os._exit(1)
-
-
-# --- AMQP -----------------------------------------------------------------------------------
 
 
 class Amqp:
@@ -158,13 +147,8 @@ async def consume(
     await amqp.call(channel.basic_consume, queue, hear_and_ack)
 
 
-class _Confirms:
-    """Publisher confirms, counted; at most `window` are out."""
-
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self.sent = self.confirmed = 0
-        self.moved = asyncio.Event()
+class _Confirms(driver.Window):
+    """Publisher confirms, counted."""
 
     async def open(self, amqp: Amqp) -> None:
         await amqp.call(amqp.channel.confirm_delivery, self._take)
@@ -173,24 +157,9 @@ class _Confirms:
         if isinstance(frame.method, Basic.Nack):
             _fail("a publish was refused:", frame)
         if frame.method.multiple:
-            self.confirmed = frame.method.delivery_tag
+            self.confirm(frame.method.delivery_tag - self.confirmed)
         else:
-            self.confirmed += 1
-        self.wake()
-
-    def wake(self) -> None:
-        if self.sent - self.confirmed <= self.window // 2:
-            self.moved.set()
-
-    async def room(self) -> None:
-        while self.sent - self.confirmed >= self.window:
-            self.moved.clear()
-            await self.moved.wait()
-
-    async def all(self) -> None:
-        while self.confirmed < self.sent:
-            self.moved.clear()
-            await self.moved.wait()
+            self.confirm(1)
 
 
 def _properties(options: Options) -> pika.BasicProperties:
@@ -198,7 +167,7 @@ def _properties(options: Options) -> pika.BasicProperties:
     return pika.BasicProperties(delivery_mode=mode)
 
 
-async def _publish_amqp(options: Options) -> None:
+async def publish(options: Options) -> None:
     amqp = await Amqp.connect(options)
     await declare_exchange(amqp, options)
     confirms = _Confirms(options.window)
@@ -208,13 +177,13 @@ async def _publish_amqp(options: Options) -> None:
     subjects = Subjects(options)
     properties = _properties(options)
     publish, exchange = amqp.channel.basic_publish, options.subject
-    say(ready=True, client=AMQP_CLIENT)
+    say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
     for burst in given:
         names = subjects.of_burst(confirms.sent, len(burst))
         for subject, body in zip(names, burst, strict=True):
-            if _quorum(options) and confirms.sent - confirms.confirmed >= confirms.window:
+            if _quorum(options) and confirms.full:
                 await confirms.room()
             confirms.sent += 1
             publish(exchange, subject, body, properties)
@@ -230,7 +199,7 @@ async def _publish_amqp(options: Options) -> None:
     await word()
 
 
-async def _subscribe_amqp(options: Options) -> None:
+async def subscribe(options: Options) -> None:
     checks = driver.checks_of(options)
     opened = []
     for number, check in enumerate(checks):
@@ -239,7 +208,7 @@ async def _subscribe_amqp(options: Options) -> None:
         await declare_exchange(amqp, options)
         await declare_queue(amqp, options, queue_of(options, number))
         await consume(amqp, options, queue_of(options, number), _taking(check))
-    say(ready=True, client=AMQP_CLIENT)
+    say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
     await driver.all_done(checks, options.idle_s)
@@ -292,7 +261,7 @@ async def request(options: Options) -> None:
         send_next()
 
     await amqp.call(channel.basic_consume, "amq.rabbitmq.reply-to", hear, auto_ack=True)
-    say(ready=True, client=AMQP_CLIENT)
+    say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
     for _ in range(options.flight):
@@ -314,20 +283,20 @@ async def respond(options: Options) -> None:
 
         await amqp.call(amqp.channel.basic_consume, options.subject, echo, auto_ack=True)
     clock = Clock()
-    say(ready=True, client=AMQP_CLIENT)
+    say(ready=True, client=CLIENT)
     await word()
     say(cpu_s=clock.cpu_s())
     await word()
 
 
-async def _pace_amqp(options: Options) -> None:
+async def pace(options: Options) -> None:
     amqp = await Amqp.connect(options)
     await declare_exchange(amqp, options)
     confirms = _Confirms(options.window)
     if _quorum(options):
         await confirms.open(amqp)
     properties = _properties(options)
-    say(ready=True, client=AMQP_CLIENT)
+    say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
     async for number in driver.ticks(options):
@@ -340,13 +309,13 @@ async def _pace_amqp(options: Options) -> None:
     await word()
 
 
-async def _listen_amqp(options: Options) -> None:
+async def listen(options: Options) -> None:
     amqp = await Amqp.connect(options)
     await declare_exchange(amqp, options)
     await declare_queue(amqp, options, queue_of(options))
     heard, over = driver.Listen(options), asyncio.Event()
     await consume(amqp, options, queue_of(options), _hearing(heard, over))
-    say(ready=True, client=AMQP_CLIENT)
+    say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
     await over.wait()
@@ -366,176 +335,11 @@ def _hearing(heard: driver.Listen, over: asyncio.Event) -> Callable[[bytes], obj
     return take
 
 
-# --- the stream protocol --------------------------------------------------------------------
-
-
-def _place(options: Options) -> dict[str, Any]:
-    place = urllib.parse.urlsplit(options.url)
-    port = urllib.parse.parse_qs(place.query)["stream"][0]
-    rstream.connection.CHUNK_SIZE = 1 << 20
-    return {
-        "host": place.hostname,
-        "port": int(port),
-        "username": place.username,
-        "password": place.password,
-        "heartbeat": 0,
-    }
-
-
-class _StreamConfirms(_Confirms):
-    def take(self, status: rstream.ConfirmationStatus) -> None:
-        if not status.is_confirmed:
-            _fail("a publish was refused:", status)
-        self.confirmed += 1
-        self.wake()
-
-
-async def _publish_stream(options: Options) -> None:
-    producer = rstream.Producer(**_place(options))
-    await producer.start()
-    await producer.create_stream(options.subject, exists_ok=True)
-    confirms = _StreamConfirms(options.window)
-    given = driver.bodies(options)
-    middle = driver.Middle(options)
-    size = min(STREAM_BATCH, options.window)
-    if options.form == "single":
-        size = 1
-    say(ready=True, client=STREAM_CLIENT)
-    await word()
-    clock = Clock()
-    for batch in _pieces(given, size):
-        await confirms.room()
-        confirms.sent += len(batch)
-        await producer.send_batch(options.subject, batch, on_publish_confirm=confirms.take)
-        if middle.due(confirms.sent):
-            await confirms.all()
-            middle.pause(confirms.sent)
-    await confirms.all()
-    driver.say_published(clock, confirms.confirmed, middle)
-    await word()
-
-
-def _pieces(given: Iterator[list[bytes]], most: int) -> Iterator[list[bytes]]:
-    for burst in given:
-        for at in range(0, len(burst), most):
-            yield burst[at : at + most]
-
-
-async def _read_stream(
-    options: Options, take: Callable[[bytes], object], create: bool = True
-) -> rstream.Consumer:
-    """Subscribe from where `start` and `select` say; a time begins at the chunk that holds it."""
-    consumer = rstream.Consumer(**_place(options))
-    await consumer.start()
-    if create:
-        await consumer.create_stream(options.subject, exists_ok=True)
-    place, offset = rstream.OffsetType.NEXT, None
-    if options.select == "time":
-        place, offset = rstream.OffsetType.TIMESTAMP, options.from_ns // 1_000_000
-    elif options.start == "first":
-        place = rstream.OffsetType.FIRST
-
-    def hear(body: Any, _: rstream.MessageContext) -> None:
-        take(body)
-
-    await consumer.subscribe(
-        options.subject,
-        hear,
-        offset_specification=rstream.ConsumerOffsetSpecification(place, offset),
-        initial_credit=STREAM_CREDIT,
-    )
-    return consumer
-
-
-async def _subscribe_stream(options: Options) -> None:
-    checks = driver.checks_of(options)
-    consumers = [await _read_stream(options, _taking(check)) for check in checks]
-    say(ready=True, client=STREAM_CLIENT)
-    await word()
-    clock = Clock()
-    await driver.all_done(checks, options.idle_s)
-    driver.say_received(checks, clock)
-    await word()
-    await consumers[0].delete_stream(options.subject, missing_ok=True)
-
-
-async def replay(options: Options) -> None:
-    check = Check(options, driver.selected(options))
-    take = _taking(check)
-    if options.select == "time":
-        everything, begun = take, False
-
-        def take(body: bytes) -> None:
-            nonlocal begun
-            begun = begun or int.from_bytes(body[:8], "little") >= options.first
-            if begun:
-                everything(body)
-
-    say(ready=True, client=STREAM_CLIENT)
-    await word()
-    clock = Clock()
-    await _read_stream(options, take, create=False)
-    await driver.all_done([check], options.idle_s)
-    check.begun_ns = clock.begun_ns
-    driver.say_received([check], clock)
-    await word()
-
-
-async def _pace_stream(options: Options) -> None:
-    producer = rstream.Producer(**_place(options))
-    await producer.start()
-    await producer.create_stream(options.subject, exists_ok=True)
-    confirms = _StreamConfirms(options.window)
-    say(ready=True, client=STREAM_CLIENT)
-    await word()
-    clock = Clock()
-    async for number in driver.ticks(options):
-        body = driver.stamped(options.producer, number, options.size)
-        confirms.sent += 1
-        await producer.send_batch(options.subject, [body], on_publish_confirm=confirms.take)
-    await confirms.all()
-    driver.say_paced(clock)
-    await word()
-
-
-async def _listen_stream(options: Options) -> None:
-    heard, over = driver.Listen(options), asyncio.Event()
-    consumer = await _read_stream(options, _hearing(heard, over))
-    say(ready=True, client=STREAM_CLIENT)
-    await word()
-    clock = Clock()
-    await over.wait()
-    heard.tell(clock)
-    await word()
-    await consumer.delete_stream(options.subject, missing_ok=True)
-
-
-# --- the roles ------------------------------------------------------------------------------
-
-
-async def publish(options: Options) -> None:
-    await (_publish_stream if options.mode == "stream" else _publish_amqp)(options)
-
-
-async def subscribe(options: Options) -> None:
-    await (_subscribe_stream if options.mode == "stream" else _subscribe_amqp)(options)
-
-
-async def pace(options: Options) -> None:
-    await (_pace_stream if options.mode == "stream" else _pace_amqp)(options)
-
-
-async def listen(options: Options) -> None:
-    await (_listen_stream if options.mode == "stream" else _listen_amqp)(options)
-
-
 if __name__ == "__main__":
     driver.play(
         {
             "publish": publish,
-            "fill": publish,
             "subscribe": subscribe,
-            "replay": replay,
             "request": request,
             "respond": respond,
             "pace": pace,

@@ -30,7 +30,7 @@ from perf.peers.clients import driver
 from perf.peers.clients.driver import Check, Clock, DriverFailed, Options, Subjects, await_word, say
 
 CLIENT = f"hiredis-py {importlib.metadata.version('hiredis')}"
-READ_BYTES = 1 << 20
+READ_BYTES = 32 << 10
 READ_RECORDS = 10_000
 """COUNT of an XREAD."""
 HAND_OVER = 256
