@@ -54,9 +54,9 @@ demo: $(DEMO_STAMP) ## a year of real flights through the broker, checked agains
 simulate: $(DEV_STAMP) ## run the deterministic simulator: SEED=7, or none for a new one
 	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-perf: $(DEV_STAMP) ## measure on this machine: all of perf/, or one with PROGRAM=name
-	@set -e; for program in $(or $(PROGRAM),$(patsubst perf/%.py,%,$(wildcard perf/[a-z]*.py))); do \
-	    echo "== $$program"; $(PY) -m perf.$$program $(ARGS); done
+perf: $(DEV_STAMP) ## measure beside the other brokers installed here (ARGS="--quick"), or Spark with PROGRAM=spark
+	@$(MAKE) -s -C perf/native || echo "the native clients that did not build are left out"
+	$(PY) -m perf$(if $(PROGRAM),.$(PROGRAM)) $(ARGS)
 
 clean: ## remove what these targets made, the broker's data excepted
 	rm -rf $(VENV) $(NODE)/node_modules .mypy_cache .pytest_cache .ruff_cache .import_linter_cache \

@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from perf.suite import limits, report
 from perf.suite.compare import compare
 from perf.suite.machine import InMemory, commit_of, disk_of, machine
 from perf.suite.recording import Plan, Recording, now
-from perf.suite.results import Results, Unreadable, load, save
+from perf.suite.results import Results, Unreadable, load, placeless, save
 from perf.suite.roles import ROOT, kill_all
 from perf.suite.screen import Screen, span
 from perf.suite.works import QUICK, WORKS, selected
@@ -72,8 +73,6 @@ def load_curves() -> dict[str, Any]:
 
 
 def wanted(patterns: Sequence[str], section: str, name: str) -> bool:
-    from fnmatch import fnmatchcase
-
     return not patterns or any(
         pattern == section or fnmatchcase(f"{section}/{name}", pattern) for pattern in patterns
     )
@@ -111,8 +110,6 @@ def make_plan(options: argparse.Namespace, peers: dict[str, Peer]) -> Plan:
         works = [work for work in WORKS if work.name in QUICK]
     columns = [column for peer in peers.values() for column in peer.columns()]
     if options.columns:
-        from fnmatch import fnmatchcase
-
         columns = [
             column
             for column in columns
@@ -151,8 +148,8 @@ def begin(options: argparse.Namespace, out: Path, plan: Plan) -> Results:
             )
         results.ended = ""
         return results
-    command = "python -m perf " + " ".join(sys.argv[1:])
-    return Results(here, commit, command.strip(), now(), runs=plan.runs)
+    command = placeless(" ".join(["python -m perf", *sys.argv[1:]]))
+    return Results(here, commit, command, now(), runs=plan.runs)
 
 
 def record(options: argparse.Namespace) -> int:
@@ -173,7 +170,7 @@ def record(options: argparse.Namespace) -> int:
         results = begin(options, out, plan)
     except (InMemory, Unreadable) as error:
         raise SystemExit(str(error)) from None
-    results.left_out = left_out
+    results.left_out = {name: placeless(why) for name, why in left_out.items()}
     results.versions = {name: peer.versions() for name, peer in peers.items()}
     with (
         Screen(plan) as screen,

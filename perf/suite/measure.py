@@ -293,8 +293,8 @@ class Measure:
             select=select,
             rare=filled.rare,
             seed=SEED,
-            first=filled.middle,
-            from_ns=filled.middle_ns,
+            first=filled.middle if select == "time" else 0,
+            from_ns=filled.middle_ns if select == "time" else 0,
         )
         with playing(reader):
             _ready(bench, reader)

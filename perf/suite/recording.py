@@ -18,7 +18,16 @@ import msgspec
 
 from perf.peers.peer import Column, Peer, Server, ServerFailed
 from perf.suite.measure import HALF_MOST, SINGLE, Bench, Left, Measure, NotVerified
-from perf.suite.results import ColumnFacts, Measured, Results, Run, WorkFacts, save
+from perf.suite.results import (
+    ColumnFacts,
+    Measured,
+    Results,
+    Run,
+    WorkFacts,
+    placeless,
+    rounded,
+    save,
+)
 from perf.suite.roles import RoleFailed
 from perf.suite.works import OURS, RUN_S, Work
 
@@ -126,6 +135,8 @@ class Recording:
                     continue
                 self._listener.begins(work, run, column)
                 outcome = self._one(work, run, column)
+                outcome.figures = rounded(outcome.figures)
+                outcome.error = placeless(outcome.error)
                 self._kept(work, column).runs.append(outcome)
                 self._results.seconds += self._clock() - since
                 since = self._clock()
@@ -147,7 +158,7 @@ class Recording:
                         label=column.label,
                         persistent=column.persistent,
                         synced=column.synced,
-                        note=column.note,
+                        note=placeless(column.note),
                     )
                 )
         for work in self._plan.works:
@@ -255,7 +266,7 @@ class Recording:
             facts,
             server_version=bench.running.version,
             client_version=bench.client_version.get(column.name, ""),
-            settings=bench.running.settings,
+            settings=tuple(map(placeless, bench.running.settings)),
         )
 
     # --- servers ---------------------------------------------------------------------------

@@ -8,6 +8,7 @@ is kept with its reason and never has a figure.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ from perf.suite.machine import Commit, Machine
 from perf.suite.summary import median, spread
 
 SCHEMA = 1
+
+
+_FOLDERS = re.compile(r"(?<![\w.}\-:/])(?:/[\w.\-]+)+/(?=[\w.\-])")
+DIGITS = 6
+"""Of a figure: more say nothing, and the file is committed."""
 
 
 class Unreadable(Exception):
@@ -153,6 +159,15 @@ class Results(msgspec.Struct):
         """The median of a figure, None when there is none."""
         measured = self.of(work, column)
         return None if measured is None else measured.median(figure)
+
+
+def placeless(text: str) -> str:
+    """Return a text without the folders of this machine: what is kept is read elsewhere."""
+    return _FOLDERS.sub("", text)
+
+
+def rounded(figures: dict[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.{DIGITS}g}") for name, value in figures.items()}
 
 
 def load(path: Path) -> Results:

@@ -1,0 +1,102 @@
+"""What a person reads of a recording made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perf.suite.plots import Drawn, short
+from perf.suite.report import make, number, text
+from tests.perf.recorded import recording
+
+
+@pytest.fixture
+def words() -> str:
+    return text(recording(), Drawn())
+
+
+def test_the_report_tells_where_when_and_by_what_it_was_made(words: str) -> None:
+    for fact in ("`python -m perf`", "`0123456789ab`", "2026-01-01", "ext4", "a processor"):
+        assert fact in words
+
+
+def test_a_recording_that_was_interrupted_says_so() -> None:
+    results = recording()
+    results.ended = ""
+    assert "not complete" in text(results, Drawn())
+
+
+def test_a_peer_that_was_left_out_is_told_with_its_word(words: str) -> None:
+    assert "redis-server is not installed" in words
+
+
+def test_targets_stand_at_the_top_reached_or_not(words: str) -> None:
+    assert words.index("## Targets") < words.index("## One to one")
+    row = next(line for line in words.splitlines() if "which keeps nothing" in line)
+    assert "700 MB/s" in row
+    assert "| reached |" in row
+    row = next(line for line in words.splitlines() if "p99" in line and "Python client" in line)
+    assert "**not reached**" in row
+
+
+def test_columns_are_apart_by_what_a_confirm_promises(words: str) -> None:
+    synced = words.index("survives a loss of power")
+    nothing = words.index("promises nothing")
+    assert synced < words.index("| malamute synced, python | 5.00 M") < nothing
+    assert nothing < words.index("| nats core, native | 4.00 M")
+
+
+def test_runs_that_lie_apart_are_shown_to(words: str) -> None:
+    assert "5.00 M (±20%)" in words
+    assert "4.00 M |" in words
+
+
+def test_a_failure_is_told_with_its_reason_and_has_no_figure(words: str) -> None:
+    assert "| nats jetstream, native | failed |" in words
+    assert "1 of 1 runs: publish ended with status 1: ... no such stream" in words
+
+
+def test_ours_is_shown_as_a_multiple_of_the_others(words: str) -> None:
+    assert "| nats core, native | 1.25 |" in words
+
+
+def test_curves_are_shown_with_their_slope(words: str) -> None:
+    assert "| cost, us | 2.00 at 1 | 2.20 at 1,000 | 0.02 | 0.01 |" in words
+
+
+@pytest.mark.parametrize(
+    ("value", "figure", "shown"),
+    [
+        (5.034e6, "records_s", "5.03 M"),
+        (51_400.0, "records_s", "51 k"),
+        (956.4, "records_s", "956"),
+        (0.4512, "server_cpu_us", "0.45"),
+        (12.34, "p50_us", "12.3"),
+        (703.4, "mb_s", "703"),
+        (None, "mb_s", ""),
+    ],
+)
+def test_figures_have_three_digits(value: float | None, figure: str, shown: str) -> None:
+    assert number(value, figure) == shown
+
+
+def test_bars_have_short_figures() -> None:
+    assert [short(value) for value in (17.6e6, 999.0, 1234.0, 0.5)] == [
+        "17.6 M", "999", "1.23 k", "0.5",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_plots_are_small_and_the_same_each_time(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    for folder in (first, second):
+        folder.mkdir()
+        make(recording(), folder / "results.json")
+    names = sorted(path.name for path in first.glob("*.svg"))
+    assert names == ["curve-streams.svg", "latency.svg", "one-to-one.svg"]
+    report = (first / "report.md").read_text()
+    for name in names:
+        assert f"({name})" in report
+        assert (first / name).stat().st_size < 100_000
+        assert (first / name).read_bytes() == (second / name).read_bytes()
