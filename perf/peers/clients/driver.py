@@ -16,7 +16,15 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import msgspec
@@ -108,20 +116,25 @@ def play(parts: Mapping[str, Part], *, fast_loop: bool = True) -> None:
         part(options)
         return
 
-    async def run() -> None:
+    async def playing() -> None:
         done = part(options)
         assert done is not None
         await done
 
+    run(playing(), fast_loop=fast_loop)
+
+
+def run(coroutine: Coroutine[Any, Any, None], *, fast_loop: bool = True) -> None:
+    """Run it to its end, in uvloop where it is installed and wanted."""
     if fast_loop:
         try:
             import uvloop
         except ImportError:
             pass
         else:
-            uvloop.run(run())
+            uvloop.run(coroutine)
             return
-    asyncio.run(run())
+    asyncio.run(coroutine)
 
 
 class Clock:

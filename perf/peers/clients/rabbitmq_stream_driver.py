@@ -1,7 +1,9 @@
 """A RabbitMQ client over the stream protocol: rstream in uvloop.
 
-Records go out in publish frames of many, as its documentation says is fastest. It reads its
-socket 256 bytes at a time: here it is given a buffer of 1 MiB.
+Records go out by `send_batch`, publish frames of many, as its documentation says is fastest;
+sub-entries of 100 were no faster (608,000/s against 605,000; read 1.60 M/s against 1.53 M),
+and wait for a timer of half a second. It reads its socket 256 bytes at a time: here it is
+given a buffer of 1 MiB.
 """
 
 from __future__ import annotations
