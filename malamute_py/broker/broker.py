@@ -57,7 +57,7 @@ from malamute_py.broker.steps import Steps
 from malamute_py.broker.streams import Settlement, Stream
 from malamute_py.broker.subscriptions import Subscriptions
 from malamute_py.changelog.records import Change, ProducerOpened, ProducersForgotten, StreamRemoved
-from malamute_py.changelog.snapshots import Snapshot, encode_snapshot
+from malamute_py.changelog.snapshots import PackedSnapshot, encode_snapshot
 from malamute_py.changelog.tables import Tables
 
 NUMBERS: Final[dict[type[Command], int]] = {
@@ -656,12 +656,13 @@ class Broker:
         The tables go into ring main, the sequences in a stream into the stream's own ring:
         a small ring must not carry what the others hold. Without a ring: all of it.
         """
-        tables = self._catalogue.tables
-        here = {row.number for row in tables.streams.values() if ring in ("", row.ring)}
-        sequences = list(self._producers.sequences(here, self._shard.settings.snapshot_batches_max))
+        runs_max = self._shard.settings.snapshot_batches_max
+        here = self._catalogue.numbers_in(ring)
+        sequences = list(self._producers.sequences(here, runs_max))
         if ring not in ("", MAIN):
-            return encode_snapshot(Snapshot(Tables(), 0, sequences)) if sequences else []
-        return encode_snapshot(Snapshot(tables, self._steps.change_next, sequences))
+            return encode_snapshot(PackedSnapshot(Tables(), 0, sequences)) if sequences else []
+        tables = self._catalogue.tables
+        return encode_snapshot(PackedSnapshot(tables, self._steps.change_next, sequences))
 
 
 def _mail_next(state: RecoveredState, epoch: int) -> int:

@@ -8,7 +8,7 @@ a bound. Source: DESIGN.md, sections 6 and 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from malamute_protocol.address import name_fault
@@ -72,6 +72,13 @@ class Catalogue:
         """The stream of this number."""
         return self._numbers.get(number)
 
+    def numbers_in(self, ring: str) -> Collection[int]:
+        """The numbers of the streams that live in a ring; "": of all."""
+        if not ring:
+            return self._numbers
+        state = self.rings.get(ring)
+        return () if state is None else state.numbers
+
     def names_after(self, after: str, prefix: str) -> Iterable[str]:
         """Names in order that begin with `prefix`, from the one after `after`."""
         from bisect import bisect_left, bisect_right
@@ -112,6 +119,7 @@ class Catalogue:
             base = self._shard.epoch << EPOCH_SHIFT
             stream.first = stream.next = stream.visible_next = stream.lost_before = base
             stream.handed = stream.trim_asked = base
+        ring.numbers.add(row.number)
         self._numbers[row.number] = stream
         self._names[row.name] = stream
         self._sorted = None
@@ -288,6 +296,7 @@ class Catalogue:
 
     def _remove(self, stream: Stream, end_lsn: int) -> None:
         stream.removed = True
+        stream.ring.numbers.discard(stream.number)
         if self._names.get(stream.name) is stream:
             del self._names[stream.name]
         self._sorted = None

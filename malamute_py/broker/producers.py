@@ -10,10 +10,15 @@ what snapshot and journal say. Source: DESIGN.md, section 7.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from malamute_py.changelog.snapshots import ProducerFact, Sequence64
+from malamute_py.changelog.snapshots import (
+    PackedSequence,
+    ProducerFact,
+    Sequence64,
+    pack_sequence,
+)
 
 if TYPE_CHECKING:
     from malamute_py.broker.publishing import Pending
@@ -33,7 +38,7 @@ FORGOTTEN = Original(-1, 0)
 class ProducerStream:
     """One producer in one stream."""
 
-    __slots__ = ("epoch", "next", "next_taken", "runs", "under_way")
+    __slots__ = ("epoch", "next", "next_taken", "packed", "runs", "under_way")
 
     def __init__(self, epoch: int, next: int = 0) -> None:
         self.epoch = epoch
@@ -45,10 +50,14 @@ class ProducerStream:
         """(first sequence, offset, append time, count): neighbours in both are one run."""
         self.under_way: dict[int, Pending] = {}
         """By first sequence."""
+        self.packed: PackedSequence | None = None
+        """As snapshots have it; None after any change. Each segment begins with one, and with
+        10,000 producers packing all of them anew took 68 ms (*6 MB, all of them at rest)."""
 
     def appended(self, sequence: int, count: int, offset: int, time_ms: int, runs_max: int) -> None:
         """A batch is in the log."""
         self.under_way.pop(sequence, None)
+        self.packed = None
         self.next = sequence + count
         if self.next_taken < self.next:
             self.next_taken = self.next
@@ -93,6 +102,8 @@ class Producers:
 
     def __init__(self, log_epoch: int) -> None:
         self._table: dict[int, Producer] = {}
+        self._places: dict[int, dict[int, ProducerStream]] = {}
+        """Stream -> producer -> where it stands there: what a ring or a removal asks for."""
         self.places = 0
         """Streams of producers, all in all."""
         self._log_epoch = log_epoch
@@ -130,18 +141,33 @@ class Producers:
         for id in ids:
             producer = self._table.pop(id, None)
             if producer is not None:
-                self.places -= len(producer.streams)
+                for number in producer.streams:
+                    self._leave(number, id)
 
     def enter(self, producer: Producer, number: int) -> ProducerStream:
         """Where a producer stands in a stream; at sequence 0 when it was never there."""
         place = producer.streams.get(number)
-        if place is None:
-            self.places += 1
-        elif place.epoch == producer.epoch:
+        if place is not None and place.epoch == producer.epoch:
             return place
         # A new epoch of an id counts from 0 again.
-        place = producer.streams[number] = ProducerStream(producer.epoch)
+        place = ProducerStream(producer.epoch)
+        self._put(producer, number, place)
         return place
+
+    def _put(self, producer: Producer, number: int, place: ProducerStream) -> None:
+        """Have a producer stand there in a stream, wherever it stood before."""
+        if number not in producer.streams:
+            self.places += 1
+        producer.streams[number] = place
+        self._places.setdefault(number, {})[producer.id] = place
+
+    def _leave(self, number: int, id: int) -> None:
+        """A producer stands nowhere in a stream any more; its own table is the caller's."""
+        places = self._places[number]
+        del places[id]
+        if not places:
+            del self._places[number]
+        self.places -= 1
 
     def oldest(self, count: int) -> list[int]:
         """The ids that were longest unused."""
@@ -149,19 +175,26 @@ class Producers:
 
     def stream_removed(self, number: int) -> None:
         """Forget what every producer did in a stream."""
-        for producer in self._table.values():
-            if producer.streams.pop(number, None) is not None:
-                self.places -= 1
+        for id in self._places.pop(number, ()):
+            del self._table[id].streams[number]
+            self.places -= 1
 
     # --- over restarts ------------------------------------------------------------------
 
-    def sequences(self, streams: Set[int], runs_max: int) -> Iterator[Sequence64]:
-        """What is in the log of these streams, for a snapshot, with so many runs each."""
-        for producer in self._table.values():
-            for number, place in producer.streams.items():
-                if place.next and number in streams:
-                    runs = list(place.runs)[-runs_max:]
-                    yield Sequence64(producer.id, place.epoch, number, place.next, runs)
+    def sequences(self, streams: Iterable[int], runs_max: int) -> Iterator[PackedSequence]:
+        """What is in the log of these streams, for a snapshot, with so many runs each.
+
+        runs_max: the same at each call: what did not change since the last one is not packed anew.
+        """
+        for number in streams:
+            for id, place in self._places.get(number, {}).items():
+                if place.next:
+                    if place.packed is None:
+                        runs = list(place.runs)[-runs_max:]
+                        place.packed = pack_sequence(
+                            Sequence64(id, place.epoch, number, place.next, runs)
+                        )
+                    yield place.packed
 
     def restore(self, sequence: Sequence64) -> None:
         """Take up what a snapshot says, unless something newer is known."""
@@ -171,11 +204,9 @@ class Producers:
         known = producer.streams.get(sequence.stream)
         if known is not None and (known.epoch, known.next) >= (sequence.epoch, sequence.next):
             return
-        if known is None:
-            self.places += 1
         place = ProducerStream(sequence.epoch, sequence.next)
         place.runs.extend(sequence.runs)
-        producer.streams[sequence.stream] = place
+        self._put(producer, sequence.stream, place)
 
     def witness(self, fact: ProducerFact, runs_max: int) -> None:
         """Take up what a batch in the journal says, unless it is known."""
@@ -183,11 +214,9 @@ class Producers:
         if producer is None:
             return
         place = producer.streams.get(fact.stream)
-        if place is None:
-            self.places += 1
         if place is None or place.epoch < fact.producer_epoch:
             place = ProducerStream(fact.producer_epoch)
-            producer.streams[fact.stream] = place
+            self._put(producer, fact.stream, place)
         if place.epoch == fact.producer_epoch and fact.first_sequence >= place.next:
             place.appended(
                 fact.first_sequence, fact.count, fact.base_offset, fact.append_time_ms, runs_max

@@ -8,7 +8,7 @@ the subscriptions in them, never to all subscriptions. Source: DESIGN.md, sectio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -79,7 +79,7 @@ def _everyone(stream: Stream) -> Groups:
     return [group]
 
 
-def _enlist(group: Group, subscriptions: Sequence[Subscription]) -> None:
+def _enlist(group: Group, subscriptions: Iterable[Subscription]) -> None:
     for subscription in subscriptions:
         (group.durable if subscription.durable else group.live).append(subscription)
 

@@ -76,7 +76,9 @@ class Settled(msgspec.Struct, eq=False):
 class RingState:
     """What the core knows of one ring."""
 
-    __slots__ = ("awaited", "end_lsn", "failed", "memory", "name", "unsettled", "visible")
+    __slots__ = (
+        "awaited", "end_lsn", "failed", "memory", "name", "numbers", "unsettled", "visible",
+    )  # fmt: skip
 
     def __init__(self, name: str, memory: bool, facts: RingFacts | None) -> None:
         self.name = name
@@ -90,6 +92,8 @@ class RingState:
         """Up to here somebody waits for it to be visible; what is behind may be synced later."""
         self.failed: tuple[str, str] | None = None
         """Code and reason, once the ring takes nothing more."""
+        self.numbers: set[int] = set()
+        """Of the streams that live in it."""
 
 
 class Stream:
@@ -157,9 +161,10 @@ class Stream:
         self.subscriptions: set[Subscription] = set()
         self.durable = 0
         """How many of them see only what is visible."""
-        self.numbers: dict[int, list[Subscription]] = {}
-        """Pattern number -> its subscriptions, whether live or not."""
-        self.everyone: list[Subscription] = []
+        self.numbers: dict[int, dict[Subscription, None]] = {}
+        """Pattern number -> its subscriptions in their order, whether live or not. No lists: of
+        10,000 clients that leave together each would be looked for among all the others."""
+        self.everyone: dict[Subscription, None] = {}
         """Those whose pattern matches every header: the index is not asked about them."""
         self.groups: dict[HeaderTable | tuple[Any, ...], Groups] = {}
         """Who takes what of a batch with this header table; empty after any change."""

@@ -188,9 +188,9 @@ class Subscriptions:
         stream.subscriptions.add(sub)
         stream.durable += sub.durable
         if everything:
-            stream.everyone.append(sub)
+            stream.everyone[sub] = None
         else:
-            stream.numbers.setdefault(number, []).append(sub)
+            stream.numbers.setdefault(number, {})[sub] = None
         stream.regroup()
         if command.until == "tail":
             sub.stop = min(sub.stop, sub.tail)
@@ -312,10 +312,10 @@ class Subscriptions:
         stream.subscriptions.discard(sub)
         stream.durable -= sub.durable
         if sub.everything:
-            stream.everyone.remove(sub)
+            del stream.everyone[sub]
         else:
             same = stream.numbers[sub.pattern_number]
-            same.remove(sub)
+            del same[sub]
             if not same:
                 del stream.numbers[sub.pattern_number]
             stream.index.discard(sub.pattern_number)

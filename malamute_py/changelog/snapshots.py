@@ -8,6 +8,7 @@ queues are not among them: they have a checkpoint of their own. Source: DESIGN.m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -23,6 +24,10 @@ class Sequence64(msgspec.Struct, array_like=True):
     next: int
     runs: list[tuple[int, int, int, int]] = []
     """(first sequence, offset, append time, count) of remembered batches, oldest first."""
+
+
+PackedSequence: TypeAlias = msgspec.Raw
+"""A Sequence64 as its bytes in a snapshot: kept by whoever has it until it changes."""
 
 
 class ProducerFact(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -50,11 +55,24 @@ class Snapshot(msgspec.Struct):
     sequences: list[Sequence64]
 
 
+class PackedSnapshot(msgspec.Struct):
+    """A Snapshot whose sequences were packed one by one: what did not change is not packed anew."""
+
+    tables: Tables
+    change_next: int
+    sequences: list[PackedSequence]
+
+
 _SNAPSHOT = msgspec.msgpack.Decoder(Snapshot)
 _PIECE_BYTES = 1 << 20
 
 
-def encode_snapshot(snapshot: Snapshot) -> list[bytes]:
+def pack_sequence(sequence: Sequence64) -> PackedSequence:
+    """Its bytes in a snapshot."""
+    return msgspec.Raw(msgspec.msgpack.encode(sequence))
+
+
+def encode_snapshot(snapshot: Snapshot | PackedSnapshot) -> list[bytes]:
     """The snapshot as records of at most a mebibyte each."""
     data = msgspec.msgpack.encode(snapshot)
     return [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)]

@@ -1,0 +1,91 @@
+"""What work the core does must follow what happens, not how much there is beside it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from malamute_protocol import commands as wire
+from malamute_py.broker.producers import Producers
+from malamute_py.broker.subscriptions import Subscription
+from malamute_py.changelog.snapshots import Sequence64
+from tests.broker.shell import Shell
+
+
+def standing(streams: int, producers: int) -> Producers:
+    """So many producers, each of which wrote once to each of so many streams."""
+    table = Producers(1)
+    for id in range(1, producers + 1):
+        table.opened(id, "", 0)
+        producer = table.get(id)
+        assert producer is not None
+        for number in range(1, streams + 1):
+            table.enter(producer, number).appended(0, 1, id, 1_000 + id, 128)
+    return table
+
+
+def test_a_snapshot_packs_anew_only_the_producers_that_wrote_since_the_last_one() -> None:
+    producers = standing(streams=3, producers=50)
+    first = list(producers.sequences([1, 2, 3], 32))
+    assert len(first) == 150
+    busy = producers.get(7)
+    assert busy is not None
+    producers.enter(busy, 2).appended(1, 1, 900, 2_000, 128)
+    second = list(producers.sequences([1, 2, 3], 32))
+    kept = {id(packed) for packed in first}
+    changed = [packed for packed in second if id(packed) not in kept]
+    assert len(second) == 150
+    assert len(changed) == 1
+    now = Sequence64(7, 0, 2, 2, [(0, 7, 1_007, 1), (1, 900, 2_000, 1)])
+    assert bytes(changed[0]) == msgspec.msgpack.encode(now)
+
+
+def test_the_snapshot_of_a_ring_asks_for_its_own_streams_only() -> None:
+    shell = Shell()
+    shell.hello(1)
+    for name, settings in (("a", {}), ("b", {}), ("c", {"ring_bytes": 1 << 22})):
+        shell.send(1, wire.CreateStream(1, name, settings))
+    broker, own = shell.broker, shell.stream("c").ring.name
+    streams = {stream.name: stream.number for stream in broker._catalogue}
+    assert set(broker._catalogue.numbers_in("main")) == {streams["a"], streams["b"]}
+    assert list(broker._catalogue.numbers_in(own)) == [streams["c"]]
+    assert set(broker._catalogue.numbers_in("")) == set(streams.values())
+    assert not broker._catalogue.numbers_in("unheard-of")
+
+
+def test_a_stream_that_goes_takes_only_its_own_producers_places_along() -> None:
+    producers = standing(streams=3, producers=10)
+    producers.stream_removed(2)
+    assert producers.places == 20
+    assert list(producers.sequences([2], 32)) == []
+    assert len(list(producers.sequences([1, 3], 32))) == 20
+    producers.forgotten([1, 2])
+    assert producers.places == 16
+    producers.forgotten(range(3, 11))
+    assert producers.places == 0
+    assert producers._places == {}, "what left leaves nothing behind"
+
+
+def test_a_subscription_that_goes_is_not_looked_for_among_all_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = Shell()
+    shell.hello(1)
+    for link in range(2, 202):
+        shell.hello(link)
+        shell.subscribe(link, 1, "s")
+        shell.subscribe(link, 2, "s", ["topic", "a.b"])
+    stream = shell.stream("s")
+    assert [len(stream.everyone), *map(len, stream.numbers.values())] == [200, 200]
+    compared = []
+
+    def same(one: Subscription, other: object) -> bool:
+        compared.append(other)
+        return one is other
+
+    monkeypatch.setattr(Subscription, "__eq__", same)
+    for link in range(201, 1, -1):
+        shell.send(link, wire.Bye("closed", ""))
+    assert not stream.everyone
+    assert not stream.numbers
+    assert len(compared) <= 200, "once each at the most, not once for each that is left"
