@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +124,6 @@ def settle(servers: Sequence[Server]) -> None:
         before = now
 
 
-@contextlib.contextmanager
-def playing(*roles: Role) -> Iterator[None]:
-    """Whatever happens in the block, these do not outlive it."""
-    with contextlib.ExitStack() as stack:
-        for role in roles:
-            stack.enter_context(role)
-        yield
-
-
 def _ready(bench: Bench, *roles: Role) -> None:
     for role in roles:
         bench.client_version[bench.column.name] = role.ready(READY_S)
@@ -198,10 +189,15 @@ class Measure:
         producers, subscribers = int(own.get("producers", 1)), int(own.get("subscribers", 1))
         each = max(1, count // producers)
         keys = {**self._keys(bench, column, work.size, each), **own, "subject": self._subject()}
-        consumer = Role(column.command, "subscribe", **keys)
-        makers = [Role(column.command, "publish", **keys, producer=p) for p in range(producers)]
-        with playing(consumer, *makers):
-            _ready(bench, consumer, *makers)
+        with contextlib.ExitStack() as stack:
+            # One after the other: two that would both create a queue come into each other's way.
+            consumer = stack.enter_context(Role(column.command, "subscribe", **keys))
+            _ready(bench, consumer)
+            makers = [
+                stack.enter_context(Role(column.command, "publish", **keys, producer=number))
+                for number in range(producers)
+            ]
+            _ready(bench, *makers)
             settle(self._idle())
             cost = Cost(bench.running)
             consumer.go()
@@ -245,7 +241,7 @@ class Measure:
         subject = self._subject()
         keys = self._keys(bench, column, work.size, count)
         maker = Role(column.command, "fill", **keys, subject=subject, rare=rare, seed=SEED)
-        with playing(maker):
+        with maker:
             _ready(bench, maker)
             maker.go()
             # As slow as it likes: the figure is of reading.
@@ -296,7 +292,7 @@ class Measure:
             first=filled.middle if select == "time" else 0,
             from_ns=filled.middle_ns if select == "time" else 0,
         )
-        with playing(reader):
+        with reader:
             _ready(bench, reader)
             settle(self._idle())
             cost = Cost(bench.running)
@@ -314,10 +310,10 @@ class Measure:
             "subject": self._subject(),
         }
         worker = Role(column.command, "respond", **keys)
-        with playing(worker):
+        with worker:
             _ready(bench, worker)
             asker = Role(column.command, "request", **keys)
-            with playing(asker):
+            with asker:
                 _ready(bench, asker)
                 settle(self._idle())
                 cost = Cost(bench.running)
@@ -346,10 +342,11 @@ class Measure:
             "rate": rate,
             "subject": self._subject(),
         }
-        ear = Role(column.command, "listen", **keys)
-        mouth = Role(column.command, "pace", **keys)
-        with playing(ear, mouth):
-            _ready(bench, ear, mouth)
+        with contextlib.ExitStack() as stack:
+            ear = stack.enter_context(Role(column.command, "listen", **keys))
+            _ready(bench, ear)
+            mouth = stack.enter_context(Role(column.command, "pace", **keys))
+            _ready(bench, mouth)
             settle(self._idle())
             cost = Cost(bench.running)
             ear.go()
@@ -381,7 +378,7 @@ class Measure:
             "subject": self._subject(),
         }
         stepper = Role(column.command, "steps", **keys)
-        with playing(stepper):
+        with stepper:
             _ready(bench, stepper)
             settle(self._idle())
             stepper.go()
@@ -402,7 +399,7 @@ class Measure:
     def _matching(self, work: Work, bench: Bench, column: Column, count: int, rate: float) -> Run:
         """No broker takes part: the matcher alone, in a process of its own."""
         program = Role(MATCHING, "match", **dict(work.keys), count=count)
-        with playing(program):
+        with program:
             _ready(bench, program)
             settle(self._idle())
             program.go()

@@ -35,7 +35,7 @@ FAILURES_MOST = 2
 """A column that failed so often at one work is not asked again."""
 FILL_S = 5.0
 LATENCY_S = 2.0
-OVERHEAD_S = 1.3
+OVERHEAD_S = 0.7
 """What a run costs besides its work: two interpreters start, the disk comes to rest."""
 SECTION_S = 8.0
 
