@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from malamute_protocol.batch import Batch, iter_batches
+from malamute_protocol.batch import Batch, iter_batches, lone_batch
 from malamute_protocol.commands import (
     Cover,
     Credit,
@@ -297,16 +297,13 @@ class Reading(Opened):
         nothing of it was queued.
         """
         self._check(command.from_, command.next, "DELIVER")
-        batches = [
-            batch for batch in iter_batches(frames, command.rows, limits=limits) if len(batch)
-        ]
+        lone = lone_batch(frames, command.rows, limits)
+        found = iter_batches(frames, command.rows, limits=limits) if lone is None else (lone,)
+        batches = [batch for batch in found if len(batch)]
         ends = []
         before = command.from_
         for batch in batches:
-            if batch.indices is None and not batch.stamp.derived:
-                first, end = batch.base_offset, batch.stamp.next_offset
-            else:
-                first, end = int(batch.offsets[0]), int(batch.offsets[-1]) + 1
+            first, end = batch.span()
             if first < before or end > command.next:
                 raise RemoteProtocolError(
                     "unexpected",

@@ -118,6 +118,14 @@ class Batch:
         """Offset of the batch's first record, delivered or not."""
         return self._base
 
+    def span(self) -> tuple[int, int]:
+        """(offset of the first delivered record, offset after the last); there is at least one."""
+        indices = self.indices
+        first, last = 0, self.content.head.count - 1
+        if indices is not None:
+            first, last = int(indices[0]), int(indices[-1])
+        return self.offset_of(first), self.offset_of(last) + 1
+
     @property
     def indices(self) -> Array | None:
         """Row numbers delivered; None: all."""
@@ -283,19 +291,29 @@ class Batch:
         return maps[code] if code >= 0 else _NO_PROPERTIES
 
 
+def lone_batch(frames: Sequence[Any], rows: Any, limits: Limits) -> Batch | None:
+    """The one batch of two frames, stamp and content, as it comes live; None: they lie otherwise.
+
+    Nothing has to be cut, which is half of the work for a lone record. Raises BatchError.
+    """
+    if len(frames) != 2 or len(frames[0]) != STAMP_BYTES:
+        return None
+    stamp = Stamp.unpack(frames[0])
+    if stamp.size != STAMP_BYTES + len(frames[1]):
+        return None
+    content = Content(frames[1])
+    _check_pair(stamp, content, limits, 0)
+    return Batch(stamp, content, None if rows is None else rows_from_bitmap(rows, len(content)))
+
+
 def only_batch(frames: Sequence[Any], rows: Any, limits: Limits) -> Batch:
     """The one batch of a delivery's frames; for the rest see iter_batches().
 
     Raises BatchError: as there, or there is none, or more than one.
     """
-    if len(frames) == 2 and len(frames[0]) == STAMP_BYTES:
-        # Stamp and content apart, as they come live: nothing has to be cut.
-        stamp = Stamp.unpack(frames[0])
-        content = Content(frames[1])
-        if stamp.size == STAMP_BYTES + len(content.view):
-            _check_pair(stamp, content, limits, 0)
-            chosen = None if rows is None else rows_from_bitmap(rows, len(content))
-            return Batch(stamp, content, chosen)
+    lone = lone_batch(frames, rows, limits)
+    if lone is not None:
+        return lone
     batches = list(iter_batches(frames, rows, limits=limits))
     if len(batches) != 1:
         raise BatchError("malformed", f"{len(batches)} batches where one is to be")
