@@ -139,7 +139,7 @@ def _send_zmq(port: int, size: int, count: int, copy: int) -> None:
     socket_.connect(f"tcp://127.0.0.1:{port}")
     body = bytes(size)
     for _ in range(count):
-        socket_.send(body, copy=bool(copy))
+        socket_.send(body, 0, bool(copy))
     socket_.close(-1)
     context.term()
 

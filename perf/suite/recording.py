@@ -76,7 +76,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     def seconds(self, work: Work) -> float:
         """How long a run of a work is thought to take."""
-        usual = {"replay": 1.0, "latency": LATENCY_S, "start": 4.0}.get(work.kind, RUN_S)
+        usual = {"replay": 1.0, "latency": LATENCY_S, "start": 2.5}.get(work.kind, RUN_S)
         return usual * self.scale + OVERHEAD_S
 
     def total_s(self) -> float:

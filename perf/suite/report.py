@@ -276,11 +276,23 @@ def _section(results: Results, section: str, shown: Sequence[str]) -> list[str]:
     lines += [f"![{HEADINGS.get(section, section)}]({name})" for name in shown]
     lines += [""] if shown else []
     lines += _by_promise(results, works)
+    if section == "one-to-one":
+        lines += _megabytes(results, works)
     kind = KIND_OF_SECTION.get(section, "stream")
     for work in _detailed(works):
         lines += _beside(results, work, BESIDE[kind])
     notes = list(dict.fromkeys(work.note for work in works if work.note))
     return [*lines, *(f"{note[0].upper()}{note[1:]}." for note in notes), ""] if notes else lines
+
+
+def _megabytes(results: Results, works: Sequence[WorkFacts]) -> list[str]:
+    """The same runs in MB/s."""
+    rows = []
+    for column in results.columns:
+        measured = [results.of(work.name, column.name) for work in works]
+        if any(found is not None and found.good for found in measured):
+            rows.append((column.label, *(cell(found, "mb_s") for found in measured)))
+    return table(("MB/s", *(work.title for work in works)), rows)
 
 
 def _detailed(works: Sequence[WorkFacts]) -> list[WorkFacts]:

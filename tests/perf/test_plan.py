@@ -74,9 +74,9 @@ def test_run_one_of_all_columns_comes_before_run_two_of_any() -> None:
 
 def test_counts_follow_from_what_a_column_is_known_to_do() -> None:
     plan = Plan((work("one-to-one/140"),), (OTHER,), runs=1)
-    assert plan.count(work("one-to-one/140"), OTHER) == 12_000
+    assert plan.count(work("one-to-one/140"), OTHER) == 10_000
     half = Plan((work("one-to-one/140"),), (OTHER,), runs=1, scale=0.5)
-    assert half.count(work("one-to-one/140"), OTHER) == 6_000
+    assert half.count(work("one-to-one/140"), OTHER) == 5_000
 
 
 def test_larger_records_are_expected_to_be_fewer() -> None:
