@@ -280,7 +280,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, future)
         self._publisher.add(stream, level_number(confirm), row)
-        link.wake_up()
+        link.leave()
         return future
 
     async def publish_many(

@@ -6,6 +6,7 @@ in bounded bursts, and what was received is taken in before anybody is called si
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -79,6 +80,12 @@ class Engine:
             again = session.take_transport()
             if again is not None:
                 self._change(again)
+
+    def send(self) -> None:
+        """Send what may leave, and nothing else; what happened is told by the next step."""
+        # Of a context that is gone the next step tells everybody.
+        with contextlib.suppress(zmq.ZMQError):
+            self._send(clock_ms())
 
     def _receive(self, transport: Transport, now_ms: int) -> None:
         # The failure is read first and told last: a BYE may still be waiting to be read.

@@ -93,6 +93,16 @@ class LoopLink:
             self._scheduled = True
             self.loop.call_soon(self._scheduled_step)
 
+    def leave(self) -> None:
+        """As wake_up(), for a record: without company under way it leaves at once.
+
+        While others are unconfirmed it gathers company until the event loop turns: whoever
+        publishes much gets large batches, and a lone record does not wait for the turn.
+        """
+        if not (self._scheduled or self._finished or self.session.window.unconfirmed_bytes):
+            self.engine.send()
+        self.wake_up()
+
     def _scheduled_step(self) -> None:
         if self._scheduled:  # else another has done it meanwhile
             self._step()
