@@ -53,7 +53,8 @@ class Role:
         )
         _children[self._process.pid] = self._process
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -99,6 +100,14 @@ class Role:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         _children.pop(self._process.pid, None)
+        # Its end closed the pipe, unless a process that left its session still holds it.
+        self._listener.join(timeout=5)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        if not self._listener.is_alive():
+            self._process.stdout.close()
         self._errors.close()
 
     def _hear(self, within_s: float, what: str) -> dict[str, Any]:
