@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from perf.peers.clients.driver import rare_places
 from perf.peers.peer import Column, Peer, Server
 from perf.suite.results import Run
 from perf.suite.roles import Role
@@ -259,7 +260,7 @@ class Measure:
         select = str(dict(work.keys)["select"])
         expected = {
             "whole": filled.count,
-            "rare": -(-filled.count // RARE),
+            "rare": len(rare_places(filled.count, RARE, SEED)),
             "time": filled.count - filled.middle,
         }[select]
         taken, go_ns, cost = self._read(work, bench, column, filled, select, expected)
