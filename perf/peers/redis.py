@@ -10,12 +10,13 @@ import importlib.metadata
 import importlib.util
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perf.peers.peer import Column, Server, answers, free_port, running
+from perf.peers.peer import Column, Server, free_port, running
 
 NATIVE = Path(__file__).parents[1] / "native" / "build" / "redis_driver"
 PYTHON = (sys.executable, "-m", "perf.peers.clients.redis_driver")
@@ -67,14 +68,14 @@ NOTES = {
     ),
 }
 PYTHON_RATES = {
-    "pubsub": {12: 500_000, 140: 450_000, 1120: 300_000},
-    "stream": {12: 300_000, 140: 280_000, 1120: 150_000},
-    "stream-sync": {12: 100_000, 140: 80_000, 1120: 40_000},
+    "pubsub": {12: 1_600_000, 140: 1_500_000, 1120: 650_000, 11760: 120_000},
+    "stream": {12: 850_000, 140: 750_000, 1120: 390_000, 11760: 70_000},
+    "stream-sync": {12: 640_000, 140: 490_000, 1120: 170_000, 11760: 30_000},
 }
 NATIVE_RATES = {
-    "pubsub": {12: 900_000, 140: 850_000, 1120: 500_000},
-    "stream": {12: 500_000, 140: 450_000, 1120: 200_000},
-    "stream-sync": {12: 120_000, 140: 100_000, 1120: 50_000},
+    "pubsub": {12: 3_200_000, 140: 2_700_000, 1120: 1_400_000, 11760: 200_000},
+    "stream": {12: 900_000, 140: 700_000, 1120: 350_000, 11760: 70_000},
+    "stream-sync": {12: 650_000, 140: 500_000, 1120: 180_000, 11760: 30_000},
 }
 
 
@@ -149,12 +150,23 @@ class Redis:
         with running(
             ["redis-server", str(config)],
             folder,
-            lambda: answers(port),
+            lambda: _serves(port),
             url=f"redis://127.0.0.1:{port}",
             version=self.version(),
             settings=settings,
         ) as server:
             yield server
+
+
+def _serves(port: int) -> bool:
+    """Whether it serves: it answers -LOADING while it reads its file."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=1.0) as client,
+    ):
+        client.sendall(b"PING\r\n")
+        return client.recv(64).startswith(b"+PONG")
+    return False
 
 
 PEER = Redis()

@@ -24,7 +24,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
-from nats.js.errors import BadRequestError
+from nats.js.errors import BadRequestError, NotFoundError
 
 from perf.peers.clients import driver
 from perf.peers.clients.driver import Check, Clock, Options, Subjects, say, word
@@ -58,14 +58,22 @@ async def make_stream(client: Client, options: Options) -> None:
     """Make the stream, unless the other side was faster."""
     if options.mode == "core":
         return
+    context = client.jetstream()
     with contextlib.suppress(BadRequestError):
-        await client.jetstream().add_stream(
+        await context.add_stream(
             StreamConfig(
                 name=stream_of(options),
                 subjects=[options.subject, f"{options.subject}.>"],
                 storage=StorageType.FILE,
             )
         )
+    # Two makers at once: the loser hears of an overlap before the stream can be found.
+    for _ in range(50):
+        with contextlib.suppress(NotFoundError):
+            await context.stream_info(stream_of(options))
+            return
+        await asyncio.sleep(0.1)
+    raise driver.DriverFailed(f"there is no stream {stream_of(options)}")
 
 
 async def remove_stream(client: Client, options: Options) -> None:
