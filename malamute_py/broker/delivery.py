@@ -12,14 +12,18 @@ from collections import deque
 from typing import Any, Protocol
 
 from malamute_protocol.commands import Cover, Deliver, Ended, Mode
+from malamute_protocol.extract import scatters
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.selection import (
     Encoding,
+    Groups,
     Mask,
     encoding_of,
     groups_of,
     narrow,
     rows_of_group,
+    rows_of_groups,
+    scattered,
     select,
     unexpired,
     within_client_time,
@@ -27,6 +31,11 @@ from malamute_py.broker.selection import (
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.streams import NEVER, Batch, Stream
 from malamute_py.broker.subscriptions import Subscription
+
+_MANY = 4
+"""Groups from which on the rows of all of them are looked for together."""
+_FEW_ROWS = 64
+"""Rows of a group up to which they are copied one by one."""
 
 
 class Taker(Protocol):
@@ -86,7 +95,15 @@ class Delivery:
             return
         content = batch.content
         alive = unexpired(content, self._shard.now_ms)
-        for group in groups_of(stream, content):
+        groups = groups_of(stream, content)
+        if (
+            len(groups) >= _MANY
+            and alive is None
+            and batch.size >= self._bytes_min
+            and scatters(content)
+        ):
+            groups = self._scatter(batch, groups, durable)
+        for group in groups:
             subscriptions = group.durable if durable else group.live
             if not subscriptions:
                 continue
@@ -101,6 +118,26 @@ class Delivery:
                 self._give(batch, mask, encoding, subscriptions)
         if batch.next >= stream.least_stop:
             self._end_bounded(stream)
+
+    def _scatter(self, batch: Batch, groups: Groups, durable: bool) -> Groups:
+        """Give a few rows each to the groups that take so many; returns the other groups."""
+        few: list[tuple[list[Subscription], list[int]]] = []
+        others: Groups = []
+        partial = [group for group in groups if group.headers is not None]
+        rows_most = min(_FEW_ROWS, self._share * (batch.next - batch.base))
+        for group, rows in zip(partial, rows_of_groups(batch.content, partial), strict=True):
+            subscriptions = group.durable if durable else group.live
+            if not subscriptions or not rows:
+                continue
+            if len(rows) < rows_most and all(sub.plain for sub in subscriptions):
+                few.append((subscriptions, rows))
+            else:
+                others.append(group)
+        encodings = scattered(batch, [rows for _, rows in few])
+        for (subscriptions, _), encoding in zip(few, encodings, strict=True):
+            self._give(batch, None, encoding, subscriptions)
+        others += [group for group in groups if group.headers is None]
+        return others
 
     def _give(
         self,

@@ -13,6 +13,28 @@ from collections.abc import Sequence
 import numpy as np
 from pyroaring import BitMap
 
+_SPARSE = 4
+"""Up to so many patterns a class, a dictionary is quicker than numpy's calls for each class."""
+
+
+def _sparse(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[int], list[int]]]:
+    """The same, by comparing what each pattern selects."""
+    selected: dict[int, list[int]] = {}
+    for at, (numbers, _) in enumerate(classes):
+        for number in numbers:
+            chosen = selected.get(number)
+            if chosen is None:
+                selected[number] = [at]
+            else:
+                chosen.append(at)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for number in sorted(selected):
+        alike.setdefault(tuple(selected[number]), []).append(number)
+    return [
+        (numbers, [place for at in chosen for place in classes[at][1]])
+        for chosen, numbers in alike.items()
+    ]
+
 
 def partition(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[int], list[int]]]:
     """(numbers of patterns, places of the headers that exactly these select) of every part.
@@ -22,6 +44,8 @@ def partition(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[in
     """
     if not classes:
         return []
+    if sum(len(numbers) for numbers, _ in classes) <= _SPARSE * len(classes):
+        return _sparse(classes)
     everyone = np.array(BitMap.union(*(numbers for numbers, _ in classes)).to_array())
     count = len(everyone)
     labels = np.zeros(int(everyone[-1]) + 1, np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from malamute_protocol.content import NO_TIME, Content
-from malamute_protocol.extract import extract, extractable
+from malamute_protocol.extract import Scatter, extract, extractable
 from malamute_protocol.header import Header
 from malamute_protocol.stamp import Stamp, row_bitmap
 from malamute_py.broker.partition import partition
@@ -37,7 +37,7 @@ class Group:
     __slots__ = ("durable", "headers", "live")
 
     def __init__(self, headers: np.ndarray[Any, np.dtype[np.int32]] | None) -> None:
-        self.headers = headers
+        self.headers: Any = headers
         """Places of the distinct headers; None: all of them."""
         self.live: list[Subscription] = []
         self.durable: list[Subscription] = []
@@ -177,6 +177,19 @@ def encoding_of(batch: Batch, mask: Mask | None, bytes_min: int, share: float) -
     return Encoding(batch, mask, selected, extracts)
 
 
+def scattered(batch: Batch, selections: Sequence[Sequence[int]]) -> list[Encoding]:
+    """Encodings of a few rows each, all made in one go; see extract.Scatter."""
+    found: list[Encoding] = []
+    stamp = Stamp.unpack(batch.stamp, verify=False)
+    frames = Scatter(stamp, batch.content).extract(selections)
+    for rows, pair in zip(selections, frames, strict=True):
+        encoding = Encoding(batch, None, len(rows), extracts=False)
+        encoding.frames = pair
+        encoding.bytes = len(pair[0]) + len(pair[1])
+        found.append(encoding)
+    return found
+
+
 def rows_of_group(content: Content, group: Group) -> Mask | None:
     """Mask of the rows that a group selects; None: all rows."""
     if group.headers is None:
@@ -184,6 +197,32 @@ def rows_of_group(content: Content, group: Group) -> Mask | None:
     chosen = np.zeros(len(content.headers()[0]), np.bool_)
     chosen[group.headers] = True
     return rows_of_headers(content, chosen)
+
+
+def rows_of_groups(content: Content, groups: Sequence[Group]) -> list[list[int]]:
+    """The rows, ascending, that each of the groups selects; none of them selects all headers.
+
+    One sort of the batch's rows for all of them: a mask a group would cost rows times groups.
+    """
+    headers, codes = content.headers()
+    if codes is None:
+        everything = list(range(content.head.count))
+        return [everything if 0 in group.headers else [] for group in groups]
+    order = np.argsort(codes, kind="stable").tolist()
+    ends = np.cumsum(np.bincount(codes, minlength=len(headers))).tolist()
+    found: list[list[int]] = []
+    for group in groups:
+        places = group.headers.tolist()
+        if len(places) == 1:
+            place = places[0]
+            found.append(order[ends[place - 1] if place else 0 : ends[place]])
+            continue
+        rows: list[int] = []
+        for place in places:
+            rows += order[ends[place - 1] if place else 0 : ends[place]]
+        rows.sort()
+        found.append(rows)
+    return found
 
 
 def rows_of_headers(content: Content, chosen: Mask | None) -> Mask | None:

@@ -37,6 +37,7 @@ from malamute_protocol.content import (
     PROPERTIES_DICTIONARY,
     SUBJECT_CODES,
     Array,
+    Head,
     earliest,
     parse_properties,
     time_range,
@@ -49,7 +50,7 @@ from malamute_protocol.stamp import STAMP_BYTES
 _PREFIX = struct.Struct("<IHHI")
 _REST = struct.Struct("<IIBBHQIIQQqqqIIIIIIII16x")
 _PLAIN_OPTIONS = frozenset(("subject", "limits", "producer_id", "producer_epoch", "first_sequence"))
-_SMALL: Final = 32
+_SMALL: Final = 128
 """Up to so many records plain Python beats numpy's call overhead."""
 _LARGE: Final = 4096
 _PADDING: Final = tuple(bytes(n) for n in range(8))
@@ -145,6 +146,30 @@ def _plain(bodies: Sequence[bytes], subject: Any, limits: Limits, options: Optio
         return None
     offsets = struct.pack(f"<{count + 1}i", *bounds)
     content = b"".join((rest, packed, head_pad, offsets, blob, body_pad))
+    crc = google_crc32c.value(content)
+    return _PREFIX.pack(CONTENT_MAGIC, CONTENT_VERSION, CONTENT_BYTES, crc) + content
+
+
+def plain_content(
+    head: Head, count: int, flags: int, subjects: bytes, subjects_count: int,
+    subject_codes: bytes, deltas: bytes, body: bytes,
+) -> bytes:  # fmt: skip
+    """A derived content of subjects, offset deltas and bodies only, from sections made already.
+
+    head: of the content that it is derived from. Byte for byte what the general way makes.
+    """
+    pads = (
+        _PADDING[-len(subjects) & 7], _PADDING[-len(subject_codes) & 7],
+        _PADDING[-len(deltas) & 7], _PADDING[-len(body) & 7],
+    )  # fmt: skip
+    sections = b"".join((subjects, pads[0], subject_codes, pads[1], deltas, pads[2], body, pads[3]))
+    rest = _REST.pack(
+        CONTENT_BYTES + len(sections), count, 0, BLOB, flags,
+        head.producer_id, head.producer_epoch, head.schema_id, head.first_sequence,
+        head.transaction_id, 0, 0, 0, len(subjects), subjects_count, 0, 0, 0,
+        len(body), len(body), 0,
+    )  # fmt: skip
+    content = rest + sections
     crc = google_crc32c.value(content)
     return _PREFIX.pack(CONTENT_MAGIC, CONTENT_VERSION, CONTENT_BYTES, crc) + content
 

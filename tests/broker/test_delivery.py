@@ -260,6 +260,27 @@ def test_subscriptions_with_overlapping_patterns_each_get_their_own_rows() -> No
     assert got == [[0, 1, 5], [1, 3, 5], [3], [0, 1, 2, 3, 4, 5], [4]]
 
 
+def test_many_selections_of_one_batch_each_get_their_own_rows() -> None:
+    shell = Shell()
+    shell.hello(1)
+    for number in range(20):
+        shell.subscribe(1, number, "s", ["topic", f"w.{number}.*"], start=[1])
+    shell.subscribe(1, 20, "s", ["topic", "*.3.*"], start=[1], whole=True)
+    shell.subscribe(1, 21, "s", ["topic", "w.#"], start=[1])
+    shell.subscribe(1, 22, "s", ["or", ["topic", "w.1.x"], ["topic", "w.2.x"]], start=[1])
+    shell.subscribe(1, 23, "s", ["all"], start=[1])
+    subjects = [f"w.{row % 19}.x" for row in range(100)]
+    peer = shell.publish(1, "s", [bytes(100)] * 100, subject=subjects)
+    for number in range(20):
+        assert offsets(peer, number) == [row for row in range(100) if row % 19 == number]
+    assert offsets(peer, 20) == offsets(peer, 3)
+    assert offsets(peer, 21) == offsets(peer, 23) == list(range(100))
+    assert offsets(peer, 22) == sorted(offsets(peer, 1) + offsets(peer, 2))
+    deliveries = {m.subscription: m for m in peer.of(wire.Deliver)}
+    assert deliveries[20].rows is not None
+    assert deliveries[3].rows is None
+
+
 def test_the_same_header_table_with_other_codes_is_another_selection() -> None:
     shell = Shell()
     shell.hello(1)
