@@ -131,12 +131,12 @@ def prometheus_text(metrics: Mapping[str, Any], prefix: str = "malamute") -> str
     become one metric with a label.
     """
     lines: list[str] = []
+    named: set[str] = set()
 
     def emit(name: str, label: str, value: float) -> None:
-        kind = "counter" if name.endswith("_total") else "gauge"
-        header = f"# TYPE {name} {kind}"
-        if header not in lines:
-            lines.append(header)
+        if name not in named:
+            named.add(name)
+            lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
         lines.append(f"{name}{label} {value}")
 
     def walk(path: str, table: Mapping[str, Any]) -> None:

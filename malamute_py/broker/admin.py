@@ -175,7 +175,7 @@ class Admin:
             "settings": _settings(stream),
             "subscriptions": len(stream.subscriptions),
             "live": live,
-            "patterns": len(stream.index) + bool(stream.everyone),
+            "patterns": stream.patterns,
             "created_ms": stream.row.created_ms,
             "created_by": stream.row.by,
         }

@@ -8,7 +8,7 @@ Source: DESIGN.md, section 6.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from malamute_py.broker.shard import Shard
@@ -16,6 +16,8 @@ from malamute_py.broker.shard import Shard
 if TYPE_CHECKING:
     from malamute_py.broker.streams import Stream
 
+LOOKS_MAX = 512
+"""Streams that one tick looks at: 10,000 took 11 ms, in which nobody else had the loop."""
 PIECES_MAX = 128
 """Pieces of a ledger; beyond it neighbours are joined, so that it stays small and coarse."""
 
@@ -135,13 +137,28 @@ class Retention:
         self.trims: list[tuple[str, int, int]] = []
         """(ring, stream, offset) that the shell is to be told."""
         self.due_ms = 0
+        """When the next streams have their turn."""
+        self._begun_ms = 0
+        self._turn: list[Stream] = []
+        """Bounded streams that have not been looked at in this round, the next ones last."""
 
-    def tick(self, streams: Iterable[Stream]) -> None:
-        """Look at all bounded streams, if it is time to."""
-        if self._shard.now_ms >= self.due_ms:
-            self.due_ms = self._shard.now_ms + self._shard.settings.retention_ms
-            for stream in streams:
+    def tick(self, streams: Collection[Stream]) -> None:
+        """Look at bounded streams, if it is time to: at all of them in each `retention_ms`."""
+        settings, now_ms = self._shard.settings, self._shard.now_ms
+        if now_ms < self.due_ms:
+            return
+        if not self._turn:
+            self._begun_ms = now_ms
+            self._turn = list(streams)
+        some, self._turn = self._turn[-LOOKS_MAX:], self._turn[:-LOOKS_MAX]
+        for stream in some:
+            if not stream.removed:
                 self._retain(stream)
+        if self._turn:
+            ticks = -(-len(streams) // LOOKS_MAX)
+            self.due_ms = now_ms + max(1, settings.retention_ms // (ticks + 1))
+        else:
+            self.due_ms = max(self._begun_ms + settings.retention_ms, now_ms + 1)
 
     def _retain(self, stream: Stream) -> None:
         """Ask the journal to drop what is beyond a stream's bounds."""

@@ -7,6 +7,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_py.broker.producers import Producers
+from malamute_py.broker.retention import LOOKS_MAX
 from malamute_py.broker.subscriptions import Subscription
 from malamute_py.changelog.snapshots import Sequence64
 from tests.broker.shell import Shell
@@ -89,3 +90,42 @@ def test_a_subscription_that_goes_is_not_looked_for_among_all_the_others(
     assert not stream.everyone
     assert not stream.numbers
     assert len(compared) <= 200, "once each at the most, not once for each that is left"
+
+
+def test_a_stream_without_patterns_has_no_index() -> None:
+    shell = Shell()
+    shell.hello(1)
+    shell.publish(1, "s", [b"x"])
+    shell.subscribe(1, 1, "s")
+    shell.publish(1, "s", [b"y"])
+    shell.send(1, wire.StreamInfo(1, "s"))
+    shell.send(1, wire.Unsubscribe(1))
+    stream = shell.stream("s")
+    assert stream._index is None, "who takes everything needs none"
+    shell.subscribe(1, 2, "s", ["topic", "a.b"])
+    assert stream.patterns == 1
+    assert len(stream.index) == 1
+
+
+def test_bounds_are_applied_to_some_streams_at_a_time_and_to_all_in_each_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = Shell(streams_max=3_000)
+    shell.hello(1)
+    for number in range(2 * LOOKS_MAX + 10):
+        shell.send(1, wire.CreateStream(number + 1, f"s{number}", {"max_bytes": 1 << 20}))
+    looked: list[str] = []
+    monkeypatch.setattr(
+        shell.broker._retention, "_retain", lambda stream: looked.append(stream.name)
+    )
+    shell.wait(shell.broker._shard.settings.retention_ms)
+    while shell.broker._retention._turn:
+        shell.wait(1)
+    counts = []
+    looked.clear()
+    for _ in range(shell.broker._shard.settings.retention_ms):
+        before = len(looked)
+        shell.wait(1)
+        counts.append(len(looked) - before)
+    assert max(counts) == LOOKS_MAX, "no tick looks at all of them"
+    assert sorted(looked) == sorted(stream.name for stream in shell.broker._catalogue)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import malamute_py
 from malamute_py import EmbeddedBroker
+from malamute_py.telemetry import prometheus_text
 
 PAGE = Path(__file__).parents[2] / "deploy" / "metrics.md"
 SOURCES = Path(malamute_py.__file__).parent
@@ -99,3 +100,15 @@ def test_counters_are_counters_in_prometheus_text() -> None:
         text = broker.server.metrics_text()
     assert "# TYPE malamute_core_records_in_total counter\nmalamute_core_records_in_total 1" in text
     assert "# TYPE malamute_core_streams gauge\nmalamute_core_streams 1" in text
+
+
+def test_each_metric_is_named_once_however_many_rings_have_it() -> None:
+    rings = {f"ring-{number}": {"end_lsn": number, "held_total": 1} for number in range(300)}
+    lines = prometheus_text({"rings": rings}).splitlines()
+    named = [line for line in lines if line.startswith("# TYPE")]
+    assert named == [
+        "# TYPE malamute_rings_end_lsn gauge",
+        "# TYPE malamute_rings_held_total counter",
+    ]
+    assert lines.index(named[1]) == 301, "the name stands before the first of its values"
+    assert len(lines) == 602
