@@ -23,7 +23,7 @@ from malamute_py.journal.errors import (
     JournalFailed,
 )
 from malamute_py.journal.follow import Follower, Wanted
-from malamute_py.journal.index import LiveIndex
+from malamute_py.journal.index import LiveIndex, Span
 from malamute_py.journal.layout import (
     ACTIVE_FILE,
     CLOSED_FILE,
@@ -45,7 +45,7 @@ from malamute_py.journal.segment import Segment
 from malamute_py.journal.space import Space
 from malamute_py.journal.spots import Matches
 from malamute_py.journal.storage import Storage, replace_file
-from malamute_py.journal.streams import StreamTable
+from malamute_py.journal.streams import StreamState, StreamTable
 from malamute_py.journal.types import (
     Appended,
     AppendLike,
@@ -397,7 +397,14 @@ class Ring:
 
     def streams(self) -> dict[int, StreamFacts]:
         """Facts of every stream that the ring has ever held."""
-        return {number: self.facts(number) for number in self._streams.states.copy()}
+        states = self._streams.states.copy()
+        spans: dict[int, list[Span]] = {number: [] for number in states}
+        # By segment: looking into each segment for each stream would take streams x segments.
+        for segment in self._space.segments:
+            for number, span in segment.spans.copy().items():
+                if number in spans:
+                    spans[number].append(span)
+        return {number: _facts(state, spans[number]) for number, state in states.items()}
 
     def facts(self, stream: int) -> StreamFacts:
         """Facts of one stream; of an unknown one: all zero."""
@@ -405,15 +412,7 @@ class Ring:
         if state is None:
             return StreamFacts(0, 0, 0, 0, 0, ())
         spans = [s.spans[stream] for s in self._space.segments if stream in s.spans]
-        spans = [span for span in spans if span.next > state.first]
-        return StreamFacts(
-            state.first,
-            state.next,
-            state.held_bytes - state.retired_bytes,
-            spans[0].first_time_ms if spans else 0,
-            spans[-1].last_time_ms if spans else 0,
-            state.epochs,
-        )
+        return _facts(state, spans)
 
     def bytes_on_disk(self) -> int:
         """Of all segment files, the spares included."""
@@ -594,6 +593,19 @@ class Ring:
         """Index a finished segment by reading it (reader and housekeeping threads)."""
         scan = Scan(self._storage, RingMeta(self.uuid, self._segment_bytes), self._space.settings)
         return scan.index_one(segment, self._reader.file(segment))
+
+
+def _facts(state: StreamState, spans: Sequence[Span]) -> StreamFacts:
+    """spans: what the segments hold of the stream, in their order."""
+    spans = [span for span in spans if span.next > state.first]
+    return StreamFacts(
+        state.first,
+        state.next,
+        state.held_bytes - state.retired_bytes,
+        spans[0].first_time_ms if spans else 0,
+        spans[-1].last_time_ms if spans else 0,
+        state.epochs,
+    )
 
 
 def _load(

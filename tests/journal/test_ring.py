@@ -21,6 +21,7 @@ from malamute_py.journal import (
     Ring,
     RingSettings,
 )
+from malamute_py.journal.index import Span
 from malamute_py.journal.storage import File
 from tests.journal.rings import (
     HEAD,
@@ -579,3 +580,28 @@ def test_a_bad_page_hides_no_other_batch_from_a_search(
     assert found[("s0",)] == 0
     assert ("s2",) not in found
     assert ring.closest_offset(1, 0) == 0
+
+
+def test_the_facts_of_all_streams_look_into_each_segment_once(place: Place) -> None:
+    """Streams times segments would be 3 million looks at a start with 10,000 streams in 20 GiB."""
+
+    class Counted(dict[int, Span]):
+        looks = 0
+
+        def __contains__(self, number: object) -> bool:
+            Counted.looks += 1
+            return super().__contains__(number)
+
+        def copy(self) -> Counted:
+            Counted.looks += 1
+            return self
+
+    ring, _ = place.open(RingSettings(segment_bytes=4 * S, ring_bytes=32 * S))
+    for round_ in range(3):
+        ring.append([batch(ring, n, [b"%d.%d" % (n, round_)]) for n in range(500)])
+    one_by_one = {number: ring.facts(number) for number in ring.streams()}
+    segments = ring._space.segments
+    for segment in segments:
+        segment.spans = Counted(segment.spans)
+    assert ring.streams() == one_by_one
+    assert Counted.looks == len(segments) >= 2
