@@ -9,6 +9,7 @@ given a buffer of 1 MiB.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import os
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import rstream
 import rstream.connection
+import rstream.exceptions
 
 from perf.peers.clients import driver
 from perf.peers.clients.driver import Check, Clock, DriverFailed, Options, say, word
@@ -25,6 +27,7 @@ from perf.peers.clients.driver import Check, Clock, DriverFailed, Options, say, 
 CLIENT = f"rstream {importlib.metadata.version('rstream')}"
 BATCH = 500
 """Records of one publish frame."""
+AVAILABLE_TRIES = 300
 CREDIT = 50
 """Chunks that the server may send ahead."""
 
@@ -124,6 +127,19 @@ async def subscribe(options: Options) -> None:
     await consumers[0].delete_stream(options.subject, missing_ok=True)
 
 
+async def _available(options: Options) -> None:
+    """Return when the stream can be read: a server that was just started opens it last."""
+    consumer = rstream.Consumer(**_place(options))
+    await consumer.start()
+    client = await consumer.default_client
+    for _ in range(AVAILABLE_TRIES):
+        with contextlib.suppress(rstream.exceptions.StreamNotAvailable):
+            await client.query_leader_and_replicas(options.subject)
+            return
+        await asyncio.sleep(0.1)
+    raise DriverFailed(f"the stream {options.subject} is not available")
+
+
 async def replay(options: Options) -> None:
     check = Check(options, driver.selected(options))
     take = _taking(check)
@@ -136,6 +152,7 @@ async def replay(options: Options) -> None:
             if begun:
                 everything(body)
 
+    await _available(options)
     say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
