@@ -110,7 +110,10 @@ class Intake:
             level = STORED
         number = STEP_COMMANDS.get(type(command), ATOMIC)
         # What is never confirmed is nothing that its sender could wait for.
-        return Waiter(link, command.tracker, level, 0 if level == NONE else size, command=number)
+        return Waiter(
+            link, command.tracker, level, 0 if level == NONE else size, command=number,
+            patient=type(command) is wire.Reply and command.patient,
+        )  # fmt: skip
 
     def _refuse(self, link: Link, command: Any, error: RequestRejected) -> None:
         retry_ms = error.retry_ms

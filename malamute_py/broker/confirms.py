@@ -36,6 +36,8 @@ class Waiter(msgspec.Struct, eq=False):
     epoch: int = 0
     offset: int = -1
     append_time_ms: int = 0
+    patient: bool = False
+    """Its confirm may wait for what else is said to the link."""
     command: int = 10
     """Number of the command that is to be answered: PUBLISH, or that of a step."""
 
@@ -52,13 +54,14 @@ class Confirms:
         link.unconfirmed_bytes -= waiter.size
         # Who asked for no promise is told of a refusal only.
         if link.open and waiter.level != NONE:
-            self._links.say(
-                link,
-                Confirm(
-                    waiter.tracker, level, waiter.epoch, waiter.offset,
-                    waiter.append_time_ms, waiter.duplicate,
-                ),
+            confirm = Confirm(
+                waiter.tracker, level, waiter.epoch, waiter.offset,
+                waiter.append_time_ms, waiter.duplicate,
             )  # fmt: skip
+            if waiter.patient:
+                self._links.say_later(link, confirm)
+            else:
+                self._links.say(link, confirm)
 
     def refuse(self, waiter: Waiter, code: str, reason: str, retry_ms: int = 0) -> None:
         """Tell the producer that nothing was stored."""

@@ -261,6 +261,11 @@ class Outbox:
     # --- what callers do -----------------------------------------------------------------
 
     @property
+    def is_roomy(self) -> bool:
+        """Confirms that come a little later hold nobody up."""
+        return self._window.unconfirmed_bytes < self._window.bytes_max // 4
+
+    @property
     def idle(self) -> bool:
         """Nothing waits and nothing is unconfirmed."""
         return not self._active and not self._sent

@@ -233,12 +233,14 @@ class Job:
 class ReplyParcel(Parcel):
     """Replies to requests of one offer with one reply_to."""
 
-    __slots__ = ("last", "offering")
+    __slots__ = ("awaited", "last", "offering")
 
     def __init__(self, lane: Lane, level: int, offering: Offering, last: bool) -> None:
         super().__init__(lane, level)
         self.offering = offering
         self.last = last
+        self.awaited = False
+        """Somebody waits for the confirm."""
 
     @property
     def one_by_one(self) -> bool:  # type: ignore[override]
@@ -247,14 +249,17 @@ class ReplyParcel(Parcel):
 
     def part(self) -> Parcel:
         """An empty one that is alike."""
-        return ReplyParcel(self.lane, self.level, self.offering, self.last)
+        part = ReplyParcel(self.lane, self.level, self.offering, self.last)
+        part.awaited = self.awaited
+        return part
 
     def say(self, out: Put, tracker: int) -> None:
         """REPLY; with a name, as a step of its own, when it may come twice otherwise."""
         offering = self.offering
         numbers = [row[6][0].number for row in self.rows]
         if self.last or offering.plain or not tracker:
-            reply = ReplyCommand(offering.number, numbers, tracker, self.last, self.level)
+            patient = not self.awaited and self.lane.outbox.is_roomy
+            reply = ReplyCommand(offering.number, numbers, tracker, self.last, self.level, patient)
             out.put(reply, self.content)
         else:
             step = Atomic(tracker, 1, self.level, self.key)
@@ -678,6 +683,8 @@ class Workings:
         ):
             parcel = ReplyParcel(lane, offering.asked.level, offering, last)
             outbox.queue(parcel, b"", 0)
+        if row[6][1] is not None:
+            parcel.awaited = True
         outbox.put_in(parcel, row)
         return True
 

@@ -62,12 +62,12 @@ class World:
 
     def reply(
         self, link: int, requests: Sequence[int], *, last: bool = True, number: int = 1,
-        bodies: Sequence[bytes] = (), level: int = 0,
+        bodies: Sequence[bytes] = (), level: int = 0, patient: bool = False,
     ) -> int:  # fmt: skip
         """Answer requests, with `re: N` if nothing else is said; returns the tracker."""
         self.trackers += 1
         texts = list(bodies) or [b"re: %d" % request for request in requests]
-        command = wire.Reply(number, list(requests), self.trackers, last, level)
+        command = wire.Reply(number, list(requests), self.trackers, last, level, patient)
         self.shell.send(link, command, frames=[encode(texts, subject="reply")])
         return self.trackers
 

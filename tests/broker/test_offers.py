@@ -9,9 +9,11 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
+from malamute_py.broker import links
 from malamute_py.broker.waiting import Lane, lowest, rows_in, runs_of
 from tests.broker.service_world import INBOX, MANY, World
 
+STORED = int(wire.Level.STORED)
 LATER_MS = 200
 """Past the first back-off."""
 
@@ -262,6 +264,49 @@ def test_a_last_reply_answers_and_completes_in_one_bundle() -> None:
     assert (mail.sender, mail.last, mail.about) == ("ann", True, [(b"k", 0, 2)])
     assert world.queued() == 0
     assert world.info(1)["held"] == 0
+
+
+def test_the_confirm_of_a_patient_reply_leaves_with_the_next_work() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a")
+    tracker = world.reply(2, [0], level=STORED, patient=True)
+    assert world.replies(1) == [b"re: 0"]
+    assert not world.answers(2, tracker)
+    world.request(1, b"b")
+    assert [task.body for task in world.work(2)] == [b"a", b"b"]
+    assert world.confirmed(2, tracker).level == STORED
+
+
+def test_the_confirm_of_a_patient_reply_does_not_wait_for_work_that_never_comes() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b")
+    trackers = [world.reply(2, [number], level=STORED, patient=True) for number in (0, 1)]
+    assert not any(world.answers(2, tracker) for tracker in trackers)
+    world.shell.wait(links.LATER_MS)
+    assert all(world.confirmed(2, tracker).level == STORED for tracker in trackers)
+
+
+def test_who_waits_for_a_confirm_gets_those_that_were_to_come_later_too() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a", b"b")
+    patient = world.reply(2, [0], level=STORED, patient=True)
+    waited_for = world.reply(2, [1], level=STORED)
+    assert world.confirmed(2, waited_for)
+    assert world.confirmed(2, patient)
+
+
+def test_what_was_to_be_said_later_is_said_before_the_end() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a")
+    tracker = world.reply(2, [0], level=STORED, patient=True)
+    world.shell.broker.drain(world.shell.now_ms)
+    world.shell.run()
+    assert world.confirmed(2, tracker)
+    assert isinstance(world.shell.peers[2].commands[-1], wire.Bye)
 
 
 def test_several_replies_come_before_the_last() -> None:
