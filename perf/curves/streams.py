@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
+from malamute_protocol.encode import encode
 from malamute_py.client.aio import Client, connect
 from malamute_py.demo.daemon import Daemon
 from perf.curves.brokers import (
@@ -30,6 +32,7 @@ SPREAD = 20_000
 """Records that go round all streams, a batch each."""
 IN_FLIGHT = 1_000
 LISTINGS = 3
+CONTENT = encode([BODY], subject="s")
 
 
 def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
@@ -90,14 +93,15 @@ async def with_streams(gathered: Gathering, daemon: Daemon, count: int, runs: in
 
 
 async def spread(client: Client, names: Sequence[str]) -> None:
-    """Publish to all streams in turn, so many in flight at once, synced."""
-    waiting: list[Any] = []
-    for number in range(SPREAD):
-        waiting.append(client.publish_nowait(names[number % len(names)], BODY, subject="s"))
-        if len(waiting) == IN_FLIGHT:
-            await asyncio.gather(*waiting)
-            waiting.clear()
-    await asyncio.gather(*waiting)
+    """Publish to all streams in turn, a batch each whatever their number, synced."""
+    async with AsyncExitStack() as stack:
+        windows = [
+            await stack.enter_async_context(client.window(name, keep=False)) for name in names
+        ]
+        for number in range(SPREAD):
+            await windows[number % len(windows)].publish_batch(CONTENT)
+            if number % IN_FLIGHT == 0:
+                await asyncio.sleep(0)
 
 
 PLAN = Plan(
