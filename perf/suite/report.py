@@ -75,6 +75,9 @@ BESIDE = {
 }  # fmt: skip
 """Figures shown beside the one that a work is about."""
 
+UNPROMISED = frozenset({"request", "latency", "start", "matching"})
+"""Sections whose figures do not wait for a confirm: their columns stand in one table."""
+
 KIND_OF_SECTION = {
     "replay": "replay",
     "request": "request",
@@ -307,7 +310,8 @@ def _by_promise(results: Results, works: Sequence[WorkFacts]) -> list[str]:
     figure = works[0].figure
     lines: list[str] = []
     heads = [work.title for work in works]
-    for words, belongs in PROMISES:
+    apart = works[0].section not in UNPROMISED
+    for words, belongs in PROMISES if apart else (("", lambda column: True),):
         rows = []
         for column in results.columns:
             measured = [results.of(work.name, column.name) for work in works]
@@ -316,7 +320,8 @@ def _by_promise(results: Results, works: Sequence[WorkFacts]) -> list[str]:
                     cell(found, work.figure) for work, found in zip(works, measured, strict=True)
                 )))  # fmt: skip
         if rows:
-            head = f"{UNITS.get(figure, figure)}; what is confirmed {words}"
+            head = UNITS.get(figure, figure)
+            head += f"; what is confirmed {words}" if words else ""
             lines += table((head, *heads), rows)
     return lines + _ratios(results, works, heads)
 

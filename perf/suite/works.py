@@ -196,6 +196,8 @@ def _requests() -> list[Work]:
             keys=(("flight", flight), ("workers", workers), ("form", "single")),
             ceiling=ceiling,
             clients=("python", "native") if workers == 1 else ("native",),
+            note="ours: request() and a worker with their defaults: queued in the journal, the reply"
+            " is the confirm and does not wait for a sync",
         )
         for flight, workers, ceiling in (
             (1, 1, 1_500),
