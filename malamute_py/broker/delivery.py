@@ -35,7 +35,8 @@ from malamute_py.broker.subscriptions import Subscription
 _MANY = 4
 """Groups from which on the rows of all of them are looked for together."""
 _FEW_ROWS = 64
-"""Rows of a group up to which they are copied one by one."""
+"""Rows of a group up to which they are copied one by one; more of a large batch, whose masks cost
+more."""
 
 
 class Taker(Protocol):
@@ -124,7 +125,8 @@ class Delivery:
         few: list[tuple[list[Subscription], list[int]]] = []
         others: Groups = []
         partial = [group for group in groups if group.headers is not None]
-        rows_most = min(_FEW_ROWS, self._share * (batch.next - batch.base))
+        count = batch.next - batch.base
+        rows_most = min(max(_FEW_ROWS, count >> 7), self._share * count)
         for group, rows in zip(partial, rows_of_groups(batch.content, partial), strict=True):
             subscriptions = group.durable if durable else group.live
             if not subscriptions or not rows:

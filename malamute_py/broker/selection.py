@@ -108,6 +108,8 @@ def header_classes(index: Index, headers: Sequence[Header]) -> list[tuple[BitMap
 
     Headers that nothing matches are in none.
     """
+    if len(headers) > TABLE_HEADERS_MAX:
+        return index.classes(headers)
     by_object: dict[int, list[int]] = {}
     bitmaps: list[BitMap] = []
     for place, header in enumerate(headers):

@@ -9,6 +9,7 @@ comparing one by one, and the tests hold the two together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from pyroaring import BitMap
@@ -28,6 +29,7 @@ from malamute_py.matcher.kinds import (
     to_wire,
 )
 from malamute_py.matcher.memo import Memo
+from malamute_py.matcher.topics import TopicTable
 
 MEMO_HEADERS_MAX = 65_536
 MEMO_BYTES_MAX = 64 << 20
@@ -51,6 +53,20 @@ class _Pattern:
         """The number of the pattern that this one is the complement of."""
         self.parts: list[int] = []
         """The numbers that this one holds."""
+
+
+def _gather(
+    alike: dict[bytes, tuple[BitMap, list[int]]], numbers: BitMap, places: list[int]
+) -> None:
+    """Put places with those that the same patterns match."""
+    if not numbers:
+        return
+    value = numbers.serialize()
+    known = alike.get(value)
+    if known is None:
+        alike[value] = (numbers, places)
+    else:
+        known[1].extend(places)
 
 
 class Index:
@@ -141,6 +157,36 @@ class Index:
             numbers = self._resolve(keys, fields)
             self._memo.put(keys, fields, numbers)
         return numbers
+
+    def classes(self, headers: Sequence[tuple[Keys, Fields]]) -> list[tuple[BitMap, list[int]]]:
+        """Many headers at once: (numbers of patterns, places of the headers that just these match).
+
+        For tables too large to come again: what is found is not remembered, and what is remembered
+        is not driven out by it. Headers that nothing matches are in none.
+        """
+        topics = self._tables.get("topic")
+        others = len(self._tables) - (topics is not None)
+        plain = not (others or len(self._conjunctions) or self._complements)
+        found: dict[tuple[int, ...], list[int]] = {}
+        single = list(range(len(headers)))
+        if plain and isinstance(topics, TopicTable):
+            single = [place for place, header in enumerate(headers) if len(header[0]) > 1]
+            if not single:
+                found = topics.classes([keys[0] for keys, _ in headers])
+            else:
+                alone = [place for place, header in enumerate(headers) if len(header[0]) == 1]
+                subjects = [headers[place][0][0] for place in alone]
+                for numbers, places in topics.classes(subjects).items():
+                    found[numbers] = [alone[place] for place in places]
+        hidden = self._hidden
+        alike: dict[bytes, tuple[BitMap, list[int]]] = {}
+        for numbers, places in found.items():
+            bits = BitMap(numbers) - hidden if hidden else BitMap(numbers)
+            _gather(alike, bits, places)
+        for place in single:
+            keys, fields = headers[place]
+            _gather(alike, self._resolve(keys, fields), [place])
+        return list(alike.values())
 
     @property
     def memo_headers(self) -> int:

@@ -133,6 +133,60 @@ class TopicTable:
                 found.append(number)
             self._walk(key.split("."), found)
 
+    def classes(self, subjects: Sequence[str]) -> dict[tuple[int, ...], list[int]]:
+        """Of many subjects: numbers of patterns -> places of the subjects that just these match.
+
+        Subjects walk the trie together for as long as they meet the same nodes, so that a level at
+        which no pattern names a part costs nothing. Subjects without a match are left out.
+        """
+        parts = [subject.split(".") for subject in subjects]
+        by_length: dict[int, list[int]] = {}
+        for place, split in enumerate(parts):
+            alike = by_length.get(len(split))
+            if alike is None:
+                by_length[len(split)] = [place]
+            else:
+                alike.append(place)
+        found: dict[tuple[int, ...], list[int]] = {}
+        for length, places in by_length.items():
+            states: dict[tuple[_Node, ...], list[int]] = {(self._root,): places}
+            for depth in range(length):
+                onward: dict[tuple[_Node, ...], list[int]] = {}
+                for nodes, members in states.items():
+                    _step(nodes, members, parts, depth, onward)
+                states = onward
+            for nodes, members in states.items():
+                numbers = _numbers_at(nodes)
+                if numbers:
+                    found.setdefault(numbers, []).extend(members)
+        if self._whole:
+            self._add_whole(subjects, found)
+        return found
+
+    def _add_whole(self, subjects: Sequence[str], found: dict[tuple[int, ...], list[int]]) -> None:
+        """Move the subjects that a pattern without wildcards names to classes of their own."""
+        whole = self._whole
+        named = {
+            place: whole[subject] for place, subject in enumerate(subjects) if subject in whole
+        }
+        if not named:
+            return
+        left = dict(named)
+        for numbers, places in list(found.items()):
+            inside = [place for place in places if place in named]
+            if not inside:
+                continue
+            rest = [place for place in places if place not in named]
+            if rest:
+                found[numbers] = rest
+            else:
+                del found[numbers]
+            for place in inside:
+                key = tuple(sorted((*numbers, left.pop(place))))
+                found.setdefault(key, []).append(place)
+        for place, number in left.items():
+            found.setdefault((number,), []).append(place)
+
     def _walk(self, parts: list[str], found: list[int]) -> None:
         here = [self._root]
         for part in parts:
@@ -167,6 +221,61 @@ class TopicTable:
             # The last `*` may be missing.
             if node.star is not None and node.star.number >= 0:
                 found.append(node.star.number)
+
+
+def _step(
+    nodes: tuple[_Node, ...],
+    places: list[int],
+    parts: list[list[str]],
+    depth: int,
+    onward: dict[tuple[_Node, ...], list[int]],
+) -> None:
+    """One part further with subjects that have met the same nodes so far."""
+    common: list[_Node] = []
+    literals: list[dict[str, _Node]] = []
+    for node in nodes:
+        if node.literals is not None:
+            literals.append(node.literals)
+        if node.star is not None:
+            common.append(node.star)
+        # A node behind `#` can be reached from before it and from itself.
+        if node.repeats and node not in common:
+            common.append(node)
+        if node.hashed is not None and node.hashed not in common:
+            common.append(node.hashed)
+    shared = tuple(common)
+    if not literals:
+        if shared:
+            onward.setdefault(shared, []).extend(places)
+        return
+    rest: list[int] = []
+    met: dict[str, list[int]] = {}
+    for place in places:
+        part = parts[place][depth]
+        alike = met.get(part)
+        if alike is None:
+            for named in literals:
+                if part in named:
+                    met[part] = [place]
+                    break
+            else:
+                rest.append(place)
+        else:
+            alike.append(place)
+    for part, members in met.items():
+        following = [named[part] for named in literals if part in named]
+        onward.setdefault((*following, *shared), []).extend(members)
+    if rest and shared:
+        onward.setdefault(shared, []).extend(rest)
+
+
+def _numbers_at(nodes: tuple[_Node, ...]) -> tuple[int, ...]:
+    """Of the patterns that end at these nodes, ascending."""
+    numbers = {node.number for node in nodes}
+    # The last `*` may be missing.
+    numbers |= {node.star.number for node in nodes if node.star is not None}
+    numbers.discard(-1)
+    return tuple(sorted(numbers))
 
 
 class TopicKind(PatternKind):

@@ -8,6 +8,7 @@ shared. Source: SPEC.md, section 5.3.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -63,11 +64,13 @@ class HeaderTable:
         self.arrow: Any = None
         """Arrow columns of the table, kept here by arrow.py once they are made."""
         self._plain: tuple[Header, ...] | None = None
-        self.subject_bytes = max((_longest(entry) for entry in keys), default=0)
+        self.subject_bytes = _longest(list(chain.from_iterable(keys)))
         self.keys_most = max(map(len, keys), default=0)
         self.fields_most = max(map(len, fieldmaps), default=0)
-        self.field_name_bytes = max(map(_longest, fieldmaps), default=0)
-        self.field_value_bytes = max((_longest(m.values()) for m in fieldmaps), default=0)
+        self.field_name_bytes = _longest(list(chain.from_iterable(fieldmaps)))
+        self.field_value_bytes = _longest(
+            list(chain.from_iterable(entry.values() for entry in fieldmaps))
+        )
 
     def header(self, subject_code: int, field_code: int) -> Header:
         """The header of a pair of codes; field code -1: no fields."""

@@ -30,6 +30,21 @@ def assert_agrees(index: Index, held: dict[int, list[Any]], header: Header) -> N
     assert set(index.match(*header)) == expected
 
 
+def assert_classes_agree(index: Index, held: dict[int, list[Any]], headers: list[Header]) -> None:
+    """All headers at once: each in one class, with just the patterns that match it."""
+    found: dict[int, set[int]] = {}
+    classes = index.classes(headers)
+    for numbers, places in classes:
+        assert numbers
+        for place in places:
+            assert place not in found
+            found[place] = set(numbers)
+    assert len({numbers.serialize() for numbers, _ in classes}) == len(classes)
+    for place, header in enumerate(headers):
+        expected = {number for number, wire in held.items() if matches(wire, *header)}
+        assert found.get(place, set()) == expected
+
+
 def run(index: Index, script: list[tuple[str, Any]], headers: list[Header]) -> None:
     added: list[tuple[int, list[Any]]] = []
     for verb, argument in script:
@@ -43,6 +58,7 @@ def run(index: Index, script: list[tuple[str, Any]], headers: list[Header]) -> N
         assert len(index) == len(dict(added))
     for header in headers:
         assert_agrees(index, dict(added), header)
+    assert_classes_agree(index, dict(added), headers)
     for number, _ in added:
         index.discard(number)
     assert len(index) == 0
@@ -125,3 +141,14 @@ def test_many_conjunctions_over_the_same_fields_are_told_apart(
         added[index.add(wire)] = wire
     header = (("s",), tuple((f"f{at}", str(value)) for at, value in enumerate(held)))
     assert_agrees(index, added, header)
+
+
+@given(
+    st.lists(worlds.topics.filter(lambda wire: wire[1] not in ("#", "#.*")), max_size=12),
+    st.lists(st.one_of(worlds.headers, worlds.subjects.map(lambda s: ((s,), ()))), max_size=20),
+)
+def test_many_headers_at_once_are_told_apart_as_they_are_one_by_one(
+    wires: list[list[Any]], headers: list[Header]
+) -> None:
+    index = Index()
+    assert_classes_agree(index, {index.add(wire): wire for wire in wires}, headers)
