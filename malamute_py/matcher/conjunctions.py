@@ -16,6 +16,8 @@ from typing import TypeAlias
 
 from pyroaring import BitMap
 
+from malamute_py.matcher.kinds import Fields
+
 HeldFact: TypeAlias = "int | str | tuple[str, str]"
 """A fact of a header: the number of a leaf that matches, a field's name, a field and value."""
 
@@ -100,8 +102,41 @@ class Conjunctions:
         """Append the numbers, or bitmaps of numbers, of conjunctions that hold whole."""
         codes = self._codes
         held = frozenset([codes[fact] for fact in facts if fact in codes])
-        if not held:
-            return
+        if held:
+            self._collect(held, found, wide)
+
+    def classes(self, headers: Iterable[Fields]) -> list[tuple[BitMap, list[int]]]:
+        """Of many headers: (numbers, places of headers of whose fields just these hold).
+
+        Two classes may have the same numbers. Of a header only what some conjunction asks for
+        counts, so that what makes every header another, a sequence or a time, costs a look.
+        """
+        codes = self._codes
+        alike: dict[tuple[Code, ...], list[int]] = {}
+        for place, fields in enumerate(headers):
+            asked = [codes[field] for field in fields if field in codes]
+            asked += [codes[name] for name, _ in fields if name in codes]
+            if asked:
+                key = tuple(asked)
+                places = alike.get(key)
+                if places is None:
+                    alike[key] = [place]
+                else:
+                    places.append(place)
+        classes: list[tuple[BitMap, list[int]]] = []
+        for key, places in alike.items():
+            found: list[int] = []
+            wide: list[BitMap] = []
+            self._collect(frozenset(key), found, wide)
+            if found or wide:
+                numbers = BitMap(found)
+                for many in wide:
+                    numbers |= many
+                classes.append((numbers, places))
+        return classes
+
+    def _collect(self, held: frozenset[Code], found: list[int], wide: list[BitMap]) -> None:
+        """As lookup(), of facts by their codes."""
         contained = held.issuperset
         pending = [self._root]
         while pending:

@@ -164,6 +164,12 @@ class Index:
         For tables too large to come again: what is found is not remembered, and what is remembered
         is not driven out by it. Headers that nothing matches are in none.
         """
+        alike: dict[bytes, tuple[BitMap, list[int]]] = {}
+        if not (self._tables or self._complements or self._checks or self._hidden):
+            # Nothing but fields is asked for.
+            for bits, places in self._conjunctions.classes(fields for _, fields in headers):
+                _gather(alike, bits, places)
+            return list(alike.values())
         topics = self._tables.get("topic")
         others = len(self._tables) - (topics is not None)
         plain = not (others or len(self._conjunctions) or self._complements)
@@ -179,7 +185,6 @@ class Index:
                 for numbers, places in topics.classes(subjects).items():
                     found[numbers] = [alone[place] for place in places]
         hidden = self._hidden
-        alike: dict[bytes, tuple[BitMap, list[int]]] = {}
         for numbers, places in found.items():
             bits = BitMap(numbers) - hidden if hidden else BitMap(numbers)
             _gather(alike, bits, places)

@@ -144,7 +144,10 @@ def test_many_conjunctions_over_the_same_fields_are_told_apart(
 
 
 @given(
-    st.lists(worlds.topics.filter(lambda wire: wire[1] not in ("#", "#.*")), max_size=12),
+    st.one_of(
+        st.lists(worlds.topics.filter(lambda wire: wire[1] not in ("#", "#.*")), max_size=12),
+        st.lists(worlds.field_patterns, max_size=12),
+    ),
     st.lists(st.one_of(worlds.headers, worlds.subjects.map(lambda s: ((s,), ()))), max_size=20),
 )
 def test_many_headers_at_once_are_told_apart_as_they_are_one_by_one(
