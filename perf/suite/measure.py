@@ -24,7 +24,7 @@ from perf.suite.roles import Role
 from perf.suite.works import Work
 
 READY_S = 90.0
-RESULT_S = 90.0
+RESULT_S = 45.0
 SETTLE_S = 5.0
 SETTLE_STEP_S = 0.1
 MATCHING = (sys.executable, "-m", "perf.suite.matching")

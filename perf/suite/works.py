@@ -196,11 +196,11 @@ def _requests() -> list[Work]:
             keys=(("flight", flight), ("workers", workers), ("form", "single")),
             ceiling=ceiling,
             clients=("python", "native") if workers == 1 else ("native",),
-            note="ours: request() and a worker with their defaults: queued in the journal, the reply"
-            " is the confirm and does not wait for a sync",
+            note="ours: request() and a worker with their defaults: journaled; the reply is the"
+            " confirm and does not wait for a sync",
         )
         for flight, workers, ceiling in (
-            (1, 1, 1_500),
+            (1, 1, 6_000),
             (64, 1, 40_000),
             (1024, 1, 40_000),
             (64, 8, 40_000),
