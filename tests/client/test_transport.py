@@ -40,6 +40,53 @@ def test_what_came_before_the_connection_broke_is_read_whole() -> None:
     assert read == [_FRAMES] * _MESSAGES
 
 
+def test_what_came_before_a_send_is_noticed_though_its_signal_was_taken_up_by_it() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as broker:
+        port = broker.bind_to_random_port("tcp://127.0.0.1")
+        endpoint = f"tcp://127.0.0.1:{port}"
+        transport = Transport(context, ClientSettings(endpoints=(endpoint,)), endpoint)
+        try:
+            assert transport.send([b"hello"])
+            client, _ = broker.recv_multipart()
+            assert not list(transport.drain(1))
+            for number in range(100):
+                while transport.pending(to_send=False):
+                    list(transport.drain(1))
+                broker.send_multipart([client, b"%d" % number])
+                # Sends take up signals now and then: whether they did is for pending() to know.
+                while not transport.pending(to_send=False):
+                    assert transport.send([b"more"])
+                    ready = select.select(transport.descriptors, [], [], 0)[0]
+                    for descriptor in ready:
+                        transport.signalled(descriptor)
+                    broker.recv_multipart()
+                (message,) = list(transport.drain(1))
+                assert message == [b"%d" % number]
+        finally:
+            transport.close(0)
+
+
+def test_a_large_frame_is_not_copied_and_a_small_one_is() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as broker:
+        port = broker.bind_to_random_port("tcp://127.0.0.1")
+        endpoint = f"tcp://127.0.0.1:{port}"
+        transport = Transport(context, ClientSettings(endpoints=(endpoint,)), endpoint)
+        try:
+            assert transport.send([b"hello"])
+            client, _ = broker.recv_multipart()
+            broker.send_multipart([client, b"small", b"x" * 100_000])
+            frames: list[list[object]] = []
+            until = time.monotonic() + WAIT_S
+            while not frames and time.monotonic() < until:
+                frames = list(transport.drain(1))
+        finally:
+            transport.close(0)
+    ((small, large),) = frames
+    assert small == b"small"
+    assert type(large) is memoryview
+    assert len(large) == 100_000
+
+
 def _failure(transport: Transport) -> Failure:
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
