@@ -81,7 +81,7 @@ class Nats:
         modes = ["core", "jetstream"]
         if self._syncs():
             modes.append("jetstream-sync")
-        clients = []
+        clients: list[tuple[str, str, tuple[str, ...]]] = []
         if importlib.util.find_spec("nats"):
             clients.append(("python", "Python client", PYTHON))
         if NATIVE.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from pathlib import Path
 
@@ -233,9 +234,12 @@ def test_a_reply_that_is_not_its_requests_is_no_round_trip() -> None:
 async def test_a_full_window_waits_until_half_of_it_is_free() -> None:
     window = driver.Window(4)
     window.sent = 4
-    assert window.full
-    window.confirm(2)
-    await window.room()
-    assert not window.full
+    waiting = asyncio.create_task(window.room())
+    await asyncio.sleep(0)
+    window.confirm(1)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    window.confirm(1)
+    await waiting
     window.confirm(2)
     await window.all()

@@ -17,8 +17,8 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
-import gmqtt
-from gmqtt.storage import PersistentStorage
+import gmqtt  # type: ignore[import-untyped]
+from gmqtt.storage import PersistentStorage  # type: ignore[import-untyped]
 
 from perf.peers.clients import driver
 from perf.peers.clients.driver import Check, Clock, DriverFailed, Options, Subjects, say, word

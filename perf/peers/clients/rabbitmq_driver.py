@@ -15,10 +15,10 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
-import pika
-from pika.adapters.asyncio_connection import AsyncioConnection
-from pika.channel import Channel
-from pika.spec import PERSISTENT_DELIVERY_MODE, TRANSIENT_DELIVERY_MODE, Basic
+import pika  # type: ignore[import-untyped]
+from pika.adapters.asyncio_connection import AsyncioConnection  # type: ignore[import-untyped]
+from pika.channel import Channel  # type: ignore[import-untyped]
+from pika.spec import PERSISTENT_DELIVERY_MODE, TRANSIENT_DELIVERY_MODE, Basic  # type: ignore[import-untyped]
 
 from perf.peers.clients import driver
 from perf.peers.clients.driver import Check, Clock, DriverFailed, Options, Subjects, say, word

@@ -23,7 +23,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import hiredis
 
@@ -38,7 +38,8 @@ HAND_OVER = 256
 """Most requests or replies that a BLMPOP takes."""
 
 Command = tuple[bytes, ...]
-pack: Callable[[Command], bytes] = hiredis.pack_command
+# Its stubs know tuples of one element only.
+pack: Callable[[Command], bytes] = cast("Any", hiredis.pack_command)
 
 
 class Wire:
@@ -48,7 +49,8 @@ class Wire:
         place = urllib.parse.urlsplit(url)
         self.socket = socket.create_connection((place.hostname or "", place.port or 6379))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reader = hiredis.Reader()
+        # Its stubs know bytes only, and copying into them is what a buffer is to spare.
+        self._reader: Any = hiredis.Reader()
         self._buffer = bytearray(READ_BYTES)
 
     def send(self, commands: Sequence[Command]) -> None:
@@ -404,7 +406,7 @@ async def _request_single(options: Options) -> None:
     """
     import redis.asyncio
 
-    client = redis.asyncio.Redis.from_url(options.url, max_connections=options.flight + 2)
+    client: Any = redis.asyncio.Redis.from_url(options.url, max_connections=options.flight + 2)
     requests = driver.Requests(options)
     key = options.subject
     inbox = f"{key}:{time.monotonic_ns()}"
@@ -415,7 +417,7 @@ async def _request_single(options: Options) -> None:
 
     async def take() -> None:
         while True:
-            found = await client.blmpop(0, 1, inbox, direction="LEFT", count=HAND_OVER)
+            found: Any = await client.blmpop(0, 1, inbox, direction="LEFT", count=HAND_OVER)
             for reply in found[1]:
                 waiting.pop(int.from_bytes(reply[3:11], "little")).set_result(reply)
 
