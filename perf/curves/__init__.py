@@ -11,6 +11,7 @@ from typing import Final
 from perf.curves import (
     backlog,
     clients,
+    groups,
     headers,
     journal_size,
     mailboxes,
@@ -21,7 +22,16 @@ from perf.curves.curve import Curve, Line, Plan, Point
 
 CURVES: Final[dict[str, Plan]] = {
     module.PLAN.name: module.PLAN
-    for module in (subscriptions, clients, streams, headers, backlog, mailboxes, journal_size)
+    for module in (
+        subscriptions,
+        clients,
+        streams,
+        headers,
+        groups,
+        backlog,
+        mailboxes,
+        journal_size,
+    )
 }
 
 __all__ = ["CURVES", "Curve", "Line", "Plan", "Point"]

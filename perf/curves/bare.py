@@ -7,13 +7,14 @@ work, processor time of one thread, at counts that no machine of two cores has c
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import process_time
 from typing import Any
 
 from malamute_protocol import commands as wire
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker import Appended, Broker, BrokerSettings, RecoveredState
+from malamute_py.broker.ready import Send
 
 NOW_MS = 1_700_000_000_000
 UNBOUNDED = 1 << 60
@@ -37,6 +38,8 @@ class BareBroker:
         )  # fmt: skip
         self.now_ms = NOW_MS
         self.wake_at_ms: int | None = None
+        self.on_send: Callable[[Send], None] | None = None
+        """Told of every message to a link, by who wants to answer."""
         self._end = 0
 
     def hello(self, link: int, identity: str = "") -> None:
@@ -68,6 +71,9 @@ class BareBroker:
                         ).pack()
                     )  # fmt: skip
                 core.appended(Appended(bundle.token, tuple(stamps), self._end))
+            if self.on_send is not None:
+                for send in ready.sends:
+                    self.on_send(send)
             if ready.appends:
                 core.synced("main", self._end, self.now_ms)
 
