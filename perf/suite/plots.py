@@ -115,13 +115,23 @@ def _draw_bars(results: Results, panels: Sequence[tuple[str, str, str]], path: P
 
     across = 1 if len(panels) == 1 else 2
     down = -(-len(panels) // across)
-    most = max(len(_bars_of(results, work, figure)) for work, figure, _ in panels)
-    size = (5.6 * across, (0.7 + 0.25 * most) * down)
-    made, axes = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+    counts = [len(_bars_of(results, work, figure)) for work, figure, _ in panels]
+    # A row of panels is as high as its longest list.
+    most = [max(counts[row * across : (row + 1) * across]) for row in range(down)]
+    heights = [0.7 + 0.25 * count for count in most]
+    made, axes = plt.subplots(
+        down,
+        across,
+        figsize=(5.6 * across, sum(heights)),
+        squeeze=False,
+        layout="constrained",
+        height_ratios=heights,
+    )
     places = [axis for row in axes for axis in row]
     for axis in places[len(panels) :]:
         axis.set_visible(False)
-    for axis, (work, figure, heading) in zip(places, panels, strict=False):
+    for place, (axis, panel) in enumerate(zip(places, panels, strict=False)):
+        work, figure, heading = panel
         less = figure.endswith("_us")
         bars = sorted(_bars_of(results, work, figure), key=lambda bar: bar[1], reverse=not less)
         largest = max(value for _, value in bars)
@@ -136,7 +146,7 @@ def _draw_bars(results: Results, panels: Sequence[tuple[str, str, str]], path: P
             axis.text(value + largest * 0.015, at, short(value), va="center", fontsize=8)
         axis.set_yticks(range(len(bars)), [_label(column) for column, _ in bars], fontsize=8)
         # Bars are as thick in every panel; the best stands at the top.
-        axis.set_ylim(most - 0.4, -0.6)
+        axis.set_ylim(most[place // across] - 0.4, -0.6)
         axis.set_xlim(0, largest * 1.16)
         axis.set_xticks([])
         axis.spines["bottom"].set_visible(False)
