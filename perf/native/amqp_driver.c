@@ -394,17 +394,8 @@ static void respond(void) {
     check_call(links[0]);
 }
 
-/* The port of AMQP in the url of a stream: ...?amqp=5672. */
-static void take_amqp_port(int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        const char *found = strncmp(argv[i], "url=", 4) == 0 ? strstr(argv[i], "?amqp=") : NULL;
-        if (found != NULL) work.port = atoi(found + strlen("?amqp="));
-    }
-}
-
 int main(int argc, char **argv) {
     work = parse_work(argc, argv, PORT);
-    take_amqp_port(argc, argv);
     if (strcmp(work.mode, "classic") == 0) mode = CLASSIC;
     else if (strcmp(work.mode, "quorum") == 0) mode = QUORUM;
     else if (strcmp(work.mode, "stream") == 0) mode = STREAM;

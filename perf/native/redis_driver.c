@@ -357,45 +357,68 @@ static void await_list(redisContext *link, const char *list, int most) {
     check(link, redisAppendCommand(link, "BLMPOP 0 1 %s LEFT COUNT %d", list, most));
 }
 
+/* The arguments of the RPUSH that carries requests, and where the body of each is. */
+struct push {
+    const char **arguments;
+    size_t *sizes;
+    size_t head; /* the inbox and a space before the body */
+};
+
+static struct push new_push(const char *inbox) {
+    int number = work.flight + 2;
+    size_t head = strlen(inbox) + 1;
+    struct push push = {calloc((size_t)number, sizeof *push.arguments), calloc((size_t)number, sizeof *push.sizes), head};
+    if (push.arguments == NULL || push.sizes == NULL) fail("out of memory");
+    push.arguments[0] = "RPUSH", push.sizes[0] = strlen("RPUSH");
+    push.arguments[1] = work.subject, push.sizes[1] = strlen(work.subject);
+    for (int f = 2; f < number; f++) {
+        char *value = malloc(head + work.size);
+        if (value == NULL) fail("out of memory");
+        memcpy(value, inbox, head - 1);
+        value[head - 1] = ' ';
+        push.arguments[f] = value, push.sizes[f] = head + work.size;
+    }
+    return push;
+}
+
+/* Pushes as many requests as may be in flight, in one command or, as callers who know nothing of each other
+ * do, a command each; returns how many commands. */
+static int push_requests(redisContext *link, const struct push *push) {
+    bool single = strcmp(work.form, "single") == 0;
+    int room = 0, commands = 0;
+    while (requests.sent < work.count && requests.sent - requests.answered < (uint64_t)work.flight) {
+        int place = single ? 2 : 2 + room;
+        memcpy((char *)push->arguments[place] + push->head, next_request(&requests), work.size);
+        room++;
+        if (single) {
+            check(link, redisAppendCommandArgv(link, 3, push->arguments, push->sizes));
+            commands++;
+        }
+    }
+    if (!single && room > 0) {
+        check(link, redisAppendCommandArgv(link, 2 + room, push->arguments, push->sizes));
+        commands++;
+    }
+    return commands;
+}
+
 static void request(void) {
     redisContext *link = connect_to_server();
     char inbox[128];
     snprintf(inbox, sizeof inbox, "%s:%lld", work.subject, (long long)now_ns());
-    size_t head = strlen(inbox) + 1, size = head + work.size;
-    int most = work.flight + 2;
-    char *values = malloc((size_t)work.flight * size);
-    const char **arguments = calloc((size_t)most, sizeof *arguments);
-    size_t *sizes = calloc((size_t)most, sizeof *sizes);
-    if (values == NULL || arguments == NULL || sizes == NULL) fail("out of memory");
-    arguments[0] = "RPUSH", sizes[0] = 5;
-    arguments[1] = work.subject, sizes[1] = strlen(work.subject);
-    for (int f = 0; f < work.flight; f++) {
-        arguments[f + 2] = values + (size_t)f * size, sizes[f + 2] = size;
-        memcpy(values + (size_t)f * size, inbox, head - 1);
-        values[(size_t)f * size + head - 1] = ' ';
-    }
+    struct push push = new_push(inbox);
     requests = new_requests(&work);
     link->reader->fn = &replies;
     ready(CLIENT);
     struct begun begun = begin();
     while (requests.answered < work.count) {
-        int room = 0, waiting = 1;
-        for (; room < work.flight && requests.sent < work.count &&
-               requests.sent - requests.answered < (uint64_t)work.flight; room++)
-            memcpy(values + (size_t)room * size + head, next_request(&requests), work.size);
-        if (room > 0) {
-            check(link, redisAppendCommandArgv(link, room + 2, arguments, sizes));
-            waiting++;
-        }
+        int waiting = push_requests(link, &push) + 1;
         await_list(link, inbox, work.flight);
         for (write_all(link); waiting > 0; waiting -= parse(link)) check(link, redisBufferRead(link));
     }
     say_answered(&requests, begun);
     await_end();
-    link->reader->fn = &counting;
-    struct pipeline pipeline = {.link = link, .waiting = 1};
-    check(link, redisAppendCommand(link, "UNLINK %s", inbox));
-    settle(&pipeline, 0);
+    run(connect_to_server(), "UNLINK %s", inbox);
 }
 
 static redisContext *answering; /* the link whose requests are being read */
