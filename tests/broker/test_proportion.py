@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from malamute_protocol import commands as wire
+from malamute_py.broker.links import BEAT_SLOTS
 from malamute_py.broker.producers import Producers
 from malamute_py.broker.retention import LOOKS_MAX
 from malamute_py.broker.subscriptions import Subscription
@@ -129,3 +130,38 @@ def test_bounds_are_applied_to_some_streams_at_a_time_and_to_all_in_each_round(
         counts.append(len(looked) - before)
     assert max(counts) == LOOKS_MAX, "no tick looks at all of them"
     assert sorted(looked) == sorted(stream.name for stream in shell.broker._catalogue)
+
+
+def test_idle_links_have_their_heartbeats_together() -> None:
+    shell = Shell()
+    links = 300
+    beat_ms = shell.broker._shard.settings.heartbeat_ms
+    for link in range(1, links + 1):
+        shell.hello(link)
+        shell.wait(7)
+    # The first heartbeat of each comes when it comes; from then on they are in step.
+    shell.wait(beat_ms)
+    for peer in shell.peers.values():
+        peer.commands.clear()
+    until_ms = shell.now_ms + beat_ms
+    turns = 0
+    while (wake_ms := shell.broker._links.wake_at_ms) is not None and wake_ms <= until_ms:
+        shell.wait(max(0, wake_ms - shell.now_ms))
+        for link in range(1, links + 1):
+            shell.send(link, wire.Pong(0))
+        turns += 1
+    assert turns <= BEAT_SLOTS + 2
+    assert all(len(peer.of(wire.Ping)) in (1, 2) for peer in shell.peers.values())
+
+
+def test_a_silent_link_ends_when_its_time_is_over_and_not_a_heartbeat_later() -> None:
+    shell = Shell()
+    settings = shell.broker._shard.settings
+    shell.wait(13)
+    shell.hello(1)
+    begun_ms = shell.now_ms
+    while shell.broker._links.table:
+        wake_ms = shell.broker._links.wake_at_ms
+        assert wake_ms is not None
+        shell.wait(wake_ms - shell.now_ms)
+    assert shell.now_ms - begun_ms == settings.heartbeat_ms * settings.expiry_beats
