@@ -13,6 +13,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Any, Final
 
 import msgspec
@@ -48,6 +50,8 @@ MARKS_MAX: Final = 256
 """Places of a stream whose LSN is remembered; beyond it every second one is forgotten."""
 MARK_MS: Final = 1_000
 """How often pins are looked at."""
+LOOKS_MAX: Final = 512
+"""Pins that one tick looks at: 100,000 would hold the loop for 0.1 s."""
 
 
 class Cursor:
@@ -78,11 +82,15 @@ class Cursor:
 class Marks:
     """Where in its ring a stream's offsets lie, coarsely: a pin costs what the ring has kept."""
 
-    __slots__ = ("_before", "_first", "_lsns", "_offsets", "cursors")
+    __slots__ = ("_before", "_first", "_least", "_lsns", "_offsets", "_pushes", "cursors")
 
     def __init__(self, stream: Stream) -> None:
         self.cursors: dict[Cursor, None] = {}
         """Those of the stream that are to pin."""
+        self._pushes = count()
+        self._least: list[tuple[int, int, Cursor]] = []
+        """A heap of where they pin or pinned: 10,000 cursors that move in turn must not look for
+        the least of all at each step."""
         self._offsets = [stream.next]
         self._lsns = [stream.ring.end_lsn]
         self._first = stream.first
@@ -99,6 +107,26 @@ class Marks:
             # The first and the newest stay.
             self._offsets[1:-1] = self._offsets[1:-1:2]
             self._lsns[1:-1] = self._lsns[1:-1:2]
+
+    def pinned(self, cursor: Cursor) -> None:
+        """A cursor of the stream pins at another place now."""
+        assert cursor.pinned_at is not None
+        if len(self._least) > 2 * len(self.cursors) + 64:
+            # What has moved on stays until it is the least, or until it is most of the heap.
+            self._least = [
+                (one.pinned_at, next(self._pushes), one)
+                for one in self.cursors
+                if one.pinned_at is not None and one is not cursor
+            ]
+            heapify(self._least)
+        heappush(self._least, (cursor.pinned_at, next(self._pushes), cursor))
+
+    def least(self) -> int:
+        """The least offset that is pinned; NEVER when none is."""
+        heap = self._least
+        while heap and (heap[0][2].pinned_at != heap[0][0] or heap[0][2] not in self.cursors):
+            heappop(heap)
+        return heap[0][0] if heap else NEVER
 
     def held(self, stream: Stream, offset: int) -> int:
         """About how many bytes of the ring lie from an offset on."""
@@ -140,6 +168,9 @@ class Cursors:
         self.pins: list[tuple[str, str, int, int | None]] = []
         """(ring, pin, stream, offset or None to unpin) that the shell is to be told."""
         self._due_ms = 0
+        self._begun_ms = 0
+        self._turn: list[Cursor] = []
+        """Of the pins, those that were not looked at in this round."""
 
     # --- facts ------------------------------------------------------------------------------
 
@@ -171,13 +202,24 @@ class Cursors:
         return self._due_ms if self._pinning else None
 
     def tick(self) -> None:
-        """Look at the pins, if it is time to."""
-        if self._pinning and self._shard.now_ms >= self._due_ms:
-            self._due_ms = self._shard.now_ms + MARK_MS
+        """Look at some of the pins, if it is time to: at all of them in each MARK_MS."""
+        now_ms = self._shard.now_ms
+        if not self._pinning or now_ms < self._due_ms:
+            return
+        if not self._turn:
+            self._begun_ms = now_ms
             for stream, marks in self._marks.items():
                 marks.note(stream)
-            for cursor in list(self._pinning):
+            self._turn = list(self._pinning)
+        some, self._turn = self._turn[-LOOKS_MAX:], self._turn[:-LOOKS_MAX]
+        for cursor in some:
+            if cursor in self._pinning:
                 self._pin(cursor)
+        if self._turn:
+            ticks = -(-len(self._pinning) // LOOKS_MAX)
+            self._due_ms = now_ms + max(1, MARK_MS // (ticks + 1))
+        else:
+            self._due_ms = max(self._begun_ms + MARK_MS, now_ms + 1)
 
     # --- over restarts ------------------------------------------------------------------------
 
@@ -581,6 +623,7 @@ class Cursors:
         cursor.warned = warn
         if cursor.pinned_at != cursor.next:
             cursor.pinned_at = cursor.next
+            self._marks[stream].pinned(cursor)
             self.pins.append((stream.ring.name, pin_name(cursor), stream.number, cursor.next))
             self._spare(stream)
 
@@ -604,8 +647,7 @@ class Cursors:
 
     def _spare(self, stream: Stream) -> None:
         """What retention must leave of a stream."""
-        places = (cursor.pinned_at for cursor in self._marks[stream].cursors)
-        stream.pinned = min((place for place in places if place is not None), default=NEVER)
+        stream.pinned = self._marks[stream].least()
 
 
 def pin_name(cursor: Cursor) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from random import Random
+
 import msgspec
 import pytest
 
 from malamute_protocol import commands as wire
+from malamute_py.broker.cursors import LOOKS_MAX as PINS_MAX
+from malamute_py.broker.cursors import MARK_MS, Cursor
 from malamute_py.broker.links import BEAT_SLOTS
 from malamute_py.broker.producers import Producers
 from malamute_py.broker.retention import LOOKS_MAX
+from malamute_py.broker.streams import NEVER
 from malamute_py.broker.subscriptions import Subscription
 from malamute_py.changelog.snapshots import Sequence64
 from tests.broker.shell import Shell
@@ -165,3 +171,60 @@ def test_a_silent_link_ends_when_its_time_is_over_and_not_a_heartbeat_later() ->
         assert wake_ms is not None
         shell.wait(wake_ms - shell.now_ms)
     assert shell.now_ms - begun_ms == settings.heartbeat_ms * settings.expiry_beats
+
+
+def test_the_least_of_many_pins_is_found_without_looking_at_all_of_them() -> None:
+    class Counted(dict[Cursor, None]):
+        walks = 0
+
+        def __iter__(self) -> Iterator[Cursor]:
+            Counted.walks += 1
+            return super().__iter__()
+
+    shell = Shell()
+    shell.hello(1)
+    shell.publish(1, "s", [b"x"] * 5_000)
+    stream, cursors = shell.stream("s"), shell.broker._cursors
+    pins = {f"c{number:03}": number for number in range(200)}
+    for number, name in enumerate(pins):
+        shell.send(1, wire.EditCursor(number, "s", name, {"pin": True}, [2, pins[name]]))
+    marks = cursors._marks[stream]
+    marks.cursors = Counted(marks.cursors)
+    chance = Random(7)
+    for tracker in range(2_000):
+        name = chance.choice(list(pins))
+        to = min(pins[name] + chance.randrange(50), 5_000)
+        pins[name] = to
+        shell.send(1, wire.MoveCursor("s", name, to, 10_000 + tracker))
+        assert stream.pinned == min(pins.values())
+    assert Counted.walks <= 10, "once in about as many moves as there are pins"
+    assert len(marks._least) <= 2 * len(pins) + 65
+    for number, name in enumerate(sorted(pins, key=pins.__getitem__)):
+        shell.send(1, wire.RemoveCursor(20_000 + number, "s", name))
+        del pins[name]
+        assert stream.pinned == min(pins.values(), default=NEVER)
+
+
+def test_pins_are_looked_at_some_at_a_time_and_all_in_each_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = Shell()
+    shell.hello(1)
+    shell.publish(1, "s", [b"x"])
+    most = 2 * PINS_MAX + 10
+    for number in range(most):
+        shell.send(1, wire.EditCursor(number, "s", f"c{number:05}", {"pin": True}))
+    looked: list[str] = []
+    cursors = shell.broker._cursors
+    monkeypatch.setattr(cursors, "_pin", lambda cursor: looked.append(cursor.name))
+    shell.wait(MARK_MS)
+    while cursors._turn:
+        shell.wait(10)
+    looked.clear()
+    counts = []
+    for _ in range(MARK_MS // 10):
+        before = len(looked)
+        shell.wait(10)
+        counts.append(len(looked) - before)
+    assert max(counts) == PINS_MAX
+    assert sorted(looked) == [f"c{number:05}" for number in range(most)]
