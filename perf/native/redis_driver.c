@@ -444,11 +444,11 @@ static void *see_request(const redisReadTask *task, char *text, size_t size) {
     return SEEN;
 }
 
-static bool handed_over; /* whether requests came, with the reply to the BLMPOP */
+static void *const REQUESTS = (void *)2; /* the reply to a BLMPOP, once it is whole */
 
 static void *see_requests(const redisReadTask *task, int elements) {
-    if (task->parent == NULL) handed_over = true;
-    return see_array(task, elements);
+    see_array(task, elements);
+    return task->parent == NULL ? REQUESTS : SEEN;
 }
 
 static redisReplyObjectFunctions questions = {see_request, see_requests, see_integer, see_nil, forget};
@@ -460,12 +460,18 @@ static void await_requests(redisContext *link) {
     write_all(link);
 }
 
+/* The replies go out with the next BLMPOP, when all requests of the last have been read: behind a
+ * BLMPOP that waits they would wait, too. */
 static void answer(int k) {
+    void *reply = SEEN;
+    bool whole = false;
     answering = links[k];
     check(answering, redisBufferRead(answering));
-    handed_over = false;
-    parse(answering);
-    if (handed_over) await_requests(answering);
+    while (reply != NULL) {
+        check(answering, redisGetReplyFromReader(answering, &reply));
+        whole |= reply == REQUESTS;
+    }
+    if (whole) await_requests(answering);
 }
 
 static void respond(void) {
