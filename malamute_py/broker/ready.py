@@ -98,6 +98,9 @@ class ReadRange(msgspec.Struct, frozen=True, gc=False):
     client_time: tuple[int, int] | None = None
     matches: Callable[[Any, Any], bool] | None = None
     """Whether a header (keys, fields) is wanted, exactly: what is rare may then come gathered."""
+    shared: bool = False
+    """Others may want the same: the answer may begin before `from_offset`, and be one that was
+    given before. Without candidates and client time only."""
 
 
 class HistoryRun(msgspec.Struct, frozen=True, gc=False):

@@ -259,7 +259,11 @@ class Serving:
     def _read(self, sub: Subscription) -> None:
         stream = sub.stream
         end = min(sub.tail, sub.stop, stream.hot_first)
-        size = min(self._shard.settings.quantum_bytes, sub.left_bytes, sub.link.room)
+        size = self._shard.settings.quantum_bytes
+        shared = sub.everything and sub.client_time is None and sub.wanted is None
+        if not shared:
+            # Shared, it is read once for all who are behind, whatever each has room for.
+            size = min(size, sub.left_bytes, sub.link.room)
         if sub.wanted is not None:
             end = min(end, sub.wanted_to)
             size = min(size, SPARSE_BYTES)
@@ -275,7 +279,7 @@ class Serving:
         self.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token, sub.position, end, size,
-                candidates, sub.client_time, matches,
+                candidates, sub.client_time, matches, shared,
             )
         )  # fmt: skip
 

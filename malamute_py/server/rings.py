@@ -57,6 +57,7 @@ from malamute_py.server.keeper import (
     Worker,
 )
 from malamute_py.server.queries import answer_query, by_key
+from malamute_py.server.recent import RecentReads
 from malamute_py.store.bodies import Bodies
 
 _PREPARE_BYTES = 8 << 20
@@ -141,6 +142,7 @@ class Rings:
         self._syncer = SyncThread(inbox, (JournalError,), _explain)
         self._reader: Worker[bool] = Worker("reader", self._take_turn, inbox)
         self._reads: deque[_Job] = deque()
+        self._recent = RecentReads()
         self._questions: deque[_Job] = deque()
         self._bodies_wanted: deque[_Job] = deque()
         self._turns = deque([self._bodies_wanted, self._reads, self._questions])
@@ -420,6 +422,9 @@ class Rings:
         if isinstance(job, ReadRange):
             if ring is None:
                 return ReadFailed(job.token, "journal_failed", f"the ring {job.ring} is not open")
+            recent = self._recent.find(ring, job) if job.shared else None
+            if recent is not None:
+                return HistoryRead(job.token, *recent)
             try:
                 found = ring.read(
                     job.stream, job.from_offset, job.end_offset, job.bytes_max,
@@ -427,12 +432,10 @@ class Rings:
                 )  # fmt: skip
             except (JournalError, OSError) as error:
                 return ReadFailed(job.token, "journal_failed", str(error))
-            return HistoryRead(
-                job.token,
-                tuple(HistoryRun(run.data, run.spans, run.next) for run in found.runs),
-                found.next,
-                found.gaps,
-            )
+            runs = tuple(HistoryRun(run.data, run.spans, run.next) for run in found.runs)
+            if job.shared and not found.gaps:
+                self._recent.keep(ring, job, runs, found.next)
+            return HistoryRead(job.token, runs, found.next, found.gaps)
         if job.wanted is not None and not job.wanted():
             # A client that asks and leaves, again and again, must not keep the others waiting.
             return IndexAnswer(job.token, IndexFailure("cancelled", "nobody waits for it"))

@@ -559,6 +559,7 @@ class Machine:
                 history = ring.read(
                     read.stream, read.from_offset, read.end_offset, read.bytes_max,
                     candidates=by_key(read.candidates), client_time=read.client_time,
+                    matches=read.matches,
                 )  # fmt: skip
             except JournalError as error:
                 self.trace.note("read failed", str(error))
@@ -570,7 +571,7 @@ class Machine:
                 )  # fmt: skip
                 answer = HistoryRead(
                     read.token,
-                    tuple(HistoryRun(run.data, run.spans) for run in history.runs),
+                    tuple(HistoryRun(run.data, run.spans, run.next) for run in history.runs),
                     history.next,
                     tuple(tuple(gap) for gap in history.gaps),
                 )

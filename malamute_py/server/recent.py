@@ -1,0 +1,59 @@
+"""What was read of history last, for the next who wants the same.
+
+Owns a few MiB of what the reader thread read, by stream. The rule: an answer is given again only
+for offsets that it covers and only when nothing in it lies beyond what is asked for; one that
+named gaps is never given again. A hundred subscribers that fell behind together so cost one read
+and one check of each batch, not a hundred. Of the reader thread alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from malamute_py.broker.ready import HistoryRun, ReadRange
+from malamute_py.journal import Ring
+
+RECENT_BYTES: Final = 8 << 20
+"""Of runs that are kept; what a client's socket still holds is kept anyway."""
+
+
+class _Read(NamedTuple):
+    ring: Ring
+    stream: int
+    first: int
+    next: int
+    bytes: int
+    runs: tuple[HistoryRun, ...]
+
+
+class RecentReads:
+    """The last plain reads, newest first."""
+
+    def __init__(self) -> None:
+        self._reads: deque[_Read] = deque()
+        self._bytes = 0
+
+    def find(self, ring: Ring, job: ReadRange) -> tuple[tuple[HistoryRun, ...], int] | None:
+        """Runs from before or at the wanted offset, and how far they come; None: not read yet.
+
+        ring: the very one, so that no other of its name is taken for it.
+        """
+        for read in self._reads:
+            if (
+                read.ring is ring
+                and read.stream == job.stream
+                and read.first <= job.from_offset < read.next <= job.end_offset
+            ):
+                return read.runs, read.next
+        return None
+
+    def keep(self, ring: Ring, job: ReadRange, runs: tuple[HistoryRun, ...], next: int) -> None:
+        """Note what a read brought; the oldest leave for it."""
+        size = sum(len(run.data) for run in runs)
+        if not size or size > RECENT_BYTES:
+            return
+        self._reads.appendleft(_Read(ring, job.stream, job.from_offset, next, size, runs))
+        self._bytes += size
+        while self._bytes > RECENT_BYTES:
+            self._bytes -= self._reads.pop().bytes
