@@ -118,5 +118,5 @@ async def one_by_one(daemon: Daemon, count: int) -> Costs:
 
 PLAN = Plan(
     "backlog", "Cost of a message against the backlog of its mailbox", "messages waiting",
-    (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000), (1, 1_000), measure,
+    (1, 1_000, 10_000, 100_000, 1_000_000), (1, 1_000), measure,
 )  # fmt: skip

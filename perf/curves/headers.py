@@ -102,5 +102,5 @@ async def replay_one(daemon: Daemon, count: int) -> float:
 PLAN = Plan(
     "headers", "Cost of a record against different subjects",
     f"different subjects among {RECORDS:,} records",
-    (1, 10, 100, 1_000, 10_000, 100_000, RECORDS), (1, 1_000), measure,
+    (1, 100, 1_000, 10_000, RECORDS), (1, 1_000), measure,
 )  # fmt: skip

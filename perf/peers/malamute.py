@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from malamute_py.form import form
 from perf.peers.peer import ROLES, Column, Peer, Server, answers, free_port, running
 
 DRIVER = (sys.executable, "-m", "perf.peers.clients.malamute_driver")
@@ -36,6 +37,7 @@ class Malamute:
         return {name: importlib.metadata.version(name) for name in names} | {
             "libzmq": _libzmq(),
             "python": sys.version.split()[0],
+            "modules": form(),
         }
 
     def columns(self) -> Sequence[Column]:
