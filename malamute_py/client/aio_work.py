@@ -275,22 +275,28 @@ class Worker:
     async def _next(self) -> Request | None:
         offering = self._offering
         while True:
-            request = offering.take()
+            request = self._begin()
             if request is not None:
-                if offering.queue:
-                    self._waker.wake_another()
-                return request  # type: ignore[return-value]
+                return request
             if offering.error is not None:
                 raise offering.error
             if offering.ended or offering.closing:
                 return None
             await self._waker.wait()
 
+    def _begin(self) -> Request | None:
+        """The next request if there is one now."""
+        offering = self._offering
+        request = offering.take()
+        if request is not None and offering.queue:
+            self._waker.wake_another()
+        return request  # type: ignore[return-value]
+
     def __aiter__(self) -> Worker:
         return self
 
     async def __anext__(self) -> Request:
-        request = await self._next()
+        request = self._begin() or await self._next()
         if request is None:
             raise StopAsyncIteration
         return request
@@ -315,7 +321,8 @@ class Worker:
     async def _handle_all(
         self, call: Callable[[Request], Awaitable[Any]], on_error: str, delay_ms: int
     ) -> None:
-        while (request := await self._next()) is not None:
+        # A request that is there already is begun with without a coroutine more.
+        while (request := self._begin() or await self._next()) is not None:
             try:
                 result = await call(request)
                 if not request.finished:
@@ -390,6 +397,8 @@ class _Waker:
     def __init__(self, offering: Any) -> None:
         self._offering = offering
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._woken = 0
+        """Of those that waited, how many were woken and have not had their turn yet."""
 
     def set(self) -> None:
         """Something arrived, or nothing will any more."""
@@ -400,10 +409,12 @@ class _Waker:
     def wake_another(self) -> None:
         """There is more than one can begin with: should it have to wait, others go on.
 
-        One that need not wait has them all done before the others get their turn; so a
-        request costs a wake-up only if its handler waits for something.
+        One is enough: it wakes another before it begins. And one that need not wait has them all
+        done before the other gets its turn; so a request costs a wake-up only if its handler
+        waits for something.
         """
-        self._wake(2)
+        if not self._woken:
+            self._wake(1)
 
     def _wake(self, count: int) -> None:
         waiting = self._waiting
@@ -411,6 +422,7 @@ class _Waker:
             future = waiting.popleft()
             if not future.done():
                 future.set_result(None)
+                self._woken += 1
                 count -= 1
 
     async def wait(self) -> None:
@@ -423,6 +435,9 @@ class _Waker:
             if future.done() and not future.cancelled():
                 self.set()  # what it was woken for goes to the next
             raise
+        finally:
+            if future.done() and not future.cancelled():
+                self._woken -= 1
 
 
 async def _together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -614,6 +614,32 @@ async def test_as_many_handlers_run_in_threads_as_the_offer_says(broker: Embedde
         await running
 
 
+async def test_as_many_handlers_wait_for_each_other_as_the_offer_says(
+    broker: EmbeddedBroker,
+) -> None:
+    count = 48
+    here = 0
+    all_here = asyncio.Event()
+    async with broker.connect(identity="ann") as ann, broker.connect(identity="bob") as bob:
+
+        async def handle(_request: Any) -> bytes:
+            nonlocal here
+            here += 1
+            if here == count:
+                all_here.set()
+            await all_here.wait()
+            return b"all of us"
+
+        worker = bob.worker("svc", concurrency=count)
+        running = asyncio.create_task(worker.run(handle))
+        # Together, so that all come as one batch, which wakes one of those who wait for requests.
+        asked = [ann.request("svc", b"q", timeout_ms=WAIT_MS) for _ in range(count)]
+        replies = await asyncio.gather(*asked)
+        assert bodies(replies) == [b"all of us"] * count
+        await worker.close()
+        await running
+
+
 async def test_a_refused_offer_is_raised_by_run_as_it_is(connect: Connect) -> None:
     bob = await connect("bob")
     worker = bob.client.worker("no/such name")
