@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 /* The Redis driver: plays the roles of perf/ with hiredis, as Debian packages it.
  *
  * Its best form: commands are pipelined and written by the batch, replies are read behind them
@@ -7,6 +6,7 @@
  * Modes: pubsub (nothing is kept), stream (XADD and XREAD; how often it is synced is the
  * server's configuration). Requests wait in a list, so do their replies, in either mode.
  */
+#define _GNU_SOURCE
 #include <hiredis/hiredis.h>
 #include <stdio.h>
 #include <stdlib.h>
