@@ -18,11 +18,16 @@ DEV_STAMP  := $(VENV)/.installed-dev
 NODE       := tests/interop/node
 NODE_STAMP := $(NODE)/node_modules/.installed
 
+# Programs that run over the compiled modules: a copy of the packages, made anew when a source has
+# changed, in front of the sources and of the current directory. FORM=compiled measures over them.
+COMPILED := $(CURDIR)/build/compiled
+OVER_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED):$(CURDIR)
+
 FAST := not slow and not system and not spark and not alone
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run check test test-needs demo simulate perf clean
+.PHONY: help setup run compile check test test-compiled test-needs demo simulate perf micro clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +36,9 @@ setup: $(DEV_STAMP) ## make .venv with everything for development
 
 run: $(RUN_STAMP) ## start a broker on this machine (ARGS="--help" for its options)
 	$(BIN)/malamute broker $(ARGS)
+
+compile: $(DEV_STAMP) ## compile the hot modules into build/compiled (pyproject.toml lists them)
+	@$(PY) hatch_build.py
 
 check: $(DEV_STAMP) ## lint, types, import contracts and the fast tests, in under a minute
 	$(BIN)/ruff check
@@ -44,6 +52,13 @@ test: test-needs ## all tests: in parallel, then those that must be alone, then 
 	$(PY) -m pytest -q -m "alone and not spark" $(ARGS)
 	$(PY) -m pytest -q -m "spark" $(ARGS)
 
+test-compiled: $(DEV_STAMP) ## the tests of what is compiled, over the compiled modules
+	@$(PY) hatch_build.py --required
+	$(OVER_COMPILED) MALAMUTE_FORM=compiled $(PY) -m pytest -q -n $(JOBS) --dist worksteal \
+	    -o "pythonpath=build/compiled ." -m "not system and not spark and not alone" \
+	    tests/broker tests/matcher tests/protocol tests/client tests/simulation \
+	    tests/house/test_form.py $(ARGS)
+
 test-needs: $(DEV_STAMP) $(NODE_STAMP)
 	@tests/need java
 
@@ -56,7 +71,12 @@ simulate: $(DEV_STAMP) ## run the deterministic simulator: SEED=7, or none for a
 
 perf: $(DEV_STAMP) ## measure beside the other brokers installed here (ARGS="--quick"), or Spark with PROGRAM=spark
 	@$(MAKE) -s -C perf/native || echo "the native clients that did not build are left out"
-	$(PY) -m perf$(if $(PROGRAM),.$(PROGRAM)) $(ARGS)
+	$(if $(FORM),@$(PY) hatch_build.py --required)
+	$(if $(FORM),$(OVER_COMPILED)) $(PY) -m perf$(if $(PROGRAM),.$(PROGRAM)) $(ARGS)
+
+micro: $(DEV_STAMP) ## micro-benchmarks, compared with the last recorded ones; FORM=compiled as in perf
+	$(if $(FORM),@$(PY) hatch_build.py --required)
+	$(if $(FORM),$(OVER_COMPILED)) $(PY) -m perf.micro $(ARGS)
 
 clean: ## remove what these targets made, the broker's data excepted
 	rm -rf $(VENV) $(NODE)/node_modules .mypy_cache .pytest_cache .ruff_cache .import_linter_cache \

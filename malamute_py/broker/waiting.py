@@ -75,6 +75,10 @@ class Put:
         # Two entries of a heap may name the same rows of the same batch.
         return self.base < other.base
 
+    def __hash__(self) -> int:
+        # Compiled, a class with an order has no hash unless it says so.
+        return id(self)
+
     @property
     def free(self) -> int:
         """Rows that may be handed out."""
@@ -334,6 +338,10 @@ class Lane:
 
     def __lt__(self, other: Lane) -> bool:
         return self.subject < other.subject
+
+    def __hash__(self) -> int:
+        # Compiled, a class with an order has no hash unless it says so.
+        return id(self)
 
     @property
     def order(self) -> int:

@@ -28,7 +28,9 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib import metadata
 
-        print(f"malamute {metadata.version('malamute-py')}")
+        from malamute_py.form import form
+
+        print(f"malamute {metadata.version('malamute-py')} ({form()})")
         raise typer.Exit
 
 

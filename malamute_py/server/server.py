@@ -31,6 +31,7 @@ from malamute_protocol.limits import Limits
 from malamute_py.broker import Broker, BrokerSettings
 from malamute_py.broker.ready import MAIN, RecoveredState, RingFacts
 from malamute_py.config import Config
+from malamute_py.form import form
 from malamute_py.journal import (
     DiskFull,
     FileStorage,
@@ -306,6 +307,7 @@ class Server:
             data=self._journal.storage.describe(),
             epoch=self._journal.epoch,
             version=_version(),
+            form=form(),
             **({"server_key": self.public_key} if self.public_key else {}),
         )
 
