@@ -178,14 +178,15 @@ def record(options: argparse.Namespace) -> int:
     ):
         for name, why in left_out.items():
             screen.says(f"left out: {name}: {why}")
-        Recording(plan, peers, results, out, data, screen).run()
         if with_limits and not results.limits:
-            # Every figure is a share of these, also of a few.
+            # First: what the servers' data leaves to the disk when it is removed would be in
+            # the way.
             scale = 0.3 if options.quick or not whole else 1.0
             results.limits = limits.measure(
                 data, disk_of(options.data), plan.runs, scale, lambda t: screen.says(f"limit: {t}")
             )
             save(results, out)
+        Recording(plan, peers, results, out, data, screen).run()
         for name, curve in curves.items():
             if any(found.get("name") == name for found in results.curves):
                 continue

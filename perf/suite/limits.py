@@ -164,6 +164,7 @@ def disk(folder: Path, scale: float) -> Disks:
     size of a write.
     """
     path = folder / "limits.segment"
+    os.sync()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         first, reused = [], []

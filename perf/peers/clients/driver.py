@@ -290,6 +290,8 @@ class Check:
             self._look()
 
     def _look(self) -> None:
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, []
         if set(map(len, waiting)) != {self.size}:
             raise DriverFailed(f"records of {set(map(len, waiting))} bytes, {self.size} were sent")
