@@ -1,4 +1,4 @@
-"""The broker's core alone: streams, services, mail."""
+"""The broker's core alone: streams, services, mail, atomic steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perf.micro.cores import mailing, publishing, round_trips
+from perf.micro.cores import mailing, publishing, round_trips, stepping
 
 
 @pytest.mark.parametrize("subscribers", [0, 1, 100, 1000])
@@ -50,3 +50,9 @@ def test_request_and_reply(benchmark: Any, per: Any, count: int, memory: bool) -
 def test_mail(benchmark: Any, per: Any, count: int) -> None:
     per(records=count)
     benchmark(mailing(count))
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_atomic_step(benchmark: Any, per: Any, parts: int) -> None:
+    per(records=parts)
+    benchmark(stepping(parts))

@@ -157,3 +157,29 @@ def mailing(count: int) -> Callable[[], None]:
 
     mail()
     return mail
+
+
+def stepping(parts: int) -> Callable[[], None]:
+    """An atomic step: publishes of one record each, and one mail that is read and acknowledged."""
+    core, sender, reader = Core(), 1, 2
+    core.listens = True
+    core.hello(sender, "sender")
+    core.hello(reader, "reader")
+    core.say(reader, wire.OpenInbox(1, "", MANY, MANY))
+    record, letter = content_of(1, 12), encode([b"x" * 140], subject="news")
+    publishes = [wire.Publish("s", 0) for _ in range(parts - 1)]
+    frames = (*[record] * (parts - 1), letter)
+    keys = iter(range(1, 1 << 60))
+    following = 0
+
+    def step() -> None:
+        nonlocal following
+        key = next(keys)
+        atomic = wire.Atomic(key, parts, key=key.to_bytes(8, "big"))
+        core.say(sender, atomic, *publishes, wire.Send("reader", 0), frames=frames)
+        assert core.take(wire.Mail)
+        core.say(reader, wire.AckMail(1, [(following, following + 1)]))
+        following += 1
+
+    step()
+    return step
