@@ -8,6 +8,7 @@ take descriptors: two each in their processes and one in the broker, so `ulimit 
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Sequence
 
 from perf.curves.brokers import (
@@ -25,8 +26,10 @@ from perf.curves.curve import Curve, Gathering, Plan, Say
 
 SPARE = 200
 SUBSCRIPTIONS = 2
-REST_S = 6.0
-"""More than a heartbeat: each client has had its turn."""
+SETTLING_S = 6.0
+"""The checkpoint's process has begun by then."""
+REST_S = 10.0
+"""Two heartbeats of each client."""
 
 
 def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
@@ -55,6 +58,7 @@ def beside(gathered: Gathering, count: int, runs: int) -> None:
         with Cost(daemon) as coming, crowd(daemon.endpoint, count, SUBSCRIPTIONS) as processes:
             coming.__exit__()
             held = daemon.own_bytes()
+            time.sleep(SETTLING_S)
             share = idle_share(daemon, REST_S)
             costs = pair_costs(daemon, runs, BULK)
             with Cost(daemon) as going:

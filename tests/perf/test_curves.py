@@ -140,6 +140,7 @@ def test_each_curve_is_measured_against_a_broker(
     monkeypatch.setattr(journal_size, "PORTION", 2_000)
     monkeypatch.setattr(journal_size, "UNSYNCED", 500)
     monkeypatch.setattr(clients, "REST_S", 0.1)
+    monkeypatch.setattr(clients, "SETTLING_S", 0.1)
     said: list[str] = []
     few: Sequence[int] = (1, 3)
     curve = CURVES[name].measure(few, 1, said.append)
