@@ -51,12 +51,12 @@ def summary(times: list[int], bodies: list[bytes]) -> dict[str, Any]:
     if not np.array_equal(stamps[:, 0], np.arange(len(times))):
         raise SystemExit("records are missing, or not in order")
     spans = np.array(times, np.int64) - stamps[:, 1]
-    spans = np.sort(spans[len(spans) // 10 :]) / 1000
+    sorted_us = np.sort(spans[len(spans) // 10 :]) / 1000
     marks = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
     facts: dict[str, Any] = {
-        f"{name}_us": float(spans[int(len(spans) * share)]) for name, share in marks.items()
+        f"{name}_us": float(sorted_us[int(len(sorted_us) * share)]) for name, share in marks.items()
     }
-    facts["longest_us"] = float(spans[-1])
+    facts["longest_us"] = float(sorted_us[-1])
     return facts
 
 
