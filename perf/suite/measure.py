@@ -263,6 +263,8 @@ class Measure:
             "rare": len(rare_places(filled.count, RARE, SEED)),
             "time": filled.count - filled.middle,
         }[select]
+        if not expected:
+            raise NotVerified(f"{filled.count} records are too few to have any to select")
         taken, go_ns, cost = self._read(work, bench, column, filled, select, expected)
         seconds = (taken["ended_ns"] - go_ns) / 1e9
         # A rare subject is as fast as the log that it need not read is long.

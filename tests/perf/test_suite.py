@@ -30,7 +30,7 @@ def perf(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_recording_of_every_kind_of_work_has_no_failure_and_a_report(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
-    arguments = ["--peers", "malamute", "--columns", OURS, "--runs", "1", "--counts", "2000",
+    arguments = ["--peers", "malamute", "--columns", OURS, "--runs", "1", "--counts", "6000",
                  "--out", str(out), "--only", *WORKS_TRIED]  # fmt: skip
     done = perf(*arguments)
     assert done.returncode == 0, done.stderr + done.stdout
