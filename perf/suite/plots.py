@@ -171,15 +171,21 @@ def short(value: float) -> str:
 def _draw_curve(curve: Mapping[str, Any], folder: Path) -> list[str]:
     """One panel for each unit, both axes logarithmic, each line with its slope."""
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import FuncFormatter
 
     lines = [line for line in curve["lines"] if line["points"]]
     units = list(dict.fromkeys(line["unit"] for line in lines))
     if not units:
         return []
+    across = min(2, len(units))
+    down = -(-len(units) // across)
     made, axes = plt.subplots(
-        1, len(units), figsize=(5.4 * len(units), 3.6), squeeze=False, layout="constrained"
+        down, across, figsize=(5.6 * across, 4.2 * down), squeeze=False, layout="constrained"
     )
-    for axis, unit in zip(axes[0], units, strict=True):
+    places = [axis for row in axes for axis in row]
+    for axis in places[len(units) :]:
+        axis.set_visible(False)
+    for axis, unit in zip(places, units, strict=False):
         for at, line in enumerate(line for line in lines if line["unit"] == unit):
             points = sorted((point["x"], point["y"]) for point in line["points"])
             slope = "" if line["slope"] is None else f" (slope {line['slope']:.2f})"
@@ -202,7 +208,12 @@ def _draw_curve(curve: Mapping[str, Any], folder: Path) -> list[str]:
         axis.set_xlabel(curve["axis"])
         axis.set_ylabel(unit)
         axis.grid(True, which="major", alpha=0.25, linewidth=0.6)
-        axis.legend(frameon=False, fontsize=8)
+        for scale in (axis.xaxis, axis.yaxis):
+            scale.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        # Marks between the decades are most of a file, and say nothing.
+        axis.minorticks_off()
+        # Below the panel: lines may lie anywhere inside.
+        axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, -0.16))
     made.suptitle(curve["title"], fontsize=10, fontweight="bold", x=0.01, ha="left")
     name = f"curve-{curve['name']}.svg"
     made.savefig(folder / name, metadata={"Date": None})
