@@ -294,8 +294,8 @@ def test_who_waits_for_a_confirm_gets_those_that_were_to_come_later_too() -> Non
     world.request(1, b"a", b"b")
     patient = world.reply(2, [0], level=STORED, patient=True)
     waited_for = world.reply(2, [1], level=STORED)
-    assert world.confirmed(2, waited_for)
-    assert world.confirmed(2, patient)
+    assert world.confirmed(2, waited_for).level == STORED
+    assert world.confirmed(2, patient).level == STORED
 
 
 def test_what_was_to_be_said_later_is_said_before_the_end() -> None:
@@ -305,7 +305,7 @@ def test_what_was_to_be_said_later_is_said_before_the_end() -> None:
     tracker = world.reply(2, [0], level=STORED, patient=True)
     world.shell.broker.drain(world.shell.now_ms)
     world.shell.run()
-    assert world.confirmed(2, tracker)
+    assert world.confirmed(2, tracker).level == STORED
     assert isinstance(world.shell.peers[2].commands[-1], wire.Bye)
 
 

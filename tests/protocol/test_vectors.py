@@ -119,7 +119,9 @@ def test_contents(vector: dict[str, Any]) -> None:
     if "records" not in vector:
         return
     expected = told(vector["records"])
-    assert [{k: v for k, v in r.items() if k not in ("delta", "appended")} for r in records] == expected
+    assert [
+        {k: v for k, v in r.items() if k not in ("delta", "appended")} for r in records
+    ] == expected
     crc, size = content.head.content_crc, 96 + len(data)
     stamp = Stamp(1, 0, 0, 0, 1, 0, 0, 1, 0, size, len(content), 0, crc)
     (batch,) = iter_batches([stamp.pack(), data])

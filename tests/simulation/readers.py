@@ -277,7 +277,7 @@ class Reader:
                     f"offset {row.offset}: record {row.serial} of epoch {batch.epoch}; the log "
                     f"holds {entry and (entry.serial, entry.epoch)}",
                 )
-            if entry.append_time_ms != batch.append_time_ms:
+            if entry.append_time_ms != row.append_time_ms:
                 raise self._fail("time", f"offset {row.offset} shows another append time")
             if not selects(self.pattern, self.model.sent[row.serial]):
                 raise self._fail(

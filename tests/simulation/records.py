@@ -25,7 +25,7 @@ SERIAL = struct.Struct("<Q")
 assert CONTENT_HEAD.size == HEAD_BYTES
 assert STAMP.size == STAMP_BYTES
 
-EXPIRY, SUBJECT_CODES, FIELD_CODES, DELTAS = 2, 128, 256, 32
+EXPIRY, SUBJECT_CODES, FIELD_CODES, DELTAS, APPEND_TIMES = 2, 128, 256, 32, 512
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,6 +55,7 @@ class Row(NamedTuple):
     serial: int
     subject: str
     length: int
+    append_time_ms: int
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
@@ -164,7 +165,7 @@ def decode_batch(data: bytes, position: int) -> Batch:
     content = data[position + STAMP_BYTES : position + size]
     rows: tuple[Row, ...] = ()
     if kind == 0:
-        rows = _decode_content(content, base_offset, count, content_crc)
+        rows = _decode_content(content, base_offset, count, content_crc, append_time_ms)
     return Batch(
         stream,
         epoch,
@@ -181,7 +182,9 @@ def decode_batch(data: bytes, position: int) -> Batch:
     )
 
 
-def _decode_content(content: bytes, base: int, count: int, crc_copy: int) -> tuple[Row, ...]:
+def _decode_content(
+    content: bytes, base: int, count: int, crc_copy: int, append_time_ms: int = 0
+) -> tuple[Row, ...]:
     head = CONTENT_HEAD.unpack_from(content, 0)
     magic, crc, size, rows, codec, kind, flags = (
         head[0], head[3], head[4], head[5], head[6], head[7], head[8],
@@ -211,6 +214,10 @@ def _decode_content(content: bytes, base: int, count: int, crc_copy: int) -> tup
     if flags & DELTAS:
         deltas = struct.unpack_from(f"<{count}I", content, position)
         position += column
+    times: tuple[int, ...] = (append_time_ms,) * count
+    if flags & APPEND_TIMES:
+        times = struct.unpack_from(f"<{count}q", content, position)
+        position += 8 * count
     if position + raw_bytes + -raw_bytes % 8 != len(content):
         raise Unreadable(f"sections end at {position + raw_bytes} of {len(content)}")
     ends = struct.unpack_from(f"<{count + 1}i", content, position)
@@ -222,6 +229,7 @@ def _decode_content(content: bytes, base: int, count: int, crc_copy: int) -> tup
             SERIAL.unpack_from(content, blob + ends[row])[0] if ends[row + 1] > ends[row] else 0,
             subjects[codes[row]],
             ends[row + 1] - ends[row],
+            times[row],
         )
         for row in range(count)
     )

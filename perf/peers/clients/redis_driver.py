@@ -422,7 +422,8 @@ async def _request_single(options: Options) -> None:
                 waiting.pop(int.from_bytes(reply[3:11], "little")).set_result(reply)
 
     async def call(number: int) -> bytes:
-        answer = waiting[number] = loop.create_future()
+        answer: asyncio.Future[bytes] = loop.create_future()
+        waiting[number] = answer
         await client.rpush(key, head + requests.bodies[number])
         return await answer
 
