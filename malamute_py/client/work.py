@@ -124,10 +124,12 @@ class Job:
         "begun",
         "broken",
         "doubtful",
+        "end",
         "finished",
         "lost",
         "number",
         "offering",
+        "replying",
     )
 
     def __init__(self, batch: Batch, row: int, of: Delivered, offering: Offering) -> None:
@@ -147,6 +149,10 @@ class Job:
         """The broker has given it to another worker, or it was cancelled or expired."""
         self.broken = False
         """One of its replies came too late: those that follow would leave a hole."""
+        self.replying = 0
+        """Replies that were not answered."""
+        self.end: tuple[Form, Any] | None = None
+        """How it ends once they are, and who waits for that: an end must not overtake them."""
 
     @property
     def opened(self) -> Offering:
@@ -312,6 +318,11 @@ class ReplyParcel(Parcel):
                 pairs.append((token, told))
         if pairs:
             self.lane.outbox.tell(Settled(pairs))
+        for row in self.rows:
+            request = row[6][0]
+            request.replying -= 1
+            if request.end is not None and not request.replying:
+                self.offering.workings.end_at_last(request)
 
 
 class Offering(Opened):
@@ -403,6 +414,8 @@ class Offering(Opened):
         if not last and not request.broken:
             request.broken = True
             self.workings.drop_replies(request)
+            if request.end is not None:
+                self.workings.end_at_last(request)
         if request.finished or request.broken:
             self.finish(request)
             self.done(request)
@@ -686,6 +699,7 @@ class Workings:
         if row[6][1] is not None:
             parcel.awaited = True
         outbox.put_in(parcel, row)
+        request.replying += 1
         return True
 
     def _told_late(self, row: Row) -> None:
@@ -697,7 +711,8 @@ class Workings:
     ) -> bool:
         """Complete, fail or return a request; its token gets True, or False: too late.
 
-        Returns False when the request has had its end already: nothing was done.
+        It leaves when all replies to the request are answered. Returns False when the request
+        has had its end already: nothing was done.
         """
         offering = request.offering
         if offering.ended:
@@ -709,10 +724,21 @@ class Workings:
         if not offering.finish(request):
             return False
         self.finished(offering)
-        number = request.number
-        form = Form(state, again_ms, reason[:REASON_BYTES_MAX])
-        self.acks.add(offering, form, [(number, number + 1)], token)
+        request.end = Form(state, again_ms, reason[:REASON_BYTES_MAX]), token
+        if not request.replying:
+            self.end_at_last(request)
         return True
+
+    def end_at_last(self, request: Job) -> None:
+        """Say how it ends, or tell who waits why that is not said."""
+        offering, end = request.offering, request.end
+        assert end is not None
+        form, token = end
+        request.end = None
+        if not request.broken and not offering.ended:
+            self.acks.add(offering, form, [(request.number, request.number + 1)], token)
+        elif token is not None:
+            self.tell(Settled([(token, offering.error if offering.ended else False)]))
 
     def drop_replies(self, request: Job) -> None:
         """One of its replies came too late: those that wait behind it do not leave."""

@@ -468,6 +468,56 @@ def test_a_reply_that_others_follow_has_a_name_and_is_not_overtaken() -> None:
     assert last.last
 
 
+@pytest.mark.parametrize("state", [3, 4, 5])
+def test_an_end_does_not_overtake_the_replies_before_it(state: int) -> None:
+    script = opened()
+    offering = working(script, 1)
+    job = offering.take()
+    assert job is not None
+    for body in (b"one", b"two"):
+        reply(script, job, body, last=False)
+        sent = script.step()
+    reply(script, job, b"three", last=False)
+    script.session.workings.end(job, state, token="ended")
+    assert not of([*sent, *script.step()], c.AckWork)
+    second = confirm(script, script.last(c.Atomic))
+    assert not of(second, c.AckWork), "two replies are on their way"
+    [end] = of(confirm(script, of(second, c.Atomic)[0]), c.AckWork)
+    assert (end.state, end.ranges) == (state, [(job.number, job.number + 1)])
+    assert outcomes(script) == {}
+    confirm(script, end)
+    assert outcomes(script) == {"ended": True}
+    assert script.session.idle
+
+
+def test_an_end_behind_a_reply_that_came_too_late_is_not_said() -> None:
+    script = opened()
+    offering = working(script, 1)
+    job = offering.take()
+    assert job is not None
+    reply(script, job, b"one", last=False)
+    [step] = of(script.step(), c.Atomic)
+    reply(script, job, b"two", last=False)
+    script.session.workings.end(job, 3, token="ended")
+    script.say(c.Refused(66, step.tracker, "not_held"))
+    assert not of(script.step(), c.AckWork)
+    assert outcomes(script) == {"ended": False}
+    assert not offering.in_hand
+
+
+def test_who_waits_for_an_end_behind_replies_is_told_when_the_client_is_closed() -> None:
+    script = opened()
+    offering = working(script, 1)
+    job = offering.take()
+    assert job is not None
+    reply(script, job, b"one", last=False)
+    script.session.workings.end(job, 3, token="ended")
+    script.session.abandon(RuntimeError("a defect"))
+    script.step()
+    [told] = outcomes(script).values()
+    assert isinstance(told, RequestRejected)
+
+
 def test_a_service_in_memory_gets_plain_replies() -> None:
     script = opened()
     offering = working(script, 1)
