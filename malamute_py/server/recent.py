@@ -1,6 +1,6 @@
 """What was read of history last, for the next who wants the same.
 
-Owns a few MiB of what the reader thread read, by stream. The rule: an answer is given again only
+Owns the last MiBs of what the reader thread read, by stream. The rule: an answer is given again only
 for offsets that it covers and only when nothing in it lies beyond what is asked for; one that
 named gaps is never given again. A hundred subscribers that fell behind together so cost one read
 and one check of each batch, not a hundred. Of the reader thread alone.
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from malamute_py.broker.ready import HistoryRun, ReadRange
 from malamute_py.journal import Ring
 
-RECENT_BYTES: Final = 8 << 20
+RECENT_BYTES: Final = 2 << 20
 """Of runs that are kept; what a client's socket still holds is kept anyway."""
 
 
