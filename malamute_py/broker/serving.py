@@ -36,6 +36,8 @@ EXPIRY_AT = STAMP_BYTES + 56
 PARCEL_FRAMES_MAX = 256
 GATHERED_ROWS_MAX = 32
 """Rows of a batch that join those of its neighbours: one by one, where extracting is by column."""
+READ_ROWS_MAX = 4_096
+"""Rows of one gathered batch; as many as one read of the journal gathers."""
 BYTES_A_ROW = 32
 """What a gathered row counts beside its body."""
 SPARSE_BYTES = 64 << 10
@@ -48,9 +50,11 @@ TURN_BATCHES_MAX = 512
 class Parcel:
     """What one turn gives to one subscription, gathered into as few DELIVERs as can be."""
 
-    def __init__(self, delivery: Delivery, sub: Subscription) -> None:
+    def __init__(self, delivery: Delivery, sub: Subscription, rows_bytes_max: int) -> None:
+        """rows_bytes_max: how much one gathered batch weighs before it is full."""
         self._delivery = delivery
         self._sub = sub
+        self._rows_bytes_max = rows_bytes_max
         self._frames: list[Any] = []
         self._run: Any = None
         self._run_from = self._run_to = 0
@@ -108,7 +112,8 @@ class Parcel:
         self._close_run()
         stamp = Stamp.unpack(batch.stamp, verify=False)
         rows = rows_of(stamp, batch.content, np.flatnonzero(mask))
-        if not self._gathering.takes(rows[-1].offset, stamp.epoch):
+        full = len(self._gathering) >= READ_ROWS_MAX or self._rows_bytes >= self._rows_bytes_max
+        if full or not self._gathering.takes(rows[-1].offset, stamp.epoch):
             self._close_rows()
         self._gathering.add(rows, stamp.epoch, stamp.lsn)
         # What they weigh is known when the batch is made.
@@ -146,6 +151,13 @@ class Serving:
         """In order: those whose turn it was when too many reads were under way."""
         self._reads: dict[int, Subscription] = {}
         self.reads: list[ReadRange] = []
+        settings, limits = shard.settings, shard.settings.limits
+        self._gathers = (
+            limits.batch_records_max >= READ_ROWS_MAX + GATHERED_ROWS_MAX
+            and limits.batch_bytes_max
+            >= settings.quantum_bytes + max(limits.record_bytes_max, limits.batch_bytes_max // 4)
+        )
+        """What is gathered, from the journal or from memory, is a batch that a client takes."""
 
     @property
     def hungry(self) -> bool:
@@ -235,7 +247,7 @@ class Serving:
         end = min(sub.tail, sub.stop)
         quantum = self._shard.settings.quantum_bytes
         now_ms = self._shard.now_ms
-        parcel = Parcel(self._delivery, sub)
+        parcel = Parcel(self._delivery, sub, self._shard.settings.quantum_bytes)
         place = stream.hot_place(sub.position)
         for batch in islice(stream.hot, place, place + TURN_BATCHES_MAX):
             if batch.base >= end or parcel.given >= quantum or not parcel.open:
@@ -274,7 +286,7 @@ class Serving:
         candidates = matches = None
         if not sub.everything:
             candidates = partial(may_match, sub.pattern)
-            if sub.gathered and sub.wanted is None:
+            if sub.gathered and self._gathers and sub.wanted is None:
                 matches = compile_pattern(sub.pattern).matches
         self.reads.append(
             ReadRange(
@@ -328,7 +340,7 @@ class Serving:
     def _deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:
         end = min(sub.tail, sub.stop)
         now_ms = self._shard.now_ms
-        parcel = Parcel(self._delivery, sub)
+        parcel = Parcel(self._delivery, sub, self._shard.settings.quantum_bytes)
         gaps = list(answer.gaps)
         # Without a window or wanted offsets nothing but an expiry can thin a batch out.
         looks = not sub.everything or sub.client_time is not None or sub.wanted is not None
@@ -400,7 +412,7 @@ class Serving:
         encoding = encoding_of(batch, mask, settings.extract_bytes_min, settings.extract_share)
         assert encoding is not None, "something was selected"
         few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX
-        if few and sub.gathered and gatherable(batch.content):
+        if few and sub.gathered and self._gathers and gatherable(batch.content):
             parcel.rows(batch, next, mask)
             return
         encoding = encoding.for_(sub.whole)

@@ -433,11 +433,19 @@ class Offering(Opened):
     # --- steps -------------------------------------------------------------------------------
 
     def lend(self, numbers: list[int]) -> None:
-        """An atomic step ends these requests. Raises RequestRejected `not_held`: none was lent."""
+        """An atomic step ends these requests.
+
+        Raises RequestRejected, and none was lent: `not_held`, or `conflict` when replies to one are
+        not confirmed yet, which the step would overtake.
+        """
         requests = [self.in_hand.get(number) for number in numbers]
         for request in requests:
             if request is None or request.finished or request.lost or request.broken:
                 raise RequestRejected("not_held", "not in hand, or it had its end already")
+            if request.replying:
+                raise RequestRejected(
+                    "conflict", "replies to it are not confirmed yet: reply with wait=True before"
+                )
         for request in requests:
             assert request is not None
             self.finish(request)
@@ -738,7 +746,8 @@ class Workings:
         if not request.broken and not offering.ended:
             self.acks.add(offering, form, [(request.number, request.number + 1)], token)
         elif token is not None:
-            self.tell(Settled([(token, offering.error if offering.ended else False)]))
+            closed = offering.error or ConnectionLost("the worker is closed")
+            self.tell(Settled([(token, closed if offering.ended else False)]))
 
     def drop_replies(self, request: Job) -> None:
         """One of its replies came too late: those that wait behind it do not leave."""

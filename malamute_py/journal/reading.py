@@ -159,6 +159,7 @@ class Reader:
         position = self._skip_retired(stream, from_offset, end, gaps)
         left = max(bytes_max, 1)
         gathering = RareRows(stream, runs)
+        told = 0
         for segment in self._segments():
             span = segment.spans.get(stream)
             if span is None or span.next <= position:
@@ -171,6 +172,10 @@ class Reader:
                 position = stop
                 if position >= end:
                     break
+            if len(gaps) > told:
+                # One batch must not hold rows from before a gap and from behind it.
+                gathering.flush()
+                told = len(gaps)
             index = self.index(segment)
             entries = index.entries(stream, position, end)
             rare = None
@@ -321,7 +326,8 @@ class Reader:
         lost: list[Gap] = []
         epoch = lsn = -1
         headers, crc_of = rare.headers, google_crc32c.value
-        file, read = self._opened(segment), self._storage.read
+        file = self._opened(segment) if len(spots) else None
+        read = self._storage.read
         for (offset, appended, client, of, batch, at, size, crc), code in zip(
             spots.tolist(), rare.codes[first:last].tolist(), strict=False
         ):

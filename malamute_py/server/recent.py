@@ -16,6 +16,8 @@ from malamute_py.journal import Ring
 
 RECENT_BYTES: Final = 2 << 20
 """Of runs that are kept; what a client's socket still holds is kept anyway."""
+READS_MAX: Final = 64
+"""Each question goes through all that are kept."""
 
 
 class _Read(NamedTuple):
@@ -55,5 +57,5 @@ class RecentReads:
             return
         self._reads.appendleft(_Read(ring, job.stream, job.from_offset, next, size, runs))
         self._bytes += size
-        while self._bytes > RECENT_BYTES:
+        while self._bytes > RECENT_BYTES or len(self._reads) > READS_MAX:
             self._bytes -= self._reads.pop().bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from perf.suite.results import Results
 from perf.suite.summary import changed, median
 
-LOWER_IS_BETTER = frozenset({"p50_us", "p99_us", "p999_us", "start_s"})
+LOWER_IS_BETTER = frozenset({"match_s", "p50_us", "p99_us", "p999_us", "start_s"})
 
 
 def changes(before: Results, now: Results) -> list[tuple[str, str, str, float]]:

@@ -144,6 +144,20 @@ def test_a_damaged_row_is_a_gap_of_its_own_and_never_served(place: Place) -> Non
     assert history.next == 300
 
 
+def test_no_batch_holds_rows_from_before_a_gap_and_from_behind_it(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    lsns = [large(ring, {50: b"rare %02d" % number}) for number in range(12)]
+    # The last rare row of its segment: those of the next are gathered by another turn.
+    last = next(at for at in range(1, 11) if lsns[at + 1] % S + 11_000 > S)
+    at = place.read(lsns[last], 12_000).index(b"rare %02d" % last)
+    place.flip(lsns[last] + at)
+    history = search(ring, RARE)
+    ((first, after, _, _),) = history.gaps
+    assert (first, after) == (100 * last + 50, 100 * last + 51)
+    spans = [(batch.base_offset, next) for batch, next in batches_of(history)]
+    assert spans == [(50, 100 * last - 49), (100 * last + 150, 1151)]
+
+
 def test_damage_beside_a_rare_row_costs_it_nothing(place: Place) -> None:
     ring, _ = place.open(SETTINGS)
     lsn = large(ring, {50: b"the rare one"})

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 BURST = 4096
 """Bodies looked at in one go."""
-POOL_BYTES = 256 << 20
+POOL_BYTES = 1 << 30
 """Bodies are all made before the clock starts, unless they need more memory than this."""
 PRODUCER_SHIFT = 48
 NUMBER_MASK = (1 << PRODUCER_SHIFT) - 1
@@ -297,13 +297,13 @@ class Check:
             raise DriverFailed(f"records of {set(map(len, waiting))} bytes, {self.size} were sent")
         self._look_at(np.frombuffer(b"".join(waiting), np.uint8).reshape(-1, self.size))
 
-    def block(self, joined: Any) -> bool:
-        """Take bodies back to back in one buffer; True when all that is due has come."""
+    def block(self, joined: Any, count: int) -> bool:
+        """Take so many bodies back to back in one buffer; True when all that is due has come."""
         if not self._heard:
             self.begun_ns = time.monotonic_ns()
         flat = np.frombuffer(joined, np.uint8)
-        if len(flat) % self.size:
-            raise DriverFailed(f"{len(flat)} bytes are not records of {self.size}")
+        if len(flat) != count * self.size:
+            raise DriverFailed(f"{len(flat)} bytes are not {count} records of {self.size}")
         if len(flat):
             self._look_at(flat.reshape(-1, self.size))
         return self._heard >= self.total

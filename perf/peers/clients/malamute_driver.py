@@ -222,7 +222,7 @@ def look(check: Check, batch: Batch) -> bool:
     if batch.rows is None:
         # Rows of parts of batches may wait to be looked at together: they came before.
         check.close()
-        return check.block(batch.content.bodies().blob)
+        return check.block(batch.content.bodies().blob, len(batch))
     return check.burst(batch.bodies())
 
 
