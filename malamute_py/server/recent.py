@@ -1,6 +1,6 @@
 """What was read of history last, for the next who wants the same.
 
-Owns the last MiBs of what the reader thread read, by stream. The rule: an answer is given again only
+Owns the last MiBs that the reader thread read, by stream. The rule: an answer is given again only
 for offsets that it covers and only when nothing in it lies beyond what is asked for; one that
 named gaps is never given again. A hundred subscribers that fell behind together so cost one read
 and one check of each batch, not a hundred. Of the reader thread alone.
