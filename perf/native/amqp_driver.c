@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "driver.h"
 
@@ -23,6 +24,8 @@
 /* Deliveries that may wait for their acknowledgement, and how many one acknowledgement covers. */
 #define PREFETCH 2000
 #define ACK_EVERY 500
+/* A tenth of a second apart. */
+#define QUEUE_TRIES 300
 
 static struct work work;
 static enum { CLASSIC, QUORUM, STREAM } mode;
@@ -167,6 +170,8 @@ static void publish(void) {
     struct publisher publisher = new_publisher();
     char **subjects = subject_names(&work, ".", "x"), *rare = rare_name(&work, "."), *body = new_body(&work);
     struct middle middle = {0};
+    int64_t *took_ns = work.window == 1 ? calloc(work.count, sizeof *took_ns) : NULL;
+    if (work.window == 1 && took_ns == NULL) fail("out of memory");
     ready(CLIENT);
     struct begun begun = begin();
     for (uint64_t i = 0; i < work.count; i++) {
@@ -176,10 +181,16 @@ static void publish(void) {
         }
         stamp(body, work.producer, i);
         if (mode != CLASSIC) await_confirms(&publisher, (uint64_t)work.window - 1);
+        int64_t sent_ns = took_ns == NULL ? 0 : now_ns();
         send_one(&publisher, is_rare(&work, i) ? rare : subjects[i % (uint64_t)work.subjects], body);
+        if (took_ns != NULL) {
+            flush(&publisher);
+            took_ns[i] = now_ns() - sent_ns;
+        }
     }
     flush(&publisher);
     if (strcmp(work.role, "fill") == 0) say_filled(begun, work.count, middle);
+    else if (took_ns != NULL) say_published_alone(begun, work.count, took_ns);
     else say_published(begun, work.count);
     await_end();
 }
@@ -311,7 +322,24 @@ static void listen_to_pace(void) {
     remove_all(links[0]);
 }
 
+/* Returns when the queue can be used: a server that was just started greets its clients before it has
+ * opened its durable queues, and closes the channel of who asks for one. */
+static void await_queue(const char *name) {
+    const struct timespec pause = {.tv_nsec = 100000000};
+    for (int tries = 0; tries < QUEUE_TRIES; tries++) {
+        amqp_connection_state_t link = connect_to_server();
+        amqp_queue_declare(link, CHANNEL, text(name), 1, 0, 0, 0, amqp_empty_table);
+        amqp_rpc_reply_t reply = amqp_get_rpc_reply(link);
+        amqp_destroy_connection(link);
+        if (reply.reply_type == AMQP_RESPONSE_NORMAL) return;
+        if (reply.reply_type != AMQP_RESPONSE_SERVER_EXCEPTION) check_reply(reply);
+        nanosleep(&pause, NULL);
+    }
+    fail("the queue %s is not there", name);
+}
+
 static void replay(void) {
+    await_queue(queue_of(0));
     ledgers = new_ledgers(&work, 1);
     if (ledgers->rare) rare_subject = rare_name(&work, ".");
     open_links(1);

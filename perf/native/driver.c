@@ -98,6 +98,7 @@ struct work parse_work(int argc, char **argv, int default_port) {
         .subjects = small_of(argc, argv, "subjects", 1),
         .rate = decimal_of(argc, argv, "rate", 1000),
         .idle_s = decimal_of(argc, argv, "idle_s", 20),
+        .paced = number_of(argc, argv, "paced", 0) != 0,
     };
     if (work.size < 8) fail("a record of %zu bytes has no room for its number", work.size);
     if (work.count == 0) fail("count is at least 1");
@@ -404,6 +405,13 @@ void say_received(const struct ledger *ledgers, int number, struct begun begun) 
     say_end(begun);
 }
 
+void say_published_alone(struct begun begun, uint64_t confirmed, int64_t *took_ns) {
+    printf("{\"confirmed\": %llu, ", (unsigned long long)confirmed);
+    say_span(begun.ns, now_ns());
+    say_quantiles(took_ns, confirmed);
+    say_end(begun);
+}
+
 void say_heard(struct ledger *ledger, struct begun begun) {
     if (!complete(ledger) || ledger->duplicates > 0 || ledger->misordered > 0)
         fail("%llu of %llu records arrived, %llu twice, %llu out of order", (unsigned long long)ledger->received,
@@ -422,6 +430,10 @@ struct requests new_requests(const struct work *work) {
 }
 
 const char *next_request(struct requests *requests) {
+    if (requests->work->paced) {
+        if (requests->sent == 0) requests->begun_ns = now_ns();
+        await_turn(requests->work, requests->begun_ns, requests->sent);
+    }
     stamp(requests->body, requests->work->producer, requests->sent);
     requests->sent_ns[requests->sent++] = now_ns();
     return requests->body;

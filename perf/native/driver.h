@@ -23,6 +23,7 @@ struct work {
     int64_t from_ns; /* by time: CLOCK_REALTIME from which on records are wanted */
     int window, producer, producers, subscribers, flight, workers, subjects;
     double rate, idle_s;
+    bool paced; /* requests are made at `rate`, each when it is due and the one before is answered */
 };
 
 /* Fills `work` from key=value arguments; unknown keys are left aside: other drivers know them. */
@@ -60,6 +61,8 @@ struct middle pause_in_the_middle(uint64_t sent);
 
 /* The results of publish, of fill, of pace and of respond. */
 void say_published(struct begun begun, uint64_t confirmed);
+/* The same of one record after the other, with how long each waited for its confirm. */
+void say_published_alone(struct begun begun, uint64_t confirmed, int64_t *took_ns);
 void say_filled(struct begun begun, uint64_t confirmed, struct middle middle);
 void say_paced(struct begun begun);
 void say_responded(struct begun begun);
@@ -124,12 +127,13 @@ void receive(const struct ledger *ledgers, int number, const int *descriptors, v
 struct requests {
     const struct work *work;
     uint64_t sent, answered;
+    int64_t begun_ns;
     int64_t *sent_ns; /* by index; once it is answered, how long it took, negated */
     char *body;
 };
 
 struct requests new_requests(const struct work *work);
-/* Returns the body of the next request, stamped and timed. */
+/* Returns the body of the next request, stamped and timed; of paced ones, when it is due. */
 const char *next_request(struct requests *requests);
 void take_reply(struct requests *requests, const char *reply, size_t size);
 void say_answered(const struct requests *requests, struct begun begun);

@@ -357,47 +357,30 @@ static void await_list(redisContext *link, const char *list, int most) {
     check(link, redisAppendCommand(link, "BLMPOP 0 1 %s LEFT COUNT %d", list, most));
 }
 
-/* The arguments of the RPUSH that carries requests, and where the body of each is. */
+/* The arguments of the RPUSH that carries a request, and where its body is. */
 struct push {
-    const char **arguments;
-    size_t *sizes;
-    size_t head; /* the inbox and a space before the body */
+    const char *arguments[3];
+    size_t sizes[3];
+    char *body;
 };
 
 static struct push new_push(const char *inbox) {
-    int number = work.flight + 2;
-    size_t head = strlen(inbox) + 1;
-    struct push push = {calloc((size_t)number, sizeof *push.arguments), calloc((size_t)number, sizeof *push.sizes), head};
-    if (push.arguments == NULL || push.sizes == NULL) fail("out of memory");
-    push.arguments[0] = "RPUSH", push.sizes[0] = strlen("RPUSH");
-    push.arguments[1] = work.subject, push.sizes[1] = strlen(work.subject);
-    for (int f = 2; f < number; f++) {
-        char *value = malloc(head + work.size);
-        if (value == NULL) fail("out of memory");
-        memcpy(value, inbox, head - 1);
-        value[head - 1] = ' ';
-        push.arguments[f] = value, push.sizes[f] = head + work.size;
-    }
-    return push;
+    size_t head = strlen(inbox) + 1; /* the inbox and a space before the body */
+    char *value = malloc(head + work.size);
+    if (value == NULL) fail("out of memory");
+    memcpy(value, inbox, head - 1);
+    value[head - 1] = ' ';
+    return (struct push){
+        {"RPUSH", work.subject, value}, {strlen("RPUSH"), strlen(work.subject), head + work.size}, value + head};
 }
 
-/* Pushes as many requests as may be in flight, in one command or, as callers who know nothing of each other
- * do, a command each; returns how many commands. */
-static int push_requests(redisContext *link, const struct push *push) {
-    bool single = strcmp(work.form, "single") == 0;
-    int room = 0, commands = 0;
-    while (requests.sent < work.count && requests.sent - requests.answered < (uint64_t)work.flight) {
-        int place = single ? 2 : 2 + room;
-        memcpy((char *)push->arguments[place] + push->head, next_request(&requests), work.size);
-        room++;
-        if (single) {
-            check(link, redisAppendCommandArgv(link, 3, push->arguments, push->sizes));
-            commands++;
-        }
-    }
-    if (!single && room > 0) {
-        check(link, redisAppendCommandArgv(link, 2 + room, push->arguments, push->sizes));
-        commands++;
+/* Pushes as many requests as may be in flight, a command each, as callers do who know nothing of each
+ * other; returns how many. */
+static int push_requests(redisContext *link, struct push *push) {
+    int commands = 0;
+    for (; requests.sent < work.count && requests.sent - requests.answered < (uint64_t)work.flight; commands++) {
+        memcpy(push->body, next_request(&requests), work.size);
+        check(link, redisAppendCommandArgv(link, 3, push->arguments, push->sizes));
     }
     return commands;
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import malamute_py as malamute
 from malamute_py.form import form
 from perf.peers.peer import ROLES, Column, Peer, Server, answers, free_port, running
 
@@ -40,6 +42,9 @@ class Malamute:
             "modules": form(),
         }
 
+    def absent(self) -> dict[str, str]:
+        return {}
+
     def columns(self) -> Sequence[Column]:
         return [
             Column(
@@ -68,9 +73,28 @@ class Malamute:
         ]
         version = importlib.metadata.version("malamute-py")
         with running(
-            command, folder, lambda: answers(port), url=url, version=version, settings=("defaults",)
+            command,
+            folder,
+            lambda: answers(port) and _tells(url),
+            url=url,
+            version=version,
+            settings=("defaults",),
         ) as server:
+            server.version += f", {_form_of(server.process.pid)}"
             yield server
+
+
+def _tells(url: str) -> bool:
+    """Whether a client is let in and its first request answered."""
+    with contextlib.suppress(malamute.MalamuteError), malamute.connect_sync(url) as client:
+        return bool(client.broker_info())
+    return False
+
+
+def _form_of(pid: int) -> str:
+    """In which form the process runs, by what it has loaded and not by what lies on the disk."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return "compiled" if "__mypyc" in maps else "plain Python"
 
 
 def _libzmq() -> str:

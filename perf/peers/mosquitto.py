@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perf.peers.peer import Column, Server, answers, free_port, running
+from perf.peers.peer import (
+    PYTHON_CLIENTS,
+    Column,
+    Server,
+    free_port,
+    has_module,
+    running,
+    to_build,
+    without,
+)
 
 NATIVE = Path(__file__).parents[1] / "native" / "build" / "mqtt_driver"
 PYTHON = (sys.executable, "-m", "perf.peers.clients.mqtt_driver")
@@ -77,13 +86,19 @@ class Mosquitto:
 
     def versions(self) -> dict[str, str]:
         found = {"mosquitto": self.version()}
-        if importlib.util.find_spec("gmqtt"):
+        if has_module("gmqtt"):
             found["gmqtt"] = importlib.metadata.version("gmqtt")
         return found
 
+    def absent(self) -> dict[str, str]:
+        return without(
+            ("mosquitto-*-python", has_module("gmqtt"), PYTHON_CLIENTS),
+            ("mosquitto-*-native", NATIVE.exists(), to_build("gcc libmosquitto-dev")),
+        )
+
     def columns(self) -> Sequence[Column]:
         columns = []
-        if importlib.util.find_spec("gmqtt"):
+        if has_module("gmqtt"):
             columns += [self._column(mode, "python", PYTHON) for mode in TITLES]
         if NATIVE.exists():
             columns += [self._column(mode, "native", (str(NATIVE),)) for mode in TITLES]
@@ -99,8 +114,9 @@ class Mosquitto:
             label=f"{TITLES[mode]}, {'Python' if python else 'C'} client",
             persistent=False,
             synced=False,
-            roles=ROLES,
+            roles=ROLES | {"alone"} if mode == "qos1" else ROLES,
             command=command,
+            window=4_096 if mode == "qos1" else 0,
             rates=(PYTHON_RATES if python else NATIVE_RATES)[mode],
             note=NOTES[mode] + ("; gmqtt in uvloop, four times as fast as paho" if python else ""),
         )
@@ -132,12 +148,27 @@ class Mosquitto:
         with running(
             [_program() or "mosquitto", "-c", str(config)],
             folder,
-            lambda: answers(port),
+            lambda: _accepts(port),
             url=f"mqtt://127.0.0.1:{port}",
             version=self.version(),
             settings=settings,
         ) as server:
             yield server
+
+
+CONNECT = b"\x10\x11\x00\x04MQTT\x04\x02\x00\x3c\x00\x05probe"
+"""MQTT 3.1.1, a clean session."""
+
+
+def _accepts(port: int) -> bool:
+    """Whether it answers a CONNECT with a CONNACK that accepts."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=1.0) as client,
+    ):
+        client.sendall(CONNECT)
+        return client.recv(4) == b"\x20\x02\x00\x00"
+    return False
 
 
 PEER = Mosquitto()

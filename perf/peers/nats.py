@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import re
 import shutil
 import socket
@@ -18,10 +17,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perf.peers.peer import Column, Server, free_port, running
+import msgspec
+
+from perf.peers.peer import (
+    PYTHON_CLIENTS,
+    Column,
+    Server,
+    free_port,
+    has_module,
+    running,
+    to_build,
+    without,
+)
 
 NATIVE = Path(__file__).parents[1] / "native" / "build" / "nats_driver"
 PYTHON = (sys.executable, "-m", "perf.peers.clients.nats_driver")
+
+PACKAGES = "golang-go golang-github-nats-io-go-nats-dev"
 
 CORE = frozenset(
     {
@@ -40,6 +52,7 @@ JETSTREAM = frozenset(
     {
         "publish",
         "subscribe",
+        "alone",
         "fan-out",
         "producers",
         "fill",
@@ -72,8 +85,20 @@ class Nats:
 
     def versions(self) -> dict[str, str]:
         found = {"nats-server": self.version()}
-        if importlib.util.find_spec("nats"):
+        if has_module("nats"):
             found["nats-py"] = importlib.metadata.version("nats-py")
+        return found
+
+    def absent(self) -> dict[str, str]:
+        found = without(
+            ("nats-*-python", has_module("nats"), PYTHON_CLIENTS),
+            ("nats-*-native", NATIVE.exists(), to_build(PACKAGES)),
+        )
+        if not self._syncs():
+            found["nats-jetstream-sync-*"] = (
+                f"nats-server {self.version()} cannot sync each write (2.10 and later can, with"
+                " sync_interval: always): JetStream's figures here are without fsync"
+            )
         return found
 
     def columns(self) -> Sequence[Column]:
@@ -82,12 +107,23 @@ class Nats:
         if self._syncs():
             modes.append("jetstream-sync")
         clients: list[tuple[str, str, tuple[str, ...]]] = []
-        if importlib.util.find_spec("nats"):
+        if has_module("nats"):
             clients.append(("python", "Python client", PYTHON))
         if NATIVE.exists():
             clients.append(("native", "Go client", (str(NATIVE),)))
         for client, label, command in clients:
             columns += [self._column(mode, client, label, command) for mode in modes]
+        if NATIVE.exists():
+            asynchronous = self._column("core", "native", "Go client", (str(NATIVE),))
+            columns.append(
+                msgspec.structs.replace(
+                    asynchronous,
+                    mode="core-async",
+                    label="NATS core, Go client, asynchronous",
+                    roles=frozenset({"request", "respond"}),
+                    note=f"each request sent by the call-back of a reply; {asynchronous.note}",
+                )
+            )
         return columns
 
     def _syncs(self) -> bool:
@@ -106,14 +142,16 @@ class Nats:
         else:
             rates = JETSTREAM_PYTHON if python else JETSTREAM_NATIVE
             note = (
-                "file store, async publish with 4,096 acknowledgements out, push consumer "
-                "without acks; " + PENDING_NOTE
+                "file store, async publish with 4,096 acknowledgements out (more are no faster), "
+                "push consumer without acks; " + PENDING_NOTE
             )
+            if mode == "jetstream":
+                note = f"no fsync: an acknowledgement means the system's cache; {note}"
         if python:
             note += "; nats-py in uvloop, its limits on pending records lifted"
         title = {
             "core": "NATS core",
-            "jetstream": "NATS JetStream",
+            "jetstream": "NATS JetStream, no fsync",
             "jetstream-sync": "NATS JetStream, synced",
         }[mode]
         return Column(
@@ -124,6 +162,7 @@ class Nats:
             label=f"{title}, {label}",
             persistent=mode != "core",
             synced=mode == "jetstream-sync",
+            window=4096 if mode != "core" else 0,
             roles=CORE if mode == "core" else JETSTREAM,
             command=command,
             rates=rates,
@@ -152,7 +191,7 @@ class Nats:
         with running(
             ["nats-server", "-c", str(config)],
             folder,
-            lambda: _greets(port),
+            lambda: _answers(port),
             url=f"nats://127.0.0.1:{port}",
             version=self.version(),
             settings=settings,
@@ -160,13 +199,16 @@ class Nats:
             yield server
 
 
-def _greets(port: int) -> bool:
-    """Whether it says INFO to a client: after its streams are read."""
+def _answers(port: int) -> bool:
+    """Whether it answers a PING: it takes clients after its streams are read."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(("127.0.0.1", port), timeout=1.0) as client,
+        client.makefile("rb") as lines,
     ):
-        return client.recv(64).startswith(b"INFO")
+        if lines.readline().startswith(b"INFO"):
+            client.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
+            return lines.readline() == b"PONG\r\n"
     return False
 
 

@@ -10,6 +10,7 @@ is told in a word, with what to install.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -39,6 +40,7 @@ ROLES = frozenset(
         "respond",
         "pace",
         "listen",
+        "alone",  # each publish is confirmed by its own: what it waits can be told
         "queue",  # durable queue, acknowledged message by message: publish/subscribe with it
         "steps",  # atomic steps of four parts
     }
@@ -71,6 +73,8 @@ class Column(msgspec.Struct, frozen=True):
     """Records/s to expect one to one by record size; counts of records follow from it."""
     note: str = ""
     """The settings that matter, and why these."""
+    window: int = 0
+    """Most records that its publisher leaves unconfirmed; 0: as the client does by itself."""
     server: str = ""
     """Columns of a peer with the same name here share a server; empty: the mode's own."""
 
@@ -136,8 +140,8 @@ class Server:
                 total += process.memory_info().rss
         return total
 
-    def disk_bytes(self) -> int:
-        """Bytes that its files occupy on disk, the log excepted."""
+    def disk_bytes(self, written_since: float = 0.0) -> int:
+        """Bytes that its files occupy on disk, the log excepted; of those written to since then."""
         total = 0
         for folder, _, names in os.walk(self.folder):
             for name in names:
@@ -145,7 +149,9 @@ class Server:
                 if path == self.log:
                     continue
                 with contextlib.suppress(FileNotFoundError):
-                    total += path.stat().st_blocks * 512
+                    facts = path.stat()
+                    if facts.st_mtime >= written_since:
+                        total += facts.st_blocks * 512
         return total
 
     def alive(self) -> bool:
@@ -174,6 +180,9 @@ class Peer(Protocol):
     def versions(self) -> dict[str, str]:
         """Of the server and the clients."""
 
+    def absent(self) -> dict[str, str]:
+        """Return what of it could take part and does not: why, and what to install."""
+
     def columns(self) -> Sequence[Column]:
         """Return what of it can run here; a client that is not installed has no column."""
 
@@ -183,6 +192,23 @@ class Peer(Protocol):
         It is ready for clients when the block begins; columns of the same mode may share it.
         Raises ServerFailed.
         """
+
+
+def without(*clients: tuple[str, bool, str]) -> dict[str, str]:
+    """Of (client, whether it is there, what to do) those that are not."""
+    return {name: f"is not there: {what}" for name, there, what in clients if not there}
+
+
+def has_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+PYTHON_CLIENTS = "make setup, or pip install '.[perf]'"
+
+
+def to_build(packages: str) -> str:
+    """What to do for a native client."""
+    return f"apt-get install {packages}, then make -C perf/native"
 
 
 def free_port() -> int:

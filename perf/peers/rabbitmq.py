@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import re
 import shutil
 import socket
@@ -17,9 +16,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perf.peers.peer import Column, Server, answers, free_port, running
+from perf.peers.peer import (
+    PYTHON_CLIENTS,
+    Column,
+    Server,
+    answers,
+    free_port,
+    has_module,
+    running,
+    to_build,
+    without,
+)
 
-NATIVE = Path(__file__).parents[1] / "native" / "build"
+AMQP_NATIVE = Path(__file__).parents[1] / "native" / "build" / "amqp_driver"
 AMQP = (sys.executable, "-m", "perf.peers.clients.rabbitmq_driver")
 STREAMS = (sys.executable, "-m", "perf.peers.clients.rabbitmq_stream_driver")
 SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -37,11 +46,12 @@ CLASSIC = frozenset(
         "listen",
     }
 )
-QUORUM = frozenset({"publish", "subscribe", "producers", "queue", "pace", "listen"})
+QUORUM = frozenset({"publish", "subscribe", "alone", "producers", "queue", "pace", "listen"})
 STREAM = frozenset(
     {
         "publish",
         "subscribe",
+        "alone",
         "fan-out",
         "producers",
         "fill",
@@ -71,12 +81,6 @@ PYTHON_NOTES = {
         "more (rabbitmq-server pull request 14766)"
     ),
 }
-# The native client of a registry that speaks the stream protocol (npm, rabbitmq-stream-js-client)
-# opens with a command that 3.10 closes the link for: the C client reads streams over AMQP.
-STREAM_NATIVES = {
-    "rabbitmq_stream_driver": "Node.js client",
-    "amqp_driver": "C client over AMQP",
-}
 
 # Busy waiting off: on a machine of two cores the schedulers would take the clients' time.
 ERLANG = "+sbwt none +sbwtdcpu none +sbwtdio none"
@@ -98,24 +102,33 @@ class RabbitMQ:
     def versions(self) -> dict[str, str]:
         found = {"rabbitmq-server": self.version()}
         for package in ("pika", "rstream"):
-            if importlib.util.find_spec(package):
+            if has_module(package):
                 found[package] = importlib.metadata.version(package)
+        return found
+
+    def absent(self) -> dict[str, str]:
+        found = without(
+            ("rabbitmq-classic-python, rabbitmq-quorum-python", has_module("pika"), PYTHON_CLIENTS),
+            ("rabbitmq-stream-python", has_module("rstream"), PYTHON_CLIENTS),
+            ("rabbitmq-*-native", AMQP_NATIVE.exists(), to_build("gcc librabbitmq-dev")),
+        )
+        found["a native client of RabbitMQ's stream protocol"] = (
+            "Debian packages none, and npm's rabbitmq-stream-js-client opens with a command that"
+            f" RabbitMQ 3.10 closes the link for (here: {self.version()}); rstream in Python"
+            " speaks it, the C client reads streams over AMQP"
+        )
         return found
 
     def columns(self) -> Sequence[Column]:
         columns = []
-        if importlib.util.find_spec("pika"):
+        if has_module("pika"):
             columns += [self._column(mode, "python", AMQP) for mode in ("classic", "quorum")]
-        if importlib.util.find_spec("rstream"):
+        if has_module("rstream"):
             columns.append(self._column("stream", "python", STREAMS))
-        if (NATIVE / "amqp_driver").exists():
-            command = (str(NATIVE / "amqp_driver"),)
+        if AMQP_NATIVE.exists():
+            command = (str(AMQP_NATIVE),)
             columns += [self._column(mode, "native", command) for mode in ("classic", "quorum")]
-        for name, label in STREAM_NATIVES.items():
-            if (NATIVE / name).exists():
-                command = (str(NATIVE / name),)
-                columns.append(self._column("stream", "native", command, label))
-                break
+            columns.append(self._column("stream", "native", command, "C client over AMQP"))
         return columns
 
     def _column(self, mode: str, client: str, command: tuple[str, ...], label: str = "") -> Column:
@@ -130,6 +143,7 @@ class RabbitMQ:
             synced=mode == "quorum",
             roles={"classic": CLASSIC, "quorum": QUORUM, "stream": STREAM}[mode],
             command=command,
+            window=0 if mode == "classic" else 4_096,
             rates=(PYTHON_RATES if client == "python" else NATIVE_RATES)[mode],
             note=NOTES[mode] + (PYTHON_NOTES[mode] if client == "python" else ""),
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import re
 import shutil
 import socket
@@ -16,7 +15,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perf.peers.peer import Column, Server, free_port, running
+from perf.peers.peer import (
+    PYTHON_CLIENTS,
+    Column,
+    Server,
+    free_port,
+    has_module,
+    running,
+    to_build,
+    without,
+)
 
 NATIVE = Path(__file__).parents[1] / "native" / "build" / "redis_driver"
 PYTHON = (sys.executable, "-m", "perf.peers.clients.redis_driver")
@@ -38,6 +46,7 @@ STREAM = frozenset(
     {
         "publish",
         "subscribe",
+        "alone",
         "fan-out",
         "producers",
         "fill",
@@ -61,10 +70,10 @@ APPEND = {
 }
 NOTES = {
     "pubsub": "CLIENT REPLY OFF while publishing; requests through lists, RPUSH and BLMPOP COUNT",
-    "stream": "XADD pipelined, 4,096 unanswered; XREAD BLOCK COUNT 10000",
+    "stream": "XADD pipelined, 65,536 unanswered; XREAD BLOCK COUNT 10000",
     "stream-sync": (
-        "XADD pipelined, 4,096 unanswered: what a turn of the server reads shares one fsync; "
-        "XREAD BLOCK COUNT 10000"
+        "XADD pipelined, 4,096 unanswered (more are no faster): what a turn of the server reads "
+        "shares one fsync; XREAD BLOCK COUNT 10000"
     ),
 }
 PYTHON_RATES = {
@@ -97,13 +106,19 @@ class Redis:
     def versions(self) -> dict[str, str]:
         found = {"redis-server": self.version()}
         for package in ("redis", "hiredis"):
-            if importlib.util.find_spec(package):
+            if has_module(package):
                 found[f"{package}-py"] = importlib.metadata.version(package)
         return found
 
+    def absent(self) -> dict[str, str]:
+        return without(
+            ("redis-*-python", has_module("hiredis"), PYTHON_CLIENTS),
+            ("redis-*-native", NATIVE.exists(), to_build("gcc libhiredis-dev")),
+        )
+
     def columns(self) -> Sequence[Column]:
         columns = []
-        if importlib.util.find_spec("hiredis"):
+        if has_module("hiredis"):
             columns += [self._column(mode, "python", "Python client", PYTHON) for mode in TITLES]
         if NATIVE.exists():
             columns += [self._column(mode, "native", "C client", (str(NATIVE),)) for mode in TITLES]
@@ -122,6 +137,7 @@ class Redis:
             synced=mode == "stream-sync",
             roles=PUBSUB if mode == "pubsub" else STREAM,
             command=command,
+            window={"stream": 65_536, "stream-sync": 4_096}.get(mode, 0),
             rates=(PYTHON_RATES if client == "python" else NATIVE_RATES)[mode],
             note=note,
         )

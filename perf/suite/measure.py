@@ -28,11 +28,11 @@ RESULT_S = 45.0
 SETTLE_S = 5.0
 SETTLE_STEP_S = 0.1
 MATCHING = (sys.executable, "-m", "perf.suite.matching")
+QUANTILES = ("p50_us", "p99_us", "p999_us")
 RARE = 10_000
 SEED = 7
 HELD = 0.95
 """A paced run that reached less of its rate says nothing about latency at that rate."""
-SINGLE = "single/140"
 HALF_MOST = 50_000
 
 
@@ -94,13 +94,19 @@ class Cost:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._since = time.time()
         self._cpu_s = server.cpu_s()
         self._disk = server.disk_bytes()
 
     def figures(
         self, records: int, *, disk_bytes: float | None, persistent: bool
     ) -> dict[str, float]:
-        """records: over which processor time and disk are spread."""
+        """records: over which processor time and disk are spread.
+
+        disk_bytes: as the server counts what the records take; else its files' growth. A server
+        that says so allocates files ahead and uses them again: the blocks of all its files that
+        were written to stand beside.
+        """
         figures = {
             "server_cpu_us": (self._server.cpu_s() - self._cpu_s) / records * 1e6,
             "rss_mib": self._server.rss_bytes() / (1 << 20),
@@ -108,6 +114,8 @@ class Cost:
         grown = self._server.disk_bytes() - self._disk if disk_bytes is None else disk_bytes
         if persistent and grown > 0:
             figures["disk_bytes"] = grown / records
+            blocks = grown if disk_bytes is None else self._server.disk_bytes(self._since)
+            figures["disk_blocks"] = blocks / records
         return figures
 
 
@@ -157,6 +165,11 @@ def _confirmed(column: Column, facts: Mapping[str, Any], count: int) -> None:
         raise NotVerified(f"{count} records published, {facts.get('confirmed')} confirmed")
 
 
+def _check_pace(rate: float, reached: float) -> None:
+    if reached < HELD * rate:
+        raise NotVerified(f"paced at {rate:,.0f} a second it reached {reached:,.0f}")
+
+
 class Measure:
     """Runs works; `idle` gives the servers that should rest meanwhile."""
 
@@ -167,6 +180,7 @@ class Measure:
             "stream": self._stream,
             "replay": self._replay,
             "request": self._request,
+            "round": self._request,
             "latency": self._latency,
             "steps": self._steps,
             "start": self._start,
@@ -183,7 +197,12 @@ class Measure:
         return f"perf{os.getpid()}n{self._serial}"
 
     def _keys(self, bench: Bench, column: Column, size: int, count: int) -> dict[str, object]:
-        return {"url": bench.running.url, "mode": column.mode, "size": size, "count": count}
+        keys: dict[str, object] = {
+            "url": bench.running.url, "mode": column.mode, "size": size, "count": count
+        }  # fmt: skip
+        if column.window:
+            keys["window"] = column.window
+        return keys
 
     def _stream(self, work: Work, bench: Bench, column: Column, count: int, rate: float) -> Run:
         own = dict(work.keys)
@@ -229,6 +248,8 @@ class Measure:
             "publisher_cpu_us": sum(facts["cpu_s"] for facts in made) / total * 1e6,
             "consumer_cpu_us": taken["cpu_s"] / deliveries * 1e6,
         }
+        # Of one publish after the other: from each call to its confirm.
+        figures |= {name: made[0][name] for name in QUANTILES if name in made[0]}
         if subscribers > 1:
             figures["deliveries_s"] = deliveries / seconds
         return Run(total, figures)
@@ -312,6 +333,8 @@ class Measure:
             **dict(work.keys),
             "subject": self._subject(),
         }
+        if rate:
+            keys["rate"] = rate
         worker = Role(column.command, "respond", **keys)
         with worker:
             _ready(bench, worker)
@@ -327,13 +350,15 @@ class Measure:
                 worked = worker.result(RESULT_S)
                 _end(asker, worker)
         seconds = (asked["ended_ns"] - asked["begun_ns"]) / 1e9
+        if rate:
+            _check_pace(rate, (count - 1) / seconds)
         return Run(
             count,
             {
                 **figures,
                 "seconds": seconds,
                 "round_trips_s": count / seconds,
-                **{name: asked[name] for name in ("p50_us", "p99_us", "p999_us")},
+                **{name: asked[name] for name in QUANTILES},
                 "requester_cpu_us": asked["cpu_s"] / count * 1e6,
                 "worker_cpu_us": worked["cpu_s"] / count * 1e6,
             },
@@ -362,15 +387,14 @@ class Measure:
             raise NotVerified(f"{count} records were due: received {heard['received']}")
         seconds = (said["ended_ns"] - said["begun_ns"]) / 1e9
         reached = (count - 1) / seconds
-        if reached < HELD * rate:
-            raise NotVerified(f"paced at {rate:,.0f} records/s it reached {reached:,.0f}")
+        _check_pace(rate, reached)
         return Run(
             count,
             {
                 **figures,
                 "seconds": seconds,
                 "rate_s": reached,
-                **{name: heard[name] for name in ("p50_us", "p99_us", "p999_us")},
+                **{name: heard[name] for name in QUANTILES},
             },
         )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from perf.peers.peer import Column, Peer, Server, ServerFailed
-from perf.suite.measure import HALF_MOST, SINGLE, Bench, Left, Measure, NotVerified
+from perf.suite.measure import HALF_MOST, Bench, Left, Measure, NotVerified
 from perf.suite.results import (
     ColumnFacts,
     Measured,
@@ -29,12 +29,17 @@ from perf.suite.results import (
     save,
 )
 from perf.suite.roles import RoleFailed
-from perf.suite.works import OURS, RUN_S, Work
+from perf.suite.works import OURS, Work
 
+SCALED = frozenset({"stream", "request", "steps"})
+"""Kinds of work whose counts follow from how long the run before took."""
+LONG = 1.6
+"""A run that took so many times too long is followed by one with fewer records."""
 FAILURES_MOST = 2
 """A column that failed so often at one work is not asked again."""
 FILL_S = 5.0
-LATENCY_S = 2.0
+USUAL_S = {"replay": 2.6, "start": 6.0, "matching": 3.0}
+"""What a run takes that is not told how long it should be; a share of the filling in it."""
 OVERHEAD_S = 0.7
 """What a run costs besides its work: two interpreters start, the disk comes to rest."""
 SECTION_S = 8.0
@@ -52,7 +57,15 @@ class Plan(msgspec.Struct, frozen=True):
     """Records of every run, whatever its work: for tests; 0: as suits."""
 
     def columns_of(self, work: Work) -> list[Column]:
-        return [column for column in self.columns if work.takes(column)]
+        found = [column for column in self.columns if work.takes(column)]
+        if not work.once:
+            return found
+        fastest: dict[tuple[str, str], Column] = {}
+        for column in found:
+            known = fastest.setdefault((column.peer, column.server or column.mode), column)
+            if column.rate(work.size) > known.rate(work.size):
+                fastest[column.peer, column.server or column.mode] = column
+        return list(fastest.values())
 
     def pairs(self) -> Iterator[tuple[Work, int, Column]]:
         """Every run in its order."""
@@ -69,15 +82,12 @@ class Plan(msgspec.Struct, frozen=True):
             seconds = FILL_S if column.peer != OURS else 1e9
             return int(work.count(column, seconds) * (min(1, self.scale)))
         if work.kind == "start":
-            seconds = FILL_S if column.peer != OURS else 1e9
-            return min(work.least, work.count(column, seconds))
-        seconds = LATENCY_S if work.kind == "latency" else RUN_S
-        return work.count(column, seconds * self.scale)
+            return work.least
+        return work.count(column, work.seconds * self.scale)
 
     def seconds(self, work: Work) -> float:
         """How long a run of a work is thought to take."""
-        usual = {"replay": 1.0, "latency": LATENCY_S, "start": 2.5}.get(work.kind, RUN_S)
-        return usual * self.scale + OVERHEAD_S
+        return USUAL_S.get(work.kind, work.seconds) * self.scale + OVERHEAD_S
 
     def total_s(self) -> float:
         sections = len({work.section for work in self.works})
@@ -190,7 +200,7 @@ class Recording:
         try:
             rate = self._rate(work, column)
             if rate:
-                count = max(work.least, int(rate * LATENCY_S * self._plan.scale))
+                count = max(work.least, int(rate * work.seconds * self._plan.scale))
                 if self._plan.counts:
                     count = self._plan.counts
             bench = self._bench(work, column)
@@ -210,9 +220,9 @@ class Recording:
         self, work: Work, run: int, bench: Bench, column: Column, outcome: Run, rate: float
     ) -> Run:
         """A first run far shorter than it should be is done again with more records."""
-        wanted = RUN_S * self._plan.scale
+        wanted = work.seconds * self._plan.scale
         took = outcome.figures.get("seconds", wanted)
-        fixed = work.kind in ("replay", "start", "latency", "matching") or self._plan.counts
+        fixed = work.kind not in SCALED or self._plan.counts
         if run or fixed or took >= wanted / 2:
             return outcome
         count = int(outcome.count * min(20.0, wanted / max(took, 1e-3)))
@@ -227,24 +237,23 @@ class Recording:
         measured = self._results.of(work.name, column.name)
         if measured is not None and measured.good and not self._plan.counts:
             last = measured.good[-1]
-            wanted = RUN_S * self._plan.scale
+            wanted = work.seconds * self._plan.scale
             took = last.figures.get("seconds", wanted)
-            if work.kind in ("stream", "request", "steps") and took > 3 * wanted:
+            if work.kind in SCALED and took > LONG * wanted:
                 return max(work.least, int(last.count * wanted / took))
             return last.count
         return self._plan.count(work, column)
 
     def _rate(self, work: Work, column: Column) -> float:
         """Records/s of a paced work; 0 for others. Raises Left."""
-        if work.kind != "latency":
-            return 0.0
-        told = float(dict(work.keys)["rate"])
-        if told:
-            return told
-        single = self._results.figure(SINGLE, column.name, "records_s")
-        if single is None:
-            raise Left(f"half of which rate? {SINGLE} has no figure of this column")
-        return min(HALF_MOST, single / 2)
+        if not work.half_of:
+            return float(dict(work.keys).get("rate", 0))
+        top = None
+        for figure in ("records_s", "round_trips_s"):
+            top = top or self._results.figure(work.half_of, column.name, figure)
+        if top is None:
+            raise Left(f"half of which rate? {work.half_of} has no figure of this column")
+        return min(HALF_MOST, top / 2)
 
     def _failure(self, work: Work, column: Column, error: Exception) -> str:
         """Begin anew with an empty server; return what to tell."""

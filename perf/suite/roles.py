@@ -63,11 +63,11 @@ class Role:
         self._lines.put(b"")
 
     def ready(self, within_s: float) -> str:
-        """Wait until it says so; return its client's name. Raises RoleFailed."""
+        """Wait until it says so; return its client's name, and its form. Raises RoleFailed."""
         facts = self._hear(within_s, "to be ready")
         if facts.get("ready") is not True:
             raise self._failed(f"said {facts} instead of being ready")
-        return str(facts.get("client", ""))
+        return ", ".join(str(facts[name]) for name in ("client", "form") if facts.get(name))
 
     def go(self) -> None:
         """Tell it to go on; one that is gone already is noticed when it should speak."""

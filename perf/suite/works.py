@@ -15,6 +15,7 @@ import msgspec
 from perf.peers.peer import Column
 
 RUN_S = 1.0
+PACED_S = 2.0
 SIZES = (12, 140, 560, 1120, 2940, 11760)
 """Bytes a record: those of the laminarmq reference."""
 OURS = "malamute"
@@ -44,6 +45,12 @@ class Work(msgspec.Struct, frozen=True):
     ours_only: bool = False
     levels: tuple[str, ...] = ("synced",)
     """Which of our columns."""
+    half_of: str = ""
+    """Of a paced work: the work whose rate, halved, is its pace."""
+    seconds: float = RUN_S
+    """How long a run should take."""
+    once: bool = False
+    """Of each server one client takes part, its fastest: the client is not what is measured."""
     note: str = ""
 
     @property
@@ -108,17 +115,36 @@ def _single() -> list[Work]:
             note="ours: publish() by 64 tasks, `async for` over records; no target",
         )
         for size in (12, 140, 1120)
-    ] + [
+    ]
+
+
+def _alone() -> list[Work]:
+    note = (
+        "from the call to its confirm, one after the other, a reader beside; who confirms nothing"
+        " has no part in it; no target"
+    )
+    return [
         Work(
             name="alone/140",
             kind="stream",
-            title="one publish after the other, each confirmed, 140 B",
-            roles=_STREAM,
+            title="a lone publish until it is confirmed, 140 B",
+            roles=_STREAM | {"alone"},
+            figure="p50_us",
             keys=(("form", "single"), ("window", 1)),
             ceiling=1_500,
             clients=("python",),
-            note="no target",
-        )
+            note=note,
+        ),
+        Work(
+            name="alone/mail",
+            kind="stream",
+            title="a lone mail, or message to a durable queue, until it is confirmed, 140 B",
+            roles=_STREAM | {"alone", "queue"},
+            figure="p50_us",
+            keys=(("form", "single"), ("window", 1), ("queue", 1)),
+            ceiling=1_500,
+            note=note,
+        ),
     ]
 
 
@@ -183,6 +209,13 @@ def _replay() -> list[Work]:
     ]  # fmt: skip
 
 
+REQUEST_NOTE = (
+    "nobody waits for a sync here, whatever the column is called: a request of ours is journaled,"
+    " its reply is its confirm, and both leave before a sync covers them; request() and a worker"
+    " with their defaults"
+)
+
+
 def _requests() -> list[Work]:
     return [
         Work(
@@ -196,8 +229,7 @@ def _requests() -> list[Work]:
             keys=(("flight", flight), ("workers", workers), ("form", "single")),
             ceiling=ceiling,
             clients=("python", "native") if workers == 1 else ("native",),
-            note="ours: request() and a worker with their defaults: journaled; the reply is the"
-            " confirm and does not wait for a sync",
+            note=REQUEST_NOTE,
         )
         for flight, workers, ceiling in (
             (1, 1, 6_000),
@@ -251,6 +283,7 @@ def _latency() -> list[Work]:
             figure="p50_us",
             keys=(("rate", 1000),),
             ceiling=1_000,
+            seconds=PACED_S,
             note="from the call of publish to the consumer's hands, clocks of one machine",
         ),
         Work(
@@ -259,9 +292,41 @@ def _latency() -> list[Work]:
             title="one way at half of the rate of single calls, 140 B",
             roles=_roles("pace", "listen"),
             figure="p50_us",
-            keys=(("rate", 0),),
+            half_of="single/140",
+            seconds=PACED_S,
             clients=("python",),
             note="half of what the same column did in single/140, at most 50,000/s",
+        ),
+    ]
+
+
+def _round_trips() -> list[Work]:
+    """One caller who asks evenly and waits for each reply; his pace must be kept."""
+    keys: tuple[tuple[str, str | int], ...] = (
+        ("flight", 1), ("workers", 1), ("form", "single"), ("paced", 1),
+    )  # fmt: skip
+    return [
+        Work(
+            name="round-trip/1000",
+            kind="round",
+            title="round trip at 1,000 requests/s, 140 B",
+            roles=_roles("request", "respond"),
+            figure="p50_us",
+            keys=(*keys, ("rate", 1000)),
+            ceiling=1_000,
+            seconds=PACED_S,
+            note=REQUEST_NOTE,
+        ),
+        Work(
+            name="round-trip/half",
+            kind="round",
+            title="round trip at half of one caller's top rate, 140 B",
+            roles=_roles("request", "respond"),
+            figure="p50_us",
+            keys=keys,
+            half_of="request/1x1",
+            seconds=PACED_S,
+            note="half of what the same column did in request/1x1",
         ),
     ]
 
@@ -279,9 +344,11 @@ def _starts() -> list[Work]:
             most=max(1, records),
             least=records,
             ours_only=records > 1_000_000,
-            note="from the command to the first answer; stopped in order, and killed",
+            once=True,
+            note="from the command to the first request that is answered; stopped in order, and"
+            " killed; afterwards all records are read",
         )
-        for records in (0, 1_000_000, 10_000_000)
+        for records in (0, 100_000, 1_000_000, 10_000_000)
     ]
 
 
@@ -315,7 +382,9 @@ WORKS: tuple[Work, ...] = (
     *_fan_out(),
     *_requests(),
     *_single(),
+    *_alone(),
     *_latency(),
+    *_round_trips(),
     *_queues(),
     *_starts(),
     *_matching(),

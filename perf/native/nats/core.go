@@ -70,7 +70,7 @@ func subscribe(w Work) {
 
 func request(w Work) {
 	ask := askFromGoroutines
-	if w.form == "bulk" {
+	if w.mode == "core-async" {
 		ask = askFromCallback
 	}
 	nc := connect(w)
@@ -86,6 +86,7 @@ func request(w Work) {
 // askFromGoroutines is what the client's documentation shows: Request in as many goroutines as are in flight.
 func askFromGoroutines(w Work, nc *nats.Conn) []int64 {
 	took := make([]int64, w.count)
+	begun := now()
 	var done sync.WaitGroup
 	for f := 0; f < w.flight; f++ {
 		done.Add(1)
@@ -93,6 +94,9 @@ func askFromGoroutines(w Work, nc *nats.Conn) []int64 {
 			defer done.Done()
 			body := w.body()
 			for i := first; i < w.count; i += w.flight {
+				if w.paced {
+					w.await(begun, i)
+				}
 				stamp(body, w.producer, i)
 				asked := now()
 				reply, err := nc.Request(w.subject, body, longest)
@@ -193,11 +197,16 @@ func pace(w Work) {
 // evenly calls send(i) when record i is due, w.rate of them a second from `begun` on.
 func evenly(w Work, begun int64, send func(int)) {
 	for i := 0; i < w.count; i++ {
-		due := begun + int64(float64(i)*1e9/w.rate)
-		if wait := due - now(); wait > 0 {
-			time.Sleep(time.Duration(wait))
-		}
+		w.await(begun, i)
 		send(i)
+	}
+}
+
+// await returns when record i is due.
+func (w Work) await(begun int64, i int) {
+	due := begun + int64(float64(i)*1e9/w.rate)
+	if wait := due - now(); wait > 0 {
+		time.Sleep(time.Duration(wait))
 	}
 }
 

@@ -1,6 +1,7 @@
 // The NATS driver: plays the roles of perf/ with the Go client that Debian
 // packages, in the form its users write: asynchronous callbacks, publishes that
-// gather in the client's buffer, requests from many goroutines.
+// gather in the client's buffer, requests from many goroutines, or in mode core-async from the call-back
+// of the reply before.
 package main
 
 import (
@@ -22,7 +23,7 @@ func main() {
 	roles := coreRoles
 	if w.mode == "jetstream" || w.mode == "jetstream-sync" {
 		roles = jetstreamRoles
-	} else if w.mode != "core" {
+	} else if w.mode != "core" && w.mode != "core-async" {
 		fail("no mode %q", w.mode)
 	}
 	play, found := roles[w.role]

@@ -26,6 +26,7 @@ type Work struct {
 	size, count, window, producer, producers, subscribers, flight, workers, subjects int
 
 	rate   float64
+	paced  bool // requests are made at `rate`, each when it is due and the one before is answered
 	seed   uint64
 	rare   int           // above 0: one record in so many goes to the rare subject
 	first  int           // by time: the number of the first record that must come
@@ -87,6 +88,7 @@ func parseWork(arguments []string) Work {
 		workers:     number("workers", 1),
 		subjects:    number("subjects", 1),
 		rate:        decimal("rate", 1000),
+		paced:       number("paced", 0) != 0,
 		seed:        uint64(number("seed", 1)),
 		rare:        number("rare", 0),
 		first:       number("first", 0),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import (
@@ -25,7 +26,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -78,12 +79,20 @@ class Options(msgspec.Struct, frozen=True):
     """1: the work is a queue of messages, each acknowledged by its own."""
     first: int = 0
     """For select=time: number of the first of them."""
+    paced: int = 0
+    """1: requests are made at `rate`, each when it is due and the one before is answered."""
 
 
 def options_of(argv: Sequence[str]) -> Options:
     given = dict(word.partition("=")[::2] for word in argv)
     known = {name: given[name] for name in Options.__struct_fields__ if name in given}
     return msgspec.convert(known, Options, strict=False)
+
+
+def fail(*why: object) -> NoReturn:
+    """End at once: what fails in a library's callback ends in its log, and the run goes on."""
+    print(*why, file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 # --- words ----------------------------------------------------------------------------------
@@ -384,6 +393,18 @@ class Check:
                 self._due[lane] = number + self.lanes
 
 
+def taking(check: Check) -> Callable[[bytes], object]:
+    """For a library's callback: give each body to the check."""
+
+    def take(body: bytes) -> None:
+        try:
+            check.add(body)
+        except DriverFailed as error:
+            fail(error)
+
+    return take
+
+
 def checks_of(options: Options) -> list[Check]:
     """One for each connection of a subscriber."""
     return [Check(options) for _ in range(options.subscribers)]
@@ -438,6 +459,11 @@ def percentiles(nanoseconds: Sequence[int]) -> dict[str, float]:
     return {"p50_us": float(at[0]), "p99_us": float(at[1]), "p999_us": float(at[2])}
 
 
+def percentiles_of(lone: Lone) -> dict[str, float]:
+    """Of a publisher's waits for confirms; {} where more than one record was out."""
+    return percentiles(lone.latencies) if lone.latencies else {}
+
+
 class Listen:
     """One-way latencies of records that carry the time of their sending."""
 
@@ -462,6 +488,19 @@ class Listen:
 
     def tell(self, clock: Clock) -> None:
         say(received=len(self.latencies), **percentiles(self.latencies), cpu_s=clock.cpu_s())
+
+
+def hearing(heard: Listen, over: asyncio.Event) -> Callable[[bytes], object]:
+    """For a library's callback: give each body to the listener, whose last sets `over`."""
+
+    def take(body: bytes) -> None:
+        try:
+            if heard.add(body):
+                over.set()
+        except DriverFailed as error:
+            fail(error)
+
+    return take
 
 
 async def ticks(options: Options) -> AsyncIterator[int]:
@@ -490,6 +529,32 @@ class Requests:
     def __init__(self, options: Options) -> None:
         self.bodies = [body for burst in _bursts(options) for body in burst]
         self.latencies: list[int] = []
+        self._gap_ns = int(1e9 / options.rate) if options.paced else 0
+        self._due_ns = 0
+
+    def wait_s(self) -> float:
+        """How long to wait before the next request is made; 0 where they are not paced."""
+        if not self._gap_ns:
+            return 0.0
+        now = time.monotonic_ns()
+        self._due_ns = self._due_ns + self._gap_ns if self._due_ns else now
+        return max(0, self._due_ns - now) / 1e9
+
+    def at_its_turn(
+        self, loop: asyncio.AbstractEventLoop, send: Callable[[int], None], number: int
+    ) -> None:
+        """Call send(number) when the next request is due."""
+        wait = self.wait_s()
+        if wait:
+            loop.call_later(wait, send, number)
+        else:
+            send(number)
+
+    async def turn(self) -> None:
+        """Return when the next request is due."""
+        wait = self.wait_s()
+        if wait:
+            await asyncio.sleep(wait)
 
     def answered(self, number: int, reply: bytes, sent_ns: int) -> None:
         self.latencies.append(time.monotonic_ns() - sent_ns)
@@ -507,19 +572,43 @@ class Requests:
         )
 
 
+class Lone:
+    """How long each of a publisher's records waits for its confirm, where one is out at a time."""
+
+    def __init__(self, window: int) -> None:
+        self.latencies: list[int] = []
+        self._kept = window == 1
+        self._sent_ns = 0
+
+    def sent(self) -> None:
+        if self._kept:
+            self._sent_ns = time.monotonic_ns()
+
+    def confirmed(self) -> None:
+        if self._kept:
+            self.latencies.append(time.monotonic_ns() - self._sent_ns)
+
+
 class Window:
     """What a publisher has sent and what of it is confirmed; at most `size` is out."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.sent = self.confirmed = 0
+        self.lone = Lone(size)
         self._moved = asyncio.Event()
 
     @property
     def full(self) -> bool:
         return self.sent - self.confirmed >= self.size
 
+    def send(self, count: int = 1) -> None:
+        """Note that so many go out now."""
+        self.lone.sent()
+        self.sent += count
+
     def confirm(self, count: int) -> None:
+        self.lone.confirmed()
         self.confirmed += count
         if self.sent - self.confirmed <= self.size // 2:
             self._moved.set()
@@ -558,12 +647,16 @@ class Middle:
         time.sleep(self.PAUSE_S / 2)
 
 
-def say_published(clock: Clock, confirmed: int, middle: Middle | None = None) -> None:
+def say_published(
+    clock: Clock, confirmed: int, middle: Middle | None = None, lone: Lone | None = None
+) -> None:
     """The result of publish and fill."""
     ended_ns = time.monotonic_ns()
-    facts = {}
+    facts: dict[str, float] = {}
     if middle is not None and middle.wanted:
         facts = {"middle": middle.number, "middle_ns": middle.time_ns}
+    if lone is not None:
+        facts |= percentiles_of(lone)
     say(
         begun_ns=clock.begun_ns,
         ended_ns=ended_ns,

@@ -51,9 +51,10 @@ class Asked(Options, frozen=True):
 class Levels:
     """Confirms by level; every one must be of the level that was asked for."""
 
-    def __init__(self, level: str) -> None:
-        self.level = level
+    def __init__(self, asked: Asked) -> None:
+        self.level = asked.confirm
         self.confirmed = 0
+        self.lone = driver.Lone(asked.window)
 
     def add(self, confirmations: Iterable[Any]) -> None:
         for confirmation in confirmations:
@@ -64,6 +65,7 @@ class Levels:
     def add_one(self, confirmation: Any) -> None:
         if confirmation.level != self.level:
             raise DriverFailed(f"asked for {self.level}, confirmed {confirmation.level}")
+        self.lone.confirmed()
         self.confirmed += 1
 
 
@@ -105,7 +107,7 @@ async def publish(asked: Asked) -> None:
     if asked.subjects > 1 or asked.rare:
         subjects = driver.Subjects(asked)
         names = [subjects.of_burst(n * CHUNK, len(chunk)) for n, chunk in enumerate(chunks)]
-    levels = Levels(asked.confirm)
+    levels = Levels(asked)
     async with malamute.connect(asked.url) as client:
         # The producer id is opened by the first confirmed publish, once in its life.
         await client.publish(f"{asked.subject}.before", b"-")
@@ -129,6 +131,7 @@ async def publish(asked: Asked) -> None:
             confirmed=levels.confirmed,
             cpu_s=clock.cpu_s(),
             **middle,
+            **driver.percentiles_of(levels.lone),
         )
         await word()
 
@@ -173,17 +176,17 @@ async def _publish_single(
 
     async def work() -> None:
         for body in bodies:
-            levels.add_one(
-                await client.publish(
-                    asked.subject, body, subject=asked.subject, confirm=asked.confirm
-                )
+            levels.lone.sent()
+            confirmation = await client.publish(
+                asked.subject, body, subject=asked.subject, confirm=asked.confirm
             )
+            levels.add_one(confirmation)
 
     await asyncio.gather(*(work() for _ in range(asked.window or SINGLE_TASKS)))
 
 
 async def pace(asked: Asked) -> None:
-    levels = Levels(asked.confirm)
+    levels = Levels(asked)
     async with malamute.connect(asked.url) as client:
         await client.publish(f"{asked.subject}.before", b"-")
         ready()
@@ -370,7 +373,7 @@ async def respond(asked: Asked) -> None:
         workers = []
         for _ in range(asked.workers):
             client = await stack.enter_async_context(malamute.connect(asked.url))
-            worker = await stack.enter_async_context(client.worker(asked.subject, concurrency=256))
+            worker = await stack.enter_async_context(client.worker(asked.subject))
             await worker.accepted()
             workers.append(worker)
         ready()
@@ -397,6 +400,7 @@ async def request(asked: Asked) -> None:
 
         async def ask() -> None:
             for number in numbers:
+                await requests.turn()
                 sent_ns = time.monotonic_ns()
                 reply = await client.request(asked.subject, requests.bodies[number])
                 requests.answered(number, bytes(reply.body), sent_ns)
@@ -415,7 +419,7 @@ async def request(asked: Asked) -> None:
 
 async def send(asked: Asked) -> None:
     bodies = [body for chunk in made(asked) for body in chunk]
-    levels = Levels(asked.confirm)
+    levels = Levels(asked)
     async with malamute.connect(asked.url) as client:
         ready()
         await word()
@@ -429,13 +433,14 @@ async def send(asked: Asked) -> None:
 
             async def work() -> None:
                 for body in left:
+                    levels.lone.sent()
                     levels.add_one(await client.send(asked.subject, body, confirm=asked.confirm))
 
             await asyncio.gather(*(work() for _ in range(asked.window or MAIL_TASKS)))
         if levels.confirmed != asked.count:
             raise DriverFailed(f"sent {asked.count}, confirmed {levels.confirmed}")
         unbroken(client)
-        driver.say_published(clock, levels.confirmed)
+        driver.say_published(clock, levels.confirmed, lone=levels.lone)
         await word()
 
 
@@ -468,7 +473,7 @@ async def steps(asked: Asked) -> None:
     count = asked.count
     first, second, box, service = (f"{asked.subject}.{part}" for part in ("a", "b", "box", "ask"))
     bodies = [body for chunk in made(asked) for body in chunk]
-    levels = Levels(asked.confirm)
+    levels = Levels(asked)
     async with malamute.connect(asked.url) as client:
         await client.create_stream(first)
         await client.create_stream(second)

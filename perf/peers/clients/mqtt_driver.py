@@ -11,7 +11,6 @@ import asyncio
 import importlib.metadata
 import itertools
 import os
-import sys
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -31,12 +30,6 @@ FILTERS = 200
 _numbers = itertools.count()
 
 
-def _fail(*why: object) -> None:
-    """Failures of callbacks end in the client's log otherwise, and the run goes on."""
-    print(CLIENT, *why, file=sys.stderr, flush=True)
-    os._exit(1)
-
-
 class Unacknowledged(PersistentStorage):  # type: ignore[misc]
     """What is out at QoS 1, as the client asks for it; wakes a publisher that waits for room."""
 
@@ -44,14 +37,19 @@ class Unacknowledged(PersistentStorage):  # type: ignore[misc]
         super().__init__()
         self.out = self.acknowledged = 0
         self.low = 0
+        self.lone: driver.Lone | None = None
         self.moved = asyncio.Event()
 
     def push_message(self, mid: int, raw_package: bytes) -> None:
+        if self.lone is not None:
+            self.lone.sent()
         super().push_message(mid, raw_package)
         self.out += 1
 
     def remove_message_by_mid(self, mid: int) -> None:
         super().remove_message_by_mid(mid)
+        if self.lone is not None:
+            self.lone.confirmed()
         self.out -= 1
         self.acknowledged += 1
         if self.out <= self.low:
@@ -93,12 +91,12 @@ class Mqtt:
             try:
                 take(body, properties)
             except DriverFailed as error:
-                _fail(error)
+                driver.fail(error)
             return 0
 
         def granted(_: object, __: int, qos: Any, ___: object) -> None:
             if any(level >= 128 for level in qos):
-                _fail("a subscription was refused:", qos)
+                driver.fail("a subscription was refused:", qos)
             made._granted += len(qos)
             made._moved.set()
 
@@ -136,6 +134,7 @@ async def publish(options: Options) -> None:
     given = driver.bodies(options)
     subjects, qos, sent = _subjects(options), _qos(options), 0
     send, store, window = mqtt.client.publish, mqtt.store, options.window
+    store.lone = driver.Lone(window) if qos else None
     say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
@@ -152,7 +151,7 @@ async def publish(options: Options) -> None:
         sent = store.acknowledged
     else:
         await mqtt.round_trip()
-    driver.say_published(clock, sent)
+    driver.say_published(clock, sent, lone=store.lone)
     await word()
 
 
@@ -186,11 +185,16 @@ async def request(options: Options) -> None:
     numbers = iter(range(options.count))
     over = asyncio.Event()
 
+    loop = asyncio.get_running_loop()
+
+    def send(number: int) -> None:
+        sent_ns[number] = time.monotonic_ns()
+        mqtt.client.publish(topic, requests.bodies[number], qos, response_topic=inbox)
+
     def send_next() -> None:
         number = next(numbers, None)
         if number is not None:
-            sent_ns[number] = time.monotonic_ns()
-            mqtt.client.publish(topic, requests.bodies[number], qos, response_topic=inbox)
+            requests.at_its_turn(loop, send, number)
 
     def take(body: bytes, _: object) -> None:
         number = int.from_bytes(body[3:11], "little")

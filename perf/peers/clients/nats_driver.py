@@ -16,8 +16,6 @@ import asyncio
 import contextlib
 import datetime as dt
 import importlib.metadata
-import os
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -37,8 +35,7 @@ Callback = Callable[[Msg], Awaitable[None]]
 
 async def _fail(error: Exception) -> None:
     """Errors of callbacks end in the client's log otherwise, and the run goes on."""
-    print(f"{CLIENT}: {error!r}", file=sys.stderr, flush=True)
-    os._exit(1)
+    driver.fail(f"{CLIENT}: {error!r}")
 
 
 async def connect(options: Options) -> Client:
@@ -160,7 +157,7 @@ async def _send_stream(
         for subject, body in zip(names, burst, strict=True):
             if acks.full:
                 await acks.room()
-            acks.sent += 1
+            acks.send()
             await publish(subject, body, inbox)
         if middle.due(acks.sent):
             await acks.all()
@@ -184,7 +181,7 @@ async def publish(options: Options) -> None:
         confirmed = await _send_core(client, options, given)
     else:
         confirmed = await _send_stream(client, options, given, acks, middle)
-    driver.say_published(clock, confirmed, middle)
+    driver.say_published(clock, confirmed, middle, acks.lone)
     await word()
     await client.close()
 
@@ -248,6 +245,7 @@ async def request(options: Options) -> None:
 
     async def work() -> None:
         for number in numbers:
+            await requests.turn()
             sent = time.monotonic_ns()
             reply = await client.request(options.subject, requests.bodies[number], timeout=30)
             requests.answered(number, reply.data, sent)
@@ -297,7 +295,7 @@ async def pace(options: Options) -> None:
     clock = Clock()
     async for number in driver.ticks(options):
         body = driver.stamped(options.producer, number, options.size)
-        acks.sent += 1
+        acks.send()
         await client.publish(options.subject, body, reply)
     if reply:
         await acks.all()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import os
-import sys
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from pika.channel import Channel  # type: ignore[import-untyped]
 from pika.spec import PERSISTENT_DELIVERY_MODE, TRANSIENT_DELIVERY_MODE, Basic  # type: ignore[import-untyped]
 
 from perf.peers.clients import driver
-from perf.peers.clients.driver import Check, Clock, DriverFailed, Options, Subjects, say, word
+from perf.peers.clients.driver import Clock, DriverFailed, Options, Subjects, say, word
 
 CLIENT = f"pika {importlib.metadata.version('pika')}"
 PREFETCH = 2000
@@ -29,12 +28,6 @@ ACK_EVERY = 500
 """Deliveries that one acknowledgement covers, unless the work is a queue of single messages."""
 TURN = 200
 """Publishes between two turns of the event loop."""
-
-
-def _fail(*why: object) -> None:
-    """Failures of callbacks end in logs otherwise, and the run goes on."""
-    print(*why, file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 class Amqp:
@@ -57,11 +50,11 @@ class Amqp:
         connection = AsyncioConnection(
             parameters,
             on_open_callback=lambda made: made.channel(on_open_callback=opened.set_result),
-            on_open_error_callback=lambda _, error: _fail("no connection:", error),
+            on_open_error_callback=lambda _, error: driver.fail("no connection:", error),
             custom_ioloop=asyncio.get_running_loop(),
         )
         channel = await opened
-        channel.add_on_close_callback(lambda _, why: _fail("the channel was closed:", why))
+        channel.add_on_close_callback(lambda _, why: driver.fail("the channel was closed:", why))
         return cls(connection, channel)
 
     async def call(self, method: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -155,7 +148,7 @@ class _Confirms(driver.Window):
 
     def _take(self, frame: Any) -> None:
         if isinstance(frame.method, Basic.Nack):
-            _fail("a publish was refused:", frame)
+            driver.fail("a publish was refused:", frame)
         if frame.method.multiple:
             self.confirm(frame.method.delivery_tag - self.confirmed)
         else:
@@ -185,7 +178,7 @@ async def publish(options: Options) -> None:
         for subject, body in zip(names, burst, strict=True):
             if _quorum(options) and confirms.full:
                 await confirms.room()
-            confirms.sent += 1
+            confirms.send()
             publish(exchange, subject, body, properties)
             if not confirms.sent % TURN:
                 await asyncio.sleep(0)
@@ -195,7 +188,7 @@ async def publish(options: Options) -> None:
         # A round trip on the channel comes after all that went before.
         await declare_exchange(amqp, options)
         confirms.confirmed = confirms.sent
-    driver.say_published(clock, confirms.confirmed)
+    driver.say_published(clock, confirms.confirmed, lone=confirms.lone)
     await word()
 
 
@@ -207,7 +200,7 @@ async def subscribe(options: Options) -> None:
         opened.append(amqp)
         await declare_exchange(amqp, options)
         await declare_queue(amqp, options, queue_of(options, number))
-        await consume(amqp, options, queue_of(options, number), _taking(check))
+        await consume(amqp, options, queue_of(options, number), driver.taking(check))
     say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
@@ -215,16 +208,6 @@ async def subscribe(options: Options) -> None:
     driver.say_received(checks, clock)
     await word()
     await _remove(opened[0], options, len(opened))
-
-
-def _taking(check: Check) -> Callable[[bytes], object]:
-    def take(body: bytes) -> None:
-        try:
-            check.add(body)
-        except DriverFailed as error:
-            _fail(error)
-
-    return take
 
 
 async def _remove(amqp: Amqp, options: Options, queues: int) -> None:
@@ -244,18 +227,23 @@ async def request(options: Options) -> None:
     numbers = iter(range(options.count))
     over = asyncio.Event()
 
+    loop = asyncio.get_running_loop()
+
+    def send(number: int) -> None:
+        sent_ns[number] = time.monotonic_ns()
+        channel.basic_publish("", options.subject, requests.bodies[number], properties)
+
     def send_next() -> None:
         number = next(numbers, None)
         if number is not None:
-            sent_ns[number] = time.monotonic_ns()
-            channel.basic_publish("", options.subject, requests.bodies[number], properties)
+            requests.at_its_turn(loop, send, number)
 
     def hear(_: Channel, __: Basic.Deliver, ___: object, body: bytes) -> None:
         number = int.from_bytes(body[3:11], "little")
         try:
             requests.answered(number, body, sent_ns[number])
         except (DriverFailed, IndexError) as error:
-            _fail("a reply that is wrong:", error)
+            driver.fail("a reply that is wrong:", error)
         if len(requests.latencies) == options.count:
             over.set()
         send_next()
@@ -301,7 +289,7 @@ async def pace(options: Options) -> None:
     clock = Clock()
     async for number in driver.ticks(options):
         body = driver.stamped(options.producer, number, options.size)
-        confirms.sent += 1
+        confirms.send()
         amqp.channel.basic_publish(options.subject, options.subject, body, properties)
     if _quorum(options):
         await confirms.all()
@@ -314,7 +302,7 @@ async def listen(options: Options) -> None:
     await declare_exchange(amqp, options)
     await declare_queue(amqp, options, queue_of(options))
     heard, over = driver.Listen(options), asyncio.Event()
-    await consume(amqp, options, queue_of(options), _hearing(heard, over))
+    await consume(amqp, options, queue_of(options), driver.hearing(heard, over))
     say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
@@ -322,17 +310,6 @@ async def listen(options: Options) -> None:
     heard.tell(clock)
     await word()
     await _remove(amqp, options, 1)
-
-
-def _hearing(heard: driver.Listen, over: asyncio.Event) -> Callable[[bytes], object]:
-    def take(body: bytes) -> None:
-        try:
-            if heard.add(body):
-                over.set()
-        except DriverFailed as error:
-            _fail(error)
-
-    return take
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
-import os
-import sys
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,12 +30,6 @@ CREDIT = 50
 """Chunks that the server may send ahead."""
 
 
-def _fail(*why: object) -> None:
-    """Failures of callbacks end in logs otherwise, and the run goes on."""
-    print(*why, file=sys.stderr, flush=True)
-    os._exit(1)
-
-
 def _place(options: Options) -> dict[str, Any]:
     place = urllib.parse.urlsplit(options.url)
     port = urllib.parse.parse_qs(place.query)["stream"][0]
@@ -54,7 +46,7 @@ def _place(options: Options) -> dict[str, Any]:
 class _Confirms(driver.Window):
     def take(self, status: rstream.ConfirmationStatus) -> None:
         if not status.is_confirmed:
-            _fail("a publish was refused:", status)
+            driver.fail("a publish was refused:", status)
         self.confirm(1)
 
 
@@ -73,13 +65,13 @@ async def publish(options: Options) -> None:
     clock = Clock()
     for batch in _pieces(given, size):
         await confirms.room()
-        confirms.sent += len(batch)
+        confirms.send(len(batch))
         await producer.send_batch(options.subject, batch, on_publish_confirm=confirms.take)
         if middle.due(confirms.sent):
             await confirms.all()
             middle.pause(confirms.sent)
     await confirms.all()
-    driver.say_published(clock, confirms.confirmed, middle)
+    driver.say_published(clock, confirms.confirmed, middle, confirms.lone)
     await word()
 
 
@@ -117,7 +109,7 @@ async def _read_stream(
 
 async def subscribe(options: Options) -> None:
     checks = driver.checks_of(options)
-    consumers = [await _read_stream(options, _taking(check)) for check in checks]
+    consumers = [await _read_stream(options, driver.taking(check)) for check in checks]
     say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
@@ -142,7 +134,7 @@ async def _available(options: Options) -> None:
 
 async def replay(options: Options) -> None:
     check = Check(options, driver.selected(options))
-    take = _taking(check)
+    take = driver.taking(check)
     if options.select == "time":
         everything, begun = take, False
 
@@ -173,7 +165,7 @@ async def pace(options: Options) -> None:
     clock = Clock()
     async for number in driver.ticks(options):
         body = driver.stamped(options.producer, number, options.size)
-        confirms.sent += 1
+        confirms.send()
         await producer.send_batch(options.subject, [body], on_publish_confirm=confirms.take)
     await confirms.all()
     driver.say_paced(clock)
@@ -182,7 +174,7 @@ async def pace(options: Options) -> None:
 
 async def listen(options: Options) -> None:
     heard, over = driver.Listen(options), asyncio.Event()
-    consumer = await _read_stream(options, _hearing(heard, over))
+    consumer = await _read_stream(options, driver.hearing(heard, over))
     say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
@@ -190,27 +182,6 @@ async def listen(options: Options) -> None:
     heard.tell(clock)
     await word()
     await consumer.delete_stream(options.subject, missing_ok=True)
-
-
-def _taking(check: Check) -> Callable[[bytes], object]:
-    def take(body: bytes) -> None:
-        try:
-            check.add(body)
-        except DriverFailed as error:
-            _fail(error)
-
-    return take
-
-
-def _hearing(heard: driver.Listen, over: asyncio.Event) -> Callable[[bytes], object]:
-    def take(body: bytes) -> None:
-        try:
-            if heard.add(body):
-                over.set()
-        except DriverFailed as error:
-            _fail(error)
-
-    return take
 
 
 if __name__ == "__main__":

@@ -131,13 +131,24 @@ def _publish_silently(wire: Wire, options: Options, given: Iterator[list[bytes]]
     return sent
 
 
+def _publish_one_by_one(wire: Wire, options: Options, given: Iterator[list[bytes]]) -> driver.Lone:
+    subjects, lone = Subjects(options), driver.Lone(1)
+    for piece in _pieces(given, 1):
+        commands = _commands(options, subjects, len(lone.latencies), piece)
+        lone.sent()
+        wire.send(commands)
+        wire.take(1)
+        lone.confirmed()
+    return lone
+
+
 def _publish_answered(
     wire: Wire, options: Options, given: Iterator[list[bytes]], middle: driver.Middle
 ) -> int:
     """Send piece after piece; the answers to a piece are taken when the window is full."""
     subjects, sent, answered = Subjects(options), 0, 0
     # Small pieces keep the server busy while the next one is packed.
-    for piece in _pieces(given, max(1, min(512, options.window // 2))):
+    for piece in _pieces(given, min(512, options.window // 2)):
         while sent + len(piece) - answered > options.window:
             answered += len(wire.replies())
         wire.send(_commands(options, subjects, sent, piece))
@@ -159,11 +170,15 @@ def publish(options: Options) -> None:
     say(ready=True, client=CLIENT)
     await_word()
     clock = Clock()
-    if options.mode == "pubsub" and options.form == "bulk":
+    lone = None
+    if options.window == 1:
+        lone = _publish_one_by_one(wire, options, given)
+        confirmed = len(lone.latencies)
+    elif options.mode == "pubsub":
         confirmed = _publish_silently(wire, options, given)
     else:
         confirmed = _publish_answered(wire, options, given, middle)
-    driver.say_published(clock, confirmed, middle)
+    driver.say_published(clock, confirmed, middle, lone)
     await_word()
     wire.close()
 
@@ -362,47 +377,11 @@ def replay(options: Options) -> None:
 # --- requests -------------------------------------------------------------------------------
 
 
-def request(options: Options) -> None:
-    """Keep `flight` requests out; whatever came back makes room for as many."""
-    if options.form == "single":
-        driver.run(_request_single(options))
-        return
-    wire = Wire(options.url)
-    requests = driver.Requests(options)
-    key = key_of(options)
-    inbox = b"%s:%d" % (key, time.monotonic_ns())
-    head = inbox + b" "
-    most = b"%d" % HAND_OVER
-    sent_ns = [0] * options.count
-    wait: Command = (b"BLMPOP", b"0", b"1", inbox, b"LEFT", b"COUNT", most)
-    say(ready=True, client=CLIENT)
-    await_word()
-    clock = Clock()
-    sent = done = 0
-    while done < options.count:
-        room = min(options.flight - (sent - done), options.count - sent)
-        commands = [wait]
-        if room:
-            now = time.monotonic_ns()
-            values = [head + body for body in requests.bodies[sent : sent + room]]
-            sent_ns[sent : sent + room] = [now] * room
-            sent += room
-            commands = [(b"RPUSH", key, *values), wait]
-        wire.send(commands)
-        for reply in wire.take(len(commands))[-1][1]:
-            number = int.from_bytes(reply[3:11], "little")
-            requests.answered(number, reply, sent_ns[number])
-            done += 1
-    requests.tell(clock)
-    await_word()
-    wire.send([(b"UNLINK", inbox)])
-
-
-async def _request_single(options: Options) -> None:
-    """The same by `flight` callers who each await a call of their own.
+async def request(options: Options) -> None:
+    """`flight` callers who each await a call of their own.
 
     A call pushes its request and waits for its future; one task takes the replies, many at
-    once, and gives each to its caller. The workers are the same.
+    once, and gives each to its caller.
     """
     import redis.asyncio
 
@@ -429,6 +408,7 @@ async def _request_single(options: Options) -> None:
 
     async def work() -> None:
         for number in numbers:
+            await requests.turn()
             sent = time.monotonic_ns()
             requests.answered(number, await call(number), sent)
 
