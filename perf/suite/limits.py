@@ -7,6 +7,7 @@ does nothing else, and over several sizes the best counts.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,142 @@ def zmq_large(scale: float) -> float:
     return max(raw_zmq(LARGE, copy, count) for copy in (True, False)) * LARGE / 1e6
 
 
+# --- a broker that does nothing: three processes over ZeroMQ ------------------------------
+
+RELAYED = 140
+
+
+class Relay:
+    """An asker, a relay and a worker, each a process: DEALER, ROUTER, DEALER, one hop each way.
+
+    What ours goes through at least, whatever it does with a request or a record.
+    """
+
+    def __init__(self, role: str, count: int) -> None:
+        """role: of the worker, `echo` or `listen` to so many."""
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._port = _free_port()
+        self._processes = [
+            subprocess.Popen([sys.executable, "-m", "perf.suite.limits", *words], cwd=ROOT)
+            for words in (["relay", str(self._port)], [role, str(self._port), str(count)])
+        ]
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.routing_id = b"asker"
+        self.socket.connect(f"tcp://127.0.0.1:{self._port}")
+        # Goes through when the worker is there: until then the relay drops it.
+        self.socket.rcvtimeo = 100
+        for _ in range(300):
+            self.socket.send(b"there?")
+            with contextlib.suppress(zmq.Again):
+                self.socket.recv()
+                break
+        else:
+            self.close()
+            raise OSError("the relay does not answer")
+        while True:
+            try:
+                self.socket.recv()
+            except zmq.Again:
+                break
+        self.socket.rcvtimeo = 30_000
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self.socket.close(0)
+        self._context.term()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def relay_trips(flight: int, count: int) -> float:
+    """Round trips a second with so many in flight."""
+    relay = Relay("echo", count)
+    try:
+        body = bytes(RELAYED)
+        send, receive = relay.socket.send, relay.socket.recv
+        begun = time.perf_counter()
+        for _ in range(flight):
+            send(body)
+        for _ in range(count - flight):
+            receive()
+            send(body)
+        for _ in range(flight):
+            receive()
+        return count / (time.perf_counter() - begun)
+    finally:
+        relay.close()
+
+
+def _trips(flight: int, scale: float) -> float:
+    return relay_trips(flight, max(flight, int((10_000 if flight == 1 else 100_000) * scale)))
+
+
+class Ways(msgspec.Struct):
+    """One way through the relay, at an even pace; microseconds."""
+
+    p50: float
+    p99: float
+
+
+def relay_ways(rate: int, count: int) -> Ways:
+    relay = Relay("listen", count)
+    try:
+        filler = bytes(RELAYED - 8)
+        begun = time.monotonic()
+        for number in range(count):
+            wait = begun + number / rate - time.monotonic()
+            if wait > 0:
+                time.sleep(wait)
+            relay.socket.send(time.monotonic_ns().to_bytes(8, "little") + filler)
+        took = np.frombuffer(relay.socket.recv(), "<i8") / 1e3
+        return Ways(float(np.percentile(took, 50)), float(np.percentile(took, 99)))
+    finally:
+        relay.close()
+
+
+def _relay(port: int) -> None:
+    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router.bind(f"tcp://127.0.0.1:{port}")
+    other = {b"asker": b"worker", b"worker": b"asker"}
+    while True:
+        sender, body = router.recv_multipart()
+        router.send_multipart([other[sender], body])
+
+
+def _worker(port: int) -> Any:
+    dealer = zmq.Context.instance().socket(zmq.DEALER)
+    dealer.routing_id = b"worker"
+    dealer.connect(f"tcp://127.0.0.1:{port}")
+    return dealer
+
+
+def _echo(port: int, count: int) -> None:
+    dealer = _worker(port)
+    while True:
+        dealer.send(dealer.recv())
+
+
+def _listen(port: int, count: int) -> None:
+    dealer = _worker(port)
+    took = np.zeros(count, "<i8")
+    heard = 0
+    while heard < count:
+        body = dealer.recv()
+        now = time.monotonic_ns()
+        if len(body) != RELAYED:
+            dealer.send(body)
+            continue
+        took[heard] = now - int.from_bytes(body[:8], "little")
+        heard += 1
+    dealer.send(took.tobytes())
+    dealer.recv()
+
+
 # --- the disk ----------------------------------------------------------------------------
 
 
@@ -274,6 +412,18 @@ LIMITS: dict[str, tuple[str, str, Callable[[float], float]]] = {
     "tcp": ("loopback TCP, one connection", "GB/s", loopback),
     "zmq-small": (f"raw ZeroMQ, {SMALL} B", "messages/s", zmq_small),
     "zmq-large": ("raw ZeroMQ, 64 KiB", "MB/s", zmq_large),
+    **{
+        f"relay-{flight}": (
+            f"raw ZeroMQ through three processes, {flight:,} in flight",
+            "round trips/s",
+            partial(_trips, flight),
+        )
+        for flight in (1, 64, 1024)
+    },
+}
+RELAY_LIMITS = {
+    "relay-p50": ("raw ZeroMQ through three processes, one way at 1,000/s, p50", "us", "p50"),
+    "relay-p99": ("raw ZeroMQ through three processes, one way at 1,000/s, p99", "us", "p99"),
 }
 DISK_LIMITS = {
     "disk-first": ("first write of a segment, each write synced", "MB/s", "first_mb_s"),
@@ -293,6 +443,10 @@ def measure(
     for name, (title, unit, how) in LIMITS.items():
         say(title)
         found.append(Limit(name, title, unit, [how(scale) for _ in range(runs)]))
+    say("raw ZeroMQ through three processes, one way")
+    ways = [relay_ways(1_000, max(200, int(2_000 * scale))) for _ in range(runs)]
+    for name, (title, unit, field) in RELAY_LIMITS.items():
+        found.append(Limit(name, title, unit, [getattr(one, field) for one in ways]))
     say("the disk")
     disks = [disk(folder, scale) for _ in range(runs)]
     verdict = cache_verdict(device, disks)
@@ -304,7 +458,10 @@ def measure(
 
 if __name__ == "__main__":
     what, *numbers = sys.argv[1:]
-    if what == "tcp":
-        _send_tcp(*map(int, numbers))
-    else:
-        _send_zmq(*map(int, numbers))
+    {
+        "tcp": _send_tcp,
+        "zmq": _send_zmq,
+        "relay": _relay,
+        "echo": _echo,
+        "listen": _listen,
+    }[what](*map(int, numbers))
