@@ -21,6 +21,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -33,7 +34,7 @@ from perf.suite import limits, report
 from perf.suite.compare import compare
 from perf.suite.machine import InMemory, commit_of, disk_of, machine
 from perf.suite.recording import Plan, Recording, now
-from perf.suite.results import Results, Unreadable, load, placeless, save
+from perf.suite.results import Results, Sitting, Unreadable, load, placeless, save
 from perf.suite.roles import ROOT, kill_all
 from perf.suite.screen import Screen, span
 from perf.suite.works import QUICK, WORKS, selected
@@ -41,13 +42,18 @@ from perf.suite.works import QUICK, WORKS, selected
 PEERS = ("malamute", "nats", "redis", "rabbitmq", "mosquitto")
 RESULTS = ROOT / "perf" / "results" / "results.json"
 OUT = ROOT / "perf" / "out"
-CURVES_S = 480.0
-LIMITS_S = 40.0
+CURVES_S = {
+    "subscriptions": 86, "clients": 94, "streams": 46, "headers": 22, "groups": 21,
+    "backlog": 65, "mailboxes": 40, "journal": 70,
+}  # fmt: skip
+"""Of three runs on two cores, as they took when others worked there too."""
+LIMIT_S = 9.5
+"""Of one pass over the limits."""
 LIMITS, CURVES = "limits", "curves"
 
 
 def load_peers(names: Sequence[str]) -> tuple[dict[str, Peer], dict[str, str]]:
-    """Return the peers that can take part, and the others with the word why not."""
+    """Return the peers that can take part; and what cannot, peers and clients, with the reason."""
     peers: dict[str, Peer] = {}
     left_out: dict[str, str] = {}
     for name in names:
@@ -61,6 +67,8 @@ def load_peers(names: Sequence[str]) -> tuple[dict[str, Peer], dict[str, str]]:
             left_out[name] = missing
         else:
             peers[name] = peer
+            left_out |= peer.absent()
+    left_out |= {name: "not asked for (--peers)" for name in PEERS if name not in names}
     return peers, left_out
 
 
@@ -130,15 +138,21 @@ def show_plan(plan: Plan, left_out: dict[str, str], curves: Sequence[str], limit
         seconds = plan.seconds(work) * plan.runs * len(columns)
         print(f"{work.name:20} {len(columns):2} columns x {plan.runs} runs, {span(seconds):>6}  "
               f"{work.title}")  # fmt: skip
+    total = plan.total_s()
     for name in curves:
-        print(f"curves/{name}")
-    total = plan.total_s() + (LIMITS_S if limit else 0) + (CURVES_S if curves else 0)
-    print(f"{LIMITS if limit else ''}\nabout {span(total)} minutes")
+        seconds = CURVES_S.get(name, 60) * plan.runs / 3
+        total += seconds
+        print(f"{CURVES + '/' + name:20} {span(seconds):>24}")
+    if limit:
+        total += LIMIT_S * plan.runs * plan.scale
+        print(f"{LIMITS:20} {span(LIMIT_S * plan.runs * plan.scale):>24}")
+    print(f"about {span(total)} minutes")
 
 
 def begin(options: argparse.Namespace, out: Path, plan: Plan) -> Results:
     """Return fresh results, or those that --resume goes on with. Raises SystemExit."""
     here, commit = machine(options.data), commit_of(ROOT)
+    command = placeless(" ".join(["python -m perf", *sys.argv[1:]]))
     if options.resume and out.exists():
         results = load(out)
         if results.commit.commit != commit.commit:
@@ -146,10 +160,19 @@ def begin(options: argparse.Namespace, out: Path, plan: Plan) -> Results:
                 f"{out} was begun at commit {results.commit.commit[:12]}, this is"
                 f" {commit.commit[:12]}: a recording is of one commit; begin anew without --resume"
             )
+        if results.machine != here:
+            raise SystemExit(f"{out} was begun on another machine: begin anew without --resume")
+        if results.runs != plan.runs:
+            raise SystemExit(f"{out} has {results.runs} runs of each work: --runs {results.runs}")
+        results.commit = msgspec.structs.replace(
+            results.commit, dirty=results.commit.dirty or commit.dirty
+        )
+        results.sittings = results.sat()
         results.ended = ""
-        return results
-    command = placeless(" ".join(["python -m perf", *sys.argv[1:]]))
-    return Results(here, commit, command, now(), runs=plan.runs)
+    else:
+        results = Results(here, commit, command, now(), runs=plan.runs)
+    results.sittings.append(Sitting(command, now()))
+    return results
 
 
 def record(options: argparse.Namespace) -> int:
@@ -171,7 +194,10 @@ def record(options: argparse.Namespace) -> int:
     except (InMemory, Unreadable) as error:
         raise SystemExit(str(error)) from None
     results.left_out = {name: placeless(why) for name, why in left_out.items()}
-    results.versions = {name: peer.versions() for name, peer in peers.items()}
+    # Of peers that only an earlier sitting measured the versions stay.
+    results.versions |= {name: peer.versions() for name, peer in peers.items()}
+    asked = {column.peer for column in results.columns}
+    results.left_out = {n: why for n, why in results.left_out.items() if n not in asked}
     with (
         Screen(plan) as screen,
         _folder(options.data) as data,
@@ -181,26 +207,17 @@ def record(options: argparse.Namespace) -> int:
         if with_limits and not results.limits:
             # First: what the servers' data leaves to the disk when it is removed would be in
             # the way.
-            scale = 0.3 if options.quick or not whole else 1.0
+            scale = 0.3 if options.quick else 1.0
             results.limits = limits.measure(
                 data, disk_of(options.data), plan.runs, scale, lambda t: screen.says(f"limit: {t}")
             )
             save(results, out)
         Recording(plan, peers, results, out, data, screen).run()
         for name, curve in curves.items():
-            if any(found.get("name") == name for found in results.curves):
-                continue
-            screen.says(f"curve: {name}")
-            points = curve.quick if options.quick or options.counts else curve.points
-            try:
-                found = curve.measure(points, 1 if options.counts else min(plan.runs, 3),
-                                      lambda text: screen.says(f"  {text}"))  # fmt: skip
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a curve that fails is told, and the others go on
-                screen.says(f"curve {name} failed: {error}")
-                continue
-            results.curves.append(msgspec.to_builtins(found))
-            save(results, out)
-    results.ended = now()
+            if not any(found.get("name") == name for found in results.curves):
+                measure_curve(name, curve, options, plan, results, screen)
+                save(results, out)
+    results.ended = results.sittings[-1].ended = now()
     save(results, out)
     made = report.make(results, out)
     print(f"{made} ({span(results.seconds)} minutes of runs)")
@@ -208,6 +225,25 @@ def record(options: argparse.Namespace) -> int:
     if against is not None:
         print(compare(load(against), results))
     return 0
+
+
+def measure_curve(
+    name: str, curve: Any, options: argparse.Namespace, plan: Plan, results: Results, screen: Screen
+) -> None:
+    """One curve into the results; one that fails is told, and the others go on."""
+    screen.says(f"curve: {name}")
+    since = time.monotonic()
+    small = options.quick or options.counts
+    try:
+        found = curve.measure(curve.quick if small else curve.points, plan.runs,
+                              lambda text: screen.says(f"  {text}"))  # fmt: skip
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        screen.says(f"curve {name} failed: {error}")
+        results.curves_failed[name] = placeless(str(error).partition("\n")[0])
+        return
+    results.curves_failed.pop(name, None)
+    results.curves.append(msgspec.to_builtins(found))
+    results.seconds += time.monotonic() - since
 
 
 @contextlib.contextmanager

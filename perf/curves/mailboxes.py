@@ -86,5 +86,5 @@ async def ask(daemon: Daemon, count: int) -> tuple[float, float]:
 
 PLAN = Plan(
     "mailboxes", "Start-up and memory against mailboxes", "mailboxes",
-    (100, 1_000, 10_000, 100_000, 300_000), (100, 1_000), measure,
+    (100, 1_000, 10_000, 100_000), (100, 1_000), measure,
 )  # fmt: skip

@@ -25,6 +25,8 @@ OTHER = "#64748b"
 PALE = 0.45
 LINES = ("#c2410c", "#2563eb", "#15803d", "#b91c6b", "#6d5bd0", "#a16207", "#0e7490", "#475569")
 
+SECONDS = frozenset({"start_s", "start_after_kill_s"})
+
 BARS: dict[str, tuple[str, Sequence[tuple[str, str, str]]]] = {
     # section: file, (work, figure, heading)
     "one-to-one": (
@@ -51,6 +53,22 @@ BARS: dict[str, tuple[str, Sequence[tuple[str, str, str]]]] = {
         "latency.svg",
         [("latency/1000", "p50_us", "1,000/s, p50, us"),
          ("latency/1000", "p99_us", "1,000/s, p99, us")],
+    ),
+    "round-trip": (
+        "round-trip.svg",
+        [("round-trip/1000", "p50_us", "1,000/s, p50, us"),
+         ("round-trip/1000", "p99_us", "1,000/s, p99, us")],
+    ),
+    "alone": (
+        "alone.svg",
+        [("alone/140", "p50_us", "a lone publish, p50, us"),
+         ("alone/mail", "p50_us", "a lone mail, p50, us")],
+    ),
+    "start": (
+        "start.svg",
+        [(f"start/{n}", figure, f"{n:,} records, after {words}, s")
+         for n in (0, 100_000, 1_000_000)
+         for figure, words in (("start_s", "a stop"), ("start_after_kill_s", "SIGKILL"))],
     ),
     "queue": (
         "queue.svg",
@@ -132,7 +150,7 @@ def _draw_bars(results: Results, panels: Sequence[tuple[str, str, str]], path: P
         axis.set_visible(False)
     for place, (axis, panel) in enumerate(zip(places, panels, strict=False)):
         work, figure, heading = panel
-        less = figure.endswith("_us")
+        less = figure.endswith("_us") or figure in SECONDS
         bars = sorted(_bars_of(results, work, figure), key=lambda bar: bar[1], reverse=not less)
         largest = max(value for _, value in bars)
         for at, (column, value) in enumerate(bars):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from perf.suite import plots
 from perf.suite.recording import sections
-from perf.suite.results import ColumnFacts, Measured, Results, WorkFacts
-from perf.suite.targets import OURS, Outcome, judge_all, reasons
+from perf.suite.results import ColumnFacts, Measured, Results, Sitting, WorkFacts
+from perf.suite.targets import OURS, Outcome, judge_all, reasons, unmeasured
 
 SPREAD_SHOWN = 0.10
 """Runs that lie further apart than this are shown with their spread."""
@@ -40,7 +40,9 @@ UNITS = {
     "requester_cpu_us": "requester CPU, us",
     "worker_cpu_us": "worker CPU, us",
     "rss_mib": "server memory, MiB",
+    "published_s": "confirmed/s",
     "disk_bytes": "bytes on disk",
+    "disk_blocks": "blocks of files, bytes",
     "start_s": "start after a stop, s",
     "start_after_kill_s": "start after SIGKILL, s",
     "match_s": "s for a million",
@@ -55,8 +57,9 @@ HEADINGS = {
     "wildcards": "Many wildcard subscriptions",
     "request": "Request and reply",
     "single": "A call a record",
-    "alone": "One after the other",
+    "alone": "Alone: from the call to its confirm",
     "latency": "One-way latency",
+    "round-trip": "Round-trip latency",
     "queue": "Mail and durable queues",
     "steps": "Atomic steps",
     "start": "Start and recovery",
@@ -64,7 +67,12 @@ HEADINGS = {
 }
 
 BESIDE = {
-    "stream": ("server_cpu_us", "publisher_cpu_us", "consumer_cpu_us", "disk_bytes", "rss_mib"),
+    "stream": ("server_cpu_us", "publisher_cpu_us", "consumer_cpu_us", "disk_bytes", "disk_blocks",
+               "rss_mib"),
+    "queue": ("published_s", "server_cpu_us", "publisher_cpu_us", "consumer_cpu_us", "disk_bytes",
+              "disk_blocks", "rss_mib"),
+    "alone": ("p99_us", "p999_us", "published_s", "server_cpu_us", "publisher_cpu_us"),
+    "round-trip": ("p99_us", "p999_us", "round_trips_s", "server_cpu_us"),
     "replay": ("mb_s", "server_cpu_us", "consumer_cpu_us", "rss_mib"),
     "request": ("p50_us", "p99_us", "p999_us", "server_cpu_us", "requester_cpu_us",
                 "worker_cpu_us", "rss_mib"),
@@ -75,17 +83,24 @@ BESIDE = {
 }  # fmt: skip
 """Figures shown beside the one that a work is about."""
 
-UNPROMISED = frozenset({"request", "latency", "start", "matching"})
+UNPROMISED = frozenset({"request", "latency", "round-trip", "start", "matching"})
 """Sections whose figures do not wait for a confirm: their columns stand in one table."""
 
 KIND_OF_SECTION = {
     "replay": "replay",
     "request": "request",
     "latency": "latency",
+    "round-trip": "round-trip",
+    "alone": "alone",
+    "queue": "queue",
     "steps": "steps",
     "start": "start",
     "matching": "matching",
 }
+
+
+NO_RATES = frozenset({"start_s", "start_after_kill_s", "match_s", "compile_s", "mb_s"})
+"""Figures whose names end as those of rates do."""
 
 
 # --- numbers -----------------------------------------------------------------------------
@@ -95,8 +110,7 @@ def number(value: float | None, figure: str = "") -> str:
     """A figure as a person reads it: three digits that mean something."""
     if value is None:
         return ""
-    if figure.endswith("_s") and figure not in ("start_s", "start_after_kill_s", "match_s",
-                                                "compile_s", "mb_s"):  # fmt: skip
+    if figure.endswith("_s") and figure not in NO_RATES:
         if value >= 1e6:
             return f"{value / 1e6:,.2f} M"
         if value >= 1e4:
@@ -140,10 +154,12 @@ def _head(results: Results) -> list[str]:
     lines = [
         "# malamute-py and its peers, side by side",
         "",
-        f"Made by `{results.command}` at commit `{commit.commit[:12]}`"
+        f"Commit `{commit.commit[:12]}`"
         + (" with changes that were not committed" if commit.dirty else "")
-        + f", {results.started}, {results.seconds / 60:.0f} minutes of runs."
+        + f", {results.seconds / 60:.0f} minutes of runs, {results.started} to"
+        f" {results.ended or 'an interruption'}."
         + ("" if results.ended else " **It was interrupted: it is not complete.**"),
+        "Made by " + "; then ".join(_sitting(one) for one in results.sat()) + ".",
         "",
         f"{machine.cores} cores of {machine.processor}"
         + (f" ({machine.virtual})" if machine.virtual not in ("", "none") else "")
@@ -154,19 +170,27 @@ def _head(results: Results) -> list[str]:
         "",
     ]
     if results.left_out:
-        words = "; ".join(f"{name}: {why}" for name, why in results.left_out.items())
-        lines += [f"Left out: {words}.", ""]
+        lines += ["Left out:", ""]
+        lines += [f"- {name}: {why}." for name, why in results.left_out.items()]
+        lines.append("")
     return lines
+
+
+def _sitting(sitting: Sitting) -> str:
+    when = (
+        f"{sitting.started} to {sitting.ended}" if sitting.ended else f"from {sitting.started} on"
+    )
+    return f"`{sitting.command}` ({when})"
 
 
 def _how(runs: int) -> str:
     return (
         "Every client is a process of its own, over loopback TCP. Every record carries its number"
         " and is checked at the consumer: size, order, none lost, none twice; every confirm is"
-        " awaited at the level of the column. A figure is the median of"
-        f" {runs} run{'s' if runs != 1 else ''}, run 1 of all columns before run 2 of any; (±) is"
-        f" half of what the runs lie apart, where that is more than {SPREAD_SHOWN / 2:.0%}. A run"
-        " ends when the last record was received and the last confirm came, whichever is later."
+        " awaited at the level of the column, where the work has confirms. A figure is the median"
+        f" of {runs} run{'s' if runs != 1 else ''}, run 1 of all columns before run 2 of any; (±)"
+        f" is half of what the runs lie apart, where that is more than {SPREAD_SHOWN / 2:.0%}. A"
+        " run ends when the last record was received and the last confirm came, whichever is later."
     )
 
 
@@ -192,9 +216,18 @@ def _targets(results: Results) -> list[str]:
     )
     for outcome in missed:
         why = written.get(outcome.target.name, "")
-        name = f"**{outcome.target.title}** (`{outcome.target.name}`)"
-        lines.append(f"- {name}: {why or 'not explained yet'}")
-    return [*lines, ""] if missed else lines
+        lines.append(f"- {_named(outcome)}: {why or 'not explained yet'}")
+    lines += ["", "Not measured:", ""] if open_ else []
+    lines += [
+        f"- {_named(outcome)}: {unmeasured(outcome.target, results)}"
+        for outcome in outcomes
+        if outcome.reached is None
+    ]
+    return [*lines, ""]
+
+
+def _named(outcome: Outcome) -> str:
+    return f"**{outcome.target.title}** (`{outcome.target.name}`)"
 
 
 def _target_row(outcome: Outcome) -> tuple[str, ...]:
@@ -239,32 +272,87 @@ def _limits(results: Results) -> list[str]:
     return [*lines, "", *_shares(results)]
 
 
-SHARES = (
+BYTE_LIMITS = (
     ("tcp", 1e3, "loopback TCP"),
     ("zmq-large", 1.0, "ZeroMQ, 64 KiB"),
     ("disk-reused", 1.0, "write and sync"),
 )
+"""What bytes a second are shares of: limit, its unit in MB/s, words."""
+
+TIME_LIMITS: tuple[tuple[str, str, str], ...] = (
+    ("request/1x1", "round_trips_s", "relay-1"),
+    ("request/64x1", "round_trips_s", "relay-64"),
+    ("request/64x8", "round_trips_s", "relay-64"),
+    ("request/1024x1", "round_trips_s", "relay-1024"),
+    ("request/1024x8", "round_trips_s", "relay-1024"),
+    ("latency/1000", "p50_us", "relay-p50"),
+    ("latency/1000", "p99_us", "relay-p99"),
+    ("round-trip/1000", "p50_us", "relay-1"),
+    ("single/140", "records_s", "zmq-small"),
+    ("producers/8", "records_s", "zmq-small"),
+    ("wildcards/2000", "records_s", "zmq-small"),
+    ("one-to-one/140", "records_s", "zmq-small"),
+    ("alone/140", "p50_us", "sync-p50"),
+    ("alone/mail", "p50_us", "sync-p50"),
+    ("queue/single", "records_s", "zmq-small"),
+    ("queue/bulk", "records_s", "zmq-small"),
+)
+"""Work, figure and the limit that comes nearest to it."""
+
+
+NO_LIMIT = (
+    "A limit knows one message a record, ours may gather many in one: a share may be above all."
+    " Start, atomic steps and matching have no limit of the machine to be held against."
+)
 
 
 def _shares(results: Results) -> list[str]:
-    """Bytes a second of our runs as shares of the limits."""
+    """Every figure of ours that has a limit, as a share of it."""
     rows = []
     for work in results.works:
-        ours = results.figure(work.name, OURS, "mb_s")
-        if ours is None or work.section not in ("one-to-one", "replay"):
+        ours = _bytes_s(results, work)
+        if ours is None:
             continue
         cells = []
-        for name, factor, _ in SHARES:
+        for name, factor, _ in BYTE_LIMITS:
             limit = results.limit(name)
             cells.append("" if limit is None else f"{ours / (limit.median * factor):.1%}")
         rows.append((work.title, number(ours), *cells))
-    small = results.limit("zmq-small")
-    lines = table(("ours, synced", "MB/s", *(f"of {words}" for *_, words in SHARES)), rows)
-    at_140 = results.figure("one-to-one/140", OURS, "records_s")
-    if small is not None and at_140 is not None:
-        times = f"{at_140 / small.median:.1f} times"
-        lines += [f"Records of 140 B, one to one: {times} raw ZeroMQ's messages of that size.", ""]
+    words = [f"of {words}" for *_, words in BYTE_LIMITS]
+    lines = table(("ours, synced: bytes", "MB/s", *words), rows)
+    rows = []
+    for name, figure, against in TIME_LIMITS:
+        known, limit = results.work(name), results.limit(against)
+        value = results.figure(name, OURS, figure)
+        if known is None or limit is None or value is None:
+            continue
+        possible = limit.median
+        if figure.endswith("_us") and limit.unit.endswith("/s"):
+            possible = 1e6 / possible
+        share = possible / value if figure.endswith("_us") else value / possible
+        rows.append((
+            f"{known.title}, {_words(figure)}", number(value, figure), limit.title,
+            number(possible, figure), f"{share:.1%}",
+        ))  # fmt: skip
+    lines += table(("ours, synced: rates and times", "ours", "limit", "possible", "share"), rows)
+    if rows:
+        lines += [
+            NO_LIMIT,
+            "",
+        ]
     return lines
+
+
+def _bytes_s(results: Results, work: WorkFacts) -> float | None:
+    """MB/s of records that ours moved; to many, of all that was delivered."""
+    if work.figure == "deliveries_s":
+        value = results.figure(work.name, OURS, work.figure)
+        return None if value is None else value * work.size / 1e6
+    return results.figure(work.name, OURS, "mb_s") if work.figure == "records_s" else None
+
+
+def _words(figure: str) -> str:
+    return UNITS.get(figure, figure)
 
 
 def _section(results: Results, section: str, shown: Sequence[str]) -> list[str]:
@@ -392,6 +480,7 @@ def _failures(results: Results) -> list[str]:
                     f"- {work.name}, {column.label}: {failed} of {len(measured.runs)} runs:"
                     f" {words[0]}{last}"
                 )
+    lines += [f"- curve {name}: {why}" for name, why in results.curves_failed.items()]
     return ["## What failed", "", *lines, ""] if lines else []
 
 

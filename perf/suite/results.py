@@ -109,6 +109,15 @@ class Limit(msgspec.Struct):
         return median(self.runs)
 
 
+class Sitting(msgspec.Struct):
+    """One call of the suite that measured some of a recording."""
+
+    command: str
+    started: str
+    ended: str = ""
+    """Empty while it goes on, or when it was interrupted."""
+
+
 class Results(msgspec.Struct):
     """One recording."""
 
@@ -125,13 +134,20 @@ class Results(msgspec.Struct):
     """Runs of each work that were asked for."""
     versions: dict[str, dict[str, str]] = {}
     left_out: dict[str, str] = {}
-    """Peers that did not take part, and why."""
+    """Peers and clients that did not take part, and why."""
     columns: list[ColumnFacts] = []
     works: list[WorkFacts] = []
     measured: list[Measured] = []
     limits: list[Limit] = []
     curves: list[Any] = []
     """As perf/curves/ gives them."""
+    curves_failed: dict[str, str] = {}
+    """Curves that have no figures, and why."""
+    sittings: list[Sitting] = []
+    """All calls of the suite that this was made by, the first too."""
+
+    def sat(self) -> list[Sitting]:
+        return self.sittings or [Sitting(self.command, self.started, self.ended)]
 
     def of(self, work: str, column: str) -> Measured | None:
         for measured in self.measured:

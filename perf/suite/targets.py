@@ -123,7 +123,7 @@ def _targets() -> list[Target]:
         Target("request-python", "request and reply, 64 in flight: best peer, Python client",
                "request/64x1", "round_trips_s", 3.0, ("*-python",)),
         Target("request-nats", "request and reply, 64 in flight: NATS, native client",
-               "request/64x1", "round_trips_s", 1.0, ("nats-core-native",)),
+               "request/64x1", "round_trips_s", 1.0, ("nats-core*-native",)),
         Target("latency-p50", "one way at 1,000/s, p50: best Python client of any peer",
                "latency/1000", "p50_us", 1.0, ("*-python",),
                less_is_better=True),
@@ -184,6 +184,37 @@ def judge(target: Target, results: Results) -> Outcome:
         return Outcome(target, ours, bar, None)
     wanted = bar.value * target.ratio
     return Outcome(target, ours, bar, ours <= wanted if target.less_is_better else ours >= wanted)
+
+
+def unmeasured(target: Target, results: Results) -> str:
+    """Why a target has no outcome: which side of it is missing, and as far as it is known why."""
+    if results.figure(target.work, OURS, target.figure) is None:
+        return f"ours has no figure: {_why(target.work, OURS, results)}"
+    if target.limit:
+        return f"the limit {target.limit} was not measured"
+    if target.other_work:
+        return f"{target.other_work}: {_why(target.other_work, OURS, results)}"
+    there = [
+        column
+        for column in results.columns
+        if column.peer != "malamute"
+        and any(fnmatchcase(column.name, pattern) for pattern in target.against)
+    ]
+    if there:
+        words = "; ".join(
+            f"{column.label}: {_why(target.work, column.name, results)}" for column in there
+        )
+        return f"nobody to be compared with has a figure: {words}"
+    missing = "; ".join(f"{name} {why}" for name, why in results.left_out.items())
+    wanted = " or ".join(target.against)
+    return f"no column {wanted} took part" + (f" ({missing})" if missing else "")
+
+
+def _why(work: str, column: str, results: Results) -> str:
+    measured = results.of(work, column)
+    if measured is None or not measured.runs:
+        return f"{work} was not run"
+    return measured.error.strip().splitlines()[0] if measured.error else "it has no such figure"
 
 
 def judge_all(results: Results, targets: Sequence[Target] = TARGETS) -> list[Outcome]:

@@ -14,8 +14,12 @@ import msgspec
 
 from perf.peers.peer import Column
 
-RUN_S = 1.0
-PACED_S = 2.0
+RUN_S = 0.8
+TOGETHER = frozenset({"request", "single", "alone", "latency", "round-trip"})
+"""Sections that share running servers: little is left in them."""
+LIGHT_S = 2.0
+PACED_S = 1.5
+"""A light pace needs longer to have enough records for the last percentiles."""
 SIZES = (12, 140, 560, 1120, 2940, 11760)
 """Bytes a record: those of the laminarmq reference."""
 OURS = "malamute"
@@ -56,6 +60,11 @@ class Work(msgspec.Struct, frozen=True):
     @property
     def section(self) -> str:
         return self.name.partition("/")[0]
+
+    @property
+    def servers(self) -> str:
+        """Works that say the same are measured on the same running servers."""
+        return "together" if self.section in TOGETHER else self.section
 
     def takes(self, column: Column) -> bool:
         """Whether a column takes part."""
@@ -283,7 +292,7 @@ def _latency() -> list[Work]:
             figure="p50_us",
             keys=(("rate", 1000),),
             ceiling=1_000,
-            seconds=PACED_S,
+            seconds=LIGHT_S,
             note="from the call of publish to the consumer's hands, clocks of one machine",
         ),
         Work(
@@ -314,7 +323,7 @@ def _round_trips() -> list[Work]:
             figure="p50_us",
             keys=(*keys, ("rate", 1000)),
             ceiling=1_000,
-            seconds=PACED_S,
+            seconds=LIGHT_S,
             note=REQUEST_NOTE,
         ),
         Work(
