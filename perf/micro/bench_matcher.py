@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from malamute_py.matcher import Index
-from perf.micro.patterns import (
+from perf.suite.patterns import (
     Header,
     field_headers,
     field_patterns,
