@@ -8,43 +8,31 @@ nor a loss of power.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
-import re
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perf.peers.peer import (
+    PASSING_ON,
     PYTHON_CLIENTS,
     Column,
     Server,
     free_port,
     has_module,
+    native_driver,
+    python_driver,
     running,
     to_build,
+    version_in,
+    versions_of,
     without,
 )
 
-NATIVE = Path(__file__).parents[1] / "native" / "build" / "mqtt_driver"
-PYTHON = (sys.executable, "-m", "perf.peers.clients.mqtt_driver")
+NATIVE = native_driver("mqtt_driver")
+PYTHON = python_driver("mqtt_driver")
 
-ROLES = frozenset(
-    {
-        "publish",
-        "subscribe",
-        "fan-out",
-        "producers",
-        "wildcards",
-        "request",
-        "respond",
-        "pace",
-        "listen",
-    }
-)
 TITLES = {"qos0": "Mosquitto QoS 0", "qos1": "Mosquitto QoS 1"}
 NOTES = {
     "qos0": "queues without bound, so that nothing is dropped",
@@ -78,17 +66,10 @@ class Mosquitto:
 
     def version(self) -> str:
         # -h says it and ends with a status that means nothing.
-        said = subprocess.run(
-            [_program() or "", "-h"], capture_output=True, text=True, check=False
-        ).stdout
-        found = re.search(r"version (\d+(\.\d+)+)", said)
-        return found.group(1) if found else "unknown"
+        return version_in(r"version (\d+(?:\.\d+)+)", _program() or "", "-h")
 
     def versions(self) -> dict[str, str]:
-        found = {"mosquitto": self.version()}
-        if has_module("gmqtt"):
-            found["gmqtt"] = importlib.metadata.version("gmqtt")
-        return found
+        return {"mosquitto": self.version()} | versions_of(gmqtt="gmqtt")
 
     def absent(self) -> dict[str, str]:
         return without(
@@ -114,7 +95,7 @@ class Mosquitto:
             label=f"{TITLES[mode]}, {'Python' if python else 'C'} client",
             persistent=False,
             synced=False,
-            roles=ROLES | {"alone"} if mode == "qos1" else ROLES,
+            roles=PASSING_ON | {"alone"} if mode == "qos1" else PASSING_ON,
             command=command,
             window=4_096 if mode == "qos1" else 0,
             rates=(PYTHON_RATES if python else NATIVE_RATES)[mode],

@@ -8,61 +8,34 @@ column for that with a server that is older.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import re
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from perf.peers.peer import (
+    KEEPING,
+    PASSING_ON,
     PYTHON_CLIENTS,
     Column,
     Server,
     free_port,
     has_module,
+    native_driver,
+    python_driver,
     running,
     to_build,
+    version_in,
+    versions_of,
     without,
 )
 
-NATIVE = Path(__file__).parents[1] / "native" / "build" / "nats_driver"
-PYTHON = (sys.executable, "-m", "perf.peers.clients.nats_driver")
+NATIVE = native_driver("nats_driver")
+PYTHON = python_driver("nats_driver")
 
 PACKAGES = "golang-go golang-github-nats-io-go-nats-dev"
-
-CORE = frozenset(
-    {
-        "publish",
-        "subscribe",
-        "fan-out",
-        "producers",
-        "wildcards",
-        "request",
-        "respond",
-        "pace",
-        "listen",
-    }
-)
-JETSTREAM = frozenset(
-    {
-        "publish",
-        "subscribe",
-        "alone",
-        "fan-out",
-        "producers",
-        "fill",
-        "replay",
-        "replay-rare",
-        "replay-time",
-        "pace",
-        "listen",
-    }
-)
 
 PENDING_NOTE = "max_pending 4 GiB, so that no client is cut off as slow and nothing is dropped"
 
@@ -77,17 +50,10 @@ class Nats:
 
     def version(self) -> str:
         """Of the server: "2.9.10"."""
-        said = subprocess.run(
-            ["nats-server", "--version"], capture_output=True, text=True, check=True
-        ).stdout
-        found = re.search(r"\d+(\.\d+)+", said)
-        return found.group() if found else said.strip()
+        return version_in(r"(\d+(?:\.\d+)+)", "nats-server", "--version")
 
     def versions(self) -> dict[str, str]:
-        found = {"nats-server": self.version()}
-        if has_module("nats"):
-            found["nats-py"] = importlib.metadata.version("nats-py")
-        return found
+        return {"nats-server": self.version()} | versions_of(nats_py="nats-py")
 
     def absent(self) -> dict[str, str]:
         found = without(
@@ -163,7 +129,7 @@ class Nats:
             persistent=mode != "core",
             synced=mode == "jetstream-sync",
             window=4096 if mode != "core" else 0,
-            roles=CORE if mode == "core" else JETSTREAM,
+            roles=PASSING_ON if mode == "core" else KEEPING | {"replay-rare"},
             command=command,
             rates=rates,
             note=note,

@@ -10,11 +10,14 @@ is told in a word, with what to install.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +49,37 @@ ROLES = frozenset(
     }
 )
 """What a driver may say that it can do; the suite gives a column the works that it can."""
+
+
+PASSING_ON = frozenset(
+    {
+        "publish",
+        "subscribe",
+        "fan-out",
+        "producers",
+        "wildcards",
+        "request",
+        "respond",
+        "pace",
+        "listen",
+    }
+)
+"""What a driver of a broker that keeps nothing can do."""
+KEEPING = frozenset(
+    {
+        "publish",
+        "subscribe",
+        "alone",
+        "fan-out",
+        "producers",
+        "fill",
+        "replay",
+        "replay-time",
+        "pace",
+        "listen",
+    }
+)
+"""What a driver of a log can do; `replay-rare` besides, where it looks for a subject in it."""
 
 
 class ServerFailed(RuntimeError):
@@ -201,6 +235,32 @@ def without(*clients: tuple[str, bool, str]) -> dict[str, str]:
 
 def has_module(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
+
+
+def python_driver(name: str) -> tuple[str, ...]:
+    """The command of a Python client's driver."""
+    return (sys.executable, "-m", f"perf.peers.clients.{name}")
+
+
+def native_driver(name: str) -> Path:
+    """Where a native client's driver is, once it is built."""
+    return Path(__file__).parents[1] / "native" / "build" / name
+
+
+def version_in(pattern: str, *command: str) -> str:
+    """The version that a server's command tells of itself, as the pattern's group finds it."""
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = re.search(pattern, said)
+    return found.group(1) if found else "unknown"
+
+
+def versions_of(**distributions: str) -> dict[str, str]:
+    """Of Python's distributions that are installed: `name_to_show=distribution`."""
+    found = {}
+    for name, distribution in distributions.items():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name.replace("_", "-")] = importlib.metadata.version(distribution)
+    return found
 
 
 PYTHON_CLIENTS = "make setup, or pip install '.[perf]'"

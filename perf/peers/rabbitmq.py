@@ -8,59 +8,35 @@ change to the user `rabbitmq`; the script beneath it runs as whoever runs the su
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perf.peers.peer import (
+    KEEPING,
+    PASSING_ON,
     PYTHON_CLIENTS,
     Column,
     Server,
     answers,
     free_port,
     has_module,
+    native_driver,
+    python_driver,
     running,
     to_build,
+    versions_of,
     without,
 )
 
-AMQP_NATIVE = Path(__file__).parents[1] / "native" / "build" / "amqp_driver"
-AMQP = (sys.executable, "-m", "perf.peers.clients.rabbitmq_driver")
-STREAMS = (sys.executable, "-m", "perf.peers.clients.rabbitmq_stream_driver")
+AMQP_NATIVE = native_driver("amqp_driver")
+AMQP = python_driver("rabbitmq_driver")
+STREAMS = python_driver("rabbitmq_stream_driver")
 SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
-CLASSIC = frozenset(
-    {
-        "publish",
-        "subscribe",
-        "fan-out",
-        "producers",
-        "wildcards",
-        "request",
-        "respond",
-        "pace",
-        "listen",
-    }
-)
 QUORUM = frozenset({"publish", "subscribe", "alone", "producers", "queue", "pace", "listen"})
-STREAM = frozenset(
-    {
-        "publish",
-        "subscribe",
-        "alone",
-        "fan-out",
-        "producers",
-        "fill",
-        "replay",
-        "replay-time",
-        "pace",
-        "listen",
-    }
-)
 TITLES = {
     "classic": "RabbitMQ classic queue, transient",
     "quorum": "RabbitMQ quorum queue",
@@ -100,11 +76,8 @@ class RabbitMQ:
         return found.group(1) if found else "unknown"
 
     def versions(self) -> dict[str, str]:
-        found = {"rabbitmq-server": self.version()}
-        for package in ("pika", "rstream"):
-            if has_module(package):
-                found[package] = importlib.metadata.version(package)
-        return found
+        found = versions_of(pika="pika", rstream="rstream")
+        return {"rabbitmq-server": self.version()} | found
 
     def absent(self) -> dict[str, str]:
         found = without(
@@ -141,7 +114,7 @@ class RabbitMQ:
             label=f"{TITLES[mode]}, {label}",
             persistent=mode != "classic",
             synced=mode == "quorum",
-            roles={"classic": CLASSIC, "quorum": QUORUM, "stream": STREAM}[mode],
+            roles={"classic": PASSING_ON, "quorum": QUORUM, "stream": KEEPING}[mode],
             command=command,
             window=0 if mode == "classic" else 4_096,
             rates=(PYTHON_RATES if client == "python" else NATIVE_RATES)[mode],

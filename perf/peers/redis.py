@@ -6,57 +6,30 @@ The file is synced once a second, or before each answer (`stream-sync`).
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import re
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perf.peers.peer import (
+    KEEPING,
+    PASSING_ON,
     PYTHON_CLIENTS,
     Column,
     Server,
     free_port,
     has_module,
+    native_driver,
+    python_driver,
     running,
     to_build,
+    version_in,
+    versions_of,
     without,
 )
 
-NATIVE = Path(__file__).parents[1] / "native" / "build" / "redis_driver"
-PYTHON = (sys.executable, "-m", "perf.peers.clients.redis_driver")
-
-PUBSUB = frozenset(
-    {
-        "publish",
-        "subscribe",
-        "fan-out",
-        "producers",
-        "wildcards",
-        "request",
-        "respond",
-        "pace",
-        "listen",
-    }
-)
-STREAM = frozenset(
-    {
-        "publish",
-        "subscribe",
-        "alone",
-        "fan-out",
-        "producers",
-        "fill",
-        "replay",
-        "replay-rare",
-        "replay-time",
-        "pace",
-        "listen",
-    }
-)
+NATIVE = native_driver("redis_driver")
+PYTHON = python_driver("redis_driver")
 
 TITLES = {
     "pubsub": "Redis pub/sub",
@@ -97,18 +70,11 @@ class Redis:
         return ""
 
     def version(self) -> str:
-        said = subprocess.run(
-            ["redis-server", "--version"], capture_output=True, text=True, check=True
-        ).stdout
-        found = re.search(r"v=(\d+(\.\d+)+)", said)
-        return found.group(1) if found else said.strip()
+        return version_in(r"v=(\d+(?:\.\d+)+)", "redis-server", "--version")
 
     def versions(self) -> dict[str, str]:
-        found = {"redis-server": self.version()}
-        for package in ("redis", "hiredis"):
-            if has_module(package):
-                found[f"{package}-py"] = importlib.metadata.version(package)
-        return found
+        found = versions_of(redis_py="redis", hiredis_py="hiredis")
+        return {"redis-server": self.version()} | found
 
     def absent(self) -> dict[str, str]:
         return without(
@@ -135,7 +101,7 @@ class Redis:
             label=f"{TITLES[mode]}, {label}",
             persistent=mode != "pubsub",
             synced=mode == "stream-sync",
-            roles=PUBSUB if mode == "pubsub" else STREAM,
+            roles=PASSING_ON if mode == "pubsub" else KEEPING | {"replay-rare"},
             command=command,
             window={"stream": 65_536, "stream-sync": 4_096}.get(mode, 0),
             rates=(PYTHON_RATES if client == "python" else NATIVE_RATES)[mode],
