@@ -444,6 +444,10 @@ class Requests:
 
         def taken() -> None:
             self._begin_end(items, released)
+            if why == "completed" and released:
+                now_ms = self._shard.now_ms
+                for grant, rows in released:
+                    service.paced(rows.bit_count(), now_ms - grant.at_ms)
 
         def appended(lsn: int) -> None:
             for put, rows in items:

@@ -3,9 +3,10 @@
 Owns the order of hand-out and the choice of the worker. The rules: among requests of one
 subject, and among all that one pattern takes, those that came back go first, then the older
 number; a request goes to the ready offer that has the fewest in hand, in turn between equals,
-and to one offer go at most its share of what waits; what no offer takes waits and is never
-looked at again until one comes that does. Rows of a batch are bitmaps throughout: a batch
-costs about what a lone request does. Source: DESIGN.md, section 9; the whitepaper on services.
+and to one offer go at most its share of what waits, or what it is known to do in an instant;
+what no offer takes waits and is never looked at again until one comes that does. Rows of a
+batch are bitmaps throughout: a batch costs about what a lone request does. Source: DESIGN.md,
+section 9; the whitepaper on services.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ LANES_KEPT: Final = 1_024
 """Lanes that stay although nothing waits in them: the next request needs not make one."""
 EVERYTHING: Final = -1
 """Number of the pattern that takes every subject."""
+LOT_MS: Final = 2
+"""What a worker does in so little time goes to one: shared out among eight, 64 quick requests
+cost three times as much in messages as they cost to do, and come back later."""
+LOT_MAX: Final = 64
 SCANNED_AT_ONCE: Final = 256
 """Lanes that a new pattern is compared with in one step, or that it has outlived."""
 
@@ -382,6 +387,7 @@ class Service:
         "known",
         "lanes",
         "level",
+        "lot",
         "making",
         "name",
         "number",
@@ -433,6 +439,8 @@ class Service:
         """Crews that may have something to be handed out, in turn."""
         self.version = 0
         """Counts the changes of `crews`."""
+        self.lot = 1
+        """Requests that one of its workers does in LOT_MS, by what came back last."""
         self.offers: dict[Offer, None] = {}
         self.orphans: dict[str, Hands] = {}
         """Holder -> what it had in hand when the broker ended."""
@@ -594,7 +602,7 @@ class Service:
             if most <= 0:
                 # Of this size it can take none; it is filed again when that changes.
                 continue
-            count = min(most, left, -(-waiting // ready))
+            count = min(most, left, max(-(-waiting // ready), self.lot))
             rows = mask if count == left else lowest(mask, count)
             mask ^= rows
             left -= count
@@ -606,6 +614,18 @@ class Service:
             if offer.able(1) > 0:
                 crew.file(offer)
         return shares
+
+    def paced(self, count: int, took_ms: int) -> None:
+        """So many requests came back done, so long after they were handed out.
+
+        A lot grows at once, to twice itself at most, and shrinks by a quarter of what it is too
+        large: a time is often too long by what the machine did beside, and never too short.
+        """
+        done = count * LOT_MS // took_ms if took_ms else LOT_MAX
+        if done > self.lot:
+            self.lot = min(done, 2 * self.lot, LOT_MAX)
+        else:
+            self.lot -= (self.lot - max(done, 1) + 3) // 4
 
     @property
     def hungry(self) -> bool:

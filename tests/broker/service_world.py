@@ -21,6 +21,8 @@ class World:
     def __init__(self, **settings: Any) -> None:
         self.shell = Shell(**settings)
         self.trackers = 0
+        self.done: dict[int, int] = {}
+        """Link of a worker -> how many it has answered."""
 
     # --- clients --------------------------------------------------------------------------
 

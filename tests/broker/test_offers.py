@@ -10,7 +10,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from malamute_py.broker import links
-from malamute_py.broker.waiting import Lane, lowest, rows_in, runs_of
+from malamute_py.broker.waiting import LOT_MAX, LOT_MS, Lane, lowest, rows_in, runs_of
 from tests.broker.service_world import INBOX, MANY, World
 
 STORED = int(wire.Level.STORED)
@@ -130,6 +130,56 @@ def test_equals_take_turns() -> None:
     for body in (b"a", b"b", b"c", b"d"):
         world.request(1, body)
     assert len(world.numbers(2)) == len(world.numbers(3)) == 2
+
+
+def answer_all(world: World, wait_ms: int) -> None:
+    """Two workers answer what they have in hand, so long after they got it."""
+    world.shell.wait(wait_ms)
+    for worker in (2, 3):
+        if held := world.numbers(worker)[world.done.get(worker, 0) :]:
+            world.reply(worker, held)
+            world.done[worker] = len(world.numbers(worker))
+
+
+def test_who_does_much_in_an_instant_gets_more_than_its_share() -> None:
+    world = pair()
+    world.worker(3, "bob")
+    world.offer(2)
+    world.offer(3)
+    for _ in range(4):
+        world.request(1, b"q", b"r")
+        answer_all(world, 0)
+    before = len(world.numbers(2)), len(world.numbers(3))
+    world.request(1, *[b"x"] * 8)
+    after = len(world.numbers(2)), len(world.numbers(3))
+    assert sorted(b - a for a, b in zip(before, after, strict=True)) == [0, 8]
+
+
+def test_slow_work_is_shared_out_evenly_again_whatever_was_quick_before() -> None:
+    world = pair()
+    world.worker(3, "bob")
+    world.offer(2)
+    world.offer(3)
+    for wait_ms in (*[0] * 8, *[100] * 20):
+        world.request(1, *[b"q"] * 8)
+        answer_all(world, wait_ms)
+    before = len(world.numbers(2)), len(world.numbers(3))
+    world.request(1, *[b"x"] * 8)
+    after = len(world.numbers(2)), len(world.numbers(3))
+    assert [b - a for a, b in zip(before, after, strict=True)] == [4, 4]
+
+
+def test_a_lot_is_what_a_worker_does_in_its_time() -> None:
+    world = pair()
+    world.offer(2)
+    world.request(1, b"a")
+    service = world.service()
+    for count, took_ms, lot in (
+        (64, 0, 2), (64, 0, 4), (2, LOT_MS, 3), (64, 0, 6), (64, 0, 12), (64, 0, 24),
+        (64, 0, 48), (64, LOT_MS, LOT_MAX), (1, 10 * LOT_MS, 48),
+    ):  # fmt: skip
+        service.paced(count, took_ms)
+        assert service.lot == lot
 
 
 def test_a_pattern_takes_its_subjects_and_leaves_the_others_waiting() -> None:
