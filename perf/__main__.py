@@ -112,6 +112,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def curve_seconds(names: Sequence[str], plan: Plan) -> dict[str, float]:
+    """What each curve is thought to take."""
+    return {name: CURVES_S.get(name, 60) * plan.runs / 3 for name in names}
+
+
 def make_plan(options: argparse.Namespace, peers: dict[str, Peer]) -> Plan:
     works = selected(options.only)
     if options.quick and not options.only:
@@ -139,8 +144,7 @@ def show_plan(plan: Plan, left_out: dict[str, str], curves: Sequence[str], limit
         print(f"{work.name:20} {len(columns):2} columns x {plan.runs} runs, {span(seconds):>6}  "
               f"{work.title}")  # fmt: skip
     total = plan.total_s()
-    for name in curves:
-        seconds = CURVES_S.get(name, 60) * plan.runs / 3
+    for name, seconds in curve_seconds(curves, plan).items():
         total += seconds
         print(f"{CURVES + '/' + name:20} {span(seconds):>24}")
     if limit:
@@ -198,8 +202,10 @@ def record(options: argparse.Namespace) -> int:
     results.versions |= {name: peer.versions() for name, peer in peers.items()}
     asked = {column.peer for column in results.columns}
     results.left_out = {n: why for n, why in results.left_out.items() if n not in asked}
+    known = {found["name"] for found in results.curves}
+    to_measure = [name for name in curves if name not in known]
     with (
-        Screen(plan) as screen,
+        Screen(plan, curve_seconds(to_measure, plan)) as screen,
         _folder(options.data) as data,
     ):
         for name, why in left_out.items():
@@ -213,10 +219,9 @@ def record(options: argparse.Namespace) -> int:
             )
             save(results, out)
         Recording(plan, peers, results, out, data, screen).run()
-        for name, curve in curves.items():
-            if not any(found.get("name") == name for found in results.curves):
-                measure_curve(name, curve, options, plan, results, screen)
-                save(results, out)
+        for name in to_measure:
+            measure_curve(name, curves[name], options, plan, results, screen)
+            save(results, out)
     results.ended = results.sittings[-1].ended = now()
     save(results, out)
     made = report.make(results, out)
@@ -231,7 +236,7 @@ def measure_curve(
     name: str, curve: Any, options: argparse.Namespace, plan: Plan, results: Results, screen: Screen
 ) -> None:
     """One curve into the results; one that fails is told, and the others go on."""
-    screen.says(f"curve: {name}")
+    screen.begins_curve(name)
     since = time.monotonic()
     small = options.quick or options.counts
     try:
@@ -240,10 +245,11 @@ def measure_curve(
     except (Exception, SystemExit) as error:  # noqa: BLE001
         screen.says(f"curve {name} failed: {error}")
         results.curves_failed[name] = placeless(str(error).partition("\n")[0])
-        return
-    results.curves_failed.pop(name, None)
-    results.curves.append(msgspec.to_builtins(found))
+    else:
+        results.curves_failed.pop(name, None)
+        results.curves.append(msgspec.to_builtins(found))
     results.seconds += time.monotonic() - since
+    screen.ends_curve(name)
 
 
 @contextlib.contextmanager

@@ -313,7 +313,7 @@ def running(
 ) -> Iterator[Server]:
     """Run a server's command in `folder` until the block ends.
 
-    ready: asked every 20 ms until it says yes. stop: the signal for an orderly end; whoever is
+    ready: asked every 5 ms until it says yes. stop: the signal for an orderly end; whoever is
     left after end_s is killed. Its own session, so that a Ctrl-C reaches us alone and we end it.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -330,7 +330,7 @@ def running(
                 )
             if time.monotonic() > deadline:
                 raise ServerFailed(f"{argv[0]} was not ready in {wait_s:.0f} s:\n{server.tail()}")
-            time.sleep(0.02)
+            time.sleep(0.005)
         yield server
     finally:
         _end(process, server.pids, stop, end_s)

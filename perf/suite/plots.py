@@ -162,7 +162,7 @@ def _draw_bars(results: Results, panels: Sequence[tuple[str, str, str]], path: P
                 alpha=PALE if column.client == "python" and column.peer != "malamute" else 1.0,
             )
             axis.text(value + largest * 0.015, at, short(value), va="center", fontsize=8)
-        axis.set_yticks(range(len(bars)), [_label(column) for column, _ in bars], fontsize=8)
+        axis.set_yticks(range(len(bars)), [_label(column, work) for column, _ in bars], fontsize=8)
         # Bars are as thick in every panel; the best stands at the top.
         axis.set_ylim(most[place // across] - 0.4, -0.6)
         axis.set_xlim(0, largest * 1.16)
@@ -174,8 +174,8 @@ def _draw_bars(results: Results, panels: Sequence[tuple[str, str, str]], path: P
     plt.close(made)
 
 
-def _label(column: ColumnFacts) -> str:
-    return column.label.replace(" client", "")
+def _label(column: ColumnFacts, work: str) -> str:
+    return column.label_in(work.partition("/")[0]).replace(" client", "")
 
 
 def short(value: float) -> str:

@@ -38,7 +38,7 @@ LONG = 1.6
 FAILURES_MOST = 2
 """A column that failed so often at one work is not asked again."""
 FILL_S = 4.0
-USUAL_S = {"replay": 2.3, "start": 3.0, "matching": 3.0}
+USUAL_S = {"replay": 2.3, "start": 2.0, "matching": 3.0}
 """What a run takes that is not told how long it should be; a share of the filling in it."""
 STRETCH = 1.2
 """Runs of these take longer than they should, mostly because first ones are guesses."""
@@ -104,6 +104,8 @@ class Listener:
 
     def ends(self, work: Work, run: int, column: Column, outcome: Run) -> None: ...
 
+    def skips(self, work: Work, run: int, column: Column) -> None: ...
+
     def says(self, text: str) -> None: ...
 
 
@@ -145,6 +147,7 @@ class Recording:
                     self._close()
                     servers = work.servers
                 if self._done(work, run, column):
+                    self._listener.skips(work, run, column)
                     continue
                 self._listener.begins(work, run, column)
                 outcome = self._one(work, run, column)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from perf.suite import plots
 from perf.suite.recording import sections
-from perf.suite.results import ColumnFacts, Measured, Results, Sitting, WorkFacts
+from perf.suite.results import UNPROMISED, ColumnFacts, Measured, Results, Sitting, WorkFacts
 from perf.suite.targets import OURS, Outcome, judge_all, reasons, unmeasured
 
 SPREAD_SHOWN = 0.10
@@ -82,9 +82,6 @@ BESIDE = {
     "matching": ("p99_us", "compile_s"),
 }  # fmt: skip
 """Figures shown beside the one that a work is about."""
-
-UNPROMISED = frozenset({"request", "latency", "round-trip", "start", "matching"})
-"""Sections whose figures do not wait for a confirm: their columns stand in one table."""
 
 KIND_OF_SECTION = {
     "replay": "replay",
@@ -398,18 +395,21 @@ def _by_promise(results: Results, works: Sequence[WorkFacts]) -> list[str]:
     figure = works[0].figure
     lines: list[str] = []
     heads = [work.title for work in works]
-    apart = works[0].section not in UNPROMISED
+    section = works[0].section
+    # Of a replay it matters what the log promises, although nothing is confirmed.
+    apart = section not in UNPROMISED or section == "replay"
     for words, belongs in PROMISES if apart else (("", lambda column: True),):
         rows = []
         for column in results.columns:
             measured = [results.of(work.name, column.name) for work in works]
             if belongs(column) and any(found is not None and found.runs for found in measured):
-                rows.append((column.label, *(
+                rows.append((column.label_in(section), *(
                     cell(found, work.figure) for work, found in zip(works, measured, strict=True)
                 )))  # fmt: skip
         if rows:
             head = UNITS.get(figure, figure)
-            head += f"; what is confirmed {words}" if words else ""
+            if words:
+                head += f"; what is {'kept' if section == 'replay' else 'confirmed'} {words}"
             lines += table((head, *heads), rows)
     return lines + _ratios(results, works, heads)
 
@@ -426,7 +426,9 @@ def _ratios(results: Results, works: Sequence[WorkFacts], heads: Sequence[str]) 
             cells.append(f"{ours / theirs:.2f}" if ours and theirs else "")
         if any(cells):
             rows.append((column.label, *cells))
-    return table(("malamute, synced, as a multiple of", *heads), rows)
+    ours = results.column(OURS)
+    label = ours.label_in(works[0].section) if ours is not None else "malamute"
+    return table((f"{label}, as a multiple of", *heads), rows)
 
 
 def _beside(results: Results, work: WorkFacts, figures: Sequence[str]) -> list[str]:
@@ -436,7 +438,9 @@ def _beside(results: Results, work: WorkFacts, figures: Sequence[str]) -> list[s
     if not there:
         return []
     per = " (a delivery)" if work.figure == "deliveries_s" else ""
-    rows = [(column.label, *(cell(m, name) for name in there)) for column, m in found]
+    rows = [
+        (column.label_in(work.section), *(cell(m, name) for name in there)) for column, m in found
+    ]
     return table((f"{work.title}{per}", *(UNITS.get(name, name) for name in there)), rows)
 
 

@@ -26,6 +26,10 @@ DIGITS = 6
 """Of a figure: more say nothing, and the file is committed."""
 
 
+UNPROMISED = frozenset({"request", "latency", "round-trip", "start", "matching", "replay"})
+"""Sections whose figures do not wait for a confirm."""
+
+
 class Unreadable(Exception):
     """A file is not a recording of this schema."""
 
@@ -44,6 +48,12 @@ class ColumnFacts(msgspec.Struct, frozen=True):
     server_version: str = ""
     client_version: str = ""
     settings: tuple[str, ...] = ()
+
+    def label_in(self, section: str) -> str:
+        """Its label; ours without its level where no confirm is waited for."""
+        if self.peer == "malamute" and section in UNPROMISED:
+            return self.label.partition(",")[0]
+        return self.label
 
 
 class WorkFacts(msgspec.Struct, frozen=True):

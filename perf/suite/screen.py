@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -45,9 +45,16 @@ def span(seconds: float) -> str:
 class Screen(Listener):
     """Tells of each run; a context manager."""
 
-    def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        curves: Mapping[str, float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """curves: those that come after the plan, with the seconds that each is thought to take."""
+        self._curves = dict(curves or {})
         self._left = [plan.seconds(work) for work, _, _ in plan.pairs()]
-        self._count = len(self._left)
+        self._count = len(self._left) + len(self._curves)
         self._done = 0
         self._planned_s = self._spent_s = 0.0
         self._clock = clock
@@ -64,10 +71,24 @@ class Screen(Listener):
             )
             self._task = self._progress.add_task("begins", total=self._count, left="?")
 
-    def skip(self, count: int) -> None:
-        """So many runs were done by the recording that goes on."""
-        del self._left[:count]
-        self._done += count
+    def skips(self, work: Work, run: int, column: Column) -> None:
+        """One that the recording which goes on has already."""
+        self._done += 1
+        self._left.pop(0)
+
+    def begins_curve(self, name: str) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, description=f"curve: {name}", completed=self._done,
+                                  left=self._time_left())  # fmt: skip
+        else:
+            print(f"[{self._done + 1}/{self._count}, {self._time_left()} left] curve: {name}",
+                  flush=True)  # fmt: skip
+
+    def ends_curve(self, name: str) -> None:
+        self._done += 1
+        self._curves.pop(name, None)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=self._done, left=self._time_left())
 
     def begins(self, work: Work, run: int, column: Column) -> None:
         self._since = self._clock()
@@ -100,7 +121,7 @@ class Screen(Listener):
     def _time_left(self) -> str:
         """What is planned, stretched as what was done so far was."""
         stretch = self._spent_s / self._planned_s if self._planned_s > 10 else 1.0
-        return span(sum(self._left) * stretch)
+        return span(sum(self._left) * stretch + sum(self._curves.values()))
 
     def __enter__(self) -> Self:
         if self._progress is not None:

@@ -27,7 +27,7 @@ def everything_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         (tmp_path / f"{name}_driver").touch()
     monkeypatch.setattr(nats, "NATIVE", tmp_path / "nats_driver")
     monkeypatch.setattr(redis, "NATIVE", tmp_path / "redis_driver")
-    monkeypatch.setattr(rabbitmq, "NATIVE", tmp_path)
+    monkeypatch.setattr(rabbitmq, "AMQP_NATIVE", tmp_path / "amqp_driver")
     monkeypatch.setattr(mosquitto, "NATIVE", tmp_path / "mqtt_driver")
 
 
@@ -37,6 +37,8 @@ def test_every_mode_has_a_python_and_a_native_column_that_say_what_they_are(peer
     columns = peer.columns()
     names = [column.name for column in columns]
     assert len(set(names)) == len(names)
+    # A form of a client that only asks and answers stands beside its column.
+    columns = [column for column in columns if column.roles != {"request", "respond"}]
     modes = {column.mode for column in columns}
     assert {(column.mode, column.client) for column in columns} == {
         (mode, client) for mode in modes for client in ("python", "native")
@@ -67,10 +69,16 @@ def test_a_client_that_is_not_there_has_no_column(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(nats.Nats, "version", lambda _: "2.9.10")
-    monkeypatch.setattr(rabbitmq, "NATIVE", tmp_path)
+    monkeypatch.setattr(rabbitmq, "AMQP_NATIVE", tmp_path / "amqp_driver")
     for module in (nats, redis, mosquitto):
         monkeypatch.setattr(module, "NATIVE", tmp_path / "absent")
     assert list(peer.columns()) == []
+    told = peer.absent()
+    for client in ("python", "native"):
+        assert any(
+            name.endswith(client) and ("install" in why or "build" in why)
+            for name, why in told.items()
+        )
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)

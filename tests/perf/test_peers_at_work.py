@@ -185,16 +185,35 @@ def test_the_rare_subject_is_found_in_what_was_filled(bench: Bench) -> None:
     all_came(whole, 1000)
 
 
-@pytest.mark.parametrize("form", ["bulk", "single"])
-def test_requests_are_answered_by_several_workers(bench: Bench, form: str) -> None:
+def test_requests_are_answered_by_several_workers(bench: Bench) -> None:
     wants(bench, "request", "respond")
-    keys = {"subject": f"echo-{form}", "flight": 8, "form": form}
+    keys = {"subject": "echo", "flight": 8, "form": "single"}
     worker = bench.start("respond", workers=2, **keys)
     caller = bench.start("request", **keys)
     (answered,) = bench.run(caller)
     assert 0 < answered["p50_us"] <= answered["p99_us"] <= answered["p999_us"]
     (ended,) = bench.run(worker)
     assert ended["cpu_s"] >= 0
+
+
+def test_paced_requests_are_made_no_faster_than_they_are_due(bench: Bench) -> None:
+    wants(bench, "request", "respond")
+    keys = {"subject": "paced", "flight": 1, "paced": 1, "rate": 400, "count": 80, "form": "single"}
+    worker = bench.start("respond", **keys)
+    (answered,) = bench.run(bench.start("request", **keys))
+    bench.run(worker)
+    # A timer may be early by a millisecond.
+    assert answered["ended_ns"] - answered["begun_ns"] >= 78 / 400 * 1e9
+
+
+def test_a_publisher_with_one_record_out_tells_how_long_confirms_took(bench: Bench) -> None:
+    wants(bench, "alone")
+    keys = {"subject": "alone", "form": "single", "window": 1, "count": 20}
+    consumer = bench.start("subscribe", **keys)
+    received, published = bench.run(consumer, bench.start("publish", **keys))
+    all_came(received, 20)
+    assert published["confirmed"] == 20
+    assert 0 < published["p50_us"] <= published["p99_us"] <= published["p999_us"]
 
 
 def test_the_time_of_each_record_on_its_way_is_told(bench: Bench) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from perf.peers.malamute import PEER
 from perf.peers.peer import ROLES, Column
-from perf.suite.recording import Plan
-from perf.suite.works import QUICK, WORKS, Work, selected
+from perf.suite.recording import FILL_S, Plan
+from perf.suite.works import QUICK, RUN_S, WORKS, Work, selected
 
 OTHER = Column(
     peer="other",
@@ -74,9 +75,9 @@ def test_run_one_of_all_columns_comes_before_run_two_of_any() -> None:
 
 def test_counts_follow_from_what_a_column_is_known_to_do() -> None:
     plan = Plan((work("one-to-one/140"),), (OTHER,), runs=1)
-    assert plan.count(work("one-to-one/140"), OTHER) == 10_000
+    assert plan.count(work("one-to-one/140"), OTHER) == int(10_000 * RUN_S)
     half = Plan((work("one-to-one/140"),), (OTHER,), runs=1, scale=0.5)
-    assert half.count(work("one-to-one/140"), OTHER) == 5_000
+    assert half.count(work("one-to-one/140"), OTHER) == int(5_000 * RUN_S)
 
 
 def test_larger_records_are_expected_to_be_fewer() -> None:
@@ -88,9 +89,31 @@ def test_ours_replays_all_ten_million_and_others_what_can_be_filled_in_a_while()
     ours = next(column for column in PEER.columns() if column.synced)
     plan = Plan(WORKS, (ours, OTHER), runs=1)
     assert plan.count(work("replay/whole"), ours) == 10_000_000
-    assert plan.count(work("replay/whole"), OTHER) == 50_000
+    assert plan.count(work("replay/whole"), OTHER) == 10_000 * FILL_S
 
 
 def test_the_time_that_it_will_take_is_told() -> None:
     plan = Plan((work("one-to-one/140"),), (OTHER,), runs=3)
     assert 3 < plan.total_s() < 30
+
+
+def test_of_a_work_that_is_about_the_server_its_fastest_client_takes_part_alone() -> None:
+    slow = msgspec.structs.replace(OTHER, roles=ROLES)
+    fast = msgspec.structs.replace(slow, client="native", rates={140: 20_000})
+    elsewhere = msgspec.structs.replace(slow, mode="stored")
+    plan = Plan(WORKS, (slow, fast, elsewhere), runs=1)
+    assert plan.columns_of(work("start/1000000")) == [fast, elsewhere]
+    assert plan.columns_of(work("replay/whole")) == [slow, fast, elsewhere]
+
+
+def test_half_of_a_rate_is_of_a_work_that_comes_before() -> None:
+    names = [one.name for one in WORKS]
+    for one in WORKS:
+        if one.half_of:
+            assert names.index(one.half_of) < names.index(one.name)
+
+
+def test_works_that_share_servers_come_together() -> None:
+    servers = [one.servers for one in WORKS]
+    changes = sum(a != b for a, b in pairwise(servers))
+    assert changes == len(set(servers)) - 1
