@@ -185,7 +185,7 @@ def record(options: argparse.Namespace) -> int:
     plan = make_plan(options, peers)
     whole = not (options.only or options.quick or options.columns or options.counts)
     with_limits = wanted(options.only, LIMITS, "")
-    all_curves = load_curves() if not options.quick else {}
+    all_curves = load_curves() if options.only or not options.quick else {}
     curves = {n: c for n, c in all_curves.items() if wanted(options.only, CURVES, n)}
     if not plan.works and not curves and not with_limits:
         raise SystemExit(f"nothing is called {' '.join(options.only)}: see --list")
@@ -194,6 +194,8 @@ def record(options: argparse.Namespace) -> int:
         return 0
     out: Path = options.out or (RESULTS if whole else OUT / "results.json")
     try:
+        # Before anything is measured: to hear at the end that there is no such file is too late.
+        before = None if options.against is None else load(options.against)
         results = begin(options, out, plan)
     except (InMemory, Unreadable) as error:
         raise SystemExit(str(error)) from None
@@ -226,9 +228,8 @@ def record(options: argparse.Namespace) -> int:
     save(results, out)
     made = report.make(results, out)
     print(f"{made} ({span(results.seconds)} minutes of runs)")
-    against = options.against
-    if against is not None:
-        print(compare(load(against), results))
+    if before is not None:
+        print(compare(before, results))
     return 0
 
 

@@ -43,6 +43,8 @@ def compare(before: Results, now: Results) -> str:
             f"{'better' if better else 'WORSE '} {work:20} {column:28} x{ratio:.2f}"
             f" ({median(old.values(figure)):,.4g} -> {median(new.values(figure)):,.4g} {figure})"
         )
-    if len(lines) == 1:
+    if min(before.runs, now.runs) < 2:
+        lines.append("of one run the noise is not known: what is told here may be that")
+    elif len(lines) == 1:
         lines.append("nothing changed beyond the noise")
     return "\n".join(lines)

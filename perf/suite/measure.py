@@ -40,6 +40,14 @@ class NotVerified(Exception):
     """A run whose records were not all proved."""
 
 
+class NotKept(NotVerified):
+    """A paced run that did not keep its pace."""
+
+    def __init__(self, rate: float, reached: float) -> None:
+        super().__init__(f"paced at {rate:,.0f} a second it reached {reached:,.0f}")
+        self.reached = reached
+
+
 class Left(Exception):
     """A work that cannot be done here, which is no failure: the text says why."""
 
@@ -167,7 +175,7 @@ def _confirmed(column: Column, facts: Mapping[str, Any], count: int) -> None:
 
 def _check_pace(rate: float, reached: float) -> None:
     if reached < HELD * rate:
-        raise NotVerified(f"paced at {rate:,.0f} a second it reached {reached:,.0f}")
+        raise NotKept(rate, reached)
 
 
 class Measure:
@@ -358,6 +366,7 @@ class Measure:
                 **figures,
                 "seconds": seconds,
                 "round_trips_s": count / seconds,
+                **({"rate_s": rate} if rate else {}),
                 **{name: asked[name] for name in QUANTILES},
                 "requester_cpu_us": asked["cpu_s"] / count * 1e6,
                 "worker_cpu_us": worked["cpu_s"] / count * 1e6,

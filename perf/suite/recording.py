@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from perf.peers.peer import Column, Peer, Server, ServerFailed
-from perf.suite.measure import HALF_MOST, Bench, Left, Measure, NotVerified
+from perf.suite.measure import HALF_MOST, Bench, Left, Measure, NotKept, NotVerified
 from perf.suite.results import (
     ColumnFacts,
     Measured,
@@ -35,6 +35,8 @@ SCALED = frozenset({"stream", "request", "steps"})
 """Kinds of work whose counts follow from how long the run before took."""
 LONG = 1.6
 """A run that took so many times too long is followed by one with fewer records."""
+PACE_TRIES = 3
+PACE_KEPT = 0.8
 FAILURES_MOST = 2
 """A column that failed so often at one work is not asked again."""
 FILL_S = 4.0
@@ -205,13 +207,12 @@ class Recording:
         count = self._count(work, column)
         try:
             rate = self._rate(work, column)
-            if rate:
-                count = max(work.least, int(rate * work.seconds * self._plan.scale))
-                if self._plan.counts:
-                    count = self._plan.counts
             bench = self._bench(work, column)
-            outcome = self._measure.run(work, bench, column, count, rate)
-            outcome = self._again_if_short(work, run, bench, column, outcome, rate)
+            if rate:
+                outcome = self._paced(work, bench, column, rate)
+            else:
+                outcome = self._measure.run(work, bench, column, count)
+            outcome = self._again_if_short(work, run, bench, column, outcome)
             self._versions(bench, column)
         except Left as why:
             return Run(0, error=str(why))
@@ -222,8 +223,23 @@ class Recording:
             return Run(count, error=self._failure(work, column, missing))
         return outcome
 
+    def _paced(self, work: Work, bench: Bench, column: Column, rate: float) -> Run:
+        """A run at a pace.
+
+        Where that is half of a rate which this client reaches by other means only, it is at what
+        it can keep instead: four fifths of what it reached.
+        """
+        for _ in range(PACE_TRIES if work.half_of else 1):
+            count = max(work.least, int(rate * work.seconds * self._plan.scale))
+            try:
+                return self._measure.run(work, bench, column, self._plan.counts or count, rate)
+            except NotKept as error:
+                kept = error
+                rate = PACE_KEPT * min(rate, error.reached)
+        raise kept
+
     def _again_if_short(
-        self, work: Work, run: int, bench: Bench, column: Column, outcome: Run, rate: float
+        self, work: Work, run: int, bench: Bench, column: Column, outcome: Run
     ) -> Run:
         """A first run far shorter than it should be is done again with more records."""
         wanted = work.seconds * self._plan.scale
@@ -236,7 +252,7 @@ class Recording:
             count = min(count, work.most)
         if count < 1.5 * outcome.count:
             return outcome
-        return self._measure.run(work, bench, column, count, rate)
+        return self._measure.run(work, bench, column, count)
 
     def _count(self, work: Work, column: Column) -> int:
         """What its last good run had, less when that took far too long; else by the rates."""
@@ -254,6 +270,9 @@ class Recording:
         """Records/s of a paced work; 0 for others. Raises Left."""
         if not work.half_of:
             return float(dict(work.keys).get("rate", 0))
+        before = self._results.figure(work.name, column.name, "rate_s")
+        if before is not None:
+            return before
         top = None
         for figure in ("records_s", "round_trips_s"):
             top = top or self._results.figure(work.half_of, column.name, figure)

@@ -33,7 +33,7 @@ UNITS = {
     "p50_us": "p50, us",
     "p99_us": "p99, us",
     "p999_us": "p99.9, us",
-    "rate_s": "records/s reached",
+    "rate_s": "reached a second",
     "server_cpu_us": "server CPU, us",
     "publisher_cpu_us": "producer CPU, us",
     "consumer_cpu_us": "consumer CPU, us",
@@ -72,7 +72,7 @@ BESIDE = {
     "queue": ("published_s", "server_cpu_us", "publisher_cpu_us", "consumer_cpu_us", "disk_bytes",
               "disk_blocks", "rss_mib"),
     "alone": ("p99_us", "p999_us", "published_s", "server_cpu_us", "publisher_cpu_us"),
-    "round-trip": ("p99_us", "p999_us", "round_trips_s", "server_cpu_us"),
+    "round-trip": ("p99_us", "p999_us", "rate_s", "server_cpu_us"),
     "replay": ("mb_s", "server_cpu_us", "consumer_cpu_us", "rss_mib"),
     "request": ("p50_us", "p99_us", "p999_us", "server_cpu_us", "requester_cpu_us",
                 "worker_cpu_us", "rss_mib"),
@@ -174,10 +174,8 @@ def _head(results: Results) -> list[str]:
 
 
 def _sitting(sitting: Sitting) -> str:
-    when = (
-        f"{sitting.started} to {sitting.ended}" if sitting.ended else f"from {sitting.started} on"
-    )
-    return f"`{sitting.command}` ({when})"
+    until = f"to {sitting.ended}" if sitting.ended else "until it was interrupted"
+    return f"`{sitting.command}` ({sitting.started} {until})"
 
 
 def _how(runs: int) -> str:

@@ -37,6 +37,10 @@ def shown(outcome: Run, figure: str) -> str:
     return f"{number} {UNITS.get(figure, figure)}"
 
 
+DESCRIPTION = 42
+"""Characters of what runs: a terminal of 80 has room for the rest."""
+
+
 def span(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes}:{rest:02}"
@@ -64,7 +68,7 @@ class Screen(Listener):
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(),
+                BarColumn(bar_width=16),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[left]} left"),
                 console=self._console,
@@ -95,7 +99,7 @@ class Screen(Listener):
         if self._progress is not None:
             self._progress.update(
                 self._task,
-                description=f"{work.name}, {column.label}, run {run + 1}",
+                description=f"{work.name} {run + 1}, {column.name}"[:DESCRIPTION],
                 completed=self._done,
                 left=self._time_left(),
             )

@@ -41,8 +41,6 @@ class Unacknowledged(PersistentStorage):  # type: ignore[misc]
         self.moved = asyncio.Event()
 
     def push_message(self, mid: int, raw_package: bytes) -> None:
-        if self.lone is not None:
-            self.lone.sent()
         super().push_message(mid, raw_package)
         self.out += 1
 
@@ -134,7 +132,7 @@ async def publish(options: Options) -> None:
     given = driver.bodies(options)
     subjects, qos, sent = _subjects(options), _qos(options), 0
     send, store, window = mqtt.client.publish, mqtt.store, options.window
-    store.lone = driver.Lone(window) if qos else None
+    lone = store.lone = driver.Lone(window) if qos else None
     say(ready=True, client=CLIENT)
     await word()
     clock = Clock()
@@ -142,6 +140,8 @@ async def publish(options: Options) -> None:
         for subject, body in zip(subjects.of_burst(sent, len(burst)), burst, strict=True):
             if store.out >= window:
                 await store.sink_to(window // 2)
+            if lone is not None:
+                lone.sent()
             send(subject, body, qos)
             sent += 1
             if not sent % TURN:
@@ -151,7 +151,7 @@ async def publish(options: Options) -> None:
         sent = store.acknowledged
     else:
         await mqtt.round_trip()
-    driver.say_published(clock, sent, lone=store.lone)
+    driver.say_published(clock, sent, lone=lone)
     await word()
 
 
