@@ -248,7 +248,7 @@ class MailVerbs(AsyncVerbs):
             key=key or b"",
             until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
         )
-        link.wake_up()
+        link.asked()
         try:
             return await future
         except asyncio.CancelledError:

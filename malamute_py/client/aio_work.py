@@ -349,7 +349,8 @@ class Worker:
         elif isinstance(result, _BODIES):
             row = make_row(result, "", None, None, None, None, (request, None))
             self._link.session.workings.reply(request, row, True)
-            self._link.wake_up()
+            # The last of what was in hand: no other reply comes that it could leave with.
+            self._link.gather(last=not self._offering.unfinished)
         else:
             raise TypeError(f"a handler returns bytes, str or None, not {type(result).__name__}")
 

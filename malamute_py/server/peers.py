@@ -18,6 +18,9 @@ from malamute_py.server.sockets import Listener
 
 Frames: TypeAlias = Sequence[Any]
 
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
+"""Numbers: an `|` of flags of zmq costs as much as sending a small frame."""
 _RETRY_MIN_MS = 1
 _RETRY_MAX_MS = 100
 
@@ -61,7 +64,7 @@ class Peer:
         """
         send = self.send
         try:
-            send(self.routing_id, zmq.SNDMORE | zmq.NOBLOCK)
+            send(self.routing_id, _MORE)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -73,7 +76,7 @@ class Peer:
         for index, frame in enumerate(frames):
             send(
                 frame,
-                zmq.NOBLOCK if index == last else zmq.SNDMORE | zmq.NOBLOCK,
+                _NOBLOCK if index == last else _MORE,
                 len(frame) < _COPY_BELOW,
             )
         return True
