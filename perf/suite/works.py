@@ -220,8 +220,8 @@ def _replay() -> list[Work]:
 
 REQUEST_NOTE = (
     "nobody waits for a sync here, whatever the column is called: a request of ours is journaled,"
-    " its reply is its confirm, and both leave before a sync covers them; request() and a worker"
-    " with their defaults"
+    " its reply is its confirm, and both leave before a sync covers them; request() with its"
+    " defaults, a worker with concurrency 256, since those of peers are sent whatever comes"
 )
 
 

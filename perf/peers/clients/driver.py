@@ -13,6 +13,7 @@ thousands with numpy, so that the check costs a client tens of nanoseconds a rec
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import sys
@@ -131,6 +132,10 @@ def play(parts: Mapping[str, Part], *, fast_loop: bool = True) -> None:
         await done
 
     run(playing(), fast_loop=fast_loop)
+
+
+def has_fast_loop() -> bool:
+    return importlib.util.find_spec("uvloop") is not None
 
 
 def run(coroutine: Coroutine[Any, Any, None], *, fast_loop: bool = True) -> None:

@@ -27,7 +27,9 @@ from malamute_protocol.batch import Batch
 from perf.peers.clients import driver
 from perf.peers.clients.driver import Check, DriverFailed, Options, say, word
 
-SOFTWARE = "malamute_py, asyncio"
+SOFTWARE = "malamute_py, asyncio in uvloop" if driver.has_fast_loop() else "malamute_py, asyncio"
+WORKER_CONCURRENCY = 256
+"""Requests that a worker holds at once; 16 by default. Subscribers of peers have no such bound."""
 CHUNK = 65_536
 """Bodies handed over in one call."""
 SINGLE_TASKS = 64
@@ -373,7 +375,8 @@ async def respond(asked: Asked) -> None:
         workers = []
         for _ in range(asked.workers):
             client = await stack.enter_async_context(malamute.connect(asked.url))
-            worker = await stack.enter_async_context(client.worker(asked.subject))
+            working = client.worker(asked.subject, concurrency=WORKER_CONCURRENCY)
+            worker = await stack.enter_async_context(working)
             await worker.accepted()
             workers.append(worker)
         ready()
@@ -548,7 +551,7 @@ def main() -> None:
     part = (QUEUE_PARTS if asked.queue else PARTS).get(asked.role)
     if part is None:
         raise SystemExit(f"no role {asked.role!r}; there are {', '.join(PARTS)}")
-    asyncio.run(part(asked))
+    driver.run(part(asked))
 
 
 if __name__ == "__main__":
