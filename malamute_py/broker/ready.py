@@ -101,6 +101,8 @@ class ReadRange(msgspec.Struct, frozen=True, gc=False):
     shared: bool = False
     """Others may want the same: the answer may begin before `from_offset`, and be one that was
     given before. Without candidates and client time only."""
+    alone: bool = False
+    """One reads everything where several may have: what was kept to be shared is of no use."""
 
 
 class HistoryRun(msgspec.Struct, frozen=True, gc=False):

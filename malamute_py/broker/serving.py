@@ -26,7 +26,7 @@ from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRa
 from malamute_py.broker.selection import Encoding, Mask, encoding_of, select
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import may_match
-from malamute_py.broker.streams import Batch
+from malamute_py.broker.streams import Batch, Stream
 from malamute_py.broker.subscriptions import Subscription
 from malamute_py.matcher import compile_pattern
 
@@ -150,6 +150,8 @@ class Serving:
         self._starved: dict[Subscription, None] = {}
         """In order: those whose turn it was when too many reads were under way."""
         self._reads: dict[int, Subscription] = {}
+        self._in_history: dict[Stream, dict[Subscription, None]] = {}
+        """Of each stream, who reads everything of its history: several read it together."""
         self.reads: list[ReadRange] = []
         settings, limits = shard.settings, shard.settings.limits
         self._gathers = (
@@ -181,6 +183,7 @@ class Serving:
     def forget(self, sub: Subscription) -> None:
         """A subscription has ended; one that waits in the queue goes when its turn comes."""
         self._starved.pop(sub, None)
+        self._leave_history(sub)
 
     def serve(self) -> None:
         """Give turns until all are served or the step's budget is used up."""
@@ -210,9 +213,11 @@ class Serving:
             sub.drop()
             return 0
         if sub.position >= sub.tail:
+            self._leave_history(sub)
             self._delivery.catch_up(sub)
             return 0
         if sub.position >= stream.hot_first:
+            self._leave_history(sub)
             given = self._from_memory(sub)
             self.consider(sub)
             return given
@@ -268,14 +273,29 @@ class Serving:
 
     # --- reads of history -------------------------------------------------------------------
 
+    def _enter_history(self, sub: Subscription) -> int:
+        """Count one who reads everything of its stream's history; how many there are now."""
+        inside = self._in_history.setdefault(sub.stream, {})
+        inside[sub] = None
+        return len(inside)
+
+    def _leave_history(self, sub: Subscription) -> None:
+        inside = self._in_history.get(sub.stream)
+        if inside is not None and sub in inside:
+            del inside[sub]
+            if not inside:
+                del self._in_history[sub.stream]
+
     def _read(self, sub: Subscription) -> None:
         stream = sub.stream
         end = min(sub.tail, sub.stop, stream.hot_first)
-        size = self._shard.settings.quantum_bytes
-        shared = sub.everything and sub.client_time is None and sub.wanted is None
+        size = min(self._shard.settings.quantum_bytes, sub.left_bytes)
+        plain = sub.everything and sub.client_time is None and sub.wanted is None
+        shared = plain and self._enter_history(sub) > 1
         if not shared:
-            # Shared, it is read once for all who are behind, whatever each has room for.
-            size = min(size, sub.left_bytes, sub.link.room)
+            # Shared, it is read once for all who are behind, whatever room each link has; one
+            # alone would read and hold what it cannot be given.
+            size = min(size, sub.link.room)
         if sub.wanted is not None:
             end = min(end, sub.wanted_to)
             size = min(size, SPARSE_BYTES)
@@ -291,7 +311,7 @@ class Serving:
         self.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token, sub.position, end, size,
-                candidates, sub.client_time, matches, shared,
+                candidates, sub.client_time, matches, shared, plain and not shared,
             )
         )  # fmt: skip
 

@@ -1,9 +1,10 @@
 """What was read of history last, for the next who wants the same.
 
-Owns the last MiBs that the reader thread read, by stream. The rule: an answer is given again only
-for offsets that it covers and only when nothing in it lies beyond what is asked for; one that
-named gaps is never given again. A hundred subscribers that fell behind together so cost one read
-and one check of each batch, not a hundred. Of the reader thread alone.
+Owns the last MiBs that the reader thread read for several, by stream. The rules: an answer is given
+again only for offsets that it covers and only when nothing in it lies beyond what is asked for; one
+that named gaps is never given again; what nobody shares any more is let go. A hundred subscribers
+that fell behind together so cost one read and one check of each batch, not a hundred. Of the reader
+thread alone.
 """
 
 from __future__ import annotations
@@ -59,3 +60,11 @@ class RecentReads:
         self._bytes += size
         while self._bytes > RECENT_BYTES or len(self._reads) > READS_MAX:
             self._bytes -= self._reads.pop().bytes
+
+    def forget(self, ring: Ring, stream: int) -> None:
+        """Let go of what was read of a stream: one reads its history alone."""
+        if not any(read.ring is ring and read.stream == stream for read in self._reads):
+            return
+        kept = [read for read in self._reads if read.ring is not ring or read.stream != stream]
+        self._reads = deque(kept)
+        self._bytes = sum(read.bytes for read in kept)

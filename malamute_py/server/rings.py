@@ -422,9 +422,12 @@ class Rings:
         if isinstance(job, ReadRange):
             if ring is None:
                 return ReadFailed(job.token, "journal_failed", f"the ring {job.ring} is not open")
-            recent = self._recent.find(ring, job) if job.shared else None
-            if recent is not None:
-                return HistoryRead(job.token, *recent)
+            if job.shared:
+                recent = self._recent.find(ring, job)
+                if recent is not None:
+                    return HistoryRead(job.token, *recent)
+            elif job.alone:
+                self._recent.forget(ring, job.stream)
             try:
                 found = ring.read(
                     job.stream, job.from_offset, job.end_offset, job.bytes_max,

@@ -43,6 +43,7 @@ class HeaderTable:
     __slots__ = (
         "_headers",
         "_plain",
+        "_sorted",
         "arrow",
         "field_name_bytes",
         "field_value_bytes",
@@ -59,6 +60,8 @@ class HeaderTable:
         self.keys = keys
         self.fieldmaps = fieldmaps
         self._headers: dict[int, Header] = {}
+        self._sorted: dict[int, tuple[tuple[str, str], ...]] = {}
+        """Of a field map, what all headers with it share."""
         self.passed: Limits | None = None
         """The limits that the table was last held to, and kept."""
         self.arrow: Any = None
@@ -90,9 +93,15 @@ class HeaderTable:
         for pair in pairs:
             if pair not in known:
                 subject, field = divmod(pair, wide)
-                fields = tuple(sorted(self.fieldmaps[field - 1].items())) if field else ()
-                known[pair] = Header(self.keys[subject], fields)
+                known[pair] = Header(self.keys[subject], self._fields(field - 1) if field else ())
         return tuple(map(known.__getitem__, pairs))
+
+    def _fields(self, code: int) -> tuple[tuple[str, str], ...]:
+        """One tuple a field map: of its own, it takes most of what a header takes."""
+        found = self._sorted.get(code)
+        if found is None:
+            found = self._sorted[code] = tuple(sorted(self.fieldmaps[code].items()))
+        return found
 
     def plain(self) -> tuple[Header, ...]:
         """Headers of a table without field maps: one a subject entry, in order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,6 +21,7 @@ from malamute_protocol.batch import (
     row_bitmap,
 )
 from malamute_protocol.errors import BatchError, LocalProtocolError
+from malamute_protocol.header import parse_table
 from malamute_protocol.limits import Limits
 
 
@@ -179,3 +181,15 @@ def test_limits_are_named_with_the_record_that_breaks_them() -> None:
         encode([b"a", "text"])  # type: ignore[list-item]
     with pytest.raises(LocalProtocolError, match="at least one record"):
         encode([])
+
+
+def test_headers_of_one_field_map_share_its_fields() -> None:
+    # A table of 300 subjects has some 600 headers, and hundreds of tables are remembered.
+    table = parse_table(
+        msgspec.msgpack.encode([f"s{n}" for n in range(50)]),
+        msgspec.msgpack.encode([{"b": "1", "a": "2"}, {"a": "2"}]),
+    )
+    found = [table.header(subject, code) for subject in range(50) for code in (0, 1)]
+    assert found[0] == (("s0",), (("a", "2"), ("b", "1")))
+    assert found[1] == (("s0",), (("a", "2"),))
+    assert len({id(header.fields) for header in found}) == 2

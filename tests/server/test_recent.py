@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from malamute_py.broker.ready import HistoryRun, ReadRange
 from malamute_py.journal import MemoryStorage, Ring, RingSettings
-from malamute_py.server.recent import RECENT_BYTES, RecentReads
+from malamute_py.server.recent import READS_MAX, RECENT_BYTES, RecentReads
 
 
 def ring() -> Ring:
@@ -50,3 +50,24 @@ def test_no_more_is_kept_than_the_bound_and_the_oldest_goes_first() -> None:
     assert reads.find(one, wants(500, 1000)) is None
     assert reads.find(one, wants(700, 1000)) is None
     assert reads.find(one, wants(90, 1000)) is not None
+
+
+def test_no_more_reads_are_kept_than_are_gone_through_for_a_question() -> None:
+    one, reads = ring(), RecentReads()
+    for number in range(READS_MAX + 3):
+        reads.keep(one, wants(10 * number, 10_000), run(100), 10 * number + 10)
+    held = [reads.find(one, wants(10 * n, 10_000)) is not None for n in range(READS_MAX + 3)]
+    assert held == [False] * 3 + [True] * READS_MAX
+    # What left for the count has left the sum of bytes, too.
+    assert reads._bytes == 100 * READS_MAX
+
+
+def test_what_nobody_shares_any_more_is_let_go() -> None:
+    one, other, reads = ring(), ring(), RecentReads()
+    for at, stream in ((one, 1), (one, 2), (other, 1)):
+        reads.keep(at, wants(10, 100, stream=stream), run(100), 20)
+    reads.forget(one, 1)
+    assert reads.find(one, wants(10, 100)) is None
+    assert reads.find(one, wants(10, 100, stream=2)) is not None
+    assert reads.find(other, wants(10, 100)) is not None
+    assert reads._bytes == 200

@@ -19,6 +19,7 @@ from malamute_py.broker.ready import (
     AppendBundle,
     Appended,
     AppendRefused,
+    HistoryRead,
     IndexAnswer,
     IndexQuery,
     ReadRange,
@@ -236,3 +237,37 @@ def test_reads_of_history_do_not_wait_for_all_questions_before_them(
         answers += [one for one in bench.inbox.take() if hasattr(one, "token")]
         time.sleep(0.01)
     assert [answer.token for answer in answers].index(77) <= 2
+
+
+def test_history_that_several_want_is_read_once_and_one_alone_lets_go_of_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        bench.append(MAIN)
+    read: list[int] = []
+    plainly = Ring.read
+
+    def noted(ring: Ring, stream: int, first: int, *rest: Any) -> Any:
+        read.append(first)
+        return plainly(ring, stream, first, *rest)
+
+    monkeypatch.setattr(Ring, "read", noted)
+
+    def ask(**how: bool) -> int:
+        """How far the answer to a read of everything goes."""
+        bench.rings.read(ReadRange(MAIN, 1, 5, 0, 4, 1 << 20, **how))
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            for answer in bench.inbox.take():
+                if isinstance(answer, HistoryRead):
+                    return answer.next
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    assert [ask(shared=True) for _ in range(3)] == [4, 4, 4]
+    assert read == [0]
+    # Neither who selects nor who is alone is given it; after the latter it is not held any more.
+    assert ask() == ask(shared=True) == 4
+    assert read == [0, 0]
+    assert ask(alone=True) == ask(shared=True) == 4
+    assert read == [0, 0, 0, 0]
