@@ -243,7 +243,9 @@ def measure_curve(
     try:
         found = curve.measure(curve.quick if small else curve.points, plan.runs,
                               lambda text: screen.says(f"  {text}"))  # fmt: skip
-    except (Exception, SystemExit) as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            raise  # a signal's, and not a curve's that says what is amiss
         screen.says(f"curve {name} failed: {error}")
         results.curves_failed[name] = placeless(str(error).partition("\n")[0])
     else:

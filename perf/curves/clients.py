@@ -57,6 +57,7 @@ def beside(gathered: Gathering, count: int, runs: int) -> None:
         before = daemon.own_bytes()
         with Cost(daemon) as coming, crowd(daemon.endpoint, count, SUBSCRIPTIONS) as processes:
             coming.__exit__()
+            came_us = coming.us(count)
             held = daemon.own_bytes()
             time.sleep(SETTLING_S)
             share = idle_share(daemon, REST_S)
@@ -70,7 +71,7 @@ def beside(gathered: Gathering, count: int, runs: int) -> None:
         gathered.add("in bulk, wall a record", "us", count, [c.bulk_wall_us for c in costs])
         gathered.add("alone, CPU a record", "us", count, [c.lone_cpu_us for c in costs])
         gathered.add("alone, wall a record", "us", count, [c.lone_wall_us for c in costs])
-        gathered.add("a client that comes, CPU", "us", count, [coming.us(count)])
+        gathered.add("a client that comes, CPU", "us", count, [came_us])
         gathered.add("a client that goes, CPU", "us", count, [going.us(count)])
         gathered.add("at rest, CPU", "%", count, [share * 100])
         gathered.add("memory with them", "MiB", count, [held / MIB])

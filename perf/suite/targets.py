@@ -205,9 +205,16 @@ def unmeasured(target: Target, results: Results) -> str:
             f"{column.label}: {_why(target.work, column.name, results)}" for column in there
         )
         return f"nobody to be compared with has a figure: {words}"
-    missing = "; ".join(f"{name} {why}" for name, why in results.left_out.items())
-    wanted = " or ".join(target.against)
-    return f"no column {wanted} took part" + (f" ({missing})" if missing else "")
+    missing = ", ".join(
+        name
+        for name in results.left_out
+        if any(fnmatchcase(name, one) or name == one.partition("-")[0] for one in target.against)
+        or any(one.startswith("*") for one in target.against)
+    )
+    wanted = " or ".join(f"`{one}`" for one in target.against)
+    return f"no column {wanted} took part" + (
+        f" (left out: {missing}; why: above)" if missing else ""
+    )
 
 
 def _why(work: str, column: str, results: Results) -> str:
