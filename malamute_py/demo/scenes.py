@@ -33,7 +33,7 @@ HEARTBEAT_MS = 250
 """How often the broker says how far a subscription has come that gets no records."""
 FLIGHT = 32
 """Publications in flight when the broker is killed."""
-RESIDENT_MAX_BYTES = 48 * MIB
+RESIDENT_MAX_BYTES = 32 * MIB
 """How much the broker's memory may move while one subscriber is some 120 MiB behind."""
 
 
