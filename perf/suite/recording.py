@@ -40,13 +40,11 @@ PACE_KEPT = 0.8
 FAILURES_MOST = 2
 """A column that failed so often at one work is not asked again."""
 FILL_S = 4.0
-USUAL_S = {"replay": 2.3, "start": 2.0, "matching": 3.0}
+USUAL_S = {"replay": 2.3, "start": 2.5, "matching": 3.0}
 """What a run takes that is not told how long it should be; a share of the filling in it."""
-STRETCH = 1.2
-"""Runs of these take longer than they should, mostly because first ones are guesses."""
-OVERHEAD_S = 0.65
+OVERHEAD_S = 0.6
 """What a run costs besides its work: two interpreters start, the disk comes to rest."""
-SERVERS_S = 8.0
+SERVERS_S = 5.0
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -91,8 +89,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     def seconds(self, work: Work) -> float:
         """How long a run of a work is thought to take."""
-        usual = USUAL_S.get(work.kind, work.seconds) * self.scale
-        return usual * (STRETCH if work.kind in SCALED else 1.0) + OVERHEAD_S
+        return USUAL_S.get(work.kind, work.seconds) * self.scale + OVERHEAD_S
 
     def total_s(self) -> float:
         servers = len({work.servers for work in self.works})

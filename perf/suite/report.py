@@ -167,9 +167,7 @@ def _head(results: Results) -> list[str]:
         "",
     ]
     if results.left_out:
-        lines += ["Left out:", ""]
-        lines += [f"- {name}: {why}." for name, why in results.left_out.items()]
-        lines.append("")
+        lines += [f"Left out: {', '.join(results.left_out)} (why: at the end).", ""]
     return lines
 
 
@@ -500,6 +498,9 @@ def _columns(results: Results) -> list[str]:
     for name, versions in results.versions.items():
         words = ", ".join(f"{what} {version}" for what, version in versions.items())
         lines.append(f"- {name}: {words}")
+    if results.left_out:
+        lines += ["", "Left out:", ""]
+        lines += [f"- {name}: {why}." for name, why in results.left_out.items()]
     return [*lines, ""]
 
 

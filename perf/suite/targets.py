@@ -212,9 +212,7 @@ def unmeasured(target: Target, results: Results) -> str:
         or any(one.startswith("*") for one in target.against)
     )
     wanted = " or ".join(f"`{one}`" for one in target.against)
-    return f"no column {wanted} took part" + (
-        f" (left out: {missing}; why: above)" if missing else ""
-    )
+    return f"no column {wanted} took part" + (f" (left out: {missing})" if missing else "")
 
 
 def _why(work: str, column: str, results: Results) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perf.suite.plots import Drawn, short
 from perf.suite.report import make, number, text
+from perf.suite.results import Limit, Sitting
 from tests.perf.recorded import recording
 
 
@@ -29,6 +31,31 @@ def test_a_recording_that_was_interrupted_says_so() -> None:
 
 def test_a_peer_that_was_left_out_is_told_with_its_word(words: str) -> None:
     assert "redis-server is not installed" in words
+
+
+def test_each_call_that_had_a_part_in_it_is_told_with_its_time() -> None:
+    results = recording()
+    results.sittings = [
+        Sitting("python -m perf", "2026-01-01T00:00:00", ""),
+        Sitting("python -m perf --resume", "2026-01-02T00:00:00", "2026-01-02T00:10:00"),
+    ]
+    words = text(results, Drawn())
+    assert "`python -m perf` (2026-01-01T00:00:00 until it was interrupted)" in words
+    assert "`python -m perf --resume` (2026-01-02T00:00:00 to 2026-01-02T00:10:00)" in words
+
+
+def test_ours_is_held_against_what_the_machine_can_do() -> None:
+    results = recording()
+    results.limits.append(Limit("relay-p50", "a relay, p50", "us", [45.0]))
+    assert "| a relay, p50 | 45.0 | 50.0% |" in text(results, Drawn())
+
+
+def test_ours_is_not_called_synced_where_nobody_waits_for_a_sync(words: str) -> None:
+    results = recording()
+    results.columns[0] = msgspec.structs.replace(results.columns[0], label="malamute, synced")
+    latency = text(results, Drawn()).partition("## One-way latency")[2]
+    assert "| malamute |" in latency
+    assert "malamute, synced" not in latency.partition("\n## ")[0]
 
 
 def test_targets_stand_at_the_top_reached_or_not(words: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perf.suite.results import Limit, Run
-from perf.suite.targets import OURS, TARGETS, Target, bar_of, judge, judge_all, reasons
+from perf.suite.targets import OURS, TARGETS, Target, bar_of, judge, judge_all, reasons, unmeasured
 from perf.suite.works import WORKS
 from tests.perf.recorded import recording, runs
 
@@ -59,6 +59,18 @@ def test_a_target_without_a_figure_of_ours_is_not_measured() -> None:
     results = recording()
     results.measured = [one for one in results.measured if one.column != OURS]
     assert {outcome.reached for outcome in judge_all(results)} == {None}
+
+
+def test_what_is_not_measured_is_told_with_the_side_that_is_missing() -> None:
+    results = recording()
+    target = Target("t", "", "one-to-one/140", "records_s", 5.0, ("nats-jetstream-native",))
+    assert "publish ended with status 1" in unmeasured(target, results)
+    elsewhere = Target("t", "", "one-to-one/12", "records_s", 5.0, ("nats-core-native",))
+    assert unmeasured(elsewhere, results) == "ours has no figure: one-to-one/12 was not run"
+    nobody = Target("t", "", "one-to-one/140", "records_s", 5.0, ("redis-stream-native",))
+    assert "redis" in unmeasured(nobody, results).partition("left out")[2]
+    limit = Target("t", "", "one-to-one/140", "mb_s", limit="disk-reused")
+    assert "disk-reused" in unmeasured(limit, results)
 
 
 def test_a_share_of_a_limit_is_enough_where_it_is_less_than_the_best_column() -> None:
