@@ -152,6 +152,8 @@ class Broker:
             },
         )  # fmt: skip
         self._retention = Retention(shard)
+        self._acks: list[tuple[Link, wire.AckMail]] = []
+        """Acknowledgements that nobody waits for, taken when nothing else is left to do."""
         self._handlers = self._table()
         for part in (self._mail, self._services, self._cursors, self._groups):
             part.recovered()
@@ -228,6 +230,7 @@ class Broker:
             peer = self._links.heard(link, identity)
         else:
             peer.heard_ms = shard.now_ms
+        self._take_acks()
         if peer is not None:
             self._receive(peer, commands, frames)
         self._clean_up()
@@ -279,10 +282,14 @@ class Broker:
                 if parts is None:
                     self._malformed(link, "malformed", "fewer content frames than its commands own")
                     return
+                self._take_acks()
                 self._intake.atomic(link, command, parts)  # type: ignore[arg-type]
+            elif kind is wire.AckMail and self._may_put_off(link, command):  # type: ignore[arg-type]
+                self._acks.append((link, command))  # type: ignore[arg-type]
             elif kind in self._intake.kinds:
                 self._intake.single(link, command, frames[first] if place > first else None)
             else:
+                self._take_acks()
                 self._dispatch(link, kind, command)
             if link.state is State.CLOSED:
                 return
@@ -291,6 +298,21 @@ class Broker:
                 allowed = RECEIVES[State.GREETED]
         if place != len(frames):
             self._malformed(link, "malformed", f"{len(frames) - place} frames that no command owns")
+
+    def _may_put_off(self, link: Link, command: wire.AckMail) -> bool:
+        """Whether an acknowledgement may be taken behind the requests that it came with.
+
+        Nobody waits for one of a mailbox in memory: its taking is 12 us of a lone round trip.
+        """
+        return not command.tracker and self._mail.in_memory(link, command.subscription)
+
+    def _take_acks(self) -> None:
+        """Take what was put off, before anything that it may matter to."""
+        if self._acks:
+            acks, self._acks = self._acks, []
+            for link, command in acks:
+                if link.open:
+                    self._intake.single(link, command, None)
 
     @staticmethod
     def _parts(
@@ -333,6 +355,7 @@ class Broker:
     def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None:
         """A message of a peer could not be decoded: it costs the link."""
         self._shard.advance(now_ms)
+        self._take_acks()
         peer = self._links.get(link)
         if peer is None:
             peer = self._links.heard(link, "")
@@ -348,6 +371,7 @@ class Broker:
     def link_lost(self, link: int, now_ms: int) -> None:
         """The transport has no peer of this number any more."""
         self._shard.advance(now_ms)
+        self._take_acks()
         peer = self._links.get(link)
         if peer is not None:
             self._links.close(peer, "lost", "closed", "the transport lost the peer")
@@ -377,6 +401,7 @@ class Broker:
     def drain(self, now_ms: int) -> None:
         """The broker is about to stop: end every link by name."""
         self._shard.advance(now_ms)
+        self._take_acks()
         for link in list(self._links):
             self._links.close(link, "draining", "draining", "the broker is about to stop")
         self._clean_up()
@@ -598,6 +623,8 @@ class Broker:
     def take_ready(self) -> Ready:
         """Everything that is to be done now. Each bundle in it is answered before the next call."""
         shard, serving = self._shard, self._serving
+        if self._acks and self._steps.idle and not self._links.dirty and not self._services.hungry:
+            self._take_acks()
         if serving.hungry:
             serving.serve()
         if self._groups.hungry:
@@ -617,8 +644,9 @@ class Broker:
         trims, self._retention.trims = self._retention.trims, []
         rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
-        # Behind bundles there will be another one at once: that says when to wake.
-        wake = shard.now_ms if appends else self._wake_at_ms()
+        # Behind bundles there will be another one at once: that says when to wake. So will there
+        # behind messages: whom they are for need not wait until that is known.
+        wake = shard.now_ms if appends or sends or self._acks else self._wake_at_ms()
         return Ready(
             rings, appends, sends, reads, queries, bodies, closes, trims, events, wake, pins
         )

@@ -143,6 +143,12 @@ class Inboxes:
         """Whether a number is an inbox's of that link."""
         return number in self._of.get(link.number, ())
 
+    def in_memory(self, link: Link, number: int) -> bool:
+        """Whether a number is an inbox's of that link whose mailbox is kept in memory only."""
+        inboxes = self._of.get(link.number)
+        inbox = None if inboxes is None else inboxes.get(number)
+        return inbox is not None and inbox.mailbox.memory
+
     # --- opening --------------------------------------------------------------------------------
 
     def open(self, link: Link, command: OpenInbox) -> None:

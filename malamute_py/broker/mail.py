@@ -61,6 +61,10 @@ class Mail:
         """Whether a number is an inbox's of that link."""
         return self.inboxes.uses(link, number)
 
+    def in_memory(self, link: Link, number: int) -> bool:
+        """Whether a number is an inbox's of that link whose mailbox is kept in memory only."""
+        return self.inboxes.in_memory(link, number)
+
     def credit(self, link: Link, command: Credit) -> bool:
         """Raise the credit of an inbox; False: it is none."""
         return self.inboxes.credit(link, command)
