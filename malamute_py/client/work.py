@@ -311,9 +311,10 @@ class ReplyParcel(Parcel):
                 told = outcome
                 if self.last:
                     self.offering.reopened(request)
-                    if token is None and isinstance(outcome, ProtocolError | RequestRejected):
-                        # Nobody is left who could say something else of it.
-                        self.offering.workings.give_up(request, str(outcome))
+                if token is None and isinstance(outcome, ProtocolError | RequestRejected):
+                    # Nobody is left who could say something else of it; and replies with a hole
+                    # would look whole to the requester.
+                    self.offering.workings.give_up(request, outcome)
             if token is not None:
                 pairs.append((token, told))
         if pairs:
@@ -764,12 +765,20 @@ class Workings:
                     parcel.content = b""
         self.tell(Settled([pair for pair in pairs if pair[0] is not None]))
 
-    def give_up(self, request: Job, reason: str) -> None:
-        """Its answer, for which nobody waits, was refused for good."""
+    def give_up(self, request: Job, error: MalamuteError) -> None:
+        """A reply for which nobody waits was refused for good: the request fails, and says why."""
+        reason = str(error)
         self.warnings.add(
             "an answer was refused", f"request {request.number} of {request.service}: {reason}"
         )
-        if not request.offering.ended:
+        if request.offering.ended:
+            return
+        if request.end is not None and request.end[0].state == COMPLETED:
+            token = request.end[1]
+            request.end = Form(FAILED, 0, reason[:REASON_BYTES_MAX]), None
+            if token is not None:
+                self.tell(Settled([(token, error)]))
+        else:
             self.end(request, FAILED, reason=reason)
 
     def say(self, request: Job, state: int, token: Any = None) -> bool:

@@ -505,6 +505,66 @@ def test_an_end_behind_a_reply_that_came_too_late_is_not_said() -> None:
     assert not offering.in_hand
 
 
+def test_a_reply_that_others_follow_and_that_is_refused_for_good_fails_its_request() -> None:
+    script = opened()
+    job = working(script, 1).take()
+    assert job is not None
+    reply(script, job, b"one", last=False)
+    [step] = of(script.step(), c.Atomic)
+    sent = script.say(c.Refused(66, step.tracker, "forbidden", "no such mailbox"))
+    [end] = of([*sent, *script.step()], c.AckWork)
+    assert (end.state, end.ranges) == (4, [(job.number, job.number + 1)])
+    assert "no such mailbox" in end.reason
+    [warned] = warnings(script)
+    assert "an answer was refused: request 0 of svc" in warned
+    assert not reply(script, job), "it has had its end"
+
+
+def test_a_request_does_not_complete_with_a_hole_among_its_replies() -> None:
+    script = opened()
+    job = working(script, 1).take()
+    assert job is not None
+    reply(script, job, b"one", last=False)
+    [step] = of(script.step(), c.Atomic)
+    script.session.workings.end(job, 3, token="ended")
+    sent = script.say(c.Refused(66, step.tracker, "forbidden", "no such mailbox"))
+    [end] = of([*sent, *script.step()], c.AckWork)
+    assert (end.state, end.ranges) == (4, [(job.number, job.number + 1)])
+    [told] = outcomes(script).values()
+    assert isinstance(told, RequestRejected)
+    assert told.code == "forbidden"
+    assert warnings(script)
+
+
+def test_a_refused_reply_that_somebody_waits_for_is_theirs_to_deal_with() -> None:
+    script = opened()
+    job = working(script, 1).take()
+    assert job is not None
+    reply(script, job, b"one", last=False, who="caller")
+    [step] = of(script.step(), c.Atomic)
+    sent = script.say(c.Refused(66, step.tracker, "forbidden"))
+    assert not of([*sent, *script.step()], c.AckWork)
+    assert isinstance(outcomes(script)["caller"], RequestRejected)
+    assert not warnings(script)
+    assert reply(script, job), "it goes on"
+
+
+def test_a_step_does_not_end_a_request_whose_replies_are_not_confirmed() -> None:
+    script = opened()
+    offering = working(script, 2)
+    first, second = take_all(offering)
+    reply(script, second, b"one", last=False)
+    [step] = of(script.step(), c.Atomic)
+    with pytest.raises(RequestRejected) as caught:
+        offering.lend([first.number, second.number])
+    assert caught.value.code == "conflict"
+    assert not first.finished, "none of them was lent"
+    confirm(script, step)
+    offering.lend([first.number, second.number])
+    assert first.finished
+    assert second.finished
+
+
 def test_who_waits_for_an_end_behind_replies_is_told_when_the_client_is_closed() -> None:
     script = opened()
     offering = working(script, 1)
