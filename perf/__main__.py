@@ -1,6 +1,6 @@
 """`python -m perf`: measure this broker and its peers side by side, and report.
 
-    python -m perf                         # everything, about 35 minutes
+    python -m perf                         # everything, about 40 minutes
     python -m perf --quick                 # what has a target, once, about 3 minutes
     python -m perf --only 'one-to-one/*' --peers malamute nats
     python -m perf --resume                # an interrupted recording goes on

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from perf.micro.comparing import load as load_micro
 from perf.suite import plots
 from perf.suite.recording import sections
 from perf.suite.results import UNPROMISED, ColumnFacts, Measured, Results, Sitting, WorkFacts
+from perf.suite.summary import median
 from perf.suite.targets import OURS, Outcome, judge_all, reasons, unmeasured
 
+MICRO = Path(__file__).resolve().parents[1] / "results" / "micro.json"
 SPREAD_SHOWN = 0.10
 """Runs that lie further apart than this are shown with their spread."""
 
@@ -468,6 +471,30 @@ def _curves(results: Results, shown: dict[str, list[str]]) -> list[str]:
     return [*lines, f"{words}: 1 grows in proportion, 0 not at all.", ""]
 
 
+def _micro(path: Path = MICRO) -> list[str]:
+    """The micro-benchmarks last recorded: another command's, of a commit of their own."""
+    recorded = load_micro(path)
+    if recorded is None:
+        return []
+    told = (
+        f"Of another command, `make micro ARGS=--record`, at commit `{recorded.commit}`:"
+        f" {recorded.form}, {recorded.machine}. `make micro` says what has changed since beyond the"
+        " noise."
+    )
+    lines = ["## Micro-benchmarks", "", told, ""]
+    lines += ["<details><summary>The median of each</summary>", ""]
+    rows = []
+    for one in recorded.benchmarks:
+        middle = median(one.medians_us)
+        rows.append((
+            one.name.replace("|", "/"), number(middle),
+            number(one.records / middle * 1e6, "records_s"),
+            number(one.bytes / middle) if one.bytes else "",
+        ))  # fmt: skip
+    lines += table(("benchmark", "a call, us", "records/s", "MB/s"), rows)
+    return [*lines, "</details>", ""]
+
+
 def _failures(results: Results) -> list[str]:
     lines = []
     for work in results.works:
@@ -513,6 +540,7 @@ def text(results: Results, drawn: plots.Drawn) -> str:
     for section in order:
         lines += _section(results, section, drawn.sections.get(section, []))
     lines += _curves(results, drawn.curves)
+    lines += _micro()
     lines += _failures(results)
     lines += _columns(results)
     return "\n".join(lines).rstrip() + "\n"

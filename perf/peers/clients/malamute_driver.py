@@ -28,6 +28,8 @@ from perf.peers.clients import driver
 from perf.peers.clients.driver import Check, DriverFailed, Options, say, word
 
 SOFTWARE = "malamute_py, asyncio in uvloop" if driver.has_fast_loop() else "malamute_py, asyncio"
+LOOKED_AT = 256
+"""Records of a batch that is worth to be looked at by itself."""
 WORKER_CONCURRENCY = 256
 """Requests that a worker holds at once; 16 by default. Subscribers of peers have no such bound."""
 CHUNK = 65_536
@@ -223,9 +225,12 @@ async def pace(asked: Asked) -> None:
 
 
 def look(check: Check, batch: Batch) -> bool:
-    """Check a batch's bodies as they lie; of a part of a batch, the rows that were delivered."""
-    if batch.rows is None:
-        # Rows of parts of batches may wait to be looked at together: they came before.
+    """Check a batch's bodies as they lie; of a part of a batch, the rows that were delivered.
+
+    Small batches are gathered first, as the drivers of peers gather what they are given.
+    """
+    if batch.rows is None and len(batch) >= LOOKED_AT:
+        # Small batches and parts of some may wait to be looked at together: they came before.
         check.close()
         return check.block(batch.content.bodies().blob, len(batch))
     return check.burst(batch.bodies())
