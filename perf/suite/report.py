@@ -16,6 +16,7 @@ from perf.suite.recording import sections
 from perf.suite.results import UNPROMISED, ColumnFacts, Measured, Results, Sitting, WorkFacts
 from perf.suite.summary import median
 from perf.suite.targets import OURS, Outcome, judge_all, reasons, unmeasured
+from perf.suite.works import WORKS
 
 MICRO = Path(__file__).resolve().parents[1] / "results" / "micro.json"
 SPREAD_SHOWN = 0.10
@@ -171,6 +172,12 @@ def _head(results: Results) -> list[str]:
     ]
     if results.left_out:
         lines += [f"Left out: {', '.join(results.left_out)} (why: at the end).", ""]
+    run = {work.name for work in results.works if any(m.runs for _, m in results.at(work.name))}
+    absent = [work.name for work in WORKS if work.name not in run]
+    absent += [] if results.limits else ["limits"]
+    absent += [] if results.curves or results.curves_failed else ["curves"]
+    if absent:
+        lines += [f"Not part of this recording: {', '.join(absent)}.", ""]
     return lines
 
 

@@ -120,7 +120,6 @@ def _single() -> list[Work]:
             keys=(("form", "single"),),
             ceiling=80_000,
             clients=("python",),
-            ours_only=size != 140,
             note="ours: publish() by 64 tasks, `async for` over records; no target",
         )
         for size in (12, 140, 1120)

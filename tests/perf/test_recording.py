@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perf.peers.peer import Column, Peer, Server, ServerFailed, running
 from perf.suite.recording import Listener, Plan, Recording
-from perf.suite.results import Results, Run, load
+from perf.suite.results import Measured, Results, Run, load
 from perf.suite.works import Work
 from tests.perf.recorded import recording
 
@@ -70,6 +71,9 @@ class Other:
     def versions(self) -> dict[str, str]:
         return {"server": "1"}
 
+    def absent(self) -> dict[str, str]:
+        return {}
+
     def columns(self) -> Sequence[Column]:
         return self._columns
 
@@ -87,6 +91,10 @@ class Other:
 class Log(Listener):
     def __init__(self) -> None:
         self.order: list[tuple[int, str]] = []
+        self.skipped = 0
+
+    def skips(self, work: Work, run: int, column: Column) -> None:
+        self.skipped += 1
 
     def ends(self, work: Work, run: int, column: Column, outcome: Run) -> None:
         self.order.append((run, column.mode))
@@ -153,5 +161,43 @@ def test_a_recording_that_goes_on_does_only_what_is_left(tmp_path: Path) -> None
     other = Other([column("a"), column("b")])
     results, log = record(other, tmp_path, first, runs=2)
     assert log.order == [(0, "b"), (1, "a"), (1, "b")]
+    assert log.skipped == 1
     assert [len(one.runs) for one in results.measured] == [2, 2]
     assert [one.name for one in results.works] == ["one-to-one/140"]
+
+
+PACED = """
+import json, sys
+keys = dict(word.partition("=")[::2] for word in sys.argv[1:])
+count, rate = int(keys["count"]), float(keys.get("rate", 0))
+print(json.dumps({"ready": True, "client": "made up 1"}), flush=True)
+sys.stdin.readline()
+# It keeps no more than 100 a second, whatever it is asked for.
+took = int((count - 1) / min(rate, 100.0) * 1e9)
+facts = {"begun_ns": 10**9, "ended_ns": 10**9 + took, "cpu_s": 0.5}
+if keys["role"] == "listen":
+    facts = {"received": count, "p50_us": 1.0, "p99_us": 2.0, "p999_us": 3.0, "cpu_s": 0.5}
+print(json.dumps(facts), flush=True)
+sys.stdin.readline()
+"""
+
+HALF = Work(
+    name="latency/half", kind="latency", title="half", roles=frozenset({"publish", "subscribe"}),
+    figure="p50_us", half_of="one-to-one/140", least=10,
+)  # fmt: skip
+
+
+def test_a_pace_that_cannot_be_kept_gives_way_to_one_that_can(tmp_path: Path) -> None:
+    paced = column("a")
+    other = Other([msgspec.structs.replace(paced, command=(sys.executable, "-c", PACED))])
+    results = empty()
+    top = Measured(WORK.name, paced.name, [Run(1000, {"records_s": 1000.0})])
+    results.measured.append(top)
+    plan = Plan((HALF,), tuple(other.columns()), 2)
+    peers: dict[str, Peer] = {"other": other}
+    Recording(plan, peers, results, tmp_path / "r.json", tmp_path / "data", Listener()).run()
+    measured = results.of(HALF.name, paced.name)
+    assert measured is not None
+    assert measured.error == ""
+    # Of 500 a second 100 were reached: four fifths of those, in both runs.
+    assert measured.values("rate_s") == pytest.approx([80.0, 80.0])
