@@ -37,7 +37,7 @@ sys.stdin.readline()
 
 WORK = Work(
     name="one-to-one/140", kind="stream", title="one to one",
-    roles=frozenset({"publish", "subscribe"}),
+    roles=frozenset({"publish", "subscribe"}), seconds=1.0,
 )  # fmt: skip
 
 
