@@ -432,8 +432,8 @@ def _ratios(results: Results, works: Sequence[WorkFacts], heads: Sequence[str]) 
             cells.append(f"{ours / theirs:.2f}" if ours and theirs else "")
         if any(cells):
             rows.append((column.label, *cells))
-    ours = results.column(OURS)
-    label = ours.label_in(works[0].section) if ours is not None else "malamute"
+    own = results.column(OURS)
+    label = own.label_in(works[0].section) if own is not None else "malamute"
     return table((f"{label}, as a multiple of", *heads), rows)
 
 

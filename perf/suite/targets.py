@@ -150,7 +150,8 @@ TARGETS: tuple[Target, ...] = tuple(_targets())
 def bar_of(target: Target, results: Results) -> Bar | None:
     """What the target is measured against in a recording, its ratio not yet applied."""
     if target.value:
-        return Bar(target.value, f"{target.value:,.4g}")
+        words = f"{target.value / 1e6:g} M" if target.value >= 1e6 else f"{target.value:,.4g}"
+        return Bar(target.value, words)
     if target.limit:
         limit = results.limit(target.limit)
         return None if limit is None else Bar(limit.median, limit.title)
