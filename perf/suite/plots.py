@@ -66,8 +66,8 @@ BARS: dict[str, tuple[str, Sequence[tuple[str, str, str]]]] = {
     ),
     "start": (
         "start.svg",
-        [(f"start/{n}", figure, f"{n:,} records, after {words}, s")
-         for n in (0, 100_000, 1_000_000)
+        [(f"start/{n}", figure, f"{many} records, after {words}, s")
+         for n, many in ((0, "no"), (100_000, "100 k"), (1_000_000, "1 M"))
          for figure, words in (("start_s", "a stop"), ("start_after_kill_s", "SIGKILL"))],
     ),
     "queue": (

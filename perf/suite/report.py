@@ -121,7 +121,7 @@ def number(value: float | None, figure: str = "") -> str:
         return f"{value:,.0f}"
     if value >= 10:
         return f"{value:.1f}"
-    return f"{value:.2f}"
+    return f"{value:.2f}" if value >= 0.1 or not value else f"{value:.2g}"
 
 
 def cell(measured: Measured | None, figure: str) -> str:
@@ -431,7 +431,7 @@ def _ratios(results: Results, works: Sequence[WorkFacts], heads: Sequence[str]) 
             theirs = results.figure(work.name, column.name, work.figure)
             cells.append(f"{ours / theirs:.2f}" if ours and theirs else "")
         if any(cells):
-            rows.append((column.label, *cells))
+            rows.append((column.label_in(works[0].section), *cells))
     own = results.column(OURS)
     label = own.label_in(works[0].section) if own is not None else "malamute"
     return table((f"{label}, as a multiple of", *heads), rows)

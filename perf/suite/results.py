@@ -50,7 +50,12 @@ class ColumnFacts(msgspec.Struct, frozen=True):
     settings: tuple[str, ...] = ()
 
     def label_in(self, section: str) -> str:
-        """Its label; ours without its level where no confirm is waited for."""
+        """Its label; ours without its level where no confirm is waited for.
+
+        Of a start without the client: it is the server's.
+        """
+        if section == "start":
+            return self.label.rpartition(", ")[0]
         if self.peer == "malamute" and section in UNPROMISED:
             return self.label.partition(",")[0]
         return self.label

@@ -99,6 +99,8 @@ def test_curves_are_shown_with_their_slope(words: str) -> None:
         (51_400.0, "records_s", "51 k"),
         (956.4, "records_s", "956"),
         (0.4512, "server_cpu_us", "0.45"),
+        (0.0238, "start_s", "0.024"),
+        (0.0, "server_cpu_us", "0.00"),
         (12.34, "p50_us", "12.3"),
         (703.4, "mb_s", "703"),
         (None, "mb_s", ""),
