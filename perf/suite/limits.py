@@ -255,7 +255,7 @@ def relay_ways(rate: int, count: int) -> Ways:
 
 
 def _relay(port: int) -> None:
-    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router: Any = zmq.Context.instance().socket(zmq.ROUTER)
     router.bind(f"tcp://127.0.0.1:{port}")
     other = {b"asker": b"worker", b"worker": b"asker"}
     while True:
@@ -264,7 +264,7 @@ def _relay(port: int) -> None:
 
 
 def _worker(port: int) -> Any:
-    dealer = zmq.Context.instance().socket(zmq.DEALER)
+    dealer: Any = zmq.Context.instance().socket(zmq.DEALER)
     dealer.routing_id = b"worker"
     dealer.connect(f"tcp://127.0.0.1:{port}")
     return dealer
@@ -458,10 +458,11 @@ def measure(
 
 if __name__ == "__main__":
     what, *numbers = sys.argv[1:]
-    {
+    parts: dict[str, Callable[..., None]] = {
         "tcp": _send_tcp,
         "zmq": _send_zmq,
         "relay": _relay,
         "echo": _echo,
         "listen": _listen,
-    }[what](*map(int, numbers))
+    }
+    parts[what](*map(int, numbers))
