@@ -295,6 +295,15 @@ class ReplyParcel(Parcel):
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Tell those who wait; a request that is not ours any more is no error of theirs."""
+        if self.last and not self.awaited and isinstance(outcome, Confirm):
+            # Nobody waits for it, and nothing follows: what most replies are, 64 at a time.
+            in_hand = self.offering.in_hand
+            for row in self.rows:
+                request = row[6][0]
+                request.replying -= 1
+                if in_hand.get(request.number) is request:
+                    del in_hand[request.number]
+            return
         pairs: list[tuple[Any, Any]] = []
         for index, row in enumerate(self.rows):
             request, token = row[6]
@@ -697,7 +706,8 @@ class Workings:
             return True
         lane = outbox.lane(self._lanes, (offering.number, request.reply_to))
         lane.gate = offering
-        parcel = lane.queue[-1] if lane.queue else None
+        queue = lane.queue
+        parcel = queue[-1] if queue else None
         if (
             type(parcel) is not ReplyParcel
             or parcel.last is not last

@@ -526,6 +526,38 @@ async def test_a_cancelled_caller_cancels_its_request(broker: EmbeddedBroker) ->
         await until(lambda: not ann._session.asking.asked)
 
 
+async def test_who_was_answered_together_asks_anew_in_one_message(broker: EmbeddedBroker) -> None:
+    async def echo(request: Any) -> bytes:
+        return bytes(request.body)
+
+    callers, rounds = 64, 20
+    async with broker.connect() as ann, broker.connect() as bob:
+        worker = bob.worker("svc", concurrency=callers)
+        working = asyncio.create_task(worker.run(echo))
+        sent: dict[str, int] = {"ann": 0, "bob": 0}
+        for name, client in (("ann", ann), ("bob", bob)):
+            await client.broker_info()
+            transport = client._link.engine.transport
+            assert transport is not None
+
+            def counted(message: Any, name: str = name, send: Any = transport.send) -> bool:
+                sent[name] += 1
+                return bool(send(message))
+
+            transport.send = counted
+
+        async def ask(caller: int) -> None:
+            for number in range(rounds):
+                body = b"%d %d" % (caller, number)
+                assert (await ann.request("svc", body)).body == body
+
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(*map(ask, range(callers)))
+        # One a round, and a few for the beginning, heartbeats and credit; by fours at worst.
+        assert max(sent.values()) <= rounds * 4 + 10
+        working.cancel()
+
+
 async def test_a_stream_of_replies_that_is_left_cancels_its_request(
     broker: EmbeddedBroker,
 ) -> None:
