@@ -38,8 +38,6 @@ GATHERED_ROWS_MAX = 32
 """Rows of a batch that join those of its neighbours: one by one, where extracting is by column."""
 READ_ROWS_MAX = 4_096
 """Rows of one gathered batch; as many as one read of the journal gathers."""
-BYTES_A_ROW = 32
-"""What a gathered row counts beside its body."""
 SPARSE_BYTES = 64 << 10
 """What one read brings when single records are looked for."""
 IDLE_READS_MAX = 3
@@ -60,14 +58,13 @@ class Parcel:
         self._run_from = self._run_to = 0
         self._records = self._bytes = self._next = 0
         self._gathering = Gathering(sub.stream.number)
-        self._rows_bytes = 0
         self.given = 0
         """Bytes, all in all."""
 
     @property
     def open(self) -> bool:
         """Whether credit and room are left for one more batch."""
-        sub, size = self._sub, self._bytes + self._rows_bytes
+        sub, size = self._sub, self._bytes + self._gathering.bytes
         return sub.left_records > self._records and sub.left_bytes > size and sub.link.room > size
 
     def whole(self, frames: tuple[Any, ...], next: int, records: int, size: int) -> None:
@@ -112,19 +109,21 @@ class Parcel:
         self._close_run()
         stamp = Stamp.unpack(batch.stamp, verify=False)
         rows = rows_of(stamp, batch.content, np.flatnonzero(mask))
-        full = len(self._gathering) >= READ_ROWS_MAX or self._rows_bytes >= self._rows_bytes_max
-        if full or not self._gathering.takes(rows[-1].offset, stamp.epoch):
+        gathering = self._gathering
+        if (
+            len(gathering) >= READ_ROWS_MAX
+            or gathering.bytes + gathering.weight_of(rows) > self._rows_bytes_max
+            or not gathering.takes(rows[-1].offset, stamp.epoch)
+        ):
             self._close_rows()
-        self._gathering.add(rows, stamp.epoch, stamp.lsn)
+        gathering.add(rows, stamp.epoch, stamp.lsn)
         # What they weigh is known when the batch is made.
-        self._rows_bytes += sum(len(row.body) + BYTES_A_ROW for row in rows)
         self._count(next, len(rows), 0)
 
     def _close_rows(self) -> None:
         found = self._gathering.take()
         if found is not None:
             self._frames += (found.stamp, found.content)
-            self._rows_bytes = 0
             self._count(self._next, 0, len(found.stamp) + len(found.content))
 
     def flush(self) -> None:
@@ -155,7 +154,7 @@ class Serving:
         self.reads: list[ReadRange] = []
         settings, limits = shard.settings, shard.settings.limits
         self._gathers = (
-            limits.batch_records_max >= READ_ROWS_MAX + GATHERED_ROWS_MAX
+            min(limits.batch_records_max, limits.headers_max) >= READ_ROWS_MAX + GATHERED_ROWS_MAX
             and limits.batch_bytes_max
             >= settings.quantum_bytes + max(limits.record_bytes_max, limits.batch_bytes_max // 4)
         )

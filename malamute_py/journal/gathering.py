@@ -13,8 +13,6 @@ from malamute_py.journal.types import Run
 
 ROWS_MAX: Final = 4_096
 """Rows that one read gathers: each is a read of its own, of about 2 us."""
-BYTES_A_ROW: Final = 32
-"""What a row costs beside its body."""
 
 
 class RareRows:

@@ -20,13 +20,13 @@ import numpy as np
 from pyroaring import BitMap
 
 from malamute_protocol.content import NO_TIME, Content
-from malamute_protocol.gather import Row
+from malamute_protocol.gather import BYTES_A_ROW, Row, weight_of
 from malamute_protocol.header import Header
 from malamute_protocol.stamp import PADDING, STAMP_BYTES
 from malamute_py.journal.check import check
 from malamute_py.journal.chunks import Batch, Part, Runs, batches_in, group_entries, pick_in
 from malamute_py.journal.errors import JournalCorrupt
-from malamute_py.journal.gathering import BYTES_A_ROW, RareRows
+from malamute_py.journal.gathering import RareRows
 from malamute_py.journal.index import (
     Entries,
     LiveIndex,
@@ -315,7 +315,12 @@ class Reader:
     ) -> tuple[int, int]:
         """Read rare rows [first, last), which are all that is wanted up to `after`."""
         spots = rare.spots[first:last]
-        costs = np.cumsum(spots["bytes"].astype(np.int64) + BYTES_A_ROW)
+        costs = spots["bytes"].astype(np.int64) + BYTES_A_ROW
+        if len(costs):
+            # The texts of a header where it comes first.
+            which, at = np.unique(rare.codes[first:last], return_index=True)
+            costs[at] += [weight_of(rare.headers[code]) for code in which.tolist()]
+        costs = np.cumsum(costs)
         room = min(int(np.searchsorted(costs, left)) + 1, gathering.left)
         cut = room < len(spots)
         if cut:

@@ -28,6 +28,10 @@ from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp
 _PLAIN: Final = SUBJECT_CODES | FIELD_CODES | CLIENT_TIME
 _OFFSETS_MAX: Final = 1 << 32
 """Offset deltas are u32."""
+BYTES_A_ROW: Final = 32
+"""What a gathered row counts beside its body."""
+_BYTES_A_TEXT: Final = 5
+"""What tells the length of a text, at most."""
 
 
 class Row(NamedTuple):
@@ -61,6 +65,9 @@ class Gathering:
         self._stream = stream
         self._rows: list[Row] = []
         self._epoch = self._lsn = 0
+        self._headers: set[Header] = set()
+        self.bytes = 0
+        """About what the batch of what is in hand will weigh."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -75,6 +82,13 @@ class Gathering:
         if not self._rows:
             self._epoch, self._lsn = epoch, lsn
         self._rows += rows
+        self.bytes += self.weight_of(rows)
+        self._headers.update(row.header for row in rows)
+
+    def weight_of(self, rows: Sequence[Row]) -> int:
+        """What these rows would add to it: their bodies, and the texts that are not in it yet."""
+        new = {row.header for row in rows} - self._headers
+        return sum(len(row.body) + BYTES_A_ROW for row in rows) + sum(map(weight_of, new))
 
     def take(self) -> Gathered | None:
         """The batch of what is in hand; None: there is nothing."""
@@ -83,7 +97,17 @@ class Gathering:
             return None
         stamp, content = gather_rows(rows, self._stream, self._epoch, self._lsn)
         self._rows = []
+        self._headers, self.bytes = set(), 0
         return Gathered(stamp, content, rows[0].offset, rows[-1].offset + 1, len(rows))
+
+
+def weight_of(header: Header) -> int:
+    """Bytes that the texts of a header take in the tables of a batch, at most."""
+    keys, fields = header
+    size = sum(len(key.encode()) + _BYTES_A_TEXT for key in keys)
+    return size + sum(
+        len(name.encode()) + len(value.encode()) + 2 * _BYTES_A_TEXT for name, value in fields
+    )
 
 
 def gatherable(content: Content) -> bool:

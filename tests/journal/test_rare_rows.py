@@ -182,6 +182,21 @@ def test_a_read_is_bounded_and_goes_on_where_it_ended(place: Place) -> None:
     assert ROWS_MAX >= 1000
 
 
+def test_the_texts_of_headers_are_among_what_bounds_a_read(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    for number in range(12):
+        text = f"{number:02}" * 100
+        fields = [{"n": text} if row == 5 else None for row in range(100)]
+        large(ring, {5: b"r"}, fields=fields)
+    position, reads = 0, []
+    while position < 1200:
+        history = search(ring, RARE, position, bytes_max=1000)
+        reads += [len(batch) for batch, _ in batches_of(history)]
+        position = history.next
+    assert sum(reads) == 12
+    assert max(reads) == 4
+
+
 def test_what_is_rare_in_one_batch_and_common_in_the_next_comes_in_order(place: Place) -> None:
     ring, _ = place.open(SETTINGS)
     for number in range(9):
