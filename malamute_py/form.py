@@ -1,21 +1,58 @@
-"""Which form of the hot modules is installed: compiled by mypyc, or plain Python.
+"""Which form of the hot modules is installed, and which one runs: compiled by mypyc, or plain.
 
-Owns nothing; tells what lies in the package's folders. The list of what is compiled is in
-pyproject.toml, and both forms do the same (ARCHITECTURE.md).
+Owns nothing; tells what lies in the packages' folders and what this process has loaded. The list
+of what is compiled is in pyproject.toml, and both forms do the same (ARCHITECTURE.md). Whoever
+measures sets MALAMUTE_FORM, and a program that runs in another form than that must not go on.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import malamute_protocol
+
+ASKED = "MALAMUTE_FORM"
+"""The environment's word for the form that is meant: `compiled`, `plain`, or whichever it is."""
+PLAIN = "plain Python"
+_SUFFIX = EXTENSION_SUFFIXES[0]
+_PACKAGES = ("malamute_py", "malamute_protocol")
+
 
 def compiled_modules() -> int:
-    """How many of the modules beside this one are compiled; 0: all of them are plain."""
-    return sum(1 for _ in Path(__file__).parent.rglob(f"*{EXTENSION_SUFFIXES[0]}"))
+    """How many modules of the installed packages are compiled; 0: all of them are plain."""
+    folders = (Path(__file__).parent, Path(malamute_protocol.__file__).parent)
+    return sum(1 for folder in folders for _ in folder.rglob(f"*{_SUFFIX}"))
+
+
+def loaded_modules() -> int:
+    """How many modules that this process has loaded until now are compiled."""
+    return sum(
+        name.partition(".")[0] in _PACKAGES
+        and (getattr(module, "__file__", None) or "").endswith(_SUFFIX)
+        for name, module in list(sys.modules.items())
+    )
 
 
 def form() -> str:
-    """A word for people: "31 modules compiled", or "plain Python"."""
-    count = compiled_modules()
-    return f"{count} modules compiled" if count else "plain Python"
+    """A word for people of what is installed: "35 modules compiled", or "plain Python"."""
+    return _word(compiled_modules())
+
+
+def running_form() -> str:
+    """The same of what this process has loaded."""
+    return _word(loaded_modules())
+
+
+def another_than_asked(running: str) -> str:
+    """What to say when MALAMUTE_FORM means another form than the one that runs, else ""."""
+    asked = os.environ.get(ASKED, "")
+    if not asked or (asked == "plain") == (running == PLAIN):
+        return ""
+    return f"{ASKED}={asked} was asked for, and this runs: {running}"
+
+
+def _word(count: int) -> str:
+    return f"{count} modules compiled" if count else PLAIN

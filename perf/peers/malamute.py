@@ -10,8 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import malamute_py as malamute
-from malamute_py.form import form
-from perf.peers.peer import ROLES, Column, Peer, Server, answers, free_port, running
+from malamute_py.form import PLAIN, another_than_asked, form
+from perf.peers.peer import (
+    ROLES,
+    Column,
+    Peer,
+    Server,
+    ServerFailed,
+    answers,
+    free_port,
+    running,
+)
 
 DRIVER = (sys.executable, "-m", "perf.peers.clients.malamute_driver")
 RATES = {12: 13_000_000, 140: 4_000_000, 1120: 700_000, 2940: 290_000, 11760: 75_000}
@@ -81,7 +90,10 @@ class Malamute:
             version=version,
             settings=("defaults",),
         ) as server:
-            server.version += f", {_form_of(server.process.pid)}"
+            runs = _form_of(server.process.pid)
+            if wrong := another_than_asked(runs):
+                raise ServerFailed(f"the broker: {wrong}")
+            server.version += f", {runs}"
             yield server
 
 
@@ -95,7 +107,7 @@ def _tells(url: str) -> bool:
 def _form_of(pid: int) -> str:
     """In which form the process runs, by what it has loaded and not by what lies on the disk."""
     maps = Path(f"/proc/{pid}/maps").read_text()
-    return "compiled" if "__mypyc" in maps else "plain Python"
+    return "compiled" if "_compiled__mypyc" in maps else PLAIN
 
 
 def _libzmq() -> str:

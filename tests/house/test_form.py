@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 
-from malamute_py.form import compiled_modules
+from malamute_py.form import (
+    ASKED,
+    PLAIN,
+    another_than_asked,
+    compiled_modules,
+    loaded_modules,
+    running_form,
+)
 from tests.house.checkout import ROOT, pyproject
 
 GROUPS = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["groups"]
 MODULES = [module for group in GROUPS for module in group["modules"]]
-COMPILED = os.environ.get("MALAMUTE_FORM") == "compiled"
+COMPILED = os.environ.get(ASKED) == "compiled"
 
 
 @pytest.mark.parametrize("path", MODULES)
@@ -29,9 +38,42 @@ def test_a_listed_module_runs_in_the_form_that_is_meant(path: str) -> None:
     assert found.endswith(tuple(EXTENSION_SUFFIXES)) == COMPILED
 
 
-def test_the_form_is_told_by_what_lies_in_the_package() -> None:
-    listed = [module for module in MODULES if module.startswith("malamute_py/")]
-    assert compiled_modules() == (len(listed) if COMPILED else 0)
+def test_the_form_is_told_by_what_lies_in_the_packages() -> None:
+    assert compiled_modules() == (len(MODULES) if COMPILED else 0)
+
+
+def test_a_process_tells_what_it_has_loaded() -> None:
+    importlib.import_module("malamute_protocol.content")
+    assert (loaded_modules() > 0) == COMPILED
+    assert (running_form() == PLAIN) != COMPILED
+
+
+@pytest.mark.parametrize(
+    ("asked", "running", "wrong"),
+    [
+        ("compiled", PLAIN, True),
+        ("compiled", "35 modules compiled", False),
+        ("plain", "35 modules compiled", True),
+        ("plain", PLAIN, False),
+        ("", PLAIN, False),
+    ],
+)
+def test_a_form_that_was_not_asked_for_is_told(
+    asked: str, running: str, wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ASKED, asked)
+    assert bool(another_than_asked(running)) == wrong
+
+
+def test_a_driver_ends_in_failure_in_another_form_than_the_one_asked_for() -> None:
+    other = "plain" if COMPILED else "compiled"
+    command = [sys.executable, "-m", "perf.peers.clients.malamute_driver", "role=publish", "url=x"]
+    environment = {**os.environ, ASKED: other}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert f"{ASKED}={other} was asked for" in done.stderr
 
 
 def test_nothing_compiled_lies_beside_the_sources() -> None:

@@ -24,6 +24,7 @@ import zmq
 
 import malamute_py as malamute
 from malamute_protocol.batch import Batch
+from malamute_py.form import another_than_asked, running_form
 from perf.peers.clients import driver
 from perf.peers.clients.driver import Check, DriverFailed, Options, say, word
 
@@ -94,7 +95,7 @@ def _chunks(asked: Asked) -> Iterator[list[bytes]]:
 def ready() -> None:
     gc.collect()
     gc.freeze()
-    say(ready=True, client=SOFTWARE)
+    say(ready=True, client=f"{SOFTWARE}, {running_form()}")
 
 
 def unbroken(*clients: malamute.Client) -> None:
@@ -550,6 +551,8 @@ QUEUE_PARTS = {"publish": send, "subscribe": read}
 
 
 def main() -> None:
+    if wrong := another_than_asked(running_form()):
+        raise SystemExit(wrong)
     given = dict(word.partition("=")[::2] for word in sys.argv[1:])
     known = {name: given[name] for name in Asked.__struct_fields__ if name in given}
     asked = msgspec.convert(known, Asked, strict=False)
