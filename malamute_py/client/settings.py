@@ -72,8 +72,9 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long one attempt may take from connecting to WELCOME."""
     window_bytes: int = 8 << 20
     """Unconfirmed bytes that this client allows itself; the broker's window may be smaller."""
-    batch_bytes: int = 256 << 10
-    """Target size of a batch made from single or bulk records; the broker's limit is kept."""
+    batch_bytes: int = 1 << 20
+    """Target size of a batch made from single or bulk records; the broker's limit is kept. What a
+    batch costs in Python at all three ends is spread over it (ARCHITECTURE.md)."""
     linger_ms: int = 0
     """How long single records may wait for company; 0: only for the next wake-up."""
     frame_bytes_max: int = 64 << 20
