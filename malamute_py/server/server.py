@@ -65,6 +65,7 @@ EXIT_BUG = 70
 """sysexits.h: an internal software error; a supervisor restarts it."""
 _COLLECT = (10_000, 20, 50)
 """Python's collector looks at young objects once there are so many: half a millisecond a pass."""
+_KEPT_BYTES = 4 << 20
 _SWITCH_S = 0.001
 """How long a thread of Python may keep the others waiting: the loop shares the lock with
 threads that hand over results, and 5 ms would be added to a confirm."""
@@ -140,6 +141,9 @@ class Server:
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         for number in before:
             signal.signal(number, self._on_signal)
+        # glibc gives a freed block back to the system from a size on that grows with the largest
+        # mapped block ever freed: pages of each batch were faulted in and cleared anew.
+        bytes(_KEPT_BYTES)
         # What was recovered stays: a pass of the collector over a million rows takes 27 ms.
         gc.collect()
         gc.freeze()
