@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from malamute_protocol.commands import Cover, Deliver, Ended, Mode
 from malamute_protocol.extract import scatters
-from malamute_py.broker.links import Link, Links
+from malamute_py.broker.links import Link, Links, cost_of_few
 from malamute_py.broker.selection import (
     Encoding,
     Groups,
@@ -92,7 +92,7 @@ class Delivery:
             self.keep(batch)
             for wake in stream.readers:
                 wake()
-        if not stream.subscriptions:
+        if not stream.live:
             return
         content = batch.content
         alive = unexpired(content, self._shard.now_ms)
@@ -137,7 +137,7 @@ class Delivery:
                 others.append(group)
         encodings = scattered(batch, [rows for _, rows in few])
         for (subscriptions, _), encoding in zip(few, encodings, strict=True):
-            self._give(batch, None, encoding, subscriptions)
+            self._give(batch, None, encoding, subscriptions, few=True)
         others += [group for group in groups if group.headers is None]
         return others
 
@@ -147,8 +147,13 @@ class Delivery:
         mask: Mask | None,
         encoding: Encoding | None,
         subscriptions: list[Subscription],
+        *,
+        few: bool = False,
     ) -> None:
-        """Give one encoding (None: the batch as it is) to those of a group that are live."""
+        """Give one encoding (None: the batch as it is) to those of a group that are live.
+
+        few: a few rows, which weigh more than their bytes.
+        """
         next = batch.next
         if encoding is None:
             size, count = batch.size, next - batch.base
@@ -179,8 +184,9 @@ class Delivery:
                 sub.covered = next
                 sub.left_records -= count
                 sub.left_bytes -= size
-                link.room -= size
-                link.delivered_bytes += size
+                cost = size + cost_of_few(link) if few else size
+                link.room -= cost
+                link.delivered_bytes += cost
                 records += count
                 taken += 1
                 if link.room < link.half:
@@ -261,6 +267,7 @@ class Delivery:
     def fall_behind(self, sub: Subscription, position: int) -> None:
         """What a live subscription selects at `position` it cannot take: on demand from there."""
         sub.live = False
+        sub.stream.live -= 1
         if sub.stop != NEVER:
             sub.stream.bounded.discard(sub)
         sub.position = max(position, sub.covered)
@@ -270,6 +277,7 @@ class Delivery:
     def catch_up(self, sub: Subscription) -> None:
         """A subscription stands at the tail and has credit: live from here."""
         sub.live = True
+        sub.stream.live += 1
         self._shard.counters["caught_up"] += 1
         if sub.stop != NEVER:
             stream = sub.stream

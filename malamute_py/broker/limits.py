@@ -105,6 +105,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What all subscriptions on demand are given in one step."""
     reads_max: int = 8
     """Reads of history under way at one time."""
+    together_min: int = 4
+    """Subscriptions of a stream that are served together once so many are on demand."""
+    read_together_min: int = 32
+    """The same for what is read from the journal: fewer are served by what each selects."""
     queries_max: int = 10_000
     """Questions to the journal's index under way; beyond it: `wait`."""
     extract_bytes_min: int = 4 << 10

@@ -33,6 +33,9 @@ LATER_MS = 5
 BEAT_SLOTS = 32
 """In so many parts of a heartbeat the links are looked at together: with 10,000 idle clients, each
 at a time of its own, every PING and every PONG had a turn of the loop to itself."""
+FEW_DELIVERIES = 512
+"""After so many deliveries of a few rows a link is asked how far it has read, and twice as many are
+all it is given meanwhile: each costs a client what several KiB do, however few its bytes."""
 PROBE_TOKENS = 1 << 32
 """Tokens of PINGs that ask how far the peer has read begin here; those below keep alive."""
 
@@ -509,6 +512,12 @@ def split(
         frame += owned
     sends.append(Send(number, commands[first:], frames[first_frame:]))
     return sends
+
+
+def cost_of_few(link: Link) -> int:
+    """What a delivery of a few rows takes of a link's room beside its bytes."""
+    # All subscriptions of a link are to have one each within half of its room.
+    return link.half // max(FEW_DELIVERIES, 2 * len(link.subscriptions))
 
 
 def _carries_nothing(link: Link) -> bool:

@@ -244,12 +244,20 @@ def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
         return None
     headers, _ = content.headers()
     number = subscription.pattern_number
-    match = subscription.stream.index.match
+    stream = subscription.stream
     if len(headers) == 1:
-        if number in match(*headers[0]):
+        if number in stream.index.match(*headers[0]):
             return None
         return np.zeros(1, np.bool_)
-    chosen = np.fromiter((number in match(*h) for h in headers), np.bool_, len(headers))
+    found = map(stream.matched.get, headers)
+    chosen = np.fromiter(
+        (
+            number in (stream.matching(header) if known is None else known).numbers
+            for header, known in zip(headers, found, strict=True)
+        ),
+        np.bool_,
+        len(headers),
+    )
     return None if chosen.all() else chosen
 
 

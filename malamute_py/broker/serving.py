@@ -1,7 +1,8 @@
 """Serving on demand: subscriptions that are behind, in turn, as their credit allows.
 
 Owns whose turn it is and which reads of history are under way. The rules: one quantum a
-turn, one read a subscription, all bounded; a subscription becomes live in the step in
+turn, one read a subscription, all bounded; many of one stream have their turn together (see
+together.py); a subscription becomes live in the step in
 which its position equals the tail; what was read and found no credit is dropped and read
 again, never kept. Source: DESIGN.md, section 8.
 """
@@ -21,13 +22,14 @@ from malamute_protocol.content import Content
 from malamute_protocol.gather import Gathering, gatherable, rows_of
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.delivery import Delivery
-from malamute_py.broker.links import Links
+from malamute_py.broker.links import Links, cost_of_few
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
 from malamute_py.broker.selection import Encoding, Mask, encoding_of, select
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import may_match
 from malamute_py.broker.streams import Batch, Stream
 from malamute_py.broker.subscriptions import Subscription
+from malamute_py.broker.together import Company, Party, Window, hot_batches, stored_batches
 from malamute_py.matcher import compile_pattern
 
 STAMP_BYTES = 96
@@ -41,6 +43,10 @@ READ_ROWS_MAX = 4_096
 SPARSE_BYTES = 64 << 10
 """What one read brings when single records are looked for."""
 IDLE_READS_MAX = 3
+NEIGHBOURS = 65_536
+"""Records behind the first of a company up to which others are read for together with it."""
+TURNS_ALONE = 16
+"""Who was left out of what many get together is tried again after so many turns."""
 TURN_BATCHES_MAX = 512
 """Batches of the hot window that one turn looks at, selected or not."""
 
@@ -145,10 +151,12 @@ class Serving:
         self._shard = shard
         self._links = links
         self._delivery = delivery
-        self._queue: deque[Subscription] = deque()
-        self._starved: dict[Subscription, None] = {}
+        self._queue: deque[Subscription | Company] = deque()
+        self._companies: dict[tuple[Stream, bool], Company] = {}
+        """Those in the queue, of each stream by whether they see only what is durable."""
+        self._starved: dict[Subscription | Party, None] = {}
         """In order: those whose turn it was when too many reads were under way."""
-        self._reads: dict[int, Subscription] = {}
+        self._reads: dict[int, Subscription | Party] = {}
         self._in_history: dict[Stream, dict[Subscription, None]] = {}
         """Of each stream, who reads everything of its history: several read it together."""
         self.reads: list[ReadRange] = []
@@ -177,7 +185,16 @@ class Serving:
         # At its end it needs no credit to be told so.
         if sub.able or sub.position >= sub.stop:
             sub.queued = True
-            self._queue.append(sub)
+            if sub.turns_alone or not self._gathers or not sub.joins:
+                sub.turns_alone = max(0, sub.turns_alone - 1)
+                self._queue.append(sub)
+                return
+            key = sub.stream, sub.durable
+            company = self._companies.get(key)
+            if company is None:
+                company = self._companies[key] = Company(sub.stream, sub.durable)
+                self._queue.append(company)
+            company.members.append(sub)
 
     def forget(self, sub: Subscription) -> None:
         """A subscription has ended; one that waits in the queue goes when its turn comes."""
@@ -190,6 +207,9 @@ class Serving:
         queue = self._queue
         while queue and budget > 0:
             sub = queue.popleft()
+            if isinstance(sub, Company):
+                budget -= self._turn_together(sub)
+                continue
             sub.queued = False
             if sub.started and not sub.live and (sub.able or sub.position >= sub.stop):
                 budget -= self._turn(sub)
@@ -201,12 +221,7 @@ class Serving:
         stream = sub.stream
         if sub.wanted is not None:
             self._to_next_wanted(sub)
-        first = min(stream.first, sub.stop)
-        lost = min(first, stream.lost_before)
-        if sub.position < lost:
-            self._gap(sub, lost, "lost", "")
-        if sub.position < first:
-            self._gap(sub, first, "retention", "")
+        self._past_what_is_gone(sub)
         if sub.position >= sub.stop:
             self._delivery.end(sub, "end")
             sub.drop()
@@ -226,6 +241,115 @@ class Serving:
             return 0
         self._read(sub)
         return 0
+
+    def _past_what_is_gone(self, sub: Subscription) -> None:
+        stream = sub.stream
+        first = min(stream.first, sub.stop)
+        lost = min(first, stream.lost_before)
+        if sub.position < lost:
+            self._gap(sub, lost, "lost", "")
+        if sub.position < first:
+            self._gap(sub, first, "retention", "")
+
+    # --- many in one turn -----------------------------------------------------------------
+
+    def _turn_together(self, company: Company) -> int:
+        """Serve many of a stream from its hot window, or begin a read for them; bytes given."""
+        stream, settings = company.stream, self._shard.settings
+        del self._companies[stream, company.durable]
+        behind: list[Subscription] = []
+        for sub in company.members:
+            sub.queued = False
+            if not sub.started or sub.live or not sub.able:
+                continue
+            self._past_what_is_gone(sub)
+            if sub.position < sub.tail:
+                behind.append(sub)
+            else:
+                self._at_tail(sub, many=len(company.members) >= settings.together_min)
+        if len(behind) < settings.together_min:
+            self._turns_alone(behind)
+            return 0
+        first, hot_first = behind[0].position, stream.hot_first
+        if first >= hot_first:
+            members = [sub for sub in behind if sub.position >= hot_first]
+            for sub in behind:
+                if sub.position < hot_first:
+                    self.consider(sub)
+            place = stream.hot_place(min(sub.position for sub in members))
+            window = Window(stream, members)
+            batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
+            window.fill(hot_batches(batches), members[0].tail, settings.step_bytes)
+            return self._share_out(members, window, window.reached)
+        members = []
+        low = first - NEIGHBOURS
+        for sub in behind:
+            if low <= sub.position < hot_first:
+                members.append(sub)
+            else:
+                self.consider(sub)
+        if len(members) < settings.read_together_min:
+            self._turns_alone(members)
+        elif len(self._reads) >= settings.reads_max:
+            self._starved[Party(stream, members)] = None
+            for sub in members:
+                sub.queued = True
+        else:
+            self._read_together(Party(stream, members))
+        return 0
+
+    def _turns_alone(self, members: list[Subscription]) -> None:
+        """Have each its own turn, in their order, before whoever waits."""
+        for sub in reversed(members):
+            sub.queued = True
+            self._queue.appendleft(sub)
+
+    def _at_tail(self, sub: Subscription, *, many: bool) -> None:
+        """It has come to the tail: live, unless it is one of many whose link has much to read.
+
+        Then it stays on demand: what comes meanwhile is gathered, and it goes on when the link
+        has answered the PING that asks how far it is.
+        """
+        link = sub.link
+        if not many or link.room >= link.half:
+            self._delivery.catch_up(sub)
+
+    def _share_out(self, members: list[Subscription], window: Window, reached: int) -> int:
+        """Give each of many what it selects of a window; reached: how far it goes for all."""
+        if window.base < 0 and reached <= 0:
+            # Not even its first batch can be gathered.
+            self._turns_alone(members)
+            return 0
+        settings = self._shard.settings
+        found = window.share_out(settings.step_bytes, settings.quantum_bytes)
+        left = {*found.alone, *found.later}
+        given = 0
+        links, delivery = self._links, self._delivery
+        for takers, gathered in found.shares:
+            size = len(gathered.stamp) + len(gathered.content)
+            given += size
+            frames: list[object] = [gathered.stamp, gathered.content]
+            for sub in takers:
+                link = sub.link
+                delivery.put(sub, reached, frames, None, gathered.count, size)
+                cost = cost_of_few(link)
+                link.room -= cost
+                link.delivered_bytes += cost
+                links.spent(link)
+        for sub in members:
+            if sub in left:
+                continue
+            sub.position = max(sub.position, reached)
+            if sub.position >= sub.tail:
+                self._at_tail(sub, many=True)
+            else:
+                self.consider(sub)
+        for sub in found.alone:
+            sub.turns_alone = TURNS_ALONE
+        self._turns_alone(found.alone)
+        for sub in found.later:
+            self.consider(sub)
+        return given
 
     def _to_next_wanted(self, sub: Subscription) -> None:
         """Skip to the next offset that a last-per-subject start wants."""
@@ -314,47 +438,120 @@ class Serving:
             )
         )  # fmt: skip
 
-    def _answered(self, token: int) -> Subscription | None:
-        """The subscription that waits for a read, unless it has ended; frees the read's place."""
-        sub = self._reads.pop(token, None)
+    def _read_together(self, party: Party) -> None:
+        """Read for many what all of them are behind with."""
+        stream, members = party.stream, party.members
+        token = self._shard.token()
+        for sub in members:
+            sub.reading = token
+        self._reads[token] = party
+        self._shard.counters["reads"] += 1
+        self.reads.append(
+            ReadRange(
+                stream.ring.name, stream.number, token,
+                min(sub.position for sub in members), min(members[0].tail, stream.hot_first),
+                self._shard.settings.step_bytes // 2,
+            )
+        )  # fmt: skip
+
+    def _answered(self, token: int) -> Subscription | Party | None:
+        """Who waits for a read, less those that have ended; frees the read's place."""
+        reader = self._reads.pop(token, None)
         if self._starved:
             starved = next(iter(self._starved))
             del self._starved[starved]
-            self._queue.appendleft(starved)
-        if sub is None:
+            if isinstance(starved, Party):
+                for sub in starved.members:
+                    sub.queued = False
+                    self.consider(sub)
+            else:
+                self._queue.appendleft(starved)
+        if isinstance(reader, Party):
+            for sub in reader.members:
+                sub.reading = 0
+            reader.members = [sub for sub in reader.members if sub.started]
+            return reader
+        if reader is None:
             return None
-        sub.reading = 0
-        return sub if sub.started else None
+        reader.reading = 0
+        return reader if reader.started else None
 
     def failed(self, answer: ReadFailed) -> None:
         """The journal could not be read: the subscription ends, by name."""
-        sub = self._answered(answer.token)
-        if sub is None:
+        reader = self._answered(answer.token)
+        if reader is None:
             return
+        name = reader.stream.name
         self._shard.event(
-            "read_failed", "error", stream=sub.stream.name, code=answer.code, reason=answer.reason
+            "read_failed", "error", stream=name, code=answer.code, reason=answer.reason
         )
-        self._delivery.end(sub, answer.code)
-        sub.drop()
+        for sub in reader.members if isinstance(reader, Party) else [reader]:
+            self._delivery.end(sub, answer.code)
+            sub.drop()
 
     def history(self, answer: HistoryRead) -> None:
         """The journal has read: deliver what credit still allows."""
         sub = self._answered(answer.token)
+        if isinstance(sub, Party):
+            self._history_together(sub, answer)
+            return
         if sub is None or sub.live:
             return
         before = sub.position
         if sub.able:
             self._deliver_history(sub, answer)
-            if sub.position > before:
-                sub.idle_reads = 0
-            else:
-                sub.idle_reads += 1
+            self._note_progress(sub, before)
+        if sub.started:
+            self.consider(sub)
+
+    def _note_progress(self, sub: Subscription, before: int) -> None:
+        """A read was delivered; one whom reads bring nowhere is ended."""
+        if sub.position > before:
+            sub.idle_reads = 0
+            return
+        sub.idle_reads += 1
         if sub.idle_reads >= IDLE_READS_MAX:
             self._shard.event("read_stuck", "error", stream=sub.stream.name, offset=before)
             self._delivery.end(sub, "internal")
             sub.drop()
+
+    def _history_together(self, party: Party, answer: HistoryRead) -> None:
+        """The journal has read for many: deliver what credit and room still allow."""
+        members = []
+        for sub in party.members:
+            if sub.able and not sub.live:
+                members.append(sub)
+            else:
+                self.consider(sub)
+        if not members:
             return
-        self.consider(sub)
+        before = [(sub, sub.position) for sub in members]
+        end = min(answer.next, members[0].tail)
+        gap = answer.gaps[0] if answer.gaps else None
+        lowest = min(sub.position for sub in members)
+        if gap is not None and gap[0] <= lowest:
+            # What lies behind the gap is read again once all have been told of it.
+            _, to, code, reason = gap
+            for sub in members:
+                if sub.position < to:
+                    self._gap(sub, to, code, reason)
+                self.consider(sub)
+            return
+        if gap is not None:
+            end = min(end, gap[0])
+        # Those amid what was read, and those whom it does not reach.
+        inside = [sub for sub in members if sub.position < end]
+        for sub in members:
+            if sub.position >= end:
+                self.consider(sub)
+        if not inside:
+            return
+        window = Window(party.stream, inside)
+        whole = window.fill(stored_batches(answer.runs, end), end, self._shard.settings.step_bytes)
+        self._share_out(inside, window, end if whole else window.reached)
+        for sub, position in before:
+            if sub.able and not sub.queued and not sub.live:
+                self._note_progress(sub, position)
 
     def _deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:
         end = min(sub.tail, sub.stop)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from malamute_protocol.commands import Level
 from malamute_protocol.content import Content
-from malamute_protocol.header import HeaderTable
+from malamute_protocol.gather import weight_of
+from malamute_protocol.header import Header, HeaderTable
 from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.retention import Ledger
 from malamute_py.changelog.settings import StreamSettings
@@ -37,6 +38,17 @@ BATCH_OVERHEAD = 2_000
 """About what a batch in the hot window takes beside its bytes."""
 HEADER_OVERHEAD = 300
 """And for each of its distinct subjects and field maps."""
+MATCHED_HEADERS_MAX = 16_384
+"""Of which a stream remembers who matches them, beside the index."""
+
+
+class Matched(NamedTuple):
+    """What a stream remembers of a header."""
+
+    numbers: tuple[int, ...]
+    """Of the patterns that match it."""
+    bytes: int
+    """What its texts take in a batch."""
 
 
 class Batch(msgspec.Struct, eq=False):
@@ -118,7 +130,9 @@ class Stream:
         "least_stop",
         "ledger",
         "level",
+        "live",
         "lost_before",
+        "matched",
         "name",
         "next",
         "number",
@@ -170,6 +184,10 @@ class Stream:
         """Who takes what of a batch with this header table; empty after any change."""
         self.grouped_headers = 0
         """Distinct headers of these tables."""
+        self.matched: dict[Header, Matched] = {}
+        """Headers seen of late; empty after any change."""
+        self.live = 0
+        """How many subscriptions take batches as they come."""
         self.bounded: set[Subscription] = set()
         """Live subscriptions that stop somewhere."""
         self.least_stop = NEVER
@@ -240,6 +258,15 @@ class Stream:
         """Its subscriptions changed."""
         self.groups.clear()
         self.grouped_headers = 0
+        self.matched.clear()
+
+    def matching(self, header: Header) -> Matched:
+        """What matches a header; of those seen of late it is in `matched`."""
+        if len(self.matched) >= MATCHED_HEADERS_MAX:
+            self.matched.clear()
+        numbers = tuple(self.index.match(header.keys, header.fields))
+        found = self.matched[header] = Matched(numbers, weight_of(header))
+        return found
 
     def begin_epoch(self, epoch: int) -> None:
         """Note that records of this epoch begin at `next`; costs nothing the second time."""

@@ -62,6 +62,7 @@ class Subscription:
         "started",
         "stop",
         "stream",
+        "turns_alone",
         "wanted",
         "wanted_to",
         "whole",
@@ -99,6 +100,8 @@ class Subscription:
         self.ended = False
         self.queued = False
         """Waits for its turn on demand."""
+        self.turns_alone = 0
+        """For so many turns it is not served together with others."""
         self.reading = 0
         """Token of its one read of history that is under way; 0: none."""
         self.idle_reads = 0
@@ -123,6 +126,11 @@ class Subscription:
     def able(self) -> bool:
         """Whether it may be given something."""
         return self.started and self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
+
+    @property
+    def joins(self) -> bool:
+        """Whether it may be served together with others: it wants some rows of what comes."""
+        return self.plain and self.gathered and not self.everything and self.wanted is None
 
     def drop(self) -> None:
         """Forget it everywhere."""
@@ -300,6 +308,8 @@ class Subscriptions:
         if sub.ended:
             return
         sub.ended = True
+        if sub.live:
+            sub.stream.live -= 1
         sub.started = sub.live = False
         self.count -= 1
         self.pattern_bytes -= sub.pattern_bytes

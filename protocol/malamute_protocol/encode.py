@@ -174,6 +174,29 @@ def plain_content(
     return _PREFIX.pack(CONTENT_MAGIC, CONTENT_VERSION, CONTENT_BYTES, crc) + content
 
 
+def gathered_content(
+    count: int, flags: int, subjects: bytes, deltas: bytes, times: bytes, body: Sequence[Any]
+) -> bytes:
+    """A derived content of rows of one subject from several batches, from sections made already.
+
+    body: its pieces. Byte for byte what the general way makes.
+    """
+    body_bytes = sum(map(len, body))
+    sections = b"".join(
+        (
+            subjects, _PADDING[-len(subjects) & 7], deltas, _PADDING[-len(deltas) & 7],
+            times, *body, _PADDING[-body_bytes & 7],
+        )
+    )  # fmt: skip
+    rest = _REST.pack(
+        CONTENT_BYTES + len(sections), count, 0, BLOB, flags, 0, 0, 0, 0, 0, 0, 0, 0,
+        len(subjects), 1, 0, 0, 0, body_bytes, body_bytes, 0,
+    )  # fmt: skip
+    content = rest + sections
+    crc = google_crc32c.value(content)
+    return _PREFIX.pack(CONTENT_MAGIC, CONTENT_VERSION, CONTENT_BYTES, crc) + content
+
+
 def encode_lists(bodies: Sequence[Sequence[bytes]], **options: Unpack[Options]) -> bytes:
     """A content of records with a list of blobs each.
 

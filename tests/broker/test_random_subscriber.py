@@ -47,16 +47,23 @@ steps = st.lists(
     patterns=st.lists(st.integers(0, len(PATTERNS) - 1), min_size=4, max_size=4),
     durable=st.lists(st.booleans(), min_size=4, max_size=4),
     quantum=st.sampled_from([100, 2_000, 1 << 20]),
+    gathered=st.booleans(),
+    together=st.sampled_from([2, 1_000]),
 )
 def test_a_subscriber_receives_exactly_what_matches_once_and_in_order(
-    steps: list[Any], patterns: list[int], durable: list[bool], quantum: int
+    steps: list[Any],
+    patterns: list[int],
+    durable: list[bool],
+    quantum: int,
+    gathered: bool,
+    together: int,
 ) -> None:
     shell = Shell(
         sync=False, read=False, quantum_bytes=quantum, step_bytes=4 * quantum, hot_bytes=20_000,
         share_min_bytes=20_000, share_max_bytes=20_000, extract_bytes_min=500, reads_max=2,
-        heartbeat_ms=1_000, expiry_beats=1_000,
+        heartbeat_ms=1_000, expiry_beats=1_000, together_min=together, read_together_min=together,
     )  # fmt: skip
-    run = Random(shell, patterns, durable)
+    run = Random(shell, patterns, durable, gathered)
     for step in steps:
         getattr(run, step[0])(*step[1:])
         run.check_credit()
@@ -67,11 +74,14 @@ def test_a_subscriber_receives_exactly_what_matches_once_and_in_order(
 class Random:
     """One run: a publisher on link 1, subscriptions 0 to 3 on link 2."""
 
-    def __init__(self, shell: Shell, patterns: list[int], durable: list[bool]) -> None:
+    def __init__(
+        self, shell: Shell, patterns: list[int], durable: list[bool], gathered: bool
+    ) -> None:
         self.shell = shell
         self.published: list[tuple[str, bytes]] = []
         self.patterns = [PATTERNS[place] for place in patterns]
         self.durable = durable
+        self.gathered = gathered
         self.starts: dict[int, int] = {}
         self.credits = [0, 0, 0, 0]
         self.answered = 0
@@ -96,6 +106,7 @@ class Random:
                 wire.Subscribe(
                     number, "s", self.patterns[number], [2, self.starts[number]], 5, 1 << 40,
                     visibility=int(self.durable[number]),
+                    gathered=self.gathered,
                 ),
             )  # fmt: skip
             self.credits[number] = 5

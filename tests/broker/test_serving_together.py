@@ -1,0 +1,208 @@
+"""Many subscriptions of a stream that are behind are served together, and each gets its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from malamute_protocol import commands as wire
+from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed
+from tests.broker.shell import Peer, Shell, offsets
+
+MANY = 8
+
+
+def subscribed(shell: Shell, link: int = 2, **fields: Any) -> Peer:
+    """One link with MANY subscriptions of a subject each, and a last one that selects two."""
+    peer = shell.hello(link)
+    for number in range(MANY):
+        shell.subscribe(link, number, "s", ["topic", f"w.{number}.*"], [1], gathered=True, **fields)
+    either = ["or", ["topic", "w.0.*"], ["topic", "w.2.*"]]
+    shell.subscribe(link, MANY, "s", either, [1], gathered=True, **fields)
+    return peer
+
+
+def publish(shell: Shell, batches: int, records: int = 200, first: int = 0) -> None:
+    """Batches whose records go round 20 subjects."""
+    for batch in range(first, first + batches):
+        subjects = [f"w.{(batch * records + row) % 20}.x" for row in range(records)]
+        shell.publish(1, "s", [bytes(100)] * records, subject=subjects, tracker=batch + 1)
+
+
+def expected(number: int, records: int, begin: int = 0) -> list[int]:
+    wanted = {0, 2} if number == MANY else {number}
+    return [offset for offset in range(begin, records) if offset % 20 in wanted]
+
+
+def check(peer: Peer, records: int, begin: int = 0) -> None:
+    for number in range(MANY + 1):
+        assert offsets(peer, number) == expected(number, records, begin), number
+
+
+def test_those_whose_link_was_slow_get_the_rows_of_many_batches_in_one() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = subscribed(shell)
+    shell.broker.blocked(2)
+    publish(shell, 10)
+    before = len(peer.of(wire.Deliver))
+    shell.broker.writable(2)
+    shell.run()
+    check(peer, 2_000)
+    assert len(peer.of(wire.Deliver)) - before == MANY + 1
+    publish(shell, 1, first=10)
+    check(peer, 2_200)
+
+
+def test_history_is_read_once_for_all() -> None:
+    shell = Shell(read_together_min=MANY)
+    shell.hello(1)
+    peer = subscribed(shell)
+    shell.broker.blocked(2)
+    publish(shell, 10)
+    shell.evict()
+    shell.broker.writable(2)
+    shell.run()
+    check(peer, 2_000)
+    assert shell.broker.counters["reads"] == 1
+
+
+def test_a_start_amid_a_batch_is_kept() -> None:
+    shell = Shell()
+    shell.hello(1)
+    publish(shell, 3)
+    peer = shell.hello(2)
+    shell.broker.blocked(2)
+    for number in range(MANY + 1):
+        pattern = (
+            ["or", ["topic", "w.0.*"], ["topic", "w.2.*"]]
+            if number == MANY
+            else ["topic", f"w.{number}.*"]
+        )
+        shell.subscribe(2, number, "s", pattern, [2, 150 + number], gathered=True)
+    shell.broker.writable(2)
+    shell.run()
+    for number in range(MANY + 1):
+        assert offsets(peer, number) == expected(number, 600, 150 + number)
+
+
+def test_one_who_takes_a_large_part_has_its_batches_as_they_are() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = subscribed(shell)
+    shell.subscribe(2, 50, "s", ["topic", "w.*.x"], [1], gathered=True)
+    shell.broker.blocked(2)
+    publish(shell, 10)
+    shell.broker.writable(2)
+    shell.run()
+    check(peer, 2_000)
+    assert offsets(peer, 50) == list(range(2_000))
+    (whole,) = [m for m in peer.of(wire.Deliver) if m.subscription == 50]
+    assert whole.content_frames == 20
+
+
+def test_what_cannot_be_gathered_is_given_to_each_in_its_own_turn() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = subscribed(shell)
+    shell.broker.blocked(2)
+    publish(shell, 2)
+    subjects = [f"w.{row % 20}.x" for row in range(200)]
+    shell.publish(1, "s", [bytes(100)] * 200, subject=subjects, tracker=3, codec="gzip")
+    publish(shell, 2, first=3)
+    shell.broker.writable(2)
+    shell.run()
+    check(peer, 1_000)
+
+
+def test_a_link_that_has_much_to_read_stays_on_demand_until_it_has_read_it() -> None:
+    shell = Shell(share_min_bytes=100_000, share_max_bytes=100_000)
+    shell.hello(1)
+    peer = subscribed(shell)
+    publish(shell, 40)
+    (ping,) = [ping for ping in peer.of(wire.Ping) if ping.token]
+    assert offsets(peer, 3) != expected(3, 8_000)
+    seen = 0
+    while pings := [ping for ping in peer.of(wire.Ping) if ping.token][seen:]:
+        for ping in pings:
+            shell.send(2, wire.Pong(ping.token))
+        seen += len(pings)
+    check(peer, 8_000)
+    assert shell.stream("s").live == MANY + 1
+
+
+def test_credit_bounds_those_who_are_served_together() -> None:
+    shell = Shell()
+    shell.hello(1)
+    peer = subscribed(shell, records=5)
+    shell.broker.blocked(2)
+    publish(shell, 10)
+    shell.broker.writable(2)
+    shell.run()
+    for number in range(MANY):
+        assert 0 < len(offsets(peer, number)) < 5 + 10
+    for number in range(MANY + 1):
+        shell.send(2, wire.Credit(number, 100_000, 1 << 50))
+    check(peer, 2_000)
+
+
+def test_a_stream_that_is_removed_ends_those_who_wait_for_a_read() -> None:
+    shell = Shell(read=False, read_together_min=2)
+    shell.hello(1)
+    peer = subscribed(shell)
+    shell.broker.blocked(2)
+    publish(shell, 10)
+    shell.evict()
+    shell.broker.writable(2)
+    shell.run()
+    assert len(shell.reads) == 1
+    shell.send(1, wire.RemoveStream(9, "s"))
+    assert {ended.subscription for ended in peer.of(wire.Ended)} == set(range(MANY + 1))
+    shell.answer_reads()
+    shell.run()
+    assert shell.broker.gauges["reads_under_way"] == 0
+
+
+def test_a_gap_amid_what_is_read_for_many_is_told_to_each() -> None:
+    shell = Shell(read=False, read_together_min=2)
+    shell.hello(1)
+    peer = subscribed(shell)
+    shell.broker.blocked(2)
+    publish(shell, 10)
+    shell.evict()
+    shell.broker.writable(2)
+    shell.run()
+    (read,) = shell.reads
+    shell.reads.clear()
+    (run,) = shell._read(read).runs
+    spans = tuple(span for span in run.spans if span[2] < 400)
+    gap = (400, 1_000, "damaged", "a bad sector")
+    shell.broker.history(HistoryRead(read.token, (HistoryRun(run.data, spans),), 2_000, (gap,)))
+    shell.run()
+    (read,) = shell.reads
+    assert read.from_offset == gap[0]
+    shell.reads.clear()
+    shell.broker.history(HistoryRead(read.token, (), 2_000, (gap,)))
+    shell.run()
+    shell.answer_reads()
+    shell.run()
+    gaps = peer.of(wire.Gap)
+    assert {command.subscription for command in gaps} == set(range(MANY + 1))
+    assert all(command.to == 1_000 for command in gaps)
+    for number in range(MANY + 1):
+        wanted = [o for o in expected(number, 2_000) if not gap[0] <= o < 1_000]
+        assert offsets(peer, number) == wanted
+
+
+def test_a_read_that_fails_ends_all_it_was_for() -> None:
+    shell = Shell(read=False, read_together_min=2)
+    shell.hello(1)
+    peer = subscribed(shell)
+    shell.broker.blocked(2)
+    publish(shell, 10)
+    shell.evict()
+    shell.broker.writable(2)
+    shell.run()
+    (read,) = shell.reads
+    shell.broker.history(ReadFailed(read.token, "journal_failed", "a bad disk"))
+    shell.run()
+    assert {ended.subscription for ended in peer.of(wire.Ended)} == set(range(MANY + 1))
