@@ -72,16 +72,19 @@ class StreamSpots:
         """Note the rare rows of an entry of one batch."""
         for header, data in found.rows:
             self._rows.setdefault(header, []).append(data)
-        others = found.others
+        # What a row without a spot has, too, is not promised.
+        keys = {other.keys for other in found.others}
+        pairs = {pair for other in found.others for pair in other.fields}
+        names = {name for name, _ in pairs}
+        spotted = self.spotted
         for header, _ in found.rows:
-            if all(other.keys != header.keys for other in others):
-                self.spotted.tops.setdefault(header.keys, BitMap()).add(ordinal)
+            if header.keys not in keys:
+                spotted.tops.setdefault(header.keys, BitMap()).add(ordinal)
             for pair in header.fields:
-                if all(pair not in other.fields for other in others):
-                    self.spotted.pairs.setdefault(pair, BitMap()).add(ordinal)
-                name = pair[0]
-                if all(name not in dict(other.fields) for other in others):
-                    self.spotted.names.setdefault(name, BitMap()).add(ordinal)
+                if pair not in pairs:
+                    spotted.pairs.setdefault(pair, BitMap()).add(ordinal)
+                if pair[0] not in names:
+                    spotted.names.setdefault(pair[0], BitMap()).add(ordinal)
 
     def by_header(self, matches: Matches) -> list[tuple[Header, Spots]]:
         """The spots of each header that matches."""
