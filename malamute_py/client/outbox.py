@@ -632,7 +632,7 @@ class Outbox:
 
     def _read_back(self, parcel: Parcel) -> None:
         """The rows of a content that came encoded."""
-        if parcel.rows and parcel.rows[0] is _UNREAD:
+        if parcel.rows and parcel.rows[0][0] is _UNREAD_BODY:
             parcel.rows = _rows_of(parcel.content)
 
     def _divide(self, parcel: Parcel, size: int) -> None:
@@ -682,7 +682,9 @@ _SWEEP_MIN: Final = 4096
 """Deadlines beyond which those of settled parcels are looked for."""
 _TOGETHER_MS: Final = 10
 """Rows whose deadlines lie so close share one, the latest of them."""
-_UNREAD: Final[Row] = (b"", "", None, None, None, None, None)
+_UNREAD_BODY: Final = b"not read back"
+"""Known by being this very object. A whole row would not do: compiled, tuples have no identity."""
+_UNREAD: Final[Row] = (_UNREAD_BODY, "", None, None, None, None, None)
 
 
 def _rows_of(content: Any) -> list[Row]:

@@ -577,4 +577,9 @@ def _environment() -> dict[str, str]:
     ]
     known = os.environ.get("PYTHONPATH", "")
     paths = list(dict.fromkeys([*homes, *([known] if known else [])]))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {
+        # Nothing is multiplied: the threads that OpenBLAS starts would spin, while a broker works.
+        "OPENBLAS_NUM_THREADS": "1",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
