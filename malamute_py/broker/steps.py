@@ -238,18 +238,28 @@ class Steps:
         reserved: bool = False,
     ) -> None:
         """Take a step: all its parts happen, or none. reserved: `taken` was called already."""
-        parts = [one for part in parts for one in (part, *part.also)]
-        first = next((one for one in parts if one.content is not None and not one.notice), None)
+        # Plain loops: a generator for each question was a third of what this costs.
+        for part in parts:
+            if part.also:
+                parts = [one for part in parts for one in (part, *part.also)]
+                break
         if not reserved:
             for part in parts:
                 if part.taken is not None:
                     part.taken()
         if waiter is not None:
             self._hold(waiter)
-        if all(part.memory for part in parts):
+        first: Part | None = None
+        memory = True
+        size = 0
+        for part in parts:
+            if first is None and part.content is not None and not part.notice:
+                first = part
+            memory = memory and part.memory
+            size += part.size
+        if memory:
             self._happen(parts, waiter, key)
             return
-        size = sum(part.size for part in parts)
         keys: dict[Key, Part | None] | None = None if key is None else {key: None}
         if reserved:
             for part in parts:

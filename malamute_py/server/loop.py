@@ -188,11 +188,12 @@ class Loop:
         # what is partial then is partial.
         if drained or now_ms - self._guard_at_ms > 1000:
             self._after_drain(now_ms)
-        if self._checkpoints is not None:
-            self._checkpoints.tick(now_ms)
         if self._wake_at_ms is not None and now_ms >= self._wake_at_ms:
             self._core.tick(now_ms)
         self.settle(now_ms)
+        # Behind the messages: nobody who waits for one waits for this.
+        if self._checkpoints is not None:
+            self._checkpoints.tick(now_ms)
         if self._waiting:
             self._retry(now_ms)
 
