@@ -527,8 +527,8 @@ class Serving:
             return
         before = [(sub, sub.position) for sub in members]
         end = min(answer.next, members[0].tail)
-        gap = answer.gaps[0] if answer.gaps else None
         lowest = min(sub.position for sub in members)
+        gap = next((gap for gap in answer.gaps if gap[1] > lowest), None)
         if gap is not None and gap[0] <= lowest:
             # What lies behind the gap is read again once all have been told of it.
             _, to, code, reason = gap
@@ -542,6 +542,8 @@ class Serving:
         # Those amid what was read, and those whom it does not reach.
         inside = [sub for sub in members if sub.position < end]
         for sub in members:
+            if not inside:
+                self._note_progress(sub, sub.position)
             if sub.position >= end:
                 self.consider(sub)
         if not inside:

@@ -206,3 +206,22 @@ def test_a_read_that_fails_ends_all_it_was_for() -> None:
     shell.broker.history(ReadFailed(read.token, "journal_failed", "a bad disk"))
     shell.run()
     assert {ended.subscription for ended in peer.of(wire.Ended)} == set(range(MANY + 1))
+
+
+def test_reads_for_many_that_bring_them_nowhere_end_them_by_name() -> None:
+    shell = Shell(read=False, read_together_min=2)
+    shell.hello(1)
+    peer = subscribed(shell)
+    shell.broker.blocked(2)
+    publish(shell, 10)
+    shell.evict()
+    shell.broker.writable(2)
+    shell.run()
+    for _ in range(3):
+        (read,) = shell.reads
+        shell.reads.clear()
+        shell.broker.history(HistoryRead(read.token, (), read.from_offset))
+        shell.run()
+    assert shell.reads == []
+    ended = {(ended.subscription, ended.code) for ended in peer.of(wire.Ended)}
+    assert ended == {(number, "internal") for number in range(MANY + 1)}
