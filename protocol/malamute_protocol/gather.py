@@ -266,7 +266,7 @@ class SharedGathering:
         client_times = self._told(rows)
         bounds, blob = gather(np.concatenate(self._bounds), b"".join(self._blobs), rows)
         blob, ends = memoryview(blob).cast("B"), np.cumsum(counts)
-        firsts = ends - counts
+        firsts: Array = ends - np.array(counts, np.int64)
         # Of one header as all of it: the same text in another batch has a number of its own.
         names: dict[Header, int] = {}
         alike = np.array([names.setdefault(h, len(names)) for h in self._headers], np.int64)[codes]
