@@ -221,7 +221,9 @@ class Intake:
             for earlier in reversed(prepared):
                 if earlier.refused is not None:
                     earlier.refused(error.code, error.reason, error.retry_ms)
-            name = f"part {place} ({type(parts[place - 1][0]).__name__}): " if place else ""
+            # A step of one part is that part to whoever asked: a cursor that moves, say.
+            several = place and len(parts) > 1
+            name = f"part {place} ({type(parts[place - 1][0]).__name__}): " if several else ""
             self._refuse(
                 link, command, RequestRejected(error.code, name + error.reason, error.retry_ms)
             )

@@ -8,11 +8,15 @@ import typer
 
 from malamute_py.cli import output
 from malamute_py.cli.commands import group
+from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.values import duration_text, size_text
 
 app = group("client")
+
+_DIGITS_MAX = 18
+"""Of a link's number; what the wire has is 64 bits."""
 
 
 @app.command(
@@ -73,15 +77,20 @@ def _size(facts: dict[str, Any], name: str) -> Cell:
 def kick(
     ctx: typer.Context,
     link: Annotated[
-        int, typer.Argument(metavar="LINK", help="Its number, as `client ls` shows it.")
+        str, typer.Argument(metavar="LINK", help="Its number, as `client ls` shows it.")
     ],
     reason: Annotated[str, typer.Option(metavar="TEXT", help="What the client is told.")] = "",
     as_json: output.Json = False,
 ) -> None:
     """End a client's link; the client does not come back by itself."""
+    if not (link.isascii() and link.isdigit() and len(link) <= _DIGITS_MAX):
+        raise CommandFailed(
+            f"'{link}' is not the number of a link; `malamute client ls` shows them", USAGE
+        )
+    number = int(link)
     with linked(ctx) as client:
-        client.kick(link, reason)
-    output.done(f"ended link {link}", {"kicked": link}, as_json=as_json)
+        client.kick(number, reason)
+    output.done(f"ended link {number}", {"kicked": number}, as_json=as_json)
 
 
 def info(ctx: typer.Context, as_json: output.Json = False) -> None:

@@ -206,7 +206,7 @@ class _Run:
     def _tell(self, window: SyncWindow) -> None:
         spent_ms = round((time.monotonic() - self._began) * 1000)
         if not self._json and not output.on_terminal():
-            print(f"{self._stream}\t{window.published}\t{self._confirm}")
+            print(f"{self._stream}\t{window.published}\t{window.level or 'none'}")
             return
         output.done(
             f"{count_text(window.published, 'record')} to {self._stream},"
@@ -214,7 +214,7 @@ class _Run:
             {
                 "stream": self._stream, "records": window.published,
                 "confirmed": window.confirmed, "bytes": self._bytes, "confirm": self._confirm,
-                "duration_ms": spent_ms,
+                "level": window.level or "none", "duration_ms": spent_ms,
             },
             as_json=self._json,
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Owns the child process and what flows to and from it. The rules: it never blocks on a pipe,
 keeps at most so much of the output, and when the run is to end the child's whole group gets
-SIGTERM and, after the grace, SIGKILL.
+SIGTERM and, after the grace, SIGKILL; and when this process is killed, a guard kills it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Final, NamedTuple
+from typing import IO, Final, NamedTuple, Self
 
 _POLL_S: Final = 0.1
 _READ_BYTES: Final = 1 << 16
@@ -36,6 +37,61 @@ class Ran(NamedTuple):
     """Why it was told to end; empty: it ended by itself."""
 
 
+_GUARDING: Final = """held=" "
+while read -r what group; do
+  case $what in
+    +) held="$held$group ";;
+    -) held="${held%%" $group "*} ${held#*" $group "}";;
+  esac
+done
+for group in $held; do kill -s KILL -- "-$group"; done
+"""
+"""A shell's: it is told of each group that runs and ends, and kills those that are left when the
+pipe that tells it is closed, as it is by whatever end of this process."""
+
+
+class Guard:
+    """Ends what runs when this process is killed and cannot do it itself."""
+
+    def __init__(self) -> None:
+        """Raises OSError when there is no shell."""
+        self._lock = threading.Lock()
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARDING], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def held(self, group: int) -> None:
+        """A group runs."""
+        self._tell(f"+ {group}\n")
+
+    def left(self, group: int) -> None:
+        """It has ended."""
+        self._tell(f"- {group}\n")
+
+    def _tell(self, line: str) -> None:
+        pipe = self._shell.stdin
+        assert pipe is not None
+        # Killed by somebody, the guard is missed by nobody but the killed.
+        with self._lock, contextlib.suppress(OSError):
+            pipe.write(line.encode())
+            pipe.flush()
+
+    def close(self) -> None:
+        """End it; nothing runs any more."""
+        pipe = self._shell.stdin
+        assert pipe is not None
+        with contextlib.suppress(OSError):
+            pipe.close()
+        self._shell.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def run(
     command: Sequence[str],
     body: bytes,
@@ -46,25 +102,28 @@ def run(
     on_words: Callable[[bytes], None],
     output_bytes_max: int,
     grace_s: Callable[[], float],
+    guard: Guard,
 ) -> Ran:
     """Run a command to its end.
 
     variables: beside those of this process. over: why the run is to end now; empty while it
     may go on. on_output: gets what it prints instead of having it kept. on_words: gets what it
-    says on standard error. grace_s: between SIGTERM and SIGKILL. What the callables raise ends
-    the child at once.
+    says on standard error. grace_s: between SIGTERM and SIGKILL. guard: ends the child's group
+    when this process is killed. What the callables raise ends the child at once.
     Raises OSError when it cannot be started.
     """
     child = subprocess.Popen(
         list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, **variables}, start_new_session=True,
     )  # fmt: skip
+    guard.held(child.pid)
     try:
         return _Run(child, body, over, on_output, on_words, output_bytes_max, grace_s).finish()
     finally:
         if child.poll() is None:
             _signal(child, signal.SIGKILL)
             child.wait()
+        guard.left(child.pid)
         for pipe in (child.stdin, child.stdout, child.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):

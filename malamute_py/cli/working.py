@@ -130,9 +130,12 @@ def work(
             lease_ms=None if lease is None else duration_ms(lease),
         ) as worker:  # fmt: skip
             worker.accepted()
-            with Progress(f"{service}: working", shown=not as_json) as progress:
+            with (
+                running.Guard() as guard,
+                Progress(f"{service}: working", shown=not as_json) as progress,
+            ):
                 crew = _Crew(
-                    client, worker, service, command, progress,
+                    client, worker, service, command, progress, guard,
                     timeout_s=None if timeout is None else duration_ms(timeout) / 1000,
                     delay_ms=duration_ms(delay), grace_s=duration_ms(grace) / 1000,
                     by_line=by_line, left=count, as_json=as_json, told=told,
@@ -154,6 +157,7 @@ class _Crew:
         service: str,
         command: list[str],
         progress: Progress,
+        guard: running.Guard,
         *,
         timeout_s: float | None,
         delay_ms: int,
@@ -169,6 +173,7 @@ class _Crew:
         self._service = service
         self._command = command
         self._progress = progress
+        self._guard = guard
         self._timeout_s = timeout_s
         self._timeout_text = "" if timeout_s is None else duration_text(round(timeout_s * 1000))
         self._delay_ms = delay_ms
@@ -284,6 +289,7 @@ class _Crew:
                 on_output=None if replies is None else replies.take,
                 on_words=words.take,
                 output_bytes_max=self._reply_bytes_max, grace_s=lambda: self._grace_s,
+                guard=self._guard,
             )  # fmt: skip
         except OSError as error:
             request.give_back()

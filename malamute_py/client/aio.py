@@ -22,7 +22,7 @@ import zmq
 
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol import commands as c
-from malamute_protocol.commands import Confirm
+from malamute_protocol.commands import Confirm, Level
 from malamute_protocol.errors import (
     ConnectionLost,
     MalamuteError,
@@ -56,10 +56,10 @@ from malamute_py.client.facts import (
 )
 from malamute_py.client.loop import LinkEvent, LoopLink
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
-from malamute_py.client.publishing import confirmation, level_number
+from malamute_py.client.publishing import LEVEL_NAMES, confirmation, level_number
 from malamute_py.client.reading import Notice
 from malamute_py.client.session import Closed, State, Unlinked
-from malamute_py.client.settings import ClientSettings, make_settings
+from malamute_py.client.settings import ClientSettings, make_settings, no_link
 from malamute_py.client.subscription import Subscription
 
 __all__ = ["Client", "Connecting", "Subscription", "Window", "connect"]
@@ -158,8 +158,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         except TimeoutError:
             last = link.last
             why = last.reason if isinstance(last, Unlinked) else "no answer"
-            names = ", ".join(self.settings.endpoints)
-            raise Timeout(f"no link to {names} within {timeout_ms} ms: {why}") from None
+            raise no_link(self.settings.endpoints, timeout_ms, why) from None
 
     async def flush(self, timeout_ms: int | None = None) -> None:
         """Return once nothing is unconfirmed. Raises Timeout, or what ended the session."""
@@ -498,6 +497,7 @@ class Window:
         self._level = level
         self._keep = keep
         self._open = 0
+        self._least = int(Level.REPLICATED)
         self._settled = asyncio.Event()
         self.confirmations: list[Confirmation] = []
         """One a batch, in order, when they are kept."""
@@ -505,6 +505,8 @@ class Window:
         """Records handed in."""
         self.confirmed = 0
         """Records confirmed."""
+        self.level = ""
+        """What was promised of all of these: the least of their levels; empty: none yet."""
         self.error: MalamuteError | None = None
         """The first failure."""
 
@@ -555,6 +557,8 @@ class Window:
         self._open -= 1
         if isinstance(outcome, Confirm):
             self.confirmed += count
+            self._least = min(self._least, outcome.level)
+            self.level = LEVEL_NAMES.get(self._least, str(self._least))
             if self._keep:
                 self.confirmations.append(confirmation(outcome, 0, count))
         elif self.error is None:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from malamute_protocol import DEFAULT_ENDPOINT
-from malamute_protocol.errors import MalamuteError
+from malamute_protocol.errors import MalamuteError, Timeout
 
 _SCHEMES: Final = ("tcp://", "ipc://", "inproc://")
 _CURVE_KEY_CHARACTERS: Final = 40
@@ -125,3 +125,11 @@ def make_settings(endpoints: str | Sequence[str], options: dict[str, Any]) -> Cl
         known = ", ".join(ClientSettings.__struct_fields__)
         raise SettingError(min(unknown), f"there is no such option; known are {known}")
     return ClientSettings(endpoints=names, **options).check()
+
+
+def no_link(endpoints: Sequence[str], timeout_ms: int | None, why: str) -> Timeout:
+    """What is raised when no broker has answered in time: why, and what to do."""
+    return Timeout(
+        f"no link to {', '.join(endpoints)} within {timeout_ms} ms: {why};"
+        " `malamute broker` starts a broker"
+    )

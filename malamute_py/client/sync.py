@@ -15,7 +15,7 @@ import zmq
 
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol import commands as c
-from malamute_protocol.commands import Confirm
+from malamute_protocol.commands import Confirm, Level
 from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejected, Timeout
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.calls import (
@@ -40,10 +40,10 @@ from malamute_py.client.facts import (
     facts,
 )
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
-from malamute_py.client.publishing import confirmation, level_number
+from malamute_py.client.publishing import LEVEL_NAMES, confirmation, level_number
 from malamute_py.client.reading import Notice
 from malamute_py.client.session import State, Unlinked
-from malamute_py.client.settings import ClientSettings, make_settings
+from malamute_py.client.settings import ClientSettings, make_settings, no_link
 from malamute_py.client.sync_mail import SyncMailVerbs
 from malamute_py.client.sync_queues import SyncQueueVerbs
 from malamute_py.client.sync_subscription import SyncSubscription
@@ -115,8 +115,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
                 link.wait_for(ready, timeout_ms, "no link")
             except Timeout:
                 why = link.last.reason if isinstance(link.last, Unlinked) else "no answer"
-                names = ", ".join(self.settings.endpoints)
-                raise Timeout(f"no link to {names} within {timeout_ms} ms: {why}") from None
+                raise no_link(self.settings.endpoints, timeout_ms, why) from None
             if session.state is State.CLOSED:
                 raise session.error or ConnectionLost("the client is closed")
             if session.state is not State.LINKED and isinstance(link.last, Unlinked):
@@ -479,12 +478,15 @@ class SyncWindow:
         self._level = level
         self._keep = keep
         self._open = 0
+        self._least = int(Level.REPLICATED)
         self.confirmations: list[Confirmation] = []
         """One a batch, in order, when they are kept."""
         self.published = 0
         """Records handed in."""
         self.confirmed = 0
         """Records confirmed."""
+        self.level = ""
+        """What was promised of all of these: the least of their levels; empty: none yet."""
         self.error: MalamuteError | None = None
         """The first failure."""
 
@@ -536,6 +538,8 @@ class SyncWindow:
         self._open -= 1
         if isinstance(outcome, Confirm):
             self.confirmed += count
+            self._least = min(self._least, outcome.level)
+            self.level = LEVEL_NAMES.get(self._least, str(self._least))
             if self._keep:
                 self.confirmations.append(confirmation(outcome, 0, count))
         elif self.error is None:

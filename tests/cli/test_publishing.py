@@ -19,12 +19,12 @@ def test_one_record_is_confirmed_with_its_offset(m: Run, stream: str) -> None:
 
 def test_each_line_of_the_input_is_a_record(m: Run, stream: str) -> None:
     told = m("pub", stream, "-s", "a.b", stdin="one\ntwo\n\nfour").ok()
-    assert told.rows == [[stream, "4", "default"]]
+    assert told.rows == [[stream, "4", "synced"]]
     assert m("sub", stream, "--until-tail").ok().bytes == b"one\ntwo\n\nfour\n"
 
 
 def test_no_input_publishes_nothing(m: Run, stream: str) -> None:
-    assert m("pub", stream, stdin="").ok().rows == [[stream, "0", "default"]]
+    assert m("pub", stream, stdin="").ok().rows == [[stream, "0", "none"]]
 
 
 def test_bodies_of_lines_are_not_changed(m: Run, stream: str) -> None:

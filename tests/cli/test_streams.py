@@ -106,6 +106,8 @@ def test_links_are_listed_and_ended(m: Run, broker: EmbeddedBroker) -> None:
         assert link not in [row["link"] for row in m("client", "ls", "--json").ok().json]
         client.abort()
     assert m("client", "kick", "999999").code == 1
+    told = m("client", "kick", "desk")
+    assert (told.code, "'desk' is not the number of a link" in told.err) == (2, True)
 
 
 def test_info_tells_about_the_broker(m: Run) -> None:

@@ -68,7 +68,7 @@ def endpoint(data: Path) -> Iterator[str]:
 
 
 def test_it_takes_records_and_gives_them_back(endpoint: str) -> None:
-    assert run("pub", "s", "--endpoint", endpoint, stdin="a\nb\n").stdout == "s\t2\tdefault\n"
+    assert run("pub", "s", "--endpoint", endpoint, stdin="a\nb\n").stdout == "s\t2\tsynced\n"
     told = run("sub", "s", "--until-tail", MALAMUTE_ENDPOINT=endpoint)
     assert (told.returncode, told.stdout, told.stderr) == (0, "a\nb\n", "")
 
@@ -182,7 +182,7 @@ def test_a_publisher_that_is_interrupted_keeps_what_it_has_read(endpoint: str) -
     publisher.send_signal(signal.SIGINT)
     code, out, err = end(publisher)
     os.close(write)
-    assert (code, out, err) == (130, "typed\t2\tdefault\n", "")
+    assert (code, out, err) == (130, "typed\t2\tsynced\n", "")
 
 
 def test_a_replay_that_is_interrupted_tells_what_it_wrote(endpoint: str, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import sys
@@ -83,12 +82,37 @@ def test_what_a_killed_worker_had_goes_to_the_next(at: tuple[str, str], tmp_path
         assert worker.poll() is None
     worker.kill()
     end(worker)
-    os.killpg(int(begun.read_text()), signal.SIGKILL)
     told_next = run("work", "killed", "-n", "1", *at, "--", sys.executable, "-S", "-E", "-c",
                     "import os; print(os.environ['MALAMUTE_ATTEMPTS'])")  # fmt: skip
     assert told_next.stdout.split("\t")[1] == "done"
     answers = run("inbox", "killed.answers", "--until-empty", "--bodies-only", *at)
     assert answers.stdout == "2\n\n"
+
+
+def test_a_killed_worker_takes_what_it_runs_along(at: tuple[str, str], tmp_path: Path) -> None:
+    run("request", "taken", "x", "--reply-to", "desk", *at)
+    begun, child = tmp_path / "begun", tmp_path / "child"
+    # It is fed when the guard knows of it.
+    script = f"read body; sleep 1000 & echo $! > {quoted(child)}; echo $$ > {quoted(begun)}; wait"
+    worker = start("work", "taken", *at, "--", "sh", "-c", script)
+    while not begun.exists() or not begun.read_text().strip():
+        assert worker.poll() is None
+    numbers = [int(file.read_text()) for file in (begun, child)]
+    worker.kill()
+    end(worker)
+    deadline = time.monotonic() + WAIT_S
+    while any(map(alive, numbers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(number: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody waits for does not."""
+    try:
+        stat = Path(f"/proc/{number}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_the_exit_code_of_a_request_says_what_became_of_it(at: tuple[str, str]) -> None:
