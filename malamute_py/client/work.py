@@ -249,7 +249,7 @@ class ReplyParcel(Parcel):
         """Somebody waits for the confirm."""
 
     @property
-    def one_by_one(self) -> bool:  # type: ignore[override]
+    def one_by_one(self) -> bool:
         """A reply that others follow must not be overtaken by them."""
         return not self.last
 
@@ -299,10 +299,10 @@ class ReplyParcel(Parcel):
             # Nobody waits for it, and nothing follows: what most replies are, 64 at a time.
             in_hand = self.offering.in_hand
             for row in self.rows:
-                request = row[6][0]
-                request.replying -= 1
-                if in_hand.get(request.number) is request:
-                    del in_hand[request.number]
+                answered: Job = row[6][0]
+                answered.replying -= 1
+                if in_hand.get(answered.number) is answered:
+                    del in_hand[answered.number]
             return
         pairs: list[tuple[Any, Any]] = []
         for index, row in enumerate(self.rows):

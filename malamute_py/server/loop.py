@@ -243,7 +243,7 @@ class Loop:
         taken = 0
         for count in range(self._burst_messages):
             # A lone message is the common end: an exception would cost three times as much.
-            if count == 1 and not listener.socket.getsockopt(_EVENTS) & _POLLIN:
+            if count == 1 and not int(listener.socket.getsockopt(_EVENTS)) & _POLLIN:
                 self._counters["messages_in_total"] += 1
                 self._counters["bytes_in_total"] += taken
                 return True

@@ -544,7 +544,7 @@ async def test_who_was_answered_together_asks_anew_in_one_message(broker: Embedd
                 sent[name] += 1
                 return bool(send(message))
 
-            transport.send = counted
+            transport.send = counted  # type: ignore[method-assign]
 
         async def ask(caller: int) -> None:
             for number in range(rounds):
