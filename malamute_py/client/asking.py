@@ -67,8 +67,6 @@ class RequestParcel(Parcel):
 
     __slots__ = ("asking", "inbox", "left", "reply_to", "timeout_ms", "tokens")
 
-    one_by_one = False
-
     def __init__(
         self,
         lane: Lane,
@@ -89,9 +87,14 @@ class RequestParcel(Parcel):
         self.left = 0
 
     @property
-    def answered_otherwise(self) -> bool:  # type: ignore[override]
+    def answered_otherwise(self) -> bool:
         """By the replies, where nobody asked for a confirm."""
         return self.inbox is not None
+
+    @property
+    def one_by_one(self) -> bool:
+        """Several may be under way at once."""
+        return False
 
     def part(self) -> RequestParcel:
         """An empty one that is alike."""

@@ -85,12 +85,6 @@ class Parcel:
         "until_ms",
     )
 
-    answered_otherwise = False
-    """No CONFIRM is wanted: something else will show that the broker has it."""
-
-    one_by_one = True
-    """Nothing may leave for the same place before this is answered."""
-
     def __init__(self, lane: Lane, level: int) -> None:
         self.lane = lane
         self.level = level
@@ -110,6 +104,17 @@ class Parcel:
         self.tally: Tally | None = None
         self.thin = False
         """Some of its rows were given up by who waited for them."""
+
+    # Properties, as they are in who inherits: compiled, an attribute here would hide theirs.
+    @property
+    def answered_otherwise(self) -> bool:
+        """No CONFIRM is wanted: something else will show that the broker has it."""
+        return False
+
+    @property
+    def one_by_one(self) -> bool:
+        """Nothing may leave for the same place before this is answered."""
+        return True
 
     @property
     def forgotten(self) -> bool:
