@@ -29,8 +29,9 @@ from perf.peers.clients import driver
 from perf.peers.clients.driver import Check, DriverFailed, Options, say, word
 
 SOFTWARE = "malamute_py, asyncio in uvloop" if driver.has_fast_loop() else "malamute_py, asyncio"
-LOOKED_AT = 256
-"""Records of a batch that is worth to be looked at by itself."""
+LOOKED_AT_RECORDS = 256
+LOOKED_AT_BYTES = 64 << 10
+"""A batch of either is worth to be looked at by itself; large bodies are not copied for it."""
 WORKER_CONCURRENCY = 256
 """Requests that a worker holds at once; 16 by default. Subscribers of peers have no such bound."""
 CHUNK = 65_536
@@ -230,7 +231,8 @@ def look(check: Check, batch: Batch) -> bool:
 
     Small batches are gathered first, as the drivers of peers gather what they are given.
     """
-    if batch.rows is None and len(batch) >= LOOKED_AT:
+    large = len(batch) >= LOOKED_AT_RECORDS or len(batch) * check.size >= LOOKED_AT_BYTES
+    if batch.rows is None and large:
         # Small batches and parts of some may wait to be looked at together: they came before.
         check.close()
         return check.block(batch.content.bodies().blob, len(batch))
