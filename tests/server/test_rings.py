@@ -253,9 +253,9 @@ def test_history_that_several_want_is_read_once_and_one_alone_lets_go_of_it(
 
     monkeypatch.setattr(Ring, "read", noted)
 
-    def ask(**how: bool) -> int:
+    def ask(*, shared: bool = False, alone: bool = False) -> int:
         """How far the answer to a read of everything goes."""
-        bench.rings.read(ReadRange(MAIN, 1, 5, 0, 4, 1 << 20, **how))
+        bench.rings.read(ReadRange(MAIN, 1, 5, 0, 4, 1 << 20, shared=shared, alone=alone))
         deadline = time.monotonic() + WAIT_S
         while True:
             for answer in bench.inbox.take():
