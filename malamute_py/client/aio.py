@@ -524,14 +524,14 @@ class Window:
         """
         bulk = Bulk(
             bodies,
-            batch_bytes=self._link.session.settings.batch_bytes,
+            batch_bytes=self._link.session.batch_bytes,
             subject=None if subjects is not None else subject,
             subjects=subjects,
             options=options,
         )
         for first, end in bulk.cuts():
             if not self._link.has_room:
-                await self._link.room(self._link.session.settings.batch_bytes)
+                await self._link.room(self._link.session.batch_bytes)
             expected = self._publisher.expected(self._stream, self._level)
             self._add(bulk.encode(first, end, expected), end - first)
             # The link sends this batch while the next one is encoded.

@@ -147,7 +147,7 @@ class MailVerbs(AsyncVerbs):
         link, session = self._link, self._session
         bulk = Bulk(
             bodies,
-            batch_bytes=session.settings.batch_bytes,
+            batch_bytes=session.batch_bytes,
             subject=None if subjects is not None else subject,
             subjects=subjects,
             options={
@@ -167,7 +167,7 @@ class MailVerbs(AsyncVerbs):
         at_ms = 0 if deliver_at_ms is None else milliseconds(deliver_at_ms)
         for first, end in bulk.cuts():
             if not link.has_room:
-                await _room(link, session.settings.batch_bytes, timeout_ms)
+                await _room(link, session.batch_bytes, timeout_ms)
             session.outbox.send_content(
                 mailbox,
                 bulk.encode(first, end, (0, 0, 0)),

@@ -555,6 +555,7 @@ class Steps:
         self._put_off: dict[Bundle, int] = {}
         """Refused for now, and when to try again."""
         self._limits = DEFAULT_LIMITS
+        self._batch_bytes = settings.batch_target(DEFAULT_LIMITS)
         self._parts_max = PARTS_MAX
         self._message_parts_max = DEFAULT_LIMITS.message_commands_max - 1
         self._serial = 0
@@ -588,7 +589,7 @@ class Steps:
         if (
             last is None
             or last.level != step.level
-            or not last.joins(step, self._parts_max, self._settings.batch_bytes)
+            or not last.joins(step, self._parts_max, self._batch_bytes)
         ):
             last = self._bundle(step.level)
             queue.append(last)
@@ -646,6 +647,7 @@ class Steps:
             batch_bytes_max=welcome.batch_bytes_max,
             batch_records_max=welcome.batch_records_max,
         )
+        self._batch_bytes = self._settings.batch_target(self._limits)
 
     def link_down(self) -> None:
         """The link is gone: what was under way goes before all that waits, as it is."""

@@ -133,7 +133,8 @@ class LoopLink:
             # Acknowledgements of what was just answered need not wait for other requests.
             self.session.mailboxes.holding = False
             self.engine.send()
-            if not self._resting:
+            # What could not be sent is told by a step, which nobody else would have done soon.
+            if not self._resting or self.session.has_events:
                 self.wake_up()
         elif self._resting:
             self._gathered = True

@@ -244,6 +244,7 @@ class Outbox:
         self.homes: list[dict[Any, Lane]] = [self.mailboxes]
         """Where lanes are kept, one a kind of place."""
         self.limits: Limits = DEFAULT_LIMITS
+        self._batch_bytes = settings.batch_target(DEFAULT_LIMITS)
         self.unpromised_refusals = 0
         """Refused contents that were sent with confirm="none"."""
         self._settings = settings
@@ -359,7 +360,7 @@ class Outbox:
             not parcel.content
             and not parcel.key
             and parcel.tally is None
-            and parcel.bytes + len(row[0]) <= self._settings.batch_bytes
+            and parcel.bytes + len(row[0]) <= self._batch_bytes
             and len(parcel.rows) < self.limits.batch_records_max
             and -_TOGETHER_MS <= until_ms - parcel.until_ms <= _TOGETHER_MS
         )
@@ -407,6 +408,7 @@ class Outbox:
             batch_bytes_max=welcome.batch_bytes_max,
             batch_records_max=welcome.batch_records_max,
         )
+        self._batch_bytes = self._settings.batch_target(self.limits)
 
     def link_down(self) -> None:
         """The link is gone: what was under way goes back to the head of its lane."""
@@ -516,7 +518,7 @@ class Outbox:
             lane.home.pop(lane.place, None)
 
     def _encode(self, parcel: Parcel) -> bool:
-        """Make the content; when a row cannot be encoded, it fails and the others go alone."""
+        """Make the content; of halves, when a row cannot be encoded or all are too much for one."""
         if parcel.thin:
             parcel.rows = parcel.live_rows()
             parcel.thin = False
@@ -527,7 +529,7 @@ class Outbox:
             parcel.content = content_of(parcel.rows, self.limits)
         except (MalamuteError, TypeError, ValueError, OverflowError) as error:
             if parcel.count > 1:
-                self._divide(parcel, 1)
+                self._divide(parcel, (parcel.count + 1) // 2)
                 return False
             if not isinstance(error, MalamuteError):
                 reason = f"the record cannot be encoded: {error}"

@@ -203,6 +203,8 @@ class Publisher:
         self._settled = False
         """The producer is open on this link and its sequences are known."""
         self.limits = DEFAULT_LIMITS
+        self.batch_bytes = settings.batch_target(self.limits)
+        """What a batch is filled to on this link."""
         self.unpromised_refusals = 0
         """Refused batches that were published with confirm="none"."""
         self.producers_lost = 0
@@ -248,7 +250,7 @@ class Publisher:
         if (
             type(last) is not Gathering
             or last.level != level
-            or last.bytes + size > self._settings.batch_bytes
+            or last.bytes + size > self.batch_bytes
             or len(last.rows) >= self.limits.batch_records_max
         ):
             last = Gathering(sender, level)
@@ -313,6 +315,7 @@ class Publisher:
             batch_bytes_max=welcome.batch_bytes_max,
             batch_records_max=welcome.batch_records_max,
         )
+        self.batch_bytes = self._settings.batch_target(self.limits)
 
     def link_down(self) -> None:
         """The link is gone: what was under way goes back to the head of its queue."""
@@ -477,11 +480,11 @@ class Publisher:
                 return False
             if isinstance(item, Gathering):
                 lingers = now_ms - item.since_ms < self._settings.linger_ms
-                if lingers and len(queue) == 1 and item.bytes < self._settings.batch_bytes:
+                if lingers and len(queue) == 1 and item.bytes < self.batch_bytes:
                     return True
                 queue.popleft()
                 self.window.queued_bytes -= item.bytes
-                for batch in self._encode(item, promised):
+                for batch in self._encode(item, item.rows, promised):
                     self._send(batch, promised, put)
             else:
                 queue.popleft()
@@ -506,24 +509,24 @@ class Publisher:
         batch.sequence = sender.next_sequence
         sender.next_sequence += batch.count
 
-    def _encode(self, gathering: Gathering, promised: bool) -> list[Unconfirmed]:
-        """One batch of the gathered rows, or, when one of them is bad, one of each row."""
+    def _encode(self, gathering: Gathering, rows: list[Row], promised: bool) -> list[Unconfirmed]:
+        """One batch of these rows; of halves, when one is bad or all are too much for a batch."""
         try:
-            return [self._encode_rows(gathering, gathering.rows, promised)]
-        except (MalamuteError, TypeError, ValueError, OverflowError):
-            pass
-        batches = []
-        for row in gathering.rows:
-            try:
-                batches.append(self._encode_rows(gathering, [row], promised))
-            except (MalamuteError, TypeError, ValueError, OverflowError) as error:
+            return [self._encode_rows(gathering, rows, promised)]
+        except (MalamuteError, TypeError, ValueError, OverflowError) as error:
+            if len(rows) == 1:
                 refused = (
                     error
                     if isinstance(error, MalamuteError)
                     else LocalProtocolError("bad_batch", f"the record cannot be encoded: {error}")
                 )
-                self.outcomes.append((_unsent(gathering, [row]), refused))
-        return batches
+                self.outcomes.append((_unsent(gathering, rows), refused))
+                return []
+        half = len(rows) // 2
+        return [
+            *self._encode(gathering, rows[:half], promised),
+            *self._encode(gathering, rows[half:], promised),
+        ]
 
     def _encode_rows(self, gathering: Gathering, rows: list[Row], promised: bool) -> Unconfirmed:
         sender = gathering.sender

@@ -458,6 +458,16 @@ class Session:
         wanted, self._transport = self._transport, None
         return wanted
 
+    @property
+    def batch_bytes(self) -> int:
+        """What a batch of the bulk form is filled to."""
+        return self.publisher.batch_bytes
+
+    @property
+    def has_events(self) -> bool:
+        """Whether something happened that take_events() has not told."""
+        return bool(self._events or self._arrived or self.publisher.outcomes)
+
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""
         for batch, outcome in self.publisher.outcomes:

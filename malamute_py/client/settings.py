@@ -13,6 +13,7 @@ import msgspec
 
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol.errors import MalamuteError, Timeout
+from malamute_protocol.limits import Limits
 
 _SCHEMES: Final = ("tcp://", "ipc://", "inproc://")
 _CURVE_KEY_CHARACTERS: Final = 40
@@ -73,14 +74,18 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     window_bytes: int = 8 << 20
     """Unconfirmed bytes that this client allows itself; the broker's window may be smaller."""
     batch_bytes: int = 1 << 20
-    """Target size of a batch made from single or bulk records; the broker's limit is kept. What a
-    batch costs in Python at all three ends is spread over it (ARCHITECTURE.md)."""
+    """Target size of a batch made from single or bulk records, at most half of what the broker
+    takes. What a batch costs in Python at all three ends is spread over it (ARCHITECTURE.md)."""
     linger_ms: int = 0
     """How long single records may wait for company; 0: only for the next wake-up."""
     frame_bytes_max: int = 64 << 20
     """The largest frame that is taken from the broker; a larger one ends the connection."""
     idempotent: bool = True
     """Publish with a producer id, so that retries are in the log once."""
+
+    def batch_target(self, limits: Limits) -> int:
+        """Bytes of bodies to fill a batch with: headers and stamp have the other half."""
+        return min(self.batch_bytes, limits.batch_bytes_max // 2)
 
     def check(self) -> ClientSettings:
         """Return the settings themselves; raises SettingError for what cannot work."""

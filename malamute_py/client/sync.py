@@ -504,7 +504,7 @@ class SyncWindow:
         """
         bulk = Bulk(
             bodies,
-            batch_bytes=self._link.session.settings.batch_bytes,
+            batch_bytes=self._link.session.batch_bytes,
             subject=None if subjects is not None else subject,
             subjects=subjects,
             options=options,

@@ -173,7 +173,7 @@ class SyncMailVerbs(SyncVerbs):
         link, session = self._link, self._session
         bulk = Bulk(
             bodies,
-            batch_bytes=session.settings.batch_bytes,
+            batch_bytes=session.batch_bytes,
             subject=None if subjects is not None else subject,
             subjects=subjects,
             options={

@@ -320,7 +320,8 @@ class ReplyParcel(Parcel):
                 told = outcome
                 if self.last:
                     self.offering.reopened(request)
-                if token is None and isinstance(outcome, ProtocolError | RequestRejected):
+                given_up = token is None or request.finished
+                if given_up and isinstance(outcome, ProtocolError | RequestRejected):
                     # Nobody is left who could say something else of it; and replies with a hole
                     # would look whole to the requester.
                     self.offering.workings.give_up(request, outcome)
@@ -776,13 +777,20 @@ class Workings:
         self.tell(Settled([pair for pair in pairs if pair[0] is not None]))
 
     def give_up(self, request: Job, error: MalamuteError) -> None:
-        """A reply for which nobody waits was refused for good: the request fails, and says why."""
+        """A reply was refused for good, and nobody can mend it: the request fails, and says why.
+
+        Nobody waits for it, or the request has its end already. A last reply that was put
+        behind it has not left: what follows a reply leaves when that is answered. Of one that
+        had, nothing could be taken back, and the warning would be all.
+        """
         reason = str(error)
         self.warnings.add(
             "an answer was refused", f"request {request.number} of {request.service}: {reason}"
         )
         if request.offering.ended:
             return
+        if request.finished and request.end is None:
+            self._take_back_last(request, error)
         if request.end is not None and request.end[0].state == COMPLETED:
             token = request.end[1]
             request.end = Form(FAILED, 0, reason[:REASON_BYTES_MAX]), None
@@ -790,6 +798,23 @@ class Workings:
                 self.tell(Settled([(token, error)]))
         else:
             self.end(request, FAILED, reason=reason)
+
+    def _take_back_last(self, request: Job, error: MalamuteError) -> None:
+        """Its last reply does not leave, and who waits for that is told; it is in hand again."""
+        offering = request.offering
+        lane = self._lanes.get((offering.number, request.reply_to))
+        if lane is None:
+            return
+        for parcel in lane.queue:
+            mine = [row for row in parcel.rows if row[6][0] is request]
+            if not mine or not isinstance(parcel, ReplyParcel) or not parcel.last:
+                continue
+            parcel.rows = [row for row in parcel.rows if row[6][0] is not request]
+            parcel.thin = True  # should no row be left, nothing leaves
+            parcel.content = b""
+            request.replying -= len(mine)
+            offering.reopened(request)
+            self.tell(Settled([(row[6][1], error) for row in mine if row[6][1] is not None]))
 
     def say(self, request: Job, state: int, token: Any = None) -> bool:
         """Received, or renewed; its token gets True, or False: it is not ours any more."""

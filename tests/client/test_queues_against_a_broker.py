@@ -558,6 +558,28 @@ async def test_who_was_answered_together_asks_anew_in_one_message(broker: Embedd
         working.cancel()
 
 
+async def test_what_cannot_be_sent_behind_an_answer_is_told_at_once(
+    broker: EmbeddedBroker,
+) -> None:
+    async def echo(request: Any) -> bytes:
+        return bytes(request.body)
+
+    async with broker.connect() as ann, broker.connect() as bob:
+        worker = bob.worker("svc")
+        working = asyncio.create_task(worker.run(echo))
+        link = ann._link
+        await ann.request("svc", b"q")
+        # In the turn of the answer, so that it leaves in the call.
+        asking = ann.request("svc", b"q", properties={"a": object()})
+        told = asking.send(None)
+        assert link._resting, "else this shows nothing"
+        assert link._scheduled, "a step tells it, and not the next heartbeat"
+        await asyncio.wait([told])
+        with pytest.raises(LocalProtocolError, match="bad_batch"):
+            asking.send(None)
+        working.cancel()
+
+
 async def test_a_stream_of_replies_that_is_left_cancels_its_request(
     broker: EmbeddedBroker,
 ) -> None:

@@ -14,6 +14,7 @@ from malamute_py.client.calls import make_row
 from malamute_py.client.events import Confirmed, Settled, Warned
 from malamute_py.client.mailboxes import Asked
 from malamute_py.client.outbox import Tally
+from malamute_py.client.publishing import level_number
 from malamute_py.client.warned import GATHER_MS
 from malamute_py.client.work import Job, Offered
 from tests.client.script import Script, bodies_of, stamped
@@ -547,6 +548,61 @@ def test_a_refused_reply_that_somebody_waits_for_is_theirs_to_deal_with() -> Non
     assert isinstance(outcomes(script)["caller"], RequestRejected)
     assert not warnings(script)
     assert reply(script, job), "it goes on"
+
+
+@pytest.mark.parametrize("who", [None, "caller"])
+def test_a_last_reply_does_not_leave_behind_one_that_was_refused_for_good(who: Any) -> None:
+    script = opened()
+    offering = working(script)
+    job, other = take_all(offering)
+    reply(script, job, b"one", last=False)
+    confirm(script, of(script.step(), c.Atomic)[0])
+    reply(script, job, b"two", last=False, who=who)
+    [second] = of(script.step(), c.Atomic)
+    reply(script, job, b"three", last=False, who="third")
+    reply(script, job, b"four", who="fourth")
+    reply(script, other, b"of the other")
+    sent = script.say(c.Refused(66, second.tracker, "forbidden", "no such mailbox"))
+    [third] = of(sent, c.Atomic)
+    assert not of(sent, c.AckWork), "a reply is on its way"
+    told = outcomes(script)
+    assert {error.code for error in told.values()} == {"forbidden"}
+    assert set(told) == {"fourth", who} - {None}
+    sent = confirm(script, third)
+    [end], [answer] = of(sent, c.AckWork), of(sent, c.Reply)
+    assert (end.state, end.ranges) == (4, [(job.number, job.number + 1)])
+    assert "no such mailbox" in end.reason
+    assert (answer.requests, answer.last) == ([other.number], True)
+    assert sent_bodies(script, c.Reply)[-2:] == [[b"three"], [b"of the other"]]
+    assert not reply(script, job), "it has had its end"
+    confirm(script, end)
+    confirm(script, answer)
+    assert set(outcomes(script)) == {"third"}
+    assert (offering.in_hand, offering.unfinished) == ({}, 0)
+    assert script.session.idle
+    assert len(warnings(script)) == 1
+
+
+@pytest.mark.parametrize("confirmed", ["default", "none"])
+def test_replies_of_which_one_cannot_be_encoded_do_not_look_whole(confirmed: str) -> None:
+    script = opened()
+    offering = working(script, 1, level=level_number(confirmed))
+    job = offering.take()
+    assert job is not None
+    reply(script, job, b"one", last=False)
+    bad = make_row(b"two", "", None, None, None, {"a": object()}, (job, None))
+    assert script.session.workings.reply(job, bad, False)
+    reply(script, job, b"three", last=False)
+    reply(script, job, b"four")
+    sent = script.step()
+    while steps := of(sent, c.Atomic):
+        sent = confirm(script, steps[0])
+    assert sent_bodies(script, c.Reply) == [[b"one"], [b"three"]]
+    end = script.last(c.AckWork)
+    assert (end.state, end.ranges) == (4, [(job.number, job.number + 1)])
+    confirm(script, end)
+    assert script.session.idle
+    assert len(warnings(script)) == 1
 
 
 def test_a_step_does_not_end_a_request_whose_replies_are_not_confirmed() -> None:

@@ -85,6 +85,24 @@ async def test_every_pattern_kind_selects_exactly_its_records(shell: Any) -> Non
         assert await offsets(shell, pattern, start="earliest") == wanted, pattern
 
 
+@pytest.mark.parametrize("made", SHELLS, ids=lambda shell: shell.kind)
+async def test_batches_are_no_larger_than_a_small_broker_takes(made: Any) -> None:
+    small: dict[str, Any] = {
+        "limits.batch_bytes_max": 512 << 10,
+        "limits.record_bytes_max": 256 << 10,
+    }
+    async with EmbeddedBroker(**small) as embedded:
+        shell = made()
+        await shell.connect(embedded.endpoint, context=embedded.context, **FAST)
+        bodies = [bytes(1_120)] * 2_000
+        await shell.do("publish_many", "s", bodies)
+        batches = await shell.do("send_many", "box", bodies)
+        records = await shell.take(shell.client.subscribe("s", start="earliest"), len(bodies))
+        await shell.do("close", flush_ms=0)
+    assert len(records) == len(bodies)
+    assert 5 <= len(batches) <= 16, "2.2 MB, half a batch at a time"
+
+
 async def test_a_bad_pattern_is_raised_before_anything_is_sent(shell: Any) -> None:
     with pytest.raises(RequestRejected, match="bad_pattern"):
         shell.client.subscribe("s", "a*")
