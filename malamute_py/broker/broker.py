@@ -74,6 +74,8 @@ NUMBERS_SHIFT: Final = 28
 an earlier run gave, and below 2^53 for as many starts as a broker will see."""
 UNSYNCED_NUMBERS: Final = 1 << 20
 """And so far at least behind those that are left, where there are more of them."""
+_BESIDE_ACKS: Final = frozenset({wire.Request, wire.Reply, wire.AckWork})
+"""What acknowledgements of mail may be put off behind: a SEND would find the mailbox full."""
 PUBLISHING_MAX: Final = 1_000
 """Streams of a link that need no look-up at a PUBLISH."""
 
@@ -287,6 +289,8 @@ class Broker:
             elif kind is wire.AckMail and self._may_put_off(link, command):  # type: ignore[arg-type]
                 self._acks.append((link, command))  # type: ignore[arg-type]
             elif kind in self._intake.kinds:
+                if kind not in _BESIDE_ACKS:
+                    self._take_acks()
                 self._intake.single(link, command, frames[first] if place > first else None)
             else:
                 self._take_acks()

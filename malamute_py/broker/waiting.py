@@ -621,7 +621,8 @@ class Service:
         A lot grows at once, to twice itself at most, and shrinks by a quarter of what it is too
         large: a time is often too long by what the machine did beside, and never too short.
         """
-        done = count * LOT_MS // took_ms if took_ms else LOT_MAX
+        # What took no measured time took less than a millisecond, and no less is known.
+        done = count * LOT_MS // max(took_ms, 1)
         if done > self.lot:
             self.lot = min(done, 2 * self.lot, LOT_MAX)
         else:

@@ -987,3 +987,22 @@ def test_a_link_has_a_bound_of_purges_that_wait() -> None:
     post.run()
     assert {result.request for result in post.peers[1].of(wire.Result)} == {1, 2}
     assert post.ask(1, wire.PurgeMail, "box", "box") is not None
+
+
+def test_mail_of_the_message_that_made_room_for_it_finds_the_room() -> None:
+    post = Post()
+    post.ask(1, wire.EditMailbox, "m", {"memory": True, "max_messages": 2})
+    post.mail(1, "m", [b"a", b"b"])
+    post.inbox(2, 7, "m", records=1)
+    [number] = post.numbers(2)
+    again = encode([b"a"], subject="s")
+    post.broker.receive(
+        2,
+        "bert",
+        [wire.AckMail(7, [(number, number + 1)], 0, 0, -1), wire.Send("m", 55, 0, b"", 0, 0)],
+        [again],
+        post.now_ms,
+    )
+    post.run()
+    assert not post.peers[2].of(wire.Refused)
+    assert [confirm.tracker for confirm in post.peers[2].of(wire.Confirm)] == [55]

@@ -146,13 +146,22 @@ def test_who_does_much_in_an_instant_gets_more_than_its_share() -> None:
     world.worker(3, "bob")
     world.offer(2)
     world.offer(3)
-    for _ in range(4):
-        world.request(1, b"q", b"r")
+    for _ in range(6):
+        world.request(1, *[b"q"] * 16)
         answer_all(world, 0)
     before = len(world.numbers(2)), len(world.numbers(3))
     world.request(1, *[b"x"] * 8)
     after = len(world.numbers(2)), len(world.numbers(3))
     assert sorted(b - a for a, b in zip(before, after, strict=True)) == [0, 8]
+
+
+def test_a_lone_request_does_not_show_how_many_a_worker_does() -> None:
+    world = pair()
+    world.offer(2)
+    for _ in range(10):
+        world.request(1, b"q")
+        world.reply(2, world.numbers(2)[-1:])
+    assert world.service().lot <= LOT_MS
 
 
 def test_slow_work_is_shared_out_evenly_again_whatever_was_quick_before() -> None:
