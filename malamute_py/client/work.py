@@ -803,7 +803,7 @@ class Workings:
         """Its last reply does not leave, and who waits for that is told; it is in hand again."""
         offering = request.offering
         lane = self._lanes.get((offering.number, request.reply_to))
-        if lane is None:
+        if lane is None or offering.in_hand.get(request.number) is not request:
             return
         for parcel in lane.queue:
             mine = [row for row in parcel.rows if row[6][0] is request]
