@@ -27,6 +27,8 @@ LANE_ROWS_MAX = 4_096
 """Rows of one gathered batch."""
 TAKEN_SHARE = 0.25
 """Who takes more of the window than this gets its batches as they are."""
+KEYS_MAX = 1 << 20
+"""Rows of one window, each counted for everyone who takes it: what is in hand stays small."""
 _PLACE_BITS = 32
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
 
@@ -83,11 +85,18 @@ class Window:
         self._members = members
         self._gathering = SharedGathering(stream.number)
         self._keys: list[Array] = []
+        """Of each batch, which lane takes which row."""
+        self._held = self._dead = 0
+        """How many these are, and about how many of them are of lanes that are over."""
         self._texts: list[Array] = []
         """Of each row, what the texts of its header take, which in truth come once."""
         self._lanes: dict[tuple[int, int], int] = {}
         self._takers: list[list[Subscription]] = []
         self._froms: list[int] = []
+        self._taken: Array = np.zeros(0, np.int64)
+        """Rows of each lane, about."""
+        self._over: Array = np.zeros(0, np.bool_)
+        """Lanes that take too much, whatever follows: their rows are looked for no longer."""
         self._by_number: dict[int, list[int]] = {}
         self._latest = 0
         self.base = -1
@@ -109,7 +118,8 @@ class Window:
                 return False
             if self.base < 0:
                 self._open(stamp.base_offset)
-            self._add(stamp, content)
+            if not self._add(stamp, content):
+                return False
             size += stamp.size
             self.reached = next
         return True
@@ -126,12 +136,14 @@ class Window:
                 self._by_number.setdefault(sub.pattern_number, []).append(lane)
                 self._latest = max(self._latest, place)
             self._takers[lane].append(sub)
+        self._taken = np.zeros(len(self._takers), np.int64)
+        self._over = np.zeros(len(self._takers), np.bool_)
 
-    def _add(self, stamp: Stamp, content: Content) -> None:
-        first = self._gathering.rows
-        self._gathering.add(stamp, content)
+    def _add(self, stamp: Stamp, content: Content) -> bool:
+        """Take one batch; False: that many take so much of it that it is left."""
         headers, codes = content.headers()
         matched, match, by_number = self._stream.matched, self._stream.matching, self._by_number
+        count = content.head.count
         chosen: list[int] = []
         lanes: list[int] = []
         texts: list[int] = []
@@ -146,38 +158,81 @@ class Window:
                     for lane in found:
                         chosen.append(place)
                         lanes.append(lane)
-        count = content.head.count
+            if len(chosen) > KEYS_MAX:
+                return self._full(count)
+        first = self._gathering.rows
+        sizes = np.array([count]) if codes is None else np.bincount(codes, minlength=len(headers))
+        takes, takers = np.array(chosen, np.int64), np.array(lanes, np.int64)
+        kept = self._count(stamp.base_offset, sizes[takes], takers)
+        takes, takers = takes[kept], takers[kept]
+        counts = sizes[takes]
+        many = int(counts.sum())
+        if self._held + many > KEYS_MAX and self._dead > KEYS_MAX // 2:
+            self._drop()
+        if self._held + many > KEYS_MAX:
+            return self._full(count)
+        self._gathering.add(stamp, content)
         weights = np.array(texts, np.int64)
         self._texts.append(np.repeat(weights, count) if codes is None else weights[codes])
-        if not chosen:
-            return
-        if codes is None:
-            order = np.arange(count)
-            begins, sizes = np.zeros(1, np.int64), np.array([count])
-        else:
-            order = np.argsort(codes, kind="stable")
-            sizes = np.bincount(codes, minlength=len(headers))
-            begins = np.cumsum(sizes) - sizes
-        counts = sizes[chosen]
+        if not many:
+            return True
+        order = np.arange(count) if codes is None else np.argsort(codes, kind="stable")
+        begins = np.cumsum(sizes) - sizes
         ends = np.cumsum(counts)
-        shifts = np.repeat(begins[chosen] - (ends - counts), counts)
+        shifts = np.repeat(begins[takes] - (ends - counts), counts)
         rows = order[np.arange(len(shifts)) + shifts]
-        lane_of = np.repeat(np.array(lanes, np.int64), counts)
+        lane_of = np.repeat(takers, counts)
         if self._latest > stamp.base_offset:
             wanted = rows + stamp.base_offset >= np.array(self._froms)[lane_of]
             rows, lane_of = rows[wanted], lane_of[wanted]
         self._keys.append((lane_of << _PLACE_BITS) + rows + first)
+        self._held += len(rows)
+        return True
+
+    def _count(self, base: int, counts: Array, lanes: Array) -> Array:
+        """Count what lanes take of a batch, before any row of it is looked for.
+
+        Returns which entries are of lanes that take no more than they may.
+        """
+        if self._latest > base:
+            # Those that begin amid it or behind: share_out() counts what they really take.
+            counts = np.where(np.array(self._froms)[lanes] <= base, counts, 0)
+        before = self._taken
+        self._taken = before + np.bincount(lanes, counts, len(before)).astype(np.int64)
+        over = self._taken > LANE_ROWS_MAX
+        for lane in np.flatnonzero(over & ~self._over).tolist():
+            self._by_number[self._takers[lane][0].pattern_number].remove(lane)
+            self._dead += int(before[lane])
+        self._over = over
+        kept: Array = ~over[lanes]
+        return kept
+
+    def _drop(self) -> None:
+        """Drop what is in hand of lanes that are over."""
+        keys = np.concatenate(self._keys)
+        keys = keys[~self._over[keys >> _PLACE_BITS]]
+        self._keys, self._held, self._dead = [keys], len(keys), 0
+
+    def _full(self, count: int) -> bool:
+        """Take no more; if not even a first batch of `count` rows fits, some have to go."""
+        if not self._gathering.rows:
+            broad = self._taken > TAKEN_SHARE * count
+            self._over = broad if broad.any() else ~broad
+        return False
 
     def share_out(self, bytes_max: int, lane_bytes_max: int) -> Outcome:
         """Who gets what; all together about `bytes_max` now, and nobody more than the other."""
         later: list[Subscription] = []
         alone: list[Subscription] = []
+        for lane in np.flatnonzero(self._over).tolist():
+            alone += self._takers[lane]
         if not self._keys:
             return Outcome([], self.reached, alone, later)
         keys = np.concatenate(self._keys)
         keys.sort()
         lanes, rows = keys >> _PLACE_BITS, keys & _PLACE_MASK
         counts = np.bincount(lanes, minlength=len(self._takers))
+        counts[self._over] = 0
         weights = (self._gathering.sizes() + np.concatenate(self._texts))[rows] + BYTES_A_ROW
         sizes = np.bincount(lanes, weights, len(self._takers)).astype(np.int64).tolist()
         many = max(1, min(LANE_ROWS_MAX, int(TAKEN_SHARE * self._gathering.rows)))

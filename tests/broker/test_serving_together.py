@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from malamute_protocol import commands as wire
+from malamute_py.broker import together
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed
+from malamute_py.broker.together import LANE_ROWS_MAX, Window, hot_batches
 from tests.broker.shell import Peer, Shell, offsets
 
 MANY = 8
@@ -225,3 +229,49 @@ def test_reads_for_many_that_bring_them_nowhere_end_them_by_name() -> None:
     assert shell.reads == []
     ended = {(ended.subscription, ended.code) for ended in peer.of(wire.Ended)}
     assert ended == {(number, "internal") for number in range(MANY + 1)}
+
+
+def test_rows_of_those_who_take_most_of_what_comes_are_not_kept() -> None:
+    shell = Shell(share_min_bytes=1 << 28, share_max_bytes=1 << 28)
+    shell.hello(1)
+    peer = subscribed(shell)
+    broad = range(100, 120)
+    for number in broad:
+        shell.subscribe(2, number, "s", ["not", ["topic", f"never.{number}"]], [1], gathered=True)
+    shell.broker.blocked(2)
+    publish(shell, 10, records=2_000)
+    stream = shell.stream("s")
+    window = Window(stream, list(stream.subscriptions))
+    assert window.fill(hot_batches(stream.hot), stream.next, 1 << 30)
+    assert window.rows == 20_000
+    assert sum(map(len, window._keys)) <= len(broad) * LANE_ROWS_MAX + 20_000
+    shell.broker.writable(2)
+    alone = {sub.number for sub in window.share_out(1 << 30, 1 << 30).alone}
+    assert alone == set(broad)
+    shell.run()
+    check(peer, 20_000)
+    assert all(offsets(peer, number) == list(range(20_000)) for number in broad)
+
+
+@pytest.mark.parametrize("keys_max", [150, 1_500, 5_000])
+def test_what_a_window_holds_for_all_is_bounded(
+    keys_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "KEYS_MAX", keys_max)
+    monkeypatch.setattr(together, "LANE_ROWS_MAX", 300)
+    shell = Shell()
+    shell.hello(1)
+    peer = subscribed(shell)
+    broad = range(100, 110)
+    for number in broad:
+        shell.subscribe(2, number, "s", ["not", ["topic", f"never.{number}"]], [1], gathered=True)
+    shell.broker.blocked(2)
+    publish(shell, 20)
+    stream = shell.stream("s")
+    window = Window(stream, list(stream.subscriptions))
+    window.fill(hot_batches(stream.hot), stream.next, 1 << 30)
+    assert sum(map(len, window._keys)) <= keys_max
+    shell.broker.writable(2)
+    shell.run()
+    check(peer, 4_000)
+    assert all(offsets(peer, number) == list(range(4_000)) for number in broad)
