@@ -141,8 +141,9 @@ def test_a_large_read_is_cut_into_tasks_that_overlap_nowhere(
     read: Callable[..., DataFrame], client: SyncClient, stream: str
 ) -> None:
     body = b"x" * 1000
-    for _ in range(4):
-        client.publish_many(stream, [body] * 2000, subject="bulk")
+    # A task has whole batches: small ones, so that the cuts can lie near to what is asked for.
+    for _ in range(32):
+        client.publish_many(stream, [body] * 250, subject="bulk")
     frame = read(minPartitions="4")
     assert frame.rdd.getNumPartitions() >= 3
     assert offsets(frame) == list(range(8000))
