@@ -171,7 +171,12 @@ class Serving:
     @property
     def hungry(self) -> bool:
         """Whether more can be served at once."""
-        return bool(self._queue)
+        return bool(self._queue) or (bool(self._starved) and self._may_read)
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether one more read of history may be under way."""
+        return len(self._reads) < self._shard.settings.reads_max
 
     @property
     def reads_under_way(self) -> int:
@@ -205,14 +210,26 @@ class Serving:
         """Give turns until all are served or the step's budget is used up."""
         budget = self._shard.settings.step_bytes
         queue = self._queue
-        while queue and budget > 0:
-            sub = queue.popleft()
+        while budget > 0 and self.hungry:
+            # As long as a read is free: who waits for one may have ended, or need none any more.
+            starved = self._starved and self._may_read
+            sub = self._unstarve() if starved else queue.popleft()
             if isinstance(sub, Company):
                 budget -= self._turn_together(sub)
                 continue
             sub.queued = False
             if sub.started and not sub.live and (sub.able or sub.position >= sub.stop):
                 budget -= self._turn(sub)
+
+    def _unstarve(self) -> Subscription | Company:
+        """Whoever has waited longest for a read."""
+        starved = next(iter(self._starved))
+        del self._starved[starved]
+        if isinstance(starved, Subscription):
+            return starved
+        company = Company(starved.stream, starved.members[0].durable)
+        company.members = starved.members
+        return company
 
     # --- one turn -------------------------------------------------------------------------
 
@@ -235,7 +252,7 @@ class Serving:
             given = self._from_memory(sub)
             self.consider(sub)
             return given
-        if len(self._reads) >= self._shard.settings.reads_max:
+        if not self._may_read:
             sub.queued = True
             self._starved[sub] = None
             return 0
@@ -256,7 +273,9 @@ class Serving:
     def _turn_together(self, company: Company) -> int:
         """Serve many of a stream from its hot window, or begin a read for them; bytes given."""
         stream, settings = company.stream, self._shard.settings
-        del self._companies[stream, company.durable]
+        key = stream, company.durable
+        if self._companies.get(key) is company:
+            del self._companies[key]
         behind: list[Subscription] = []
         for sub in company.members:
             sub.queued = False
@@ -290,7 +309,7 @@ class Serving:
                 self.consider(sub)
         if len(members) < settings.read_together_min:
             self._turns_alone(members)
-        elif len(self._reads) >= settings.reads_max:
+        elif not self._may_read:
             self._starved[Party(stream, members)] = None
             for sub in members:
                 sub.queued = True
@@ -457,15 +476,6 @@ class Serving:
     def _answered(self, token: int) -> Subscription | Party | None:
         """Who waits for a read, less those that have ended; frees the read's place."""
         reader = self._reads.pop(token, None)
-        if self._starved:
-            starved = next(iter(self._starved))
-            del self._starved[starved]
-            if isinstance(starved, Party):
-                for sub in starved.members:
-                    sub.queued = False
-                    self.consider(sub)
-            else:
-                self._queue.appendleft(starved)
         if isinstance(reader, Party):
             for sub in reader.members:
                 sub.reading = 0

@@ -275,3 +275,56 @@ def test_what_a_window_holds_for_all_is_bounded(
     shell.run()
     check(peer, 4_000)
     assert all(offsets(peer, number) == list(range(4_000)) for number in broad)
+
+
+def starving(shell: Shell, *names: str) -> dict[str, int]:
+    """A stream and a link of each name, with four subscriptions that need one read together."""
+    links = {name: 2 + place for place, name in enumerate(names)}
+    shell.hello(1)
+    for name, link in links.items():
+        shell.hello(link)
+        for number in range(4):
+            pattern = ["topic", f"w.{number}.*"]
+            shell.subscribe(link, number, name, pattern, [1], gathered=True)
+        shell.broker.blocked(link)
+        subjects = [f"w.{row % 20}.x" for row in range(200)]
+        shell.publish(1, name, [bytes(100)] * 200, subject=subjects)
+    shell.evict()
+    for link in links.values():
+        shell.broker.writable(link)
+        shell.run()
+    return links
+
+
+def test_those_that_ended_while_they_waited_for_a_read_hold_up_nobody() -> None:
+    shell = Shell(read=False, read_together_min=4, reads_max=2)
+    links = starving(shell, "first", "second", "gone", "ended", "last")
+    assert len(shell.reads) == 2
+    shell.send(links["gone"], wire.Bye(""))
+    shell.send(links["ended"], wire.Bye(""))
+    while shell.reads:
+        shell.answer_reads()
+        shell.run()
+    for name in ("first", "second", "last"):
+        for number in range(4):
+            assert offsets(shell.peers[links[name]], number) == expected(number, 200)
+
+
+def test_those_without_room_when_a_read_is_free_hold_up_nobody() -> None:
+    shell = Shell(read=False, read_together_min=4, reads_max=2)
+    links = starving(shell, "first", "second", "slow", "slower", "last")
+    shell.broker.blocked(links["slow"])
+    shell.broker.blocked(links["slower"])
+    while shell.reads:
+        shell.answer_reads()
+        shell.run()
+    assert offsets(shell.peers[links["last"]], 3) == expected(3, 200)
+    shell.broker.writable(links["slow"])
+    shell.broker.writable(links["slower"])
+    shell.run()
+    while shell.reads:
+        shell.answer_reads()
+        shell.run()
+    for link in links.values():
+        for number in range(4):
+            assert offsets(shell.peers[link], number) == expected(number, 200)
