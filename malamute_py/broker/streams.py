@@ -40,6 +40,10 @@ HEADER_OVERHEAD = 300
 """And for each of its distinct subjects and field maps."""
 MATCHED_HEADERS_MAX = 16_384
 """Of which a stream remembers who matches them, beside the index."""
+MATCHED_WEIGHT_MAX = 1 << 19
+"""Words that this takes, about: one for each pattern that matches a header."""
+_HEADER_WEIGHT = 8
+"""And these for each header."""
 
 
 class Matched(NamedTuple):
@@ -133,6 +137,7 @@ class Stream:
         "live",
         "lost_before",
         "matched",
+        "matched_weight",
         "name",
         "next",
         "number",
@@ -186,6 +191,7 @@ class Stream:
         """Distinct headers of these tables."""
         self.matched: dict[Header, Matched] = {}
         """Headers seen of late; empty after any change."""
+        self.matched_weight = 0
         self.live = 0
         """How many subscriptions take batches as they come."""
         self.bounded: set[Subscription] = set()
@@ -258,13 +264,22 @@ class Stream:
         """Its subscriptions changed."""
         self.groups.clear()
         self.grouped_headers = 0
+        self._forget_matched()
+
+    def _forget_matched(self) -> None:
         self.matched.clear()
+        self.matched_weight = 0
 
     def matching(self, header: Header) -> Matched:
         """What matches a header; of those seen of late it is in `matched`."""
-        if len(self.matched) >= MATCHED_HEADERS_MAX:
-            self.matched.clear()
         numbers = tuple(self.index.match(header.keys, header.fields))
+        weight = len(numbers) + _HEADER_WEIGHT
+        if (
+            len(self.matched) >= MATCHED_HEADERS_MAX
+            or self.matched_weight + weight > MATCHED_WEIGHT_MAX
+        ):
+            self._forget_matched()
+        self.matched_weight += weight
         found = self.matched[header] = Matched(numbers, weight_of(header))
         return found
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_py.broker import together
+from malamute_protocol.header import Header
+from malamute_py.broker import streams, together
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed
 from malamute_py.broker.together import LANE_ROWS_MAX, Window, hot_batches
 from tests.broker.shell import Peer, Shell, offsets
@@ -328,3 +329,23 @@ def test_those_without_room_when_a_read_is_free_hold_up_nobody() -> None:
     for link in links.values():
         for number in range(4):
             assert offsets(shell.peers[link], number) == expected(number, 200)
+
+
+def test_what_a_stream_remembers_of_headers_is_bounded_by_those_who_match_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "MATCHED_WEIGHT_MAX", 500)
+    shell = Shell()
+    shell.hello(1)
+    shell.publish(1, "s", [b""], subject=["w"])
+    shell.hello(2)
+    for number in range(100):
+        shell.subscribe(2, number, "s", ["not", ["topic", f"never.{number}"]], [1], gathered=True)
+    stream = shell.stream("s")
+    for place in range(40):
+        found = stream.matching(Header((f"w.{place}",), ()))
+        assert len(found.numbers) == 100
+        assert sum(len(known.numbers) for known in stream.matched.values()) <= 500
+    assert stream.matched
+    stream.regroup()
+    assert stream.matched_weight == 0
