@@ -545,6 +545,7 @@ class Serving:
             for sub in members:
                 if sub.position < to:
                     self._gap(sub, to, code, reason)
+                    sub.idle_reads = 0
                 self.consider(sub)
             return
         if gap is not None:
@@ -562,7 +563,9 @@ class Serving:
         whole = window.fill(stored_batches(answer.runs, end), end, self._shard.settings.step_bytes)
         self._share_out(inside, window, end if whole else window.reached)
         for sub, position in before:
-            if sub.able and not sub.queued and not sub.live:
+            if sub.position > position:
+                sub.idle_reads = 0
+            elif sub.able and not sub.queued and not sub.live:
                 self._note_progress(sub, position)
 
     def _deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:

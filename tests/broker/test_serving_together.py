@@ -349,3 +349,45 @@ def test_what_a_stream_remembers_of_headers_is_bounded_by_those_who_match_them(
     assert stream.matched
     stream.regroup()
     assert stream.matched_weight == 0
+
+
+def test_reads_that_bring_them_nowhere_count_only_in_a_row() -> None:
+    shell = Shell(read=False, read_together_min=2, step_bytes=60_000, quantum_bytes=30_000)
+    shell.hello(1)
+    peer = subscribed(shell)
+    shell.broker.blocked(2)
+    publish(shell, 20)
+    shell.evict()
+    shell.broker.writable(2)
+    shell.run()
+    empty = 0
+    while shell.reads:
+        (read,) = shell.reads
+        shell.reads.clear()
+        shell.broker.history(HistoryRead(read.token, (), read.from_offset))
+        empty += 1
+        shell.run()
+        shell.answer_reads()
+        shell.run()
+    assert empty > 3
+    check(peer, 4_000)
+
+
+def test_a_gap_that_was_told_is_no_read_that_brought_them_nowhere() -> None:
+    shell = Shell(read=False, read_together_min=2)
+    shell.hello(1)
+    peer = subscribed(shell)
+    shell.broker.blocked(2)
+    publish(shell, 10)
+    shell.evict()
+    shell.broker.writable(2)
+    shell.run()
+    for to in (200, 400, 600, 800):
+        for gaps in ((), ((to - 200, to, "damaged", ""),)):
+            (read,) = shell.reads
+            shell.reads.clear()
+            shell.broker.history(HistoryRead(read.token, (), read.from_offset, gaps))
+            shell.run()
+    shell.answer_reads()
+    shell.run()
+    check(peer, 2_000, begin=800)
