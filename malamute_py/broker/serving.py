@@ -19,7 +19,7 @@ import numpy as np
 
 from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
-from malamute_protocol.gather import Gathering, gatherable, rows_of
+from malamute_protocol.gather import BYTES_A_ROW, Gathering, gatherable, rows_of
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.delivery import Delivery
 from malamute_py.broker.links import Links, cost_of_few
@@ -44,7 +44,7 @@ SPARSE_BYTES = 64 << 10
 """What one read brings when single records are looked for."""
 IDLE_READS_MAX = 3
 NEIGHBOURS = 65_536
-"""Records behind the first of a company up to which others are read for together with it."""
+"""Records from the first of a company within which others are read for together with it."""
 TURNS_ALONE = 16
 """Who was left out of what many get together is tried again after so many turns."""
 TURN_BATCHES_MAX = 512
@@ -299,11 +299,13 @@ class Serving:
             window = Window(stream, members)
             batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
             window.fill(hot_batches(batches), members[0].tail, settings.step_bytes)
-            return self._share_out(members, window, window.reached)
+            given = self._share_out(members, window, window.reached)
+            # To look costs, too, whether anybody takes something or not.
+            return max(given, window.rows * BYTES_A_ROW)
         members = []
-        low = first - NEIGHBOURS
+        low, high = first - NEIGHBOURS, min(first + NEIGHBOURS, hot_first)
         for sub in behind:
-            if low <= sub.position < hot_first:
+            if low <= sub.position < high:
                 members.append(sub)
             else:
                 self.consider(sub)
@@ -487,7 +489,10 @@ class Serving:
         return reader if reader.started else None
 
     def failed(self, answer: ReadFailed) -> None:
-        """The journal could not be read: the subscription ends, by name."""
+        """The journal could not be read: one ends, by name; many find out each for itself who does.
+
+        The bad place may lie before or behind most of them.
+        """
         reader = self._answered(answer.token)
         if reader is None:
             return
@@ -495,9 +500,13 @@ class Serving:
         self._shard.event(
             "read_failed", "error", stream=name, code=answer.code, reason=answer.reason
         )
-        for sub in reader.members if isinstance(reader, Party) else [reader]:
-            self._delivery.end(sub, answer.code)
-            sub.drop()
+        if isinstance(reader, Party):
+            for sub in reader.members:
+                sub.turns_alone = TURNS_ALONE
+                self.consider(sub)
+            return
+        self._delivery.end(reader, answer.code)
+        reader.drop()
 
     def history(self, answer: HistoryRead) -> None:
         """The journal has read: deliver what credit still allows."""

@@ -8,7 +8,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.header import Header
-from malamute_py.broker import streams, together
+from malamute_py.broker import serving, streams, together
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed
 from malamute_py.broker.together import LANE_ROWS_MAX, Window, hot_batches
 from tests.broker.shell import Peer, Shell, offsets
@@ -198,7 +198,7 @@ def test_a_gap_amid_what_is_read_for_many_is_told_to_each() -> None:
         assert offsets(peer, number) == wanted
 
 
-def test_a_read_that_fails_ends_all_it_was_for() -> None:
+def test_a_read_for_many_that_fails_ends_only_those_whose_own_read_fails() -> None:
     shell = Shell(read=False, read_together_min=2)
     shell.hello(1)
     peer = subscribed(shell)
@@ -208,9 +208,21 @@ def test_a_read_that_fails_ends_all_it_was_for() -> None:
     shell.broker.writable(2)
     shell.run()
     (read,) = shell.reads
+    shell.reads.clear()
     shell.broker.history(ReadFailed(read.token, "journal_failed", "a bad disk"))
     shell.run()
-    assert {ended.subscription for ended in peer.of(wire.Ended)} == set(range(MANY + 1))
+    assert peer.of(wire.Ended) == []
+    read = shell.reads.pop(0)
+    shell.broker.history(ReadFailed(read.token, "journal_failed", "a bad disk"))
+    shell.run()
+    while shell.reads:
+        shell.answer_reads()
+        shell.run()
+    (ended,) = peer.of(wire.Ended)
+    assert ended.code == "journal_failed"
+    for number in range(MANY + 1):
+        wanted = [] if number == ended.subscription else expected(number, 2_000)
+        assert offsets(peer, number) == wanted
 
 
 def test_reads_for_many_that_bring_them_nowhere_end_them_by_name() -> None:
@@ -391,3 +403,41 @@ def test_a_gap_that_was_told_is_no_read_that_brought_them_nowhere() -> None:
     shell.answer_reads()
     shell.run()
     check(peer, 2_000, begin=800)
+
+
+def test_those_far_ahead_do_not_wait_for_a_read_that_cannot_reach_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "NEIGHBOURS", 500)
+    shell = Shell(read=False, read_together_min=2)
+    shell.hello(1)
+    publish(shell, 10)
+    peer = shell.hello(2)
+    shell.broker.blocked(2)
+    for number in range(MANY):
+        start = [2, 1_500] if number % 2 else [2, 0]
+        shell.subscribe(2, number, "s", ["topic", f"w.{number}.*"], start, gathered=True)
+    shell.evict()
+    shell.broker.writable(2)
+    shell.run()
+    assert {read.from_offset for read in shell.reads} == {0, 1_500}
+    while shell.reads:
+        shell.answer_reads()
+        shell.run()
+    for number in range(MANY):
+        assert offsets(peer, number) == expected(number, 2_000, 1_500 if number % 2 else 0)
+
+
+def test_a_step_ends_though_nobody_takes_anything_of_what_it_looks_through() -> None:
+    shell = Shell(step_bytes=10_000)
+    shell.hello(1)
+    publish(shell, 10)
+    shell.hello(2)
+    shell.broker.blocked(2)
+    for number in range(MANY):
+        shell.subscribe(2, number, "s", ["topic", f"never.{number}"], [2, 0], gathered=True)
+    shell.broker.writable(2)
+    shell.broker.take_ready()
+    assert {sub.position for sub in shell.stream("s").subscriptions} == {400}
+    shell.run()
+    assert shell.stream("s").live == MANY
