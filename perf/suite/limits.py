@@ -176,6 +176,7 @@ class Relay:
             for words in (["relay", str(self._port)], [role, str(self._port), str(count)])
         ]
         self.socket = self._context.socket(zmq.DEALER)
+        self.socket.hwm = 0
         self.socket.routing_id = b"asker"
         self.socket.connect(f"tcp://127.0.0.1:{self._port}")
         # Goes through when the worker is there: until then the relay drops it.
@@ -256,6 +257,7 @@ def relay_ways(rate: int, count: int) -> Ways:
 
 def _relay(port: int) -> None:
     router: Any = zmq.Context.instance().socket(zmq.ROUTER)
+    router.hwm = 0  # or it drops what comes while 1,000 wait
     router.bind(f"tcp://127.0.0.1:{port}")
     other = {b"asker": b"worker", b"worker": b"asker"}
     while True:
@@ -265,6 +267,7 @@ def _relay(port: int) -> None:
 
 def _worker(port: int) -> Any:
     dealer: Any = zmq.Context.instance().socket(zmq.DEALER)
+    dealer.hwm = 0
     dealer.routing_id = b"worker"
     dealer.connect(f"tcp://127.0.0.1:{port}")
     return dealer
