@@ -17,6 +17,7 @@ from malamute_protocol.content import (
     APPEND_TIMES,
     BLOB,
     CLIENT_TIME,
+    CONTENT_BYTES,
     FIELD_CODES,
     NO_TIME,
     OFFSET_DELTAS,
@@ -37,7 +38,10 @@ _BLOB_BYTES_MAX: Final = 1 << 30
 BYTES_A_ROW: Final = 32
 """What a gathered row counts beside its body."""
 _BYTES_A_TEXT: Final = 5
-"""What tells the length of a text, at most."""
+"""What tells the length of a text, of an array or of a map, at most."""
+_BYTES_A_BATCH: Final = STAMP_BYTES + CONTENT_BYTES + 6 * 7 + 2 * _BYTES_A_TEXT + 4
+"""Beside its rows and texts, at most: the zeros that pad six sections, the lengths of two tables,
+the bound before the first body."""
 
 
 class Row(NamedTuple):
@@ -73,7 +77,7 @@ class Gathering:
         self._epoch = self._lsn = 0
         self._headers: set[Header] = set()
         self.bytes = 0
-        """About what the batch of what is in hand will weigh."""
+        """What the batch of what is in hand will weigh, at most: credit is measured by it."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -87,6 +91,7 @@ class Gathering:
         """Take rows of one epoch; lsn: of the first one's batch."""
         if not self._rows:
             self._epoch, self._lsn = epoch, lsn
+            self.bytes = _BYTES_A_BATCH
         self._rows += rows
         self.bytes += self.weight_of(rows)
         self._headers.update(row.header for row in rows)
@@ -111,6 +116,8 @@ def weight_of(header: Header) -> int:
     """Bytes that the texts of a header take in the tables of a batch, at most."""
     keys, fields = header
     size = sum(len(key.encode()) + _BYTES_A_TEXT for key in keys)
+    # More keys than one are an array, fields a map.
+    size += ((len(keys) != 1) + bool(fields)) * _BYTES_A_TEXT
     return size + sum(
         len(name.encode()) + len(value.encode()) + 2 * _BYTES_A_TEXT for name, value in fields
     )

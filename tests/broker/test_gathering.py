@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
+from malamute_protocol import commands as wire
 from malamute_protocol.batch import iter_batches
+from malamute_protocol.content import NO_TIME
+from malamute_protocol.gather import Gathering, Row
+from malamute_protocol.header import Header
 from malamute_protocol.limits import Limits
 from malamute_py.broker.serving import GATHERED_ROWS_MAX, READ_ROWS_MAX
 from tests.broker.shell import Shell
@@ -111,3 +116,49 @@ def test_the_texts_of_headers_weigh_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert sum(rows for rows, _ in found) == 200
     assert max(rows for rows, _ in found) > 50
     assert all(size <= QUANTUM for _, size in found)
+
+
+def test_what_is_gathered_weighs_no_more_than_it_was_counted_as() -> None:
+    rng = random.Random(1)
+    for _ in range(500):
+        gathering = Gathering(1)
+        for offset in range(rng.choice((1, 2, 3, 30))):
+            keys = tuple(f"k{rng.randrange(3)}.{n}" for n in range(rng.choice((1, 1, 2, 16))))
+            pairs = tuple(
+                (f"f{n:02}", "v" * rng.randrange(1, 40)) for n in range(rng.choice((0, 1, 16)))
+            )
+            header = Header(keys, pairs)
+            time_ms = rng.choice((NO_TIME, 5))
+            gathering.add([Row(header, offset, 9, time_ms, bytes(rng.randrange(50)))], 1, 0)
+        counted = gathering.bytes
+        found = gathering.take()
+        assert found is not None
+        assert len(found.stamp) + len(found.content) <= counted
+        assert gathering.bytes == 0
+
+
+@pytest.mark.parametrize("rows", [40, 36])
+def test_no_batch_begins_once_gathered_rows_have_used_the_credit_up(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = shell_of()
+    rare(shell, 3)
+    # Of which all rows go out, and of which too many to be gathered do.
+    shell.publish(1, "s", [b"r"] * 40, subject=["rare"] * rows + ["common"] * (40 - rows))
+    found: list[int] = []
+    put = shell.broker._delivery.put
+
+    def noted(sub: Any, next: int, frames: Any, *rest: Any) -> None:
+        batches = iter_batches([bytes(frame) for frame in frames], limits=shell.settings.limits)
+        found.extend(batch.stamp.size for batch in batches)
+        put(sub, next, frames, *rest)
+
+    monkeypatch.setattr(shell.broker._delivery, "put", noted)
+    both = 0
+    for number, credit in enumerate(range(1, 900, 4)):
+        found.clear()
+        shell.subscribe(1, 1, "s", ["topic", "rare"], size=credit, gathered=True)
+        both += len(found) > 1
+        assert sum(found[:-1]) < credit, number
+        shell.send(1, wire.Unsubscribe(1))
+    assert both > 10
