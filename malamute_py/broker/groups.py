@@ -145,7 +145,12 @@ class Groups:
     @property
     def hungry(self) -> bool:
         """Whether more can be served at once."""
-        return bool(self._queue)
+        return bool(self._queue) or (bool(self._starved) and self._may_read)
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether one more read of history may be under way."""
+        return len(self._reads) < self._shard.settings.reads_max
 
     @property
     def due_ms(self) -> int | None:
@@ -711,10 +716,16 @@ class Groups:
         """Give turns until all groups are served or the step's budget is used up."""
         budget = self._shard.settings.step_bytes
         queue = self._queue
-        while queue and budget > 0:
-            group = queue.popleft()
-            group.queued = False
-            if not group.gone:
+        while budget > 0 and self.hungry:
+            # As long as a read is free: who waits for one may be gone, or need none any more.
+            if self._starved and self._may_read:
+                group = next(iter(self._starved))
+                del self._starved[group]
+            else:
+                group = queue.popleft()
+                group.queued = False
+            # One that had its turn as starved may still stand in the queue.
+            if not group.gone and not group.reading:
                 budget -= self._turn(group)
 
     def _turn(self, group: Group) -> int:
@@ -822,7 +833,7 @@ class Groups:
 
     def _read(self, group: Group, offset: int) -> None:
         stream = group.stream
-        if len(self._reads) >= self._shard.settings.reads_max:
+        if not self._may_read:
             self._starved[group] = None
             return
         token = self._shard.token()
@@ -844,10 +855,6 @@ class Groups:
         if group is None:
             return False
         group.reading = 0
-        if self._starved:
-            starved = next(iter(self._starved))
-            del self._starved[starved]
-            self.wake(starved)
         if group.gone:
             return True
         if isinstance(answer, ReadFailed):

@@ -981,6 +981,37 @@ def test_a_read_that_brings_nothing_does_not_go_on_for_ever() -> None:
     assert [one["group"] for one in events(shell, "read_stuck")] == ["g"]
 
 
+def test_groups_without_members_while_they_waited_for_a_read_hold_up_nobody() -> None:
+    shell = world(read=False, reads_max=1)
+    publish(shell, 10)
+    shell.evict()
+    for link, group in enumerate(("first", "left", "gone", "last"), 2):
+        join(shell, link, group=group)
+    assert len(shell.reads) == 1
+    lose(shell, 3)
+    lose(shell, 4)
+    while shell.reads:
+        shell.answer_reads()
+        shell.run()
+    assert got(shell, 2) == got(shell, 5) == list(range(10))
+
+
+def test_a_group_that_waits_for_a_read_and_is_woken_meanwhile_reads_once_at_a_time() -> None:
+    shell = world(read=False, reads_max=1)
+    publish(shell, 10)
+    shell.evict()
+    for link, group in enumerate(("first", "second", "last"), 2):
+        join(shell, link, group=group)
+    # Woken while it waits for a read: it stands in both orders.
+    for link in (3, 4):
+        shell.send(link, wire.Credit(M, MUCH + 1, 1 << 50))
+    while shell.reads:
+        assert len(shell.reads) == 1
+        shell.answer_reads()
+        shell.run()
+    assert [got(shell, link) for link in (2, 3, 4)] == [list(range(10))] * 3
+
+
 def test_groups_of_a_stream_in_memory_live_in_memory() -> None:
     shell = world()
     shell.send(1, wire.CreateStream(1, "s", {"memory": True}))
