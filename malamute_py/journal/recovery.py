@@ -616,15 +616,17 @@ class Scan:
                 self.streams.note_floor(number, min(first, self.streams.state(number).next))
 
     def _load_state(self) -> None:
-        """Complete snapshot, controls and produced from segments known only by their index."""
+        """Complete snapshot, epochs, controls and produced from segments known by their index."""
         # Any segment may be known by its index only, whatever its neighbours are: an index
         # is removed before its segment is recycled, and may be damaged.
         newest = self.snapshot
         parts: list[Scan] = [self]
+        read: list[_State] = []
         for segment in reversed(self.segments):
             if segment.number in self._known:
                 part = _State(self, segment)
                 parts.append(part)
+                read.append(part)
                 if part.snapshot is not None and (newest is None or part.snapshot.lsn > newest.lsn):
                     newest = self.snapshot = part.snapshot
                     for number, row in newest.facts.streams.items():
@@ -632,6 +634,12 @@ class Scan:
             if newest is not None and segment.base_lsn <= newest.facts.as_of_lsn:
                 break
         least = 0 if newest is None else newest.facts.as_of_lsn
+        for part in read:
+            # The bundle that a snapshot was written in may have begun before its segment: what
+            # an epoch wrote there, the snapshot does not tell, and an index knows no epochs.
+            for (number, epoch), (lsn, base) in part.begun.items():
+                if lsn >= least:
+                    self.streams.note_epoch(number, epoch, base)
         controls = [c for part in parts for c in part.controls if c.lsn >= least]
         produced = [p for part in parts for p in part.produced if p.lsn >= least]
         self.controls = sorted(controls, key=lambda control: control.lsn)
@@ -672,6 +680,8 @@ class _State(Scan):
     def __init__(self, scan: Scan, segment: Segment) -> None:
         meta = RingMeta(scan.ring, scan.segment_bytes)
         super().__init__(scan.storage, meta, scan.settings, trust_indexes=False)
+        self.begun: dict[tuple[int, int], tuple[int, int]] = {}
+        """(stream, epoch) -> (LSN, base offset) of its first batch here."""
         data, base = self.bytes_of(segment), segment.base_lsn
         stop = min(scan.end_lsn - base, self.segment_bytes)
         position: int | None = SEGMENT_HEADER_BYTES
@@ -683,6 +693,8 @@ class _State(Scan):
                 position = next(candidates(data, base, position), None)
                 continue
             begin, end = position + stamp.stamp_bytes, position + stamp.size
+            if stamp.control_kind == DATA:
+                self.begun.setdefault((stamp.stream, stamp.epoch), (stamp.lsn, stamp.base_offset))
             if self._is_state(stamp, data, begin, min(end, stop)):
                 self.note_state(Found(stamp, position, True), data[begin:end])
             position = end

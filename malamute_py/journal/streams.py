@@ -98,6 +98,16 @@ class StreamTable:
         state.epochs = merged
         state.last_epoch = merged[-1].epoch if merged else 0
 
+    def note_epoch(self, number: int, epoch: int, first: int) -> None:
+        """A batch of this epoch lies here: the epoch began here or before."""
+        state = self.state(number)
+        pairs = {pair.epoch: pair for pair in state.epochs}
+        known = pairs.get(epoch)
+        if known is None or first < known.first_offset:
+            pairs[epoch] = EpochStart(epoch, first)
+            state.epochs = tuple(pairs[one] for one in sorted(pairs))[-self._epochs_max :]
+            state.last_epoch = state.epochs[-1].epoch
+
     def note_floor(self, number: int, first: int) -> None:
         """A limit or a removal moved the stream's first offset; it never moves back."""
         state = self.state(number)

@@ -211,6 +211,30 @@ def test_offsets_go_on_even_when_every_batch_of_the_stream_is_gone(place: Place)
     assert everything(ring, 7) == [(3, b"d")]
 
 
+@pytest.mark.parametrize("clean", [False, True])
+def test_where_an_epoch_begins_is_known_though_its_first_bundle_spans_segments(
+    place: Place, clean: bool
+) -> None:
+    ring, _ = place.open()
+    put(ring, 1, b"a")
+    ring, _ = place.open()
+    # The snapshot of the second segment is the state before the bundle: without its epoch.
+    ring.append([batch(ring, 1, [bytes(25_000)], base=1 + n) for n in range(4)])
+    assert ring.end_lsn > S
+    epochs = ring.facts(1).epochs
+    assert epochs == (EpochStart(1, 0), EpochStart(2, 1))
+    ring.sync()
+    while ring.prepare_step(1 << 20):
+        pass
+    for _ in range(3):
+        if clean:
+            ring.close()
+        ring, _ = place.open()
+        assert ring.facts(1).epochs == epochs
+    put(ring, 1, b"b")
+    assert ring.facts(1).epochs == (*epochs, EpochStart(5, 5))
+
+
 def test_an_epoch_that_does_not_rise_is_refused(place: Place) -> None:
     ring, _ = place.open()
     put(ring, 1, b"a")
