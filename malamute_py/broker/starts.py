@@ -195,5 +195,6 @@ def _by_offset(stream: Stream, tail: int, offset: int, epoch: int, uuid: bytes) 
         return Begin(stream.first, rewound_from=offset)
     end = stream.epoch_end(epoch, tail) if epoch else tail
     if offset > end:
-        return Begin(max(end, stream.first), rewound_from=offset)
+        # Where the epoch ended, gone or not: all that was read of it behind that place is void.
+        return Begin(end, rewound_from=offset)
     return Begin(offset)

@@ -114,6 +114,27 @@ def test_a_resume_beyond_the_end_of_its_epoch_is_rewound() -> None:
     assert offsets(peer, 1) == list(range(4, 14))
 
 
+@pytest.mark.parametrize("first", [6, 8, 10])
+def test_a_rewind_leads_to_the_end_of_its_epoch_and_a_gap_over_what_is_gone_since(
+    first: int,
+) -> None:
+    shell = Shell(sync=False)
+    filled(shell, batches=2)
+    shell.sync()
+    shell.publish(1, "s", [b"lost"] * 4, tracker=9)
+    shell.restart(power_loss=True)
+    peer = shell.hello(1)
+    shell.publish(1, "s", [b"after"] * 10, tracker=1)
+    shell.broker.trimmed("main", {1: first})
+    shell.subscribe(1, 1, "s", start=[2, 8, 1])
+    # All that the reader has from offset 4 on is void, though the log begins behind it.
+    assert peer.last(wire.Subscribed).next == 4
+    rewound, gap = peer.last(wire.Rewound), peer.last(wire.Gap)
+    assert (rewound.from_, rewound.to) == (8, 4)
+    assert (gap.from_, gap.to, gap.code) == (4, first, "retention")
+    assert offsets(peer, 1) == list(range(first, 14))
+
+
 def test_what_was_rewound_once_is_not_rewound_again_without_cause() -> None:
     shell = Shell(sync=False)
     filled(shell, batches=2)

@@ -237,6 +237,20 @@ def test_a_rewind_to_behind_the_own_place_is_told_as_a_rewind_only() -> None:
     assert reading.position == Position(STREAM_UUID, 2, 7)
 
 
+def test_a_rewind_and_the_gap_behind_it_are_told_apart() -> None:
+    script, reading = reading_script()
+    script.deliver(reading, [b"a", b"b"], 0)
+    taken(reading)
+    script.reconnect()
+    # The epoch ended at 1, and retention has taken everything before 7 since.
+    script.accept(reading, next=1, first=7, epoch=2)
+    script.say(c.Rewound(reading.number, 2, 1, 2))
+    script.say(c.Gap(reading.number, 1, 7, "retention", ""))
+    assert reading.position == Position(STREAM_UUID, 1, 2)
+    assert taken(reading) == [RewoundNotice(2, 1, 2), GapNotice(1, 7, "retention")]
+    assert reading.position == Position(STREAM_UUID, 2, 7)
+
+
 def test_another_stream_under_the_same_name_is_a_rewind_not_a_gap() -> None:
     script, reading = reading_script()
     script.deliver(reading, [b"a", b"b"], 0)

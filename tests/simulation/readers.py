@@ -192,8 +192,8 @@ class Reader:
         end = min([*later, self._tail(log)])
         if following <= end:
             return following, False
-        # What both know may be gone by retention meanwhile.
-        return max(end, self.first_of(log)), True
+        # What was written anew from there on may be gone by retention: a GAP tells that.
+        return end, True
 
     # --- deliveries --------------------------------------------------------------------
 
