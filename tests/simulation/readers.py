@@ -236,12 +236,6 @@ class Reader:
             batches = decode_run(data)
         except Unreadable as error:
             raise self._fail("unreadable", f"{command}: {error}") from error
-        if self.used_records >= self.credit_records or self.used_bytes >= self.credit_bytes:
-            raise self._fail(
-                "credit",
-                f"{self.used_records} of {self.credit_records} records and {self.used_bytes} of "
-                f"{self.credit_bytes} bytes were used before [{command.from_}, {command.next})",
-            )
         if command.rows is not None and len(batches) != 1:
             raise self._fail("unreadable", f"a row bitmap for {len(batches)} batches")
         log = self.log
@@ -249,13 +243,25 @@ class Reader:
         last = command.from_ - 1
         for batch in batches:
             self.newest_epoch = max(self.newest_epoch, batch.epoch)
+            self._within_credit(batch, command)
+            before = len(shown)
             last = self._batch(log, batch, command, shown, last)
+            self.used_bytes += batch.size
+            self.used_records += len(shown) - before
         self._missing(log, command.from_, command.next, shown)
-        self.used_bytes += len(data)
-        self.used_records += len(shown)
         self.records += len(shown)
         self.model.delivered += len(shown)
         self._moved(log, command.next)
+
+    def _within_credit(self, batch: Batch, command: c.Deliver) -> None:
+        """One more batch may begin while both credits are above what was delivered."""
+        if self.used_records >= self.credit_records or self.used_bytes >= self.credit_bytes:
+            raise self._fail(
+                "credit",
+                f"{self.used_records} of {self.credit_records} records and {self.used_bytes} of "
+                f"{self.credit_bytes} bytes were used before the batch at {batch.base_offset} in "
+                f"[{command.from_}, {command.next})",
+            )
 
     def _batch(self, log: Log, batch: Batch, command: c.Deliver, shown: set[int], last: int) -> int:
         rows = command.rows
