@@ -249,10 +249,11 @@ def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
         if number in stream.index.match(*headers[0]):
             return None
         return np.zeros(1, np.bool_)
-    found = map(stream.matched.get, headers)
+    # What is remembered for many is used; for one alone it is not worth the remembering.
+    found, match = map(stream.matched.get, headers), stream.index.match
     chosen = np.fromiter(
         (
-            number in (stream.matching(header) if known is None else known).numbers
+            number in (match(*header) if known is None else known.numbers)
             for header, known in zip(headers, found, strict=True)
         ),
         np.bool_,
