@@ -126,5 +126,16 @@ class Leaving:
 
 
 def done_of(rows: Iterable[Leaver]) -> list[tuple[int, bytes]]:
-    """Rows as the records of the log name them."""
-    return [(base, b"" if mask == row.left else rows_of(mask)) for base, mask, row in rows]
+    """Rows as the records of the log name them.
+
+    A dead letter is always named: others of its batch may die into the mailbox before the record
+    takes effect, and "all that are left" would be these, too.
+    """
+    return [
+        (base, b"" if mask == row.left and not _grows(row) else rows_of(mask))
+        for base, mask, row in rows
+    ]
+
+
+def _grows(row: MessageRow) -> bool:
+    return row.rare is not None and row.rare.request is not None

@@ -666,7 +666,8 @@ class Mailboxes:
         place = mailbox.number, base
         row = mailbox.rows[place]
         count = mask.bit_count() if mask else row.count
-        if not mask or row.left == mask:
+        if not mask or mailbox.order.floor(base) != base:
+            # Of a batch of dead letters, others may have come or gone in this very bundle.
             mailbox.order.add(base)
             mailbox.bytes += row.size
             if mailbox.memory:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
@@ -221,3 +223,67 @@ def test_what_dies_again_and_again_does_not_pile_up_its_reasons() -> None:
     assert [letter.mail.why for letter in office.letters(CLERK)] == [
         "failed: the last time", "failed: first",
     ]  # fmt: skip
+
+
+def both_at_once(acked: tuple[int, int], ended: tuple[int, int], *, ack_first: bool) -> Office:
+    """One who reads the dead letters and works: acknowledges some, lets others die, in one step."""
+    office = Office()
+    office.inbox(WORKER, mailbox="svc.dead")
+    office.request([b"a", b"b", b"c", b"d"])
+    office.end(*acked, WorkState.FAILED, "one")
+    parts = [
+        wire.AckMail(7, [acked], 0, 0, -1),
+        wire.AckWork(9, [ended], int(WorkState.FAILED), reason="two"),
+    ]
+    office.send(WORKER, wire.Atomic(1, 2, 0, b""), *(parts if ack_first else parts[::-1]))
+    assert isinstance(office.answer(WORKER, 1), wire.Confirm)
+    return office
+
+
+@pytest.mark.parametrize("ack_first", [False, True])
+@pytest.mark.parametrize("ended", [(0, 1), (3, 4), (0, 2)])
+def test_a_dead_letter_that_comes_while_its_neighbour_is_acknowledged_stays(
+    ended: tuple[int, int], ack_first: bool
+) -> None:
+    office = both_at_once((2, 3), ended, ack_first=ack_first)
+    died = list(range(*ended))
+    assert office.numbers(WORKER) == [2, *died]
+    info = office.info("svc.dead")
+    assert (info["messages"], info["held"]) == (len(died), len(died))
+    office.restart()
+    office.inbox(CLERK, mailbox="svc.dead")
+    assert office.numbers(CLERK) == died
+
+
+@pytest.mark.parametrize("ack_first", [False, True])
+def test_what_a_mailbox_holds_is_counted_though_a_batch_comes_and_goes_in_one_step(
+    ack_first: bool,
+) -> None:
+    office = both_at_once((2, 3), (0, 2), ack_first=ack_first)
+    size = office.info("svc.dead")["bytes"]
+    assert size > 0
+    office.ack(WORKER, (0, 2))
+    assert office.info("svc.dead")["bytes"] == 0
+    office.end(3, 4, WorkState.FAILED, "three")
+    assert office.info("svc.dead")["bytes"] == size
+    office.restart()
+    assert office.info("svc.dead")["bytes"] == size
+
+
+def test_two_rows_of_a_batch_that_die_in_one_step_are_one_put_of_their_mailbox() -> None:
+    office = Office()
+    office.request([b"a", b"b", b"c"])
+    ends = [
+        wire.AckWork(9, [(place, place + 1)], int(WorkState.FAILED), reason=f"why {place}")
+        for place in (0, 2)
+    ]
+    office.send(WORKER, wire.Atomic(1, 2, 0, b""), *ends)
+    info = office.info("svc.dead")
+    assert info["messages"] == 2
+    assert info["bytes"] > 0
+    office.inbox(CLERK, mailbox="svc.dead")
+    office.ack(CLERK, (0, 1))
+    office.ack(CLERK, (2, 3))
+    info = office.info("svc.dead")
+    assert (info["messages"], info["bytes"]) == (0, 0)
+    assert office.broker.gauges["mail_bytes"] == office.info("anna")["bytes"]
