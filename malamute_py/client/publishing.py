@@ -49,6 +49,10 @@ _PASSING: Final = frozenset({"full", "disk_full", "journal_failed"})
 """Codes that fail what is published now and say nothing of what is published later."""
 _ROW_BYTES: Final = 24
 """What a record is taken to cost beside its body, for the size of a batch."""
+AHEAD: Final = 2
+"""After so many turns in one millisecond single records gather, until a batch is confirmed."""
+_COMPANY_BYTES: Final = 1 << 16
+"""So many are company enough."""
 _PRODUCER = struct.Struct("<QI")
 _SEQUENCE = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
@@ -192,6 +196,12 @@ class Publisher:
         self._sent: dict[int, Unconfirmed] = {}
         self._taken_ms = -1
         """When take() was called last: what was due then waits for something else by now."""
+        self._left_ms = -1
+        """When batches left last."""
+        self._left = 0
+        """Turns in that millisecond with which some left."""
+        self._leaving = False
+        """Some leave with this turn."""
         self._linked = False
         self._fatal: MalamuteError | None = None
         self._producer_id = 0
@@ -441,6 +451,14 @@ class Publisher:
         self._taken_ms = now_ms
         if not self._linked or not self._active:
             return True
+        roomy = self._take(now_ms, out)
+        if self._leaving:
+            self._leaving = False
+            self._left = self._left + 1 if now_ms == self._left_ms else 1
+            self._left_ms = now_ms
+        return roomy
+
+    def _take(self, now_ms: int, out: Put) -> bool:
         for sender in list(self._active):
             if sender.held and not self._release(sender, now_ms):
                 continue
@@ -479,8 +497,7 @@ class Publisher:
             if promised and not self.window.lets_go(_size(item)):
                 return False
             if isinstance(item, Gathering):
-                lingers = now_ms - item.since_ms < self._settings.linger_ms
-                if lingers and len(queue) == 1 and item.bytes < self.batch_bytes:
+                if len(queue) == 1 and self._gathers(item, promised, now_ms):
                     return True
                 queue.popleft()
                 self.window.queued_bytes -= item.bytes
@@ -494,6 +511,23 @@ class Publisher:
                 self._send(item, promised, put)
         del self._active[sender]
         return True
+
+    def _gathers(self, item: Gathering, promised: bool, now_ms: int) -> bool:
+        """Whether these records still wait for company.
+
+        A batch costs everybody on its way about what a hundred records do. Where they come one by
+        one and fast, batches of a few would fill queues that batches of some dozens do not.
+        """
+        if item.bytes >= self.batch_bytes:
+            return False
+        if now_ms - item.since_ms < self._settings.linger_ms:
+            return True
+        return (
+            self._left >= AHEAD
+            and self._left_ms == now_ms
+            and item.bytes < _COMPANY_BYTES
+            and (not promised or len(self._sent) >= AHEAD)
+        )
 
     def _ask_producer(self, now_ms: int, put: Callable[[Command, Any], None]) -> None:
         if not self._producer_request and now_ms >= self._producer_again_ms:
@@ -543,6 +577,7 @@ class Publisher:
     def _send(
         self, batch: Unconfirmed, promised: bool, put: Callable[[Command, Any], None]
     ) -> None:
+        self._leaving = True
         stream = batch.sender.stream
         if not promised:
             put(Publish(stream, 0, batch.level), batch.content)
@@ -606,7 +641,7 @@ class Publisher:
             if sender.held:
                 at = None if sender.inflight else sender.blocked_until_ms
             elif isinstance(head, Gathering) and head.since_ms >= 0:
-                at = head.since_ms + self._settings.linger_ms
+                at = max(head.since_ms + self._settings.linger_ms, self._left_ms + 1)
             else:
                 at = None
             # A full window or a producer not open yet outlasts a linger: only an answer

@@ -69,6 +69,67 @@ def test_linger_waits_for_company_and_no_longer() -> None:
     assert publish.tracker
 
 
+def test_records_that_come_fast_gather_until_a_confirm() -> None:
+    script = ready()
+    script.wait(1)
+    for body in (b"a", b"b"):
+        script.publish(body)
+        assert len(publishes(script.step())) == 1
+    first = publishes([command for command, _ in script.heard])[0]
+    for body in (b"c", b"d"):
+        script.publish(body)
+        assert script.step() == []
+    script.confirm(first, 1)
+    assert bodies_of(script.contents()[-1]) == [b"c", b"d"]
+
+
+def test_records_that_come_fast_gather_for_a_millisecond_at_most() -> None:
+    script = ready()
+    script.wait(1)
+    for body in (b"a", b"b", b"c"):
+        script.publish(body)
+        script.step()
+    assert script.session.next_wake() == script.now_ms + 1
+    assert len(publishes(script.wait(1))) == 1
+    # However long a sync takes: who publishes once a millisecond is never held up.
+    for body in (b"d", b"e", b"f"):
+        script.wait(1)
+        script.publish(body)
+        script.step()
+        assert bodies_of(script.contents()[-1]) == [body]
+
+
+def test_records_that_come_fast_gather_also_when_nothing_is_confirmed() -> None:
+    script = ready()
+    script.wait(1)
+    for body in (b"a", b"b", b"c", b"d"):
+        script.publish(body, confirm="none")
+        script.step()
+    script.wait(1)
+    assert [bodies_of(content) for content in script.contents()[-3:]] == [
+        [b"a"], [b"b"], [b"c", b"d"],
+    ]  # fmt: skip
+
+
+def test_what_gathered_for_many_streams_leaves_in_one_turn() -> None:
+    script = ready()
+    script.wait(1)
+    streams = [f"s{number}" for number in range(50)]
+    for turn in range(3):
+        for stream in streams:
+            script.publish(b"%d" % turn, stream)
+        assert len(publishes(script.step())) == (50 if turn < 2 else 0)
+    assert len(publishes(script.wait(1))) == 50
+
+
+def test_enough_records_wait_for_no_more_company() -> None:
+    script = ready()
+    script.wait(1)
+    for size in (1, 1, 1 << 16):
+        script.publish(b"x" * size)
+        assert len(publishes(script.step())) == 1
+
+
 def test_the_producer_is_opened_once_and_sequences_count_per_stream() -> None:
     script = opened()
     script.publish(b"a", "one")
@@ -170,7 +231,7 @@ def test_a_refused_batch_fails_and_its_successors_take_its_sequences() -> None:
     script = ready()
     for body in (b"bad", b"two", b"three"):
         script.publish(body)
-        script.step()
+        script.wait(1)
     bad, two, three = publishes([command for command, _ in script.heard])
     script.say(c.Refused(10, bad.tracker, "bad_batch", "not today"))
     script.say(c.Refused(10, two.tracker, "out_of_sequence"))
