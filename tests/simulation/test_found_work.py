@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
+from malamute_protocol.stamp import CHANGE
+from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM
 from malamute_py.changelog import records as r
+from malamute_py.changelog.settings import MailboxSettings, ServiceSettings
 from malamute_py.changelog.tables import Queues, Tables, apply
 from tests.broker.post import Post
 from tests.broker.service_world import World
+from tests.simulation import records
+from tests.simulation.model import Violation
+from tests.simulation.work_model import Act, Batch, Bundle, Wish, WorkModel
 
 SERVICE = 1
 
@@ -113,3 +121,40 @@ def test_a_dead_letter_has_no_part_in_what_was_said_of_those_of_its_batch_before
     assert row.rare is not None
     assert (row.attempts, row.not_before_ms, row.left) == (0, 0, 0b111)
     assert (row.rare.again, row.rare.tries) == ([(900, b"\x01")], [(1, b"\x01")])
+
+
+@pytest.mark.parametrize("key", [b"k", b""])
+def test_who_failed_a_request_was_promised_nothing_of_how_it_ended_when_it_was_revived(
+    key: bytes,
+) -> None:
+    model = WorkModel()
+    asked = Act(1, "anna", [Wish("request", "s", (5,))], b"", 0, False)
+    failed = Act(2, "bob", [Wish("end", "s", (), (10,))], key, 0, bool(key), since_lsn=100)
+    model.act_of[5] = asked
+    model.steps["bob", b"k"] = failed
+    content = records.encode([records.Sent(5, 0, "s", "a", None, 0, 8)])
+    rows = [(10, b"\x01")]
+    bundles: list[list[r.Change]] = [
+        [
+            r.ServiceSet(1, "s", ServiceSettings(), "", 0),
+            r.MailboxSet(2, "s.dead", MailboxSettings(), "", 0),
+            r.RequestPut(1, 10, 1, 200, "anna", "anna", 0, subjects=["a"]),
+        ],
+        [r.RequestDead(1, rows, 2, "failed", 0), *([r.StepTaken("bob", key, 0)] if key else [])],
+        [r.RequestRevived(2, 1, rows, 0)],
+        [r.RequestDone(1, rows)],
+    ]
+    base = 0
+    for at, made in enumerate(bundles):
+        frame = encode(list(map(r.encode_change, made)), subject="change")
+        batches = [Batch(CHANGE_STREAM, base, len(made), CHANGE, frame)]
+        if not at:
+            batches.insert(0, Batch(MAIL_STREAM, 10, 1, 0, content))
+        model.appended(Bundle(100 * at, 100 * at + 100, 1, batches))
+        base += len(made)
+    confirm = wire.Confirm(7, int(wire.Level.SYNCED), 1, 0, 0, False)
+    model.told("main", 100)
+    with pytest.raises(Violation, match="the disk has 100"):
+        model.confirm(failed, confirm, 3)
+    model.told("main", 200)
+    model.confirm(failed, confirm, 3)

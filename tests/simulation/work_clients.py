@@ -341,7 +341,10 @@ class Peer(Client):
         self, commands: list[Command], wishes: list[Wish], *, key: bytes = b"", level: int = 0,
         atomic: bool = False, memory: bool = False,
     ) -> Act:  # fmt: skip
-        act = Act(self.world.act_number(), self.holder, wishes, key, level, atomic, memory)
+        act = Act(
+            self.world.act_number(), self.holder, wishes, key, level, atomic, memory,
+            self.model.end_lsn,
+        )  # fmt: skip
         self.given_up[act.number], self.let_go = self.let_go, []
         for wish in wishes:
             for serial in wish.serials:

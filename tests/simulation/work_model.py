@@ -60,6 +60,8 @@ class Act:
     level: int
     atomic: bool
     memory: bool = False
+    since_lsn: int = 0
+    """Where the log ended when it was first sent: nothing before that is its doing."""
     tries: int = 0
     """How often it was sent."""
     confirmed: bool = False
@@ -127,7 +129,8 @@ class State:
     """(sender, key, row) -> last replies and notices in its mailbox."""
     gone_mail: dict[int, int] = field(default_factory=dict)
     """Message -> LSN of the bundle that took it away."""
-    gone_jobs: dict[int, int] = field(default_factory=dict)
+    gone_jobs: dict[int, list[int]] = field(default_factory=dict)
+    """Request -> LSN of each bundle that ended it: a dead one may be revived and end again."""
     gone_records: dict[tuple[int, str, int], int] = field(default_factory=dict)
     moved: dict[tuple[int, str], int] = field(default_factory=dict)
     """Cursor -> LSN of the bundle that set it last."""
@@ -297,7 +300,7 @@ class State:
             for number in self._of(base, rows, lambda job: True):
                 self._job(number, change.why)
                 del self.jobs[number]
-                self.gone_jobs[number] = lsn
+                self.gone_jobs.setdefault(number, []).append(lsn)
                 self.ends.setdefault(number, []).append(change.why)
 
     def _request_dead(self, change: r.RequestDead, lsn: int) -> None:
@@ -305,7 +308,7 @@ class State:
             for number in self._of(base, rows, lambda job: True):
                 self._job(number, change.why)
                 del self.jobs[number]
-                self.gone_jobs[number] = lsn
+                self.gone_jobs.setdefault(number, []).append(lsn)
                 self.ends.setdefault(number, []).append("dead")
                 self.mail[change.mailbox, number] = Letter(why=(change.why,))
 
@@ -541,7 +544,7 @@ class WorkModel:
             if wish.kind == "ack":
                 missing = [n for n in wish.numbers if state.gone_mail.get(n) != bundle.lsn]
             elif wish.kind == "end" or (wish.kind == "reply" and wish.last):
-                missing = [n for n in wish.numbers if state.gone_jobs.get(n) != bundle.lsn]
+                missing = [n for n in wish.numbers if bundle.lsn not in state.gone_jobs.get(n, ())]
             elif wish.kind == "records":
                 place = self.place_of(wish.place)
                 missing = [
@@ -580,7 +583,10 @@ class WorkModel:
                 if wish.kind == "ack":
                     self.acknowledged.add((link, "mail", number))
                 elif wish.kind == "end" or (wish.kind == "reply" and wish.last):
-                    self.acknowledged.add((link, "job", number))
+                    # Who is told late may have it in hand anew: it was revived meanwhile.
+                    ends = self.state.gone_jobs.get(number, [])
+                    if number not in self.state.jobs and self._ended_by(act, number) in ends[-1:]:
+                        self.acknowledged.add((link, "job", number))
                 elif wish.kind == "records":
                     self.acknowledged.add((link, "record", wish.place, number))
         lsns = self._bundles_of(act, command)
@@ -627,7 +633,7 @@ class WorkModel:
                 if wish.kind == "ack":
                     found(state.gone_mail.get(number), f"ack of {number}")
                 elif wish.kind == "end" or (wish.kind == "reply" and wish.last):
-                    found(state.gone_jobs.get(number), f"end of {number}")
+                    found(self._ended_by(act, number), f"end of {number}")
                 elif wish.kind == "records":
                     position, done = state.groups.get(place, (0, frozenset()))
                     if number >= position and number not in done:
@@ -642,6 +648,18 @@ class WorkModel:
                     code = "wrong_duplicate" if command.duplicate else "wrong_confirm"
                     raise Violation(code, f"offset {command.offset} for {act}")
         return lsns
+
+    def _ended_by(self, act: Act, number: int) -> int | None:
+        """LSN of the bundle in which an act ended a request; None: it did not.
+
+        Without a key an act is sent once, by whoever has the request in hand: if it ended it,
+        then nothing else did between its sending and that.
+        """
+        state = self.state
+        since_lsn = act.since_lsn
+        if act.key:
+            since_lsn = state.bundle_of_key.get((act.holder, act.key), since_lsn)
+        return next((lsn for lsn in state.gone_jobs.get(number, ()) if lsn >= since_lsn), None)
 
     def refused(self, act: Act, command: c.Refused) -> None:
         """The broker says that nothing of this happened."""
