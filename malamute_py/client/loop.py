@@ -80,7 +80,7 @@ class LoopLink:
         self._resting = False
         """_rest() is about to be called, behind those who were just told something."""
         self._told = 0
-        """Of them, who got an answer and has not asked anew."""
+        """Of them, who got an answer or a confirm and has not asked anew."""
         self._gathered = False
         """They have said something, which leaves with what the rest of them says."""
         self._finished = False
@@ -102,9 +102,13 @@ class LoopLink:
     def leave(self) -> None:
         """As wake_up(), for a record: without company under way it leaves at once.
 
-        While others are unconfirmed it gathers company until the event loop turns: whoever
-        publishes much gets large batches, and a lone record does not wait for the turn.
+        While others are unconfirmed it gathers company until the event loop turns, and with those
+        who were confirmed together: whoever publishes much gets large batches, and a lone record
+        does not wait for the turn.
         """
+        if self._told:
+            self.asked()
+            return
         if not (self._scheduled or self._finished or self.session.window.unconfirmed_bytes):
             self.engine.send()
         self.wake_up()
@@ -173,6 +177,8 @@ class LoopLink:
                 for token, outcome in event.pairs:
                     _settle(token, outcome)
             else:
+                if type(event) is Published and event.batch.single:
+                    told += event.batch.count
                 self._handle(event)
         if self._room:
             self._give_room()

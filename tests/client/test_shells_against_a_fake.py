@@ -449,6 +449,28 @@ async def test_publishes_of_many_tasks_beyond_the_window_all_wait(broker: FakeBr
         assert sorted(one.offset for one in confirmed) == list(range(len(sizes)))
 
 
+async def test_tasks_that_were_confirmed_together_publish_together_again(
+    broker: FakeBroker,
+) -> None:
+    async with connect(broker.endpoint, **FAST) as client:
+        await client.publish("before", b"-")
+        broker.stop()
+        async with asyncio.timeout(WAIT_S):
+            while client.linked:
+                await asyncio.sleep(0.005)
+
+        async def publish(count: int) -> None:
+            for _ in range(count):
+                await client.publish("s", b"x")
+
+        # What is asked for while there is no broker leaves as one batch.
+        tasks = [asyncio.create_task(publish(5)) for _ in range(20)]
+        await asyncio.sleep(0)
+        broker.start()
+        await asyncio.gather(*tasks)
+    assert len(broker.streams["s"]) == 5
+
+
 async def test_a_waiting_iteration_ends_when_another_task_closes_it(broker: FakeBroker) -> None:
     async with connect(broker.endpoint, **FAST) as client:
         subscription = client.subscribe("s", start="earliest")
