@@ -452,12 +452,16 @@ async def test_publishes_of_many_tasks_beyond_the_window_all_wait(broker: FakeBr
 async def test_tasks_that_were_confirmed_together_publish_together_again(
     broker: FakeBroker,
 ) -> None:
-    async with connect(broker.endpoint, **FAST) as client:
+    lost = asyncio.Event()
+
+    def listen(event: Any) -> None:
+        if isinstance(event, Unlinked):
+            lost.set()
+
+    async with connect(broker.endpoint, on_link=listen, **FAST) as client:
         await client.publish("before", b"-")
         broker.stop()
-        async with asyncio.timeout(WAIT_S):
-            while client.linked:
-                await asyncio.sleep(0.005)
+        await asyncio.wait_for(lost.wait(), WAIT_S)
 
         async def publish(count: int) -> None:
             for _ in range(count):
