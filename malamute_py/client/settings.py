@@ -77,7 +77,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Target size of a batch made from single or bulk records, at most half of what the broker
     takes. What a batch costs in Python at all three ends is spread over it (ARCHITECTURE.md)."""
     linger_ms: int = 0
-    """How long single records may wait for company; 0: only for the next wake-up."""
+    """How long single records may wait for company; 0: for the next wake-up, and where they come
+    fast, for a confirm of those before them or a millisecond, whichever is first."""
     frame_bytes_max: int = 64 << 20
     """The largest frame that is taken from the broker; a larger one ends the connection."""
     idempotent: bool = True
