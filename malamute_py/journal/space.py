@@ -35,6 +35,10 @@ from malamute_py.journal.types import SEGMENT_HEADER_BYTES, RingEvent, RingSetti
 _INDEX_TEMPORARY = "index.tmp"
 _CAPACITY_FOR_TWO = 16
 """Segments of a ring that keeps two prepared ones: an eighth of it at most."""
+_CALM_MS = 60_000
+"""A ring that began no segment for so long gives back what it will not soon use again, one that
+does gives back one in that time: removing and allocating anew takes a file system that discards
+freed blocks more time than the writes between (0.6 GB/s of appends instead of 1.5)."""
 _OUTRUN = 4
 """Zeroing is given up once appends came to a quarter of it: then they write large pieces."""
 
@@ -100,6 +104,12 @@ class Space:
         self._leaving: Segment | None = None
         """Retired, and its file not yet used again or removed; stays so when that failed."""
         self._written_floors: dict[int, int] = {}
+        self._seen_number: int | None = None
+        """What `next_number` was when housekeeping looked last."""
+        self._begun_ms: int | None = None
+        """When it was seen to have moved."""
+        self._gave_ms: int | None = None
+        """When an empty segment was given back last."""
 
     @property
     def capacity(self) -> int:
@@ -223,6 +233,7 @@ class Space:
         Raises DiskFull, JournalCorrupt, JournalFailed, OSError.
         """
         with self.preparing:
+            self._note_begun(now_ms)
             # First what frees space: on a full disk the rest would fail before it.
             if self._retire_surplus(now_ms) or self._write_one_index():
                 return True
@@ -289,7 +300,10 @@ class Space:
         over = len(segments) + len(self.spares) > self.capacity
         if not self._free_of_state(oldest):
             return over and self._make_state_durable()
-        if not (over and self.settings.full == "overwrite") and not self._empty(oldest, now_ms):
+        surplus = over and self.settings.full == "overwrite"
+        if not surplus and not self._empty(oldest, now_ms):
+            return False
+        if not over and self._soon_wanted(now_ms):
             return False
         self._retire(oldest)
         self.storage.remove(index_name(oldest.number))
@@ -297,6 +311,27 @@ class Space:
         self.storage.sync_directory()
         self._leaving = None
         return True
+
+    def _note_begun(self, now_ms: int | None) -> None:
+        """See whether segments were begun since the last look."""
+        number, seen = self.next_number, self._seen_number
+        if now_ms is not None and number != seen:
+            # What was begun before the first look is not known to go on.
+            self._begun_ms = None if seen is None else now_ms
+            self._seen_number = number
+
+    def _soon_wanted(self, now_ms: int | None) -> bool:
+        """True while appends begin segments, which will rather use an empty one again.
+
+        Not on a disk that is short of space, nor in memory; and once in a while not, so that a
+        ring shrinks under a steady load, too.
+        """
+        if now_ms is None or not self.storage.persistent:
+            return False
+        if not _within(now_ms, self._begun_ms) or not _within(now_ms, self._gave_ms):
+            self._gave_ms = now_ms
+            return False
+        return self.storage.free_bytes() > self.settings.ring_bytes
 
     def _empty(self, segment: Segment, now_ms: int | None) -> bool:
         """True when nothing in the segment is served any more."""
@@ -494,3 +529,8 @@ class Space:
             self._pins = {key: value for key, value in self._pins.items() if key != name}
         facts = {"pin": name, "stream": stream, "offset": offset, "reason": reason}
         self.events.append(RingEvent("pin_broken", facts))
+
+
+def _within(now_ms: int, since_ms: int | None) -> bool:
+    """Whether less than _CALM_MS have passed, by a clock that may be set."""
+    return since_ms is not None and 0 <= now_ms - since_ms < _CALM_MS

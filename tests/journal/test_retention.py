@@ -124,6 +124,38 @@ def test_segments_in_which_nothing_is_served_give_their_space_back(place: Place)
     assert [o for o, _ in everything(ring, 1)] == list(range(17, 24))
 
 
+def test_a_ring_that_is_written_to_uses_empty_segments_again_before_it_gives_them_back(
+    place: Place,
+) -> None:
+    ring, _ = place.open(RingSettings(segment_bytes=S, ring_bytes=20 * S))
+    tidy(ring, now_ms=1_000)
+    fill(ring, 24)
+    ring.sync()
+    tidy(ring, now_ms=2_000)
+    held = len(segments(place))
+    assert held >= 8
+    ring.remove_before(1, offset=24)
+    fill(ring, 3)
+    ring.sync()
+    tidy(ring, now_ms=3_000)
+    left = len(segments(place))
+    fill(ring, 6)
+    ring.sync()
+    tidy(ring, now_ms=4_000)
+    if place.storage.persistent:
+        # One is given back each minute, however much is written.
+        assert left >= held - 1
+        assert len(segments(place)) <= left
+    tidy(ring, now_ms=64_000)
+    assert len(segments(place)) <= 6  # what was written since, and two that are prepared
+    ring.remove_before(1, offset=ring.next_offset(1))
+    fill(ring, 3)
+    ring.sync()
+    tidy(ring, now_ms=65_000)
+    tidy(ring, now_ms=1_000)  # a clock that was set back
+    assert len(segments(place)) <= 4
+
+
 def test_segments_whose_every_record_expired_are_retired_and_others_stay(place: Place) -> None:
     ring, _ = place.open(RingSettings(segment_bytes=S, ring_bytes=10 * S))
     for _ in range(6):
