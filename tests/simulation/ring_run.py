@@ -472,7 +472,7 @@ class RingRun:
                         "hole_called_gap", f"{gap}, but {offset} is there, first {log.first}"
                     )
                 gaps.add(offset)
-        if low < high and history.next <= low:
+        if low < high and history.next <= low and self._knows(log, low, high):
             raise Violation("stuck", f"a read of [{low}, {high}) came to {history.next}")
         for offset in range(low, min(history.next, high)):
             if offset in shown or offset in gaps:
@@ -484,6 +484,16 @@ class RingRun:
                 "gap_called_hole",
                 f"stream {log.number}: [{low}, {history.next}) lacks {offset}, first {log.first}",
             )
+
+    def _knows(self, log: Log, low: int, high: int) -> bool:
+        """Whether the ring must know of offsets in [low, high).
+
+        Of a stream of which a recovery found nothing but damage it has no place at all, until
+        something more is appended.
+        """
+        return log.number in self.ring.streams() or not all(
+            self.model.gone(log, offset) for offset in range(low, high)
+        )
 
 
 def loop_would_wait(ring: Any, room: int) -> bool:

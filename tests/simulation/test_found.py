@@ -9,7 +9,10 @@ import pytest
 from malamute_py.journal.ring import Ring
 from malamute_py.journal.types import Append, RingSettings
 from tests.simulation.disk import CrashNow, Disk
+from tests.simulation.faults import find_batch
+from tests.simulation.model import Violation
 from tests.simulation.records import Sent, decode_run, encode
+from tests.simulation.ring_run import RingRun
 from tests.simulation.storage import SimulatedStorage
 
 SETTINGS = RingSettings(segment_bytes=65_536, ring_bytes=6 * 65_536)
@@ -21,9 +24,11 @@ def opened(disk: Disk, epoch: int) -> Ring:
     )[0]
 
 
-def batch(serial: int, offset: int, length: int) -> Append:
+def batch(serial: int, offset: int, length: int, stream: int = 1) -> Append:
     content = encode([Sent(serial, 0, "s", "a", None, 0, length)])
-    return Append(1, offset, 1, 1000 + serial, content, int.from_bytes(content[8:12], "little"))
+    return Append(
+        stream, offset, 1, 1000 + serial, content, int.from_bytes(content[8:12], "little")
+    )
 
 
 def serials(ring: Ring) -> list[int]:
@@ -53,3 +58,25 @@ def test_halves_of_two_epochs_that_begin_at_one_position_are_no_bundle() -> None
     ring = opened(disk, 3)
     assert serials(ring) == [1]
     assert ring.next_offset(1) == 1
+
+
+def test_a_ring_need_not_know_a_stream_of_which_a_recovery_found_nothing_but_damage() -> None:
+    disk = Disk()
+    ring = opened(disk, 1)
+    lsn = ring.append([batch(3, 0, 100, stream=2)]).end_lsn
+    ring.append([batch(1, 0, 100)])
+    ring.append([batch(2, 1, 100, stream=2)])
+    ring.sync()
+    # Its stamp says how far the disk was: the damage lies in what was there.
+    ring.append([batch(4, 2, 100, stream=2)])
+    place = find_batch(disk, "", 1, lsn)
+    assert place is not None
+    disk.rot(place[0], place[1] + 59, 0)
+    disk.crash()
+    run = RingRun(0)
+    run.ring = ring = opened(disk, 2)
+    assert list(ring.streams()) == [2]
+    run.judge(run.model.log("", 1), ring.read(1, 0, 1, 1 << 20), 0, 1, "")
+    # Of one that it knows a read must come further.
+    with pytest.raises(Violation, match="came to 0"):
+        run.judge(run.model.log("", 2), ring.read(1, 0, 1, 1 << 20), 0, 1, "")
