@@ -393,12 +393,13 @@ class SessionConsumer(SessionClient):
             position = self.saved
         else:
             self.end = self.reading.end
-            if not self.reading.inbox:
-                self._skipped(position.next)
             head = self.reading.inbox[0] if self.reading.inbox else None
             if isinstance(head, RewoundNotice) and head.to_offset == position.next != self.at:
                 # Its first subscription was rewound: that is where it is, before it is told.
                 self._take(head)
+            elif head is None or position.next > self.at:
+                # Empty covers moved it, before what waits now or with nothing waiting.
+                self._skipped(position.next)
             if position.next != self.at:
                 raise self._fail("cover", f"its position is {position.next} behind {self.at}")
         self.saved = position
