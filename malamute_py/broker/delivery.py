@@ -166,9 +166,7 @@ class Delivery:
         windows: dict[tuple[int, int], Encoding | None] = {}
         records = taken = 0
         for sub in subscriptions:
-            # A durable one may be ahead: told of a gap up to where the ring begins by now,
-            # while this batch, retired since, was still waiting for its sync.
-            if not sub.live or sub.covered >= next:
+            if not sub.live:
                 continue
             link = sub.link
             if sub.left_records <= 0 or sub.left_bytes <= 0 or link.room <= 0:

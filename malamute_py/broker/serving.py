@@ -261,7 +261,9 @@ class Serving:
 
     def _past_what_is_gone(self, sub: Subscription) -> None:
         stream = sub.stream
-        first = min(stream.first, sub.stop)
+        # Retention may be ahead of what the disk is known to have: who is to see no more than that
+        # has no place there yet, and what is still in memory comes after all.
+        first = min(stream.first, sub.stop, sub.tail)
         lost = min(first, stream.lost_before)
         if sub.position < lost:
             self._gap(sub, lost, "lost", "")

@@ -69,13 +69,15 @@ class Starts:
             name, otherwise = arguments
             next = self.cursor(stream, name)
             if next is not None:
-                found(Begin(next) if next <= tail else Begin(tail, rewound_from=next))
+                # Not by retention, which moves cursors, too, and may be ahead of a durable tail.
+                rewound = next > max(tail, stream.first)
+                found(Begin(min(next, tail), rewound_from=next if rewound else None))
             elif otherwise is None:
                 found(RequestRejected("unknown_cursor", f"there is no cursor '{name}'"))
             else:
                 self.resolve(stream, otherwise, durable, pattern, found, end=end, wanted=wanted)
         elif kind == StartKind.EARLIEST:
-            found(Begin(stream.first))
+            found(Begin(min(stream.first, tail)))
         elif kind == StartKind.LATEST:
             found(Begin(tail))
         elif kind == StartKind.OFFSET:
@@ -84,7 +86,7 @@ class Starts:
             next = arguments[0] + 1
             found(Begin(next) if next <= tail else Begin(tail, rewound_from=next))
         elif kind == StartKind.LAST_PER_SUBJECT:
-            self._last_per_subject(stream, min(tail, end), pattern, found, wanted)
+            self._last_per_subject(stream, tail, min(tail, end), pattern, found, wanted)
         else:
             self._by_time(stream, kind, durable, arguments[0], arguments[1], found, wanted)
 
@@ -115,11 +117,12 @@ class Starts:
         )  # fmt: skip
 
     def _last_per_subject(
-        self, stream: Stream, end: int, pattern: Any, found: Found, wanted: Callable[[], bool]
-    ) -> None:
+        self, stream: Stream, tail: int, end: int, pattern: Any, found: Found,
+        wanted: Callable[[], bool],
+    ) -> None:  # fmt: skip
         first = stream.first
         if first >= end:
-            found(Begin(max(first, end)))
+            found(Begin(max(min(first, tail), end)))
             return
         limit = self._shard.settings.last_per_subject_max
 
@@ -130,7 +133,7 @@ class Starts:
                 found(RequestRejected("limit", f"more than {limit} subjects match"))
             else:
                 offsets = np.array(value, np.int64)
-                found(Begin(max(first, stream.first), wanted=offsets, wanted_to=end))
+                found(Begin(min(stream.first, tail), wanted=offsets, wanted_to=end))
 
         self._shard.ask(
             stream.ring.name, stream.number, "last_per_subject",
@@ -192,7 +195,7 @@ def _number(value: Any) -> bool:
 
 def _by_offset(stream: Stream, tail: int, offset: int, epoch: int, uuid: bytes) -> Begin:
     if uuid and uuid != stream.uuid:
-        return Begin(stream.first, rewound_from=offset)
+        return Begin(min(stream.first, tail), rewound_from=offset)
     end = stream.epoch_end(epoch, tail) if epoch else tail
     if offset > end:
         # Where the epoch ended, gone or not: all that was read of it behind that place is void.

@@ -487,6 +487,64 @@ def test_a_durable_reader_that_comes_late_reads_up_to_the_synced_tail_and_goes_o
     assert offsets(peer, 1) == [0, 1, 2, 3]
 
 
+def synced_behind_retention() -> Shell:
+    """Of stream s 2 records are durable as far as the broker knows, 6 are written, 4 are gone."""
+    shell = Shell(sync=False)
+    shell.hello(1)
+    for n in range(6):
+        shell.publish(1, "s", [b"x"], tracker=n + 1)
+        if n == 1:
+            shell.sync()
+    shell.firsts[1] = 4
+    shell.broker.trimmed("main", {1: 4})
+    return shell
+
+
+@pytest.mark.parametrize("start", [[0], [1], [2, 1, 1]])
+def test_a_durable_reader_is_not_told_that_something_is_gone_before_it_would_have_seen_it(
+    start: list[int],
+) -> None:
+    shell = synced_behind_retention()
+    peer = shell.subscribe(1, 1, "s", start=start, visibility=1)
+    begun = peer.last(wire.Subscribed)
+    assert begun.next <= begun.tail == 2
+    assert all(gap.to <= 2 for gap in peer.of(wire.Gap))
+    # Its place is one at which it may go on.
+    shell.subscribe(1, 2, "s", start=[2, 2, begun.epoch], visibility=1)
+    assert not peer.of(wire.Rewound)
+    shell.sync()
+    shell.run()
+    assert offsets(peer, 1) == offsets(peer, 2) == [2, 3, 4, 5]
+
+
+def test_a_durable_reader_without_credit_is_told_of_what_is_gone_when_the_disk_had_it() -> None:
+    shell = synced_behind_retention()
+    peer = shell.subscribe(1, 1, "s", start=[0], visibility=1, records=0)
+    shell.sync()
+    shell.run()
+    shell.send(1, wire.Credit(1, 10, 1 << 40))
+    (gap,) = peer.of(wire.Gap)
+    assert (gap.from_, gap.to, gap.code) == (2, 4, "retention")
+    assert offsets(peer, 1) == [4, 5]
+
+
+def test_a_durable_reader_from_a_cursor_that_retention_moved_is_not_rewound() -> None:
+    shell = synced_behind_retention()
+    shell.send(1, wire.MoveCursor("s", "c", 1, 9))
+    shell.sync()
+    shell.run()
+    shell.publish(1, "s", [b"x"], tracker=10)
+    shell.publish(1, "s", [b"x"], tracker=11)
+    shell.firsts[1] = 7
+    shell.broker.trimmed("main", {1: 7})
+    peer = shell.subscribe(1, 1, "s", start=[7, "c"], visibility=1)
+    assert not peer.of(wire.Rewound)
+    assert peer.last(wire.Subscribed).next == 6
+    shell.sync()
+    shell.run()
+    assert offsets(peer, 1) == [6, 7]
+
+
 # --- memory streams -----------------------------------------------------------------------
 
 

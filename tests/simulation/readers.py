@@ -156,7 +156,8 @@ class Reader:
             else:
                 self.position = command.next
         else:
-            wanted = {0: first, 1: tail}.get(kind, command.next)
+            # Retention may be ahead of what a durable reader is to see.
+            wanted = {0: min(first, tail), 1: tail}.get(kind, command.next)
             if kind == 3 and not log.memory:
                 self._by_time(log, command.next, first, tail)
             if command.next != wanted and not log.memory:
