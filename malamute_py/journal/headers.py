@@ -2,34 +2,45 @@
 
 Owns the bitmaps of index entries by header, and their stored form. The rule: a bitmap
 may name an entry too many, never one too few. Beyond `distinct_headers_max` the table
-keeps leading subject parts and field names only, and says so. Written by the loop
-thread, read by others: bitmaps only grow, dictionaries are copied before they are
-walked. Source: FORMAT.md, section 6; DESIGN.md, section 6 (Finding).
+keeps leading subject parts and field names only, and says so; a whole subject and a
+value are then looked up in filters.py besides. Written by the loop thread, read by
+others: bitmaps only grow, dictionaries are copied before they are walked. Source:
+FORMAT.md, section 6; DESIGN.md, section 6 (Finding).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 from pyroaring import BitMap
 
+from malamute_py.journal.filters import EntryFilters, Items, items_of, pair_text
+
 Keys: TypeAlias = tuple[str, ...]
+Fields: TypeAlias = Mapping[str, str]
 
 _MEMO_MAX = 2048
+_MEMO_SUBJECTS_MAX = 4096
+"""The protocol's memo does not share larger tables either; each would be held for nothing."""
 _NOBODY = BitMap()
-_UNKNOWN: tuple[tuple[str, ...], tuple[Mapping[str, str], ...]] = (("",), ())
+_ANYTHING: tuple[Keys, ...] = (("",),)
+_UNKNOWN: tuple[tuple[str, ...], tuple[Fields, ...]] = (("",), ())
 
 
 class StreamHeaders:
     """One stream's bitmaps; also what a search is shown (types.HeaderIndex)."""
 
-    __slots__ = ("_all", "_several", "depth", "names", "pairs", "tops")
+    __slots__ = ("_all", "_filters", "_several", "depth", "names", "pairs", "tops")
 
-    def __init__(self, depth: int | None) -> None:
-        """depth: leading parts kept of each subject; None: whole subjects and values."""
+    def __init__(self, depth: int | None, filters: EntryFilters | None = None) -> None:
+        """depth: leading parts kept of each subject; None: whole subjects and values.
+
+        filters: of the segment, where it is not None.
+        """
         self.depth = depth
+        self._filters = filters
         self.tops: dict[Keys, BitMap] = {}
         self.names: dict[str, BitMap] = {}
         self.pairs: dict[tuple[str, str], BitMap] = {}
@@ -39,7 +50,7 @@ class StreamHeaders:
 
     @property
     def exact(self) -> bool:
-        """False: subjects are leading parts, and field values are not kept."""
+        """False: subjects are leading parts; what is left of whole ones and of values may err."""
         return self.depth is None
 
     def subjects(self) -> Iterable[tuple[Keys, BitMap]]:
@@ -47,10 +58,13 @@ class StreamHeaders:
         return tuple(self.tops.copy().items())
 
     def subject(self, key: str) -> BitMap:
-        """Entries with exactly this key; of an exact table only."""
-        found = self.tops.get((key,), _NOBODY)
-        several = self.several(key)
-        return BitMap.union(found, *map(self.tops.__getitem__, several)) if several else found
+        """Entries with exactly this key; with it or one like it, where not exact."""
+        top = key if self.depth is None else _leading(key, self.depth)
+        found = self.tops.get((top,), _NOBODY)
+        several = self.several(top)
+        if several:
+            found = BitMap.union(found, *map(self.tops.__getitem__, several))
+        return found if self._filters is None else self._filters.may_hold(found, key)
 
     def several(self, key: str) -> list[Keys]:
         """The subjects that have this key and others."""
@@ -60,14 +74,16 @@ class StreamHeaders:
         return [top for top in self._several[1] if key in top]
 
     def field(self, name: str, value: str | None) -> BitMap:
-        """Entries with the field; with the value too, unless None or not exact."""
+        """Entries with the field, and the value unless None; or one like it, where not exact."""
         if self.depth == 0:
-            return self._all
-        if value is None or self.depth is not None:
-            found = self.names.get(name)
+            found = self._all
+        elif value is None or self.depth is not None:
+            found = self.names.get(name, _NOBODY)
         else:
-            found = self.pairs.get((name, value))
-        return BitMap() if found is None else found
+            found = self.pairs.get((name, value), _NOBODY)
+        if value is None or self._filters is None:
+            return found
+        return self._filters.may_hold(found, pair_text(name, value))
 
     def everything(self) -> BitMap:
         """All entries of the stream."""
@@ -82,6 +98,12 @@ class StreamHeaders:
         return len(self.tops) + len(self.names) + len(self.pairs)
 
 
+_Resolved: TypeAlias = "tuple[tuple[BitMap, ...], Items | None]"
+"""Where the entries of a header table are noted: (bitmaps, what the filters keep of it).
+
+None: nothing is kept, or the headers cannot be known."""
+
+
 class HeaderTable:
     """All streams' bitmaps of one segment, built while it is written."""
 
@@ -89,109 +111,153 @@ class HeaderTable:
         """distinct_max: headers kept exactly."""
         self.depth: int | None = None
         self.streams: dict[int, StreamHeaders] = {}
+        self.filters: EntryFilters | None = None
+        """None: the table is exact."""
         self._distinct_max = distinct_max
+        # Many small entries get their filters together; until then they are read for nothing.
+        self._waiting_max = distinct_max // 4
         self._distinct = 0
-        self._last: dict[int, tuple[Any, int, tuple[BitMap, ...]]] = {}
-        self._memo: dict[tuple[int, int], tuple[Any, tuple[BitMap, ...]]] = {}
+        self._last: dict[int, tuple[Any, int, _Resolved]] = {}
+        self._memo: dict[tuple[int, int], tuple[Any, _Resolved]] = {}
 
-    def restore(self, depth: int | None, streams: dict[int, StreamHeaders]) -> None:
-        """Go on from what was stored of the segment, in a table that is still empty."""
+    def restore(
+        self,
+        depth: int | None,
+        filters: EntryFilters | None,
+        streams: dict[int, StreamHeaders],
+        last: int,
+    ) -> None:
+        """Go on from what was stored of the segment, in a table that is still empty.
+
+        last: the entry that may still grow. filters: not used by anybody else.
+        """
         self.depth = depth
+        self.filters = filters
         self.streams = streams
         self._distinct = sum(map(len, streams.values()))
+        if filters is not None:
+            filters.reopen(last, self._waiting_max)
 
     def add(self, stream: int, ordinal: int, keys: Any) -> None:
         """Note that the entry holds records with these headers.
 
         keys: a header table (`.keys`, `.fieldmaps`) or a pair (subjects, field maps);
-        None: they cannot be known, and then the table can exclude nothing any more.
+        None: they cannot be known; then the entry is not excluded by anything, and none is by
+        its leading parts.
         Equal tables are recognised by identity, as the protocol's memo shares them.
         """
         if keys is None:
-            self._coarsen(to=0)
+            if self.depth != 0:
+                self._coarsen(ordinal, to=0)
             keys = _UNKNOWN
         last = self._last.get(stream)
         if last is not None and last[0] is keys:
             if last[1] == ordinal:
                 return
-            bitmaps = last[2]
+            resolved = last[2]
         else:
             found = self._memo.get((stream, id(keys)))
             if found is not None and found[0] is keys:
-                bitmaps = found[1]
+                resolved = found[1]
             else:
-                bitmaps = self._resolve(stream, keys)
+                resolved = self._resolve(stream, ordinal, keys)
+        bitmaps, items = resolved
         for bitmap in bitmaps:
             bitmap.add(ordinal)
-        self._last[stream] = (keys, ordinal, bitmaps)
+        if self.filters is not None:
+            self.filters.add(ordinal, items)
+        self._last[stream] = (keys, ordinal, resolved)
 
-    def _resolve(self, stream: int, keys: Any) -> tuple[BitMap, ...]:
+    def _resolve(self, stream: int, ordinal: int, keys: Any) -> _Resolved:
         table = self.streams.get(stream)
         if table is None:
-            table = self.streams[stream] = StreamHeaders(self.depth)
+            table = self.streams[stream] = StreamHeaders(self.depth, self.filters)
         subjects, fieldmaps = _parts(keys)
-        bitmaps = self._find(table, subjects, fieldmaps)
-        if self._distinct > self._distinct_max and self.depth != 0:
-            self._coarsen()
-            table = self.streams[stream]
-            bitmaps = self._find(table, subjects, fieldmaps)
-        if len(self._memo) >= _MEMO_MAX:
-            self._memo.clear()
-        # The memo holds `keys` itself, so that its id cannot become another object's.
-        self._memo[stream, id(keys)] = (keys, bitmaps)
-        return bitmaps
-
-    def _find(
-        self, table: StreamHeaders, subjects: Iterable[Any], fieldmaps: Iterable[Mapping[str, str]]
-    ) -> tuple[BitMap, ...]:
         before = len(table)
-        bitmaps: list[BitMap] = [table.everything()]
-        depth = table.depth
-        for entry in subjects:
-            top: Keys = (entry,) if isinstance(entry, str) else tuple(entry)
-            if depth is not None:
-                top = _leading(top, depth)
-            bitmaps.append(_bitmap(table.tops, top))
-        for fields in fieldmaps if depth != 0 else ():
-            for name, value in fields.items():
-                bitmaps.append(_bitmap(table.names, name))
-                if depth is None:
-                    bitmaps.append(_bitmap(table.pairs, (name, value)))
+        resolved = _note(table, subjects, fieldmaps)
         self._distinct += len(table) - before
-        return tuple(bitmaps)
+        if self._distinct > self._distinct_max and self.depth != 0:
+            self._coarsen(ordinal)
+            # Its leading parts are there: nothing more is to be counted.
+            resolved = _note(self.streams[stream], subjects, fieldmaps)
+        if keys is _UNKNOWN:
+            resolved = resolved[0], None
+        if len(subjects) <= _MEMO_SUBJECTS_MAX:
+            if len(self._memo) >= _MEMO_MAX:
+                self._memo.clear()
+            # The memo holds `keys` itself, so that its id cannot become another object's.
+            self._memo[stream, id(keys)] = (keys, resolved)
+        return resolved
 
-    def _coarsen(self, to: int | None = None) -> None:
+    def _coarsen(self, ordinal: int, to: int | None = None) -> None:
         """Keep fewer leading parts: `to`, or until the table is at most half full.
 
-        New objects take the place of the old ones: a reader keeps what it had, whole.
+        ordinal: the entry that is being noted. New objects take the place of the old ones:
+        a reader keeps what it had, whole.
         """
+        filters = self.filters
+        if filters is None:
+            filters = EntryFilters(self._waiting_max)
+            filters.add_all(self._items(), ordinal)
         deepest = max(
             (key.count(".") + 1 for t in self.streams.values() for top in t.tops for key in top),
             default=1,
         )
         depth = deepest if self.depth is None else self.depth
         streams = self.streams
+        distinct = self._distinct
         while depth > 0:
             depth = depth - 1 if to is None else to
-            streams = {number: _shortened(t, depth) for number, t in self.streams.items()}
+            streams = {number: _coarser(t, depth, filters) for number, t in self.streams.items()}
             distinct = sum(map(len, streams.values()))
             if distinct <= self._distinct_max // 2:
                 break
         self.depth = depth
+        self.filters = filters
         self.streams = streams
         self._distinct = distinct
         self._last.clear()
         self._memo.clear()
+
+    def _items(self) -> Iterator[tuple[str, BitMap]]:
+        """What an exact table knows, as the filters keep it."""
+        for table in self.streams.values():
+            for top, bitmap in table.tops.items():
+                for key in top:
+                    yield key, bitmap
+            for pair, bitmap in table.pairs.items():
+                yield pair_text(*pair), bitmap
 
     def stream(self, stream: int) -> StreamHeaders:
         """One stream's index; an empty one when it has nothing here."""
         return self.streams.get(stream) or StreamHeaders(self.depth)
 
 
-def _parts(keys: Any) -> tuple[Iterable[Any], Iterable[Mapping[str, str]]]:
+def _parts(keys: Any) -> tuple[Sequence[Keys], Iterable[Fields]]:
     if isinstance(keys, (tuple, list)):
-        return keys[0], keys[1] or ()
+        tops = [(top,) if isinstance(top, str) else tuple(top) for top in keys[0]]
+        return tops, keys[1] or ()
     return keys.keys, keys.fieldmaps
+
+
+def _note(table: StreamHeaders, subjects: Sequence[Keys], fieldmaps: Iterable[Fields]) -> _Resolved:
+    depth = table.depth
+    bitmaps = [table.everything()]
+    if depth is None:
+        bitmaps += [_bitmap(table.tops, top) for top in subjects]
+        for fields in fieldmaps:
+            for pair in fields.items():
+                bitmaps.append(_bitmap(table.names, pair[0]))
+                bitmaps.append(_bitmap(table.pairs, pair))
+        return tuple(bitmaps), None
+    pairs = {pair for fields in fieldmaps for pair in fields.items()}
+    tops = {_shortened(top, depth) for top in subjects} if depth else _ANYTHING
+    bitmaps += [_bitmap(table.tops, top) for top in tops]
+    if depth:
+        bitmaps += [_bitmap(table.names, name) for name in {name for name, _ in pairs}]
+    texts = [key for top in subjects for key in top]
+    texts += [pair_text(*pair) for pair in pairs]
+    return tuple(bitmaps), items_of(texts)
 
 
 def _bitmap(table: dict[Any, BitMap], key: Any) -> BitMap:
@@ -201,15 +267,21 @@ def _bitmap(table: dict[Any, BitMap], key: Any) -> BitMap:
     return found
 
 
-def _leading(top: Keys, depth: int) -> Keys:
-    return tuple(dict.fromkeys(".".join(key.split(".")[:depth]) for key in top))
+def _leading(key: str, depth: int) -> str:
+    return ".".join(key.split(".", depth)[:depth])
 
 
-def _shortened(table: StreamHeaders, depth: int) -> StreamHeaders:
-    new = StreamHeaders(depth)
+def _shortened(top: Keys, depth: int) -> Keys:
+    if len(top) == 1:
+        return (_leading(top[0], depth),)
+    return tuple(dict.fromkeys(_leading(key, depth) for key in top))
+
+
+def _coarser(table: StreamHeaders, depth: int, filters: EntryFilters) -> StreamHeaders:
+    new = StreamHeaders(depth, filters)
     new.everything().update(table.everything())
     for top, bitmap in table.tops.items():
-        _bitmap(new.tops, _leading(top, depth)).update(bitmap)
+        _bitmap(new.tops, _shortened(top, depth)).update(bitmap)
     if depth:
         # Without subjects there is no reason to keep names either: everything() remains.
         for name, bitmap in table.names.items():
@@ -243,10 +315,10 @@ def pack_headers(table: HeaderTable) -> tuple[int | None, dict[int, bytes]]:
     return table.depth, packed
 
 
-def unpack_headers(depth: int | None, packed: bytes) -> StreamHeaders:
-    """One stream's index from the index file."""
+def unpack_headers(depth: int | None, packed: bytes, filters: EntryFilters | None) -> StreamHeaders:
+    """One stream's index from the index file. filters: the segment's, where not exact."""
     stored = msgspec.msgpack.decode(packed, type=StoredHeaders)
-    headers = StreamHeaders(depth)
+    headers = StreamHeaders(depth, filters)
     headers.everything().update(BitMap.deserialize(stored.everything))
     for top, data in stored.tops:
         headers.tops[tuple(top)] = BitMap.deserialize(data)

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import msgspec
 import numpy as np
 
+from malamute_py.journal.filters import EntryFilters
 from malamute_py.journal.headers import (
     HeaderTable,
     StreamHeaders,
@@ -206,7 +207,7 @@ class LiveIndex:
                 at = [int(place) * ENTRY.size for place in places]
                 runs = self._sparse[number] = _SparseRuns()
                 runs.restore([table[place : place + ENTRY.size] for place in at])
-        self._headers.restore(stored.depth, stored.all_headers())
+        self._headers.restore(stored.depth, stored.filters, stored.all_headers(), count - 1)
         self._spots = stored.all_spots()
         self.spans.update(stored.spans)
         self.expires_ms = stored.expires_ms
@@ -372,7 +373,7 @@ class LiveIndex:
     def pack(self, ring: bytes, number: int, last_epoch: int, last_time_ms: int) -> bytes:
         """The index file of a finished segment."""
         depth, headers = pack_headers(self._headers)
-        exact = depth is None
+        exact, filters = depth is None, self._headers.filters
         stored = _Stored(
             ring,
             number,
@@ -384,6 +385,7 @@ class LiveIndex:
             depth,
             headers,
             {number: spots.pack() for number, spots in self._spots.items()} if exact else {},
+            None if filters is None else filters.pack(),
         )
         return pack_file(stored)
 
@@ -399,19 +401,23 @@ class _Stored(msgspec.Struct, array_like=True):
     depth: int | None
     headers: dict[int, bytes]
     spots: dict[int, bytes] = {}
-    """Files of earlier versions have none."""
+    filters: tuple[bytes, bytes] | None = None
+    """Files of earlier versions have neither."""
 
 
 class StoredIndex:
     """Index of a finished segment, from its file."""
 
     def __init__(self, stored: _Stored, size: int) -> None:
-        """size: bytes of the file, for the bound on memory."""
+        """size: bytes of the file, for the bound on memory. Raises ValueError: it is not sound."""
         self._stored = stored
         self._rows: Rows = np.frombuffer(stored.table, ENTRY_DTYPE)
         self._ordinals: dict[int, Ordinals] = {}
         self._headers: dict[int, StreamHeaders] = {}
         self._spots: dict[int, StreamSpots] = {}
+        exact, filters = stored.depth is None, stored.filters or ()
+        self.filters = None if exact else EntryFilters(0, *filters)
+        """Where the headers are not exact."""
         self.spans = stored.spans
         self.expires_ms = stored.expires_ms
         self.last_epoch = stored.last_epoch
@@ -456,7 +462,8 @@ class StoredIndex:
             packed = self._stored.headers.get(stream)
             if packed is None:
                 return StreamHeaders(self._stored.depth)
-            found = self._headers[stream] = unpack_headers(self._stored.depth, packed)
+            found = unpack_headers(self._stored.depth, packed, self.filters)
+            self._headers[stream] = found
         return found
 
     def all_spots(self) -> dict[int, StreamSpots]:
@@ -478,6 +485,7 @@ def read_index(data: bytes, ring: bytes, number: int) -> StoredIndex | None:
     stored = unpack_file(data, _Stored)
     if stored is None or stored.ring != ring or stored.number != number:
         return None
-    if len(stored.table) % ENTRY.size:
+    try:
+        return StoredIndex(stored, len(data))
+    except ValueError:
         return None
-    return StoredIndex(stored, len(data))

@@ -40,7 +40,8 @@ class RingSettings(msgspec.Struct, frozen=True):
     index_interval_bytes: int = 16 << 10
     """Adjacent batches of one stream share an index entry up to this many bytes."""
     distinct_headers_max: int = 16_384
-    """Distinct headers indexed exactly in one segment; beyond it: leading subject parts."""
+    """Distinct headers indexed exactly in one segment; beyond it: leading subject parts, and
+    filters of whole subjects and values."""
     pin_bytes_max: int = 1 << 30
     """Pins hold recycling back, on extra disk space, up to this; then the oldest breaks."""
     epochs_max: int = 64
@@ -194,16 +195,16 @@ class HeaderIndex(Protocol):
 
     @property
     def exact(self) -> bool:
-        """False: subjects are leading parts ("" may begin anything), values are not kept."""
+        """False: subjects are leading parts ("" may begin anything)."""
 
     def subjects(self) -> Iterable[tuple[tuple[str, ...], BitMap]]:
         """(keys of a record, entries that hold such a record)."""
 
     def subject(self, key: str) -> BitMap:
-        """Entries that hold a record with exactly this key; asked only of exact indexes."""
+        """Entries that hold a record with exactly this key; that may, where not exact."""
 
     def field(self, name: str, value: str | None) -> BitMap:
-        """Entries with a record that has the field, and, unless None or not exact, the value."""
+        """Entries with a record that has the field, and, unless None, the value; as subject()."""
 
     def everything(self) -> BitMap:
         """All entries of the stream."""

@@ -26,7 +26,10 @@ class HeaderIndex(Protocol):
 
     @property
     def exact(self) -> bool:
-        """False: subjects() gives leading parts only, each whole or cut off at a dot."""
+        """False: subjects() gives leading parts only, each whole or cut off at a dot.
+
+        None at all, "", may lead to anything.
+        """
 
     def subjects(self) -> Iterable[tuple[str, BitMap]]:
         """Every key (subject or further key), or its leading parts, and who holds it."""
@@ -46,7 +49,7 @@ class SubjectLookup(Protocol):
     """What a header index may offer besides, so that a whole subject needs no walk."""
 
     def subject(self, key: str) -> BitMap:
-        """Who holds a record with exactly this key; asked only of exact indexes."""
+        """Who holds a record with exactly this key; who may hold one, where not exact."""
 
 
 def candidates(wire: object, index: HeaderIndex) -> BitMap | None:
@@ -82,7 +85,7 @@ def _either(parts: list[BitMap | None]) -> BitMap | None:
 
 
 def _by_key(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
-    if index.exact and pattern[0] == "topic" and hasattr(index, "subject"):
+    if pattern[0] == "topic" and hasattr(index, "subject"):
         parts = pattern[1].split(".")
         if "*" not in parts and "#" not in parts:
             return BitMap(index.subject(pattern[1]))
@@ -106,9 +109,9 @@ def _leading_test(pattern: Canonical) -> KeyTest | None:
     text: str = pattern[1]
     if pattern[0] == "topic":
         parts = tuple(text.split("."))
-        return lambda key: may_lead_to_match(parts, key.split("."))
+        return lambda key: not key or may_lead_to_match(parts, key.split("."))
     if pattern[0] == "prefix":
-        return lambda key: key.startswith(text) or text.startswith(f"{key}.")
+        return lambda key: not key or key.startswith(text) or text.startswith(f"{key}.")
     # What an expression needs further on cannot be told from the leading parts.
     return None
 

@@ -34,8 +34,7 @@ def answer_query(ring: Ring, query: IndexQuery) -> Any:
 class _KeyIndex:
     """A segment's header index as the matcher wants it: by key, where the journal has records.
 
-    The journal files an entry under all keys of a record together; and "" for "anything" in
-    an index that had to be cut down to leading parts.
+    The journal files an entry under all keys of a record together.
     """
 
     def __init__(self, index: HeaderIndex) -> None:
@@ -50,15 +49,6 @@ class _KeyIndex:
             for key in keys:
                 yield key, bitmap
 
-    def unknown(self) -> BitMap:
-        """Entries that may hold any subject."""
-        found = BitMap()
-        if not self.exact:
-            for keys, bitmap in self._index.subjects():
-                if "" in keys:
-                    found |= bitmap
-        return found
-
 
 def by_key(search: Search) -> Candidates | None:
     """A search by the matcher's view of an index, for the journal's."""
@@ -66,10 +56,8 @@ def by_key(search: Search) -> Candidates | None:
         return None
 
     def candidates(index: HeaderIndex) -> BitMap:
-        view = _KeyIndex(index)
-        found: BitMap = search(view)
-        everything = index.everything()
-        return found if found is everything else found | view.unknown()
+        found: BitMap = search(_KeyIndex(index))
+        return found
 
     return candidates
 

@@ -54,7 +54,11 @@ class SegmentWithLookup(Segment):
     """The same, with the shortcut for whole subjects."""
 
     def subject(self, key: str) -> BitMap:
-        return dict(self.subjects()).get(key, BitMap())
+        return BitMap(
+            number
+            for number, batch in enumerate(self._batches)
+            if any(key in keys for keys, _ in batch)
+        )
 
 
 def holding(wire: list[Any], batches: Batches) -> BitMap:
@@ -73,13 +77,15 @@ batches_of = st.lists(st.lists(worlds.headers, min_size=1, max_size=3), max_size
 @given(
     wire=worlds.patterns,
     batches=batches_of,
-    depth=st.sampled_from((None, None, 1, 2)),
+    depth=st.sampled_from((None, None, 0, 1, 2)),
     fields_known=st.booleans(),
+    lookup=st.booleans(),
 )
 def test_every_batch_with_a_match_is_a_candidate(
-    wire: list[Any], batches: Batches, depth: int | None, fields_known: bool
+    wire: list[Any], batches: Batches, depth: int | None, fields_known: bool, lookup: bool
 ) -> None:
-    index: HeaderIndex = Segment(batches, depth, fields_known)
+    kind = SegmentWithLookup if lookup else Segment
+    index: HeaderIndex = kind(batches, depth, fields_known)
     found = candidates(wire, index)
     assert found is None or holding(wire, batches) <= found <= index.everything()
 
@@ -101,7 +107,7 @@ FIELDS = [(), (("f", "1"),), (("f", "2"), ("g", "1")), (("g", "2"),)]
 EVERY_HEADER = list(product(KEYS, FIELDS))
 
 
-@pytest.mark.parametrize("depth", [None, 1])
+@pytest.mark.parametrize("depth", [None, 0, 1])
 @pytest.mark.parametrize("fields_known", [True, False])
 @pytest.mark.parametrize("kind", ["Segment", "SegmentWithLookup"])
 def test_every_pair_of_patterns_finds_each_batch_with_a_match(
@@ -166,7 +172,8 @@ def test_over_an_exact_index_a_subject_pattern_has_no_other_candidates(
     assert (segment.everything() if found is None else found) == holding(wire, batches)
 
 
-def test_a_whole_subject_is_looked_up_without_a_walk() -> None:
+@pytest.mark.parametrize("depth", [None, 0, 1])
+def test_a_whole_subject_is_looked_up_without_a_walk(depth: int | None) -> None:
     class NoWalk(SegmentWithLookup):
         def subjects(self) -> Iterable[tuple[str, BitMap]]:
             raise AssertionError("walked")
@@ -174,7 +181,7 @@ def test_a_whole_subject_is_looked_up_without_a_walk() -> None:
         def subject(self, key: str) -> BitMap:
             return BitMap([1]) if key == "a.b" else BitMap()
 
-    segment = NoWalk([], None)
+    segment = NoWalk([], depth)
     assert isinstance(segment, SubjectLookup)
     assert candidates(["topic", "a.b"], segment) == BitMap([1])
 
@@ -192,3 +199,9 @@ def test_leading_parts_narrow_topics_and_prefixes() -> None:
     assert candidates(["prefix", "a.c.cc"], segment) == BitMap([1])
     assert candidates(["prefix", "a."], segment) == BitMap([0, 1])
     assert candidates(["regex", "^a"], segment) is None
+
+
+def test_no_leading_parts_lead_anywhere() -> None:
+    batches: Batches = [[(("a.b.c",), ())], [(("b",), ())]]
+    for wire in (["topic", "a.b.d"], ["topic", "x.*"], ["prefix", "x"]):
+        assert candidates(wire, Segment(batches, 0)) == BitMap([0, 1])

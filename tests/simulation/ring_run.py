@@ -513,6 +513,7 @@ def _candidates(subject: str) -> Any:
         for keys, entries in index.subjects():
             if subject in keys if index.exact else any(subject.startswith(key) for key in keys):
                 found |= entries
+        found &= index.subject(subject)
         return found
 
     return candidates

@@ -1,0 +1,192 @@
+"""What a segment's index no longer keeps by name: a Bloom filter of each entry's headers.
+
+Owns the filters and their stored form. The rule: an entry is excluded only by a filter that was
+made of all its items; one without a filter may hold anything, be it that it may still grow, that
+its headers cannot be read, or that an earlier version wrote it. An item is a subject key, or a
+field's name and value. 10 bits an item are wrong about 1 entry in 100. Memory: 1.25 bytes for
+each distinct item of an entry, at most 64 KiB an entry, and 6 bytes an entry. Written by the
+loop thread, read by others: what they see is swapped whole. Source: FORMAT.md, section 6.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import google_crc32c
+import numpy as np
+from pyroaring import BitMap
+
+_BITS_AN_ITEM: Final = 10
+_PROBES: Final = 5
+"""7 would be best for 10 bits, and find 0.8 instead of 0.9 in 100."""
+_FILTER_BYTES_MAX: Final = 65_535
+"""An entry of more than 52,428 distinct items has fewer bits for each."""
+_SLICE: Final = 1 << 16
+"""Items worked on at a time, some 60 bytes each."""
+
+Items: TypeAlias = "array[int]"
+"""CRC32C (u32) of each item's UTF-8."""
+_Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def items_of(texts: Iterable[str]) -> Items:
+    """Items as they are kept, of subject keys and of pair_text()."""
+    crc = google_crc32c.value
+    return array("I", [crc(text.encode()) for text in texts])
+
+
+def pair_text(name: str, value: str) -> str:
+    """A field's name and value as one text."""
+    return f"{name}\0{value}"
+
+
+class _View(NamedTuple):
+    """The filters of entries 0 to n - 1."""
+
+    sizes: np.ndarray[Any, np.dtype[np.uint16]]
+    """Bytes of each; 0: it has none."""
+    begins: np.ndarray[Any, np.dtype[np.uint32]]
+    bits: np.ndarray[Any, np.dtype[np.uint8]]
+    """All filters, one after the other."""
+
+
+class EntryFilters:
+    """The filters of one segment's entries, whatever their stream."""
+
+    def __init__(self, waiting_max: int, sizes: bytes = b"", bits: bytes = b"") -> None:
+        """waiting_max: items gathered, so that many small entries get their filters in one go.
+
+        sizes, bits: as packed. Raises ValueError when the two do not fit each other.
+        """
+        self._waiting_max = waiting_max
+        held = np.frombuffer(sizes, "<u2")
+        self._view = _View(held, _begins(held), np.frombuffer(bits, np.uint8))
+        if int(held.sum(dtype=np.int64)) != len(bits):
+            raise ValueError("filters of other sizes than those given")
+        self._open = len(held) - 1
+        """The last entry that was told of; it may still grow."""
+        self._unknown: list[int] = []
+        """Entries without a filter to come."""
+        self._entries: list[int] = []
+        self._items: list[Items] = []
+        """Of the entries named in _entries."""
+        self._room = waiting_max
+        """How many more may be gathered."""
+        self._pairs: _Ints = np.empty(0, np.int64)
+        """More of them: entry << 32 | item."""
+
+    def __len__(self) -> int:
+        """Entries that have a filter or never will."""
+        return len(self._view.sizes)
+
+    # --- asked --------------------------------------------------------------------------
+
+    def may_hold(self, entries: BitMap, text: str) -> BitMap:
+        """Those of the entries that may hold the item; never one too few."""
+        sizes, begins, bits = self._view
+        asked = np.array(entries.to_array(), np.int64)
+        asked = asked[asked < len(sizes)]
+        asked = asked[sizes[asked] > 0]
+        items = np.full(len(asked), items_of([text])[0], np.int64)
+        held = np.ones(len(asked), np.bool_)
+        for places in _places(items, begins[asked], sizes[asked]):
+            held &= (bits[places >> 3] >> (places & 7).astype(np.uint8) & 1).astype(np.bool_)
+        return entries - BitMap(asked[~held].astype(np.uint32))
+
+    # --- written ------------------------------------------------------------------------
+
+    def add(self, entry: int, items: Items | None) -> None:
+        """Note items of the last entry or a later one; None: what it holds cannot be known."""
+        if entry > self._open and self._room <= 0:
+            self.close(entry)
+        self._open = entry
+        if items is None:
+            self._unknown.append(entry)
+            self._room -= 1
+        else:
+            self._entries.append(entry)
+            self._items.append(items)
+            self._room -= len(items)
+
+    def add_all(self, held: Iterable[tuple[str, BitMap]], stop: int) -> None:
+        """Note which entries hold which item, of all entries before `stop`, and maybe of it."""
+        known = [(text, bitmap) for text, bitmap in held if bitmap]
+        entries = [bitmap.to_array() for _, bitmap in known]
+        items = np.array(items_of(text for text, _ in known), np.int64)
+        items = np.repeat(items, [len(numbers) for numbers in entries])
+        numbers = np.frombuffer(b"".join(entries), np.uint32).astype(np.int64)
+        self._pairs = numbers << 32 | items
+        self.close(stop)
+
+    def close(self, stop: int) -> None:
+        """Give each entry before `stop` its filter: it does not grow any more."""
+        pairs = self._gathered()
+        cut = int(np.searchsorted(pairs, stop << 32))
+        self._view = _extended(self._view, pairs[:cut], stop)
+        self._pairs = pairs[cut:]
+        # In proportion to what there is, as what there is was just copied.
+        self._room = self._waiting_max + len(self._view.bits) // 64
+        self._entries, self._items = [], []
+        self._unknown = [entry for entry in self._unknown if entry >= stop]
+
+    def reopen(self, entry: int, waiting_max: int) -> None:
+        """Go on from what was packed, at its last entry: that one may grow, and has no filter."""
+        self._waiting_max = self._room = waiting_max
+        sizes, begins, bits = self._view
+        if 0 <= entry < len(sizes):
+            self._view = _View(sizes[:entry], begins[:entry], bits[: int(begins[entry])])
+        self._open = entry
+        self._unknown.append(entry)
+
+    def pack(self) -> tuple[bytes, bytes]:
+        """(bytes of each filter, all filters), of the last entry too, for the index file."""
+        view = _extended(self._view, self._gathered(), self._open + 1)
+        return view.sizes.tobytes(), view.bits.tobytes()
+
+    def _gathered(self) -> _Ints:
+        """Everything that waits, in order, each once; nothing of entries that are unknown."""
+        entries = np.array(self._entries, np.int64).repeat(list(map(len, self._items)))
+        items = np.frombuffer(b"".join(self._items), np.uint32)
+        pairs = np.unique(np.concatenate([self._pairs, entries << 32 | items]))
+        return pairs[~np.isin(pairs >> 32, self._unknown)] if self._unknown else pairs
+
+
+def _begins(sizes: Any) -> Any:
+    return (np.cumsum(sizes, dtype=np.int64) - sizes).astype(np.uint32)
+
+
+def _places(items: _Ints, begins: Any, sizes: Any) -> Iterator[_Ints]:
+    """The bits of each item in the filter that begins at that byte, one probe after the other."""
+    mixed = items.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= np.uint64(0xD6E8FEB86659FD93)
+    place = (mixed >> np.uint64(32)).astype(np.int64)
+    step = (mixed & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    first, bits = begins.astype(np.int64) << 3, sizes.astype(np.int64) << 3
+    for _ in range(_PROBES):
+        yield first + (place * bits >> 32)
+        place = (place + step) & 0xFFFFFFFF
+
+
+def _extended(view: _View, pairs: _Ints, stop: int) -> _View:
+    """The same with the filters of the entries up to `stop`, made of their sorted pairs."""
+    sizes, bits = [view.sizes], [view.bits]
+    first, at = len(view.sizes), 0
+    while first < stop:
+        # Whole entries, as many as come to a slice, and at least one.
+        after = int(pairs[at + _SLICE] >> 32) + 1 if at + _SLICE < len(pairs) else stop
+        end = int(np.searchsorted(pairs, after << 32))
+        entries, items = (pairs[at:end] >> 32) - first, pairs[at:end] & 0xFFFFFFFF
+        counts = np.bincount(entries, minlength=after - first)
+        size = np.minimum((counts * _BITS_AN_ITEM + 7) // 8, _FILTER_BYTES_MAX).astype("<u2")
+        begins = _begins(size)
+        marks = np.zeros(int(size.sum(dtype=np.int64)) << 3, np.bool_)
+        for places in _places(items, begins[entries], size[entries]):
+            marks[places] = True
+        sizes.append(size)
+        bits.append(np.packbits(marks, bitorder="little"))
+        first, at = after, end
+    held = np.concatenate(sizes)
+    return _View(held, _begins(held), np.concatenate(bits))
