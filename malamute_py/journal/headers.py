@@ -22,8 +22,11 @@ Keys: TypeAlias = tuple[str, ...]
 Fields: TypeAlias = Mapping[str, str]
 
 _MEMO_MAX = 2048
-_MEMO_SUBJECTS_MAX = 4096
-"""The protocol's memo does not share larger tables either; each would be held for nothing."""
+_MEMO_TABLE_MAX = 4096
+"""Headers of a table. The protocol's memo does not share larger ones; they would be held for
+nothing."""
+_MEMO_HEADERS_MAX = 1 << 15
+"""Of all tables together: each header comes with objects of some hundred bytes."""
 _NOBODY = BitMap()
 _ANYTHING: tuple[Keys, ...] = (("",),)
 _UNKNOWN: tuple[tuple[str, ...], tuple[Fields, ...]] = (("",), ())
@@ -119,6 +122,7 @@ class HeaderTable:
         self._distinct = 0
         self._last: dict[int, tuple[Any, int, _Resolved]] = {}
         self._memo: dict[tuple[int, int], tuple[Any, _Resolved]] = {}
+        self._memo_headers = 0
 
     def restore(
         self,
@@ -166,7 +170,8 @@ class HeaderTable:
             bitmap.add(ordinal)
         if self.filters is not None:
             self.filters.add(ordinal, items)
-        self._last[stream] = (keys, ordinal, resolved)
+        if (stream, id(keys)) in self._memo:
+            self._last[stream] = (keys, ordinal, resolved)
 
     def _resolve(self, stream: int, ordinal: int, keys: Any) -> _Resolved:
         table = self.streams.get(stream)
@@ -182,9 +187,12 @@ class HeaderTable:
             resolved = _note(self.streams[stream], subjects, fieldmaps)
         if keys is _UNKNOWN:
             resolved = resolved[0], None
-        if len(subjects) <= _MEMO_SUBJECTS_MAX:
-            if len(self._memo) >= _MEMO_MAX:
+        size = len(subjects) + len(fieldmaps)
+        if size <= _MEMO_TABLE_MAX:
+            if len(self._memo) >= _MEMO_MAX or self._memo_headers > _MEMO_HEADERS_MAX:
                 self._memo.clear()
+                self._memo_headers = 0
+            self._memo_headers += size
             # The memo holds `keys` itself, so that its id cannot become another object's.
             self._memo[stream, id(keys)] = (keys, resolved)
         return resolved
@@ -218,6 +226,7 @@ class HeaderTable:
         self._distinct = distinct
         self._last.clear()
         self._memo.clear()
+        self._memo_headers = 0
 
     def _items(self) -> Iterator[tuple[str, BitMap]]:
         """What an exact table knows, as the filters keep it."""
@@ -233,7 +242,7 @@ class HeaderTable:
         return self.streams.get(stream) or StreamHeaders(self.depth)
 
 
-def _parts(keys: Any) -> tuple[Sequence[Keys], Iterable[Fields]]:
+def _parts(keys: Any) -> tuple[Sequence[Keys], Sequence[Fields]]:
     if isinstance(keys, (tuple, list)):
         tops = [(top,) if isinstance(top, str) else tuple(top) for top in keys[0]]
         return tops, keys[1] or ()

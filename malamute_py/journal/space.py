@@ -303,7 +303,7 @@ class Space:
         surplus = over and self.settings.full == "overwrite"
         if not surplus and not self._empty(oldest, now_ms):
             return False
-        if not over and self._soon_wanted(now_ms):
+        if not over and self._unwanted(oldest) and self._soon_wanted(now_ms):
             return False
         self._retire(oldest)
         self.storage.remove(index_name(oldest.number))

@@ -128,6 +128,20 @@ def test_one_in_a_hundred_is_named_too_many_at_a_byte_and_a_quarter_an_item(
     assert wrong < 0.02 * asked * entries
 
 
+def test_more_than_a_turn_of_the_loop_can_take_is_read_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(filters, "_HELD_MAX", 10)
+    made = EntryFilters(0)
+    made.add_all([("a", BitMap(range(11)))], 9)
+    for entry in range(9, 14):
+        made.add(entry, items_of(["b"]))
+    every = BitMap(range(14))
+    # Of what was there at the switch nothing is known, nor of the entry that may still grow.
+    assert made.may_hold(every, "a") == BitMap([*range(10), 13])
+    assert made.may_hold(every, "b") == every
+
+
 @given(NOTES, st.integers(1, 9))
 def test_filters_made_in_slices_are_those_made_at_once(notes: list[Any], size: int) -> None:
     packed = []
@@ -209,6 +223,18 @@ def test_a_table_of_headers_known_from_before_the_bound_was_passed_is_noted_anew
     for found in (headers.everything(), headers.subject("again"), headers.field("f", "1")):
         assert {0, 100} <= set(found)
     assert 100 not in headers.subject("absent")
+
+
+def test_tables_that_nobody_sends_again_are_not_held() -> None:
+    table = HeaderTable(16)
+    for size in (5_000, 4_000):
+        for number in range(20):
+            fields = [{"id": f"{number}.{row}"} for row in range(size)]
+            table.add(1, number, ([("a",)], fields))
+            held = [keys[1] for keys, _ in table._memo.values()]
+            assert sum(map(len, held)) <= (1 << 15) + 4_096
+            assert all(len(maps) <= 4_096 for maps in held)
+    assert len(table._last) <= 1
 
 
 def test_each_key_of_a_record_is_found_by_itself() -> None:

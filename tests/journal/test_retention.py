@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -154,6 +155,21 @@ def test_a_ring_that_is_written_to_uses_empty_segments_again_before_it_gives_the
     tidy(ring, now_ms=65_000)
     tidy(ring, now_ms=1_000)  # a clock that was set back
     assert len(segments(place)) <= 4
+
+
+@pytest.mark.parametrize("full", ["overwrite", "refuse"])
+def test_what_expires_amid_a_load_gives_its_space_back_at_once(
+    place: Place, full: Literal["overwrite", "refuse"]
+) -> None:
+    ring, _ = place.open(RingSettings(segment_bytes=S, ring_bytes=16 * S, full=full))
+    now_ms = 1_000_000
+    tidy(ring, now_ms=now_ms)
+    for _ in range(100):
+        now_ms += 1_000
+        put(ring, 1, bytes(20_000), time_ms=now_ms, expires_ms=now_ms + 5_000)
+        ring.sync()
+        tidy(ring, now_ms=now_ms)
+        assert len(segments(place)) <= 6
 
 
 def test_segments_whose_every_record_expired_are_retired_and_others_stay(place: Place) -> None:
