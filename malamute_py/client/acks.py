@@ -94,6 +94,11 @@ class Acks:
         """Nothing waits and nothing is unconfirmed."""
         return not self._gathered and not self._sent and not self._put_off
 
+    @property
+    def waits(self) -> bool:
+        """Something may be said with the next take()."""
+        return bool(self._gathered)
+
     def add(self, owner: Owner, form: Form, ranges: list[Range], token: Any = None) -> None:
         """Acknowledge numbers; they leave with the next turn. token: told the outcome."""
         ack = self._gathered.get((id(owner), form))

@@ -570,6 +570,11 @@ class Steps:
         """Nothing waits and nothing is unconfirmed."""
         return not self._queue and not self._sent and not self._put_off
 
+    @property
+    def waits(self) -> bool:
+        """Something may leave with the next take()."""
+        return bool(self._queue)
+
     def add(self, step: Step, token: Any) -> None:
         """Put a step on its way; the token gets its Confirmation, or why it was not taken.
 

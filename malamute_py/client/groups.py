@@ -444,6 +444,11 @@ class Memberships:
         """Every acknowledgement is confirmed."""
         return self.acks.idle
 
+    @property
+    def waits(self) -> bool:
+        """Something may be said with the next take()."""
+        return self.acks.waits
+
     def link_up(self, welcome: Welcome) -> None:
         """A link is open."""
         self._linked = True

@@ -547,6 +547,11 @@ class Mailboxes:
         """Every acknowledgement is confirmed."""
         return self.acks.idle and not self.have_read
 
+    @property
+    def waits(self) -> bool:
+        """Something may be said with the next take()."""
+        return self.acks.waits or bool(self.have_read)
+
     def link_up(self, welcome: Welcome) -> None:
         """A link is open."""
         self._linked = True

@@ -276,6 +276,11 @@ class Outbox:
         """Nothing waits and nothing is unconfirmed."""
         return not self._active and not self._sent
 
+    @property
+    def waits(self) -> bool:
+        """Something may leave with the next take()."""
+        return bool(self._active)
+
     def lane(self, home: dict[Any, Lane], place: Hashable) -> Lane:
         """The lane to a place, made when there is none. Raises what ended the session."""
         if self._fatal is not None:

@@ -94,6 +94,10 @@ class Outgoing(Protocol):
     def idle(self) -> bool:
         """Nothing waits and nothing is unconfirmed."""
 
+    @property
+    def waits(self) -> bool:
+        """Something may leave with the next take()."""
+
     def link_up(self, welcome: Welcome) -> None:
         """A link is open: what is unconfirmed is to be sent again."""
 

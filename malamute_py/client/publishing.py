@@ -50,7 +50,8 @@ _PASSING: Final = frozenset({"full", "disk_full", "journal_failed"})
 _ROW_BYTES: Final = 24
 """What a record is taken to cost beside its body, for the size of a batch."""
 AHEAD: Final = 2
-"""After so many turns in one millisecond single records gather, until a batch is confirmed."""
+"""After so many turns in one millisecond single records gather, until a batch is confirmed or the
+millisecond is over."""
 _COMPANY_BYTES: Final = 1 << 16
 """So many are company enough."""
 _PRODUCER = struct.Struct("<QI")
@@ -185,11 +186,16 @@ class Publisher:
         next_request: Callable[[], int],
         trackers: Trackers,
         window: Window,
+        others_wait: Callable[[], bool],
     ) -> None:
-        """next_request: numbers for OPEN_PRODUCER, shared with the session's other requests."""
+        """next_request: numbers for OPEN_PRODUCER, shared with the session's other requests.
+
+        others_wait: whether the session has something to say that was asked for later.
+        """
         self._settings = settings
         self._next_request = next_request
         self._trackers = trackers
+        self._others_wait = others_wait
         self.window = window
         self._senders: dict[str, Sender] = {}
         self._active: dict[Sender, None] = {}
@@ -242,6 +248,11 @@ class Publisher:
     def idle(self) -> bool:
         """True when nothing waits and nothing is unconfirmed."""
         return not self._active and not self._sent
+
+    @property
+    def waits(self) -> bool:
+        """Something may leave with the next take()."""
+        return bool(self._active)
 
     def add(self, stream: str, level: int, row: Row) -> None:
         """Gather one record; it leaves with its neighbours of the same stream and level.
@@ -516,7 +527,9 @@ class Publisher:
         """Whether these records still wait for company.
 
         A batch costs everybody on its way about what a hundred records do. Where they come one by
-        one and fast, batches of a few would fill queues that batches of some dozens do not.
+        one and fast, batches of a few would fill queues that batches of some dozens do not. Nothing
+        that was asked for later overtakes them; what is confirmed by nobody never waits, for who
+        awaits each such record would have it wait for nothing but the clock.
         """
         if item.bytes >= self.batch_bytes:
             return False
@@ -526,7 +539,9 @@ class Publisher:
             self._left >= AHEAD
             and self._left_ms == now_ms
             and item.bytes < _COMPANY_BYTES
-            and (not promised or len(self._sent) >= AHEAD)
+            and promised
+            and len(self._sent) >= AHEAD
+            and not self._others_wait()
         )
 
     def _ask_producer(self, now_ms: int, put: Callable[[Command, Any], None]) -> None:

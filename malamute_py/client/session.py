@@ -167,7 +167,9 @@ class Session:
         self.welcome: Welcome | None = None
         self.trackers = Trackers()
         self.window = Window(settings.window_bytes)
-        self.publisher = Publisher(settings, self._next_request, self.trackers, self.window)
+        self.publisher = Publisher(
+            settings, self._next_request, self.trackers, self.window, self._others_wait
+        )
         self.outbox = Outbox(settings, random, self.trackers, self.window, self.tell)
         self.mailboxes = Mailboxes(self.trackers, self.tell, self.open, self.end, self.arrived)
         self.mailboxes.own = frozenset({f"~{self.id.hex()}", settings.identity} - {""})
@@ -478,6 +480,12 @@ class Session:
             self._arrived.clear()
         events, self._events = self._events, []
         return events
+
+    def _others_wait(self) -> bool:
+        """Whether anything but records is to leave now."""
+        return any(
+            outgoing.waits for outgoing in self.outgoing if outgoing is not self.publisher
+        ) or not all(asked.sent for asked in self._requests.values())
 
     def take_outgoing(self, now_ms: int) -> list[list[Any]]:
         """The messages to be sent now, in order, each a list of frames."""

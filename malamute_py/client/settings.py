@@ -78,7 +78,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     takes. What a batch costs in Python at all three ends is spread over it (ARCHITECTURE.md)."""
     linger_ms: int = 0
     """How long single records may wait for company; 0: for the next wake-up, and where they come
-    fast, for a confirm of those before them or a millisecond, whichever is first."""
+    fast, for a confirm of those before them or a millisecond or two, whichever is first."""
     frame_bytes_max: int = 64 << 20
     """The largest frame that is taken from the broker; a larger one ends the connection."""
     idempotent: bool = True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from malamute_protocol import commands as c
@@ -99,16 +102,33 @@ def test_records_that_come_fast_gather_for_a_millisecond_at_most() -> None:
         assert bodies_of(script.contents()[-1]) == [body]
 
 
-def test_records_that_come_fast_gather_also_when_nothing_is_confirmed() -> None:
+def test_records_that_nobody_confirms_never_wait_for_company() -> None:
     script = ready()
     script.wait(1)
     for body in (b"a", b"b", b"c", b"d"):
         script.publish(body, confirm="none")
         script.step()
+        assert bodies_of(script.contents()[-1]) == [body]
+
+
+def test_records_that_gather_are_not_overtaken_by_what_is_asked_for_later() -> None:
+    script = ready()
     script.wait(1)
-    assert [bodies_of(content) for content in script.contents()[-3:]] == [
-        [b"a"], [b"b"], [b"c", b"d"],
-    ]  # fmt: skip
+    session = script.session
+    asks: list[Callable[[], Any]] = [
+        lambda: session.request(lambda request: c.StreamInfo(request, "s"), None),
+        lambda: session.outbox.send("box", (b"m", "", None, None, None, None, b"m"), 3),
+    ]
+    for ask in asks:
+        for body in (b"a", b"b", b"held"):
+            script.publish(body)
+            script.step()
+        assert bodies_of(script.contents()[-1]) == [b"b"]
+        ask()
+        sent = script.step()
+        assert isinstance(sent[0], c.Publish)
+        assert len(sent) == 2
+        script.wait(1)
 
 
 def test_what_gathered_for_many_streams_leaves_in_one_turn() -> None:
