@@ -47,6 +47,8 @@ COMMANDS: Final[dict[type, int]] = {
 }
 PIECE_PUTS: Final = 2_048
 """Puts that one step takes out of a mailbox that is being emptied."""
+PIECE_ROWS: Final = 8 << 20
+"""Rows of these puts, about: where the log names them, each is a bit of a step's 8 MiB."""
 PIECE_NAMES: Final = 2_000
 """Mailboxes that one step looks at for a page of them: who may see few has them all looked at."""
 RESULT_BYTES: Final = 512 << 10
@@ -444,11 +446,13 @@ class MailboxAdmin:
         mailbox = job.mailbox
         rows: list[Leaver] = []
         table, number, out = mailbox.rows, mailbox.number, mailbox.out
+        named = 0
         for base in islice(mailbox.order.after(job.at), PIECE_PUTS):
-            if job.upto is not None and base > job.upto:
+            if (job.upto is not None and base > job.upto) or named > PIECE_ROWS:
                 break
             job.at = base
             row = table[number, base]
+            named += row.count
             known = out.get(base)
             mask = row.left if known is None else row.left & ~known.held
             if mask:

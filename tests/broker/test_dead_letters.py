@@ -9,6 +9,9 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
+from malamute_py.broker import mailbox_admin
+from malamute_py.broker.steps import Steps
+from malamute_py.changelog.records import MailDone
 from tests.broker.post import Post
 
 ANNA, WORKER, CLERK = 1, 2, 3
@@ -287,3 +290,27 @@ def test_two_rows_of_a_batch_that_die_in_one_step_are_one_put_of_their_mailbox()
     info = office.info("svc.dead")
     assert (info["messages"], info["bytes"]) == (0, 0)
     assert office.broker.gauges["mail_bytes"] == office.info("anna")["bytes"]
+
+
+def test_dead_letters_of_very_many_rows_are_purged_in_pieces_that_a_step_can_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox_admin, "PIECE_ROWS", 4)
+    office = Office()
+    for number in range(5):
+        office.request([b"a", b"b", b"c"], key=b"%d" % number)
+    office.end(0, 15, WorkState.FAILED, "all")
+    changes: list[int] = []
+    take = Steps.take
+
+    def seen(steps: Steps, parts: Any, *others: Any, **named: Any) -> Any:
+        changes.extend(
+            len(change.rows) for part in parts for change in part.changes
+            if isinstance(change, MailDone)
+        )  # fmt: skip
+        return take(steps, parts, *others, **named)
+
+    monkeypatch.setattr(Steps, "take", seen)
+    assert office.ask(ANNA, wire.PurgeMail, "svc.dead", "svc.dead") == {"count": 15, "held": 0}
+    assert changes == [2, 2, 1]
+    assert office.info("svc.dead")["messages"] == 0
