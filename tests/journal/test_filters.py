@@ -111,6 +111,7 @@ def test_filters_made_of_bitmaps_are_those_of_the_entries(
     assert made.pack() == other.pack()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entries", "items"), [(2000, 1), (300, 10), (40, 5000), (3, 50_000)])
 def test_one_in_a_hundred_is_named_too_many_at_a_byte_and_a_quarter_an_item(
     entries: int, items: int
@@ -323,6 +324,7 @@ def asked_for(number: int) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_one_subject_among_100_000_is_found_in_a_few_of_200_batches(tmp_path: Path) -> None:
     place = file_place(tmp_path)
     settings = small(1000, 2048, 1 << 20)

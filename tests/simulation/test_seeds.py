@@ -53,6 +53,7 @@ def test_a_few_seeds_pass(scenario: str) -> None:
     check(scenario, range(1000, 1005))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_same_seed_does_the_same(scenario: str) -> None:
     for seed in range(3):
@@ -66,6 +67,7 @@ def test_different_seeds_do_different_things() -> None:
     assert len(digests) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", FROZEN, ids=lambda path: path.stem)
 def test_what_failed_once_is_as_it_was_frozen(script: Path) -> None:
     frozen: dict[str, Any] = json.loads(script.read_text(encoding="utf-8"))
