@@ -54,12 +54,12 @@ test: test-needs ## all tests: in parallel, then those that must be alone, then 
 	$(PY) -m pytest -q -m "spark" $(ARGS)
 
 # They replace a constant, which is compiled in, or look into an object's __dict__, which is none;
-# the planted bugs replace methods.
+# the planted bugs, and who watches what is gathered, replace methods.
 LOOK_INSIDE := tests/broker/test_steps.py::test_a_step_of_too_much_is_refused_alone_and_leaves_its_numbers_to_the_next \
     tests/broker/test_steps.py::test_a_mailbox_that_one_bundle_made_stays_when_the_next_is_refused \
     tests/broker/test_services.py::test_what_lies_in_memory_is_removed_a_portion_a_step \
     tests/matcher/test_numbers_and_memo.py::test_nothing_is_left_of_conjunctions_once_they_are_all_discarded
-REPLACES := tests/simulation/test_plants.py
+REPLACES := tests/simulation/test_plants.py tests/broker/test_gathering.py
 
 test-compiled: $(DEV_STAMP) ## the tests of what is compiled, over the compiled modules
 	@$(PY) hatch_build.py --required
@@ -67,7 +67,7 @@ test-compiled: $(DEV_STAMP) ## the tests of what is compiled, over the compiled 
 	    -o "pythonpath=build/compiled ." -m "not system and not spark and not alone" \
 	    tests/broker tests/matcher tests/protocol tests/client tests/simulation \
 	    tests/house/test_form.py $(addprefix --deselect ,$(LOOK_INSIDE)) \
-	    --ignore $(REPLACES) $(ARGS)
+	    $(addprefix --ignore ,$(REPLACES)) $(ARGS)
 
 test-needs: $(DEV_STAMP) $(NODE_STAMP)
 	@tests/need java

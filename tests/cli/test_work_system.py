@@ -76,7 +76,8 @@ def test_a_second_signal_does_not_wait_for_the_run(at: tuple[str, str], tmp_path
 def test_what_a_killed_worker_had_goes_to_the_next(at: tuple[str, str], tmp_path: Path) -> None:
     run("request", "killed", "x", "--reply-to", "killed.answers", *at)
     begun, told = tmp_path / "begun", tmp_path / "told"
-    script = MARKED.format(told=quoted(told), begun=quoted(begun))
+    # It is fed when the guard knows of it, which ends it behind the worker.
+    script = "read body; " + MARKED.format(told=quoted(told), begun=quoted(begun))
     worker = start("work", "killed", *at, "--", "sh", "-c", script)
     while not begun.exists() or not begun.read_text().strip():
         assert worker.poll() is None
