@@ -203,11 +203,9 @@ class Publisher:
         self._taken_ms = -1
         """When take() was called last: what was due then waits for something else by now."""
         self._left_ms = -1
-        """When batches left last."""
+        """When batches left last that are to be confirmed."""
         self._left = 0
         """Turns in that millisecond with which some left."""
-        self._leaving = False
-        """Some leave with this turn."""
         self._linked = False
         self._fatal: MalamuteError | None = None
         self._producer_id = 0
@@ -462,9 +460,9 @@ class Publisher:
         self._taken_ms = now_ms
         if not self._linked or not self._active:
             return True
+        before = self._trackers.last
         roomy = self._take(now_ms, out)
-        if self._leaving:
-            self._leaving = False
+        if self._trackers.last != before:
             self._left = self._left + 1 if now_ms == self._left_ms else 1
             self._left_ms = now_ms
         return roomy
@@ -592,7 +590,6 @@ class Publisher:
     def _send(
         self, batch: Unconfirmed, promised: bool, put: Callable[[Command, Any], None]
     ) -> None:
-        self._leaving = True
         stream = batch.sender.stream
         if not promised:
             put(Publish(stream, 0, batch.level), batch.content)
