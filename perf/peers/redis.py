@@ -11,6 +11,8 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from perf.peers.peer import (
     KEEPING,
     PASSING_ON,
@@ -49,6 +51,10 @@ NOTES = {
         "shares one fsync; XREAD BLOCK COUNT 10000"
     ),
 }
+PYTHON_NOTE = (
+    "; hiredis-py over a socket, over 3 times as fast as redis-py's pipeline; a call a record and"
+    " requests are redis-py's asyncio client, a pipeline of 64 records, a call for each request"
+)
 PYTHON_RATES = {
     "pubsub": {12: 1_600_000, 140: 1_500_000, 1120: 650_000, 11760: 120_000},
     "stream": {12: 850_000, 140: 750_000, 1120: 390_000, 11760: 70_000},
@@ -86,6 +92,19 @@ class Redis:
         columns = []
         if has_module("hiredis"):
             columns += [self._column(mode, "python", "Python client", PYTHON) for mode in TITLES]
+            asked = self._column("pubsub", "python", "Python client", PYTHON)
+            columns.append(
+                msgspec.structs.replace(
+                    asked,
+                    mode="pubsub-waves",
+                    # The same server: only who asks differs.
+                    server=asked.mode,
+                    label="Redis lists, Python client, in waves",
+                    roles=frozenset({"request", "respond"}),
+                    note="hiredis-py over a socket: as many requests as there is room for in one"
+                    " write, a command each, their replies by one BLMPOP",
+                )
+            )
         if NATIVE.exists():
             columns += [self._column(mode, "native", "C client", (str(NATIVE),)) for mode in TITLES]
         return columns
@@ -93,7 +112,7 @@ class Redis:
     def _column(self, mode: str, client: str, label: str, command: tuple[str, ...]) -> Column:
         note = NOTES[mode]
         if client == "python":
-            note += "; hiredis-py over a socket, over 3 times as fast as redis-py's pipeline"
+            note += PYTHON_NOTE
         return Column(
             peer=self.name,
             mode=mode,
@@ -113,7 +132,7 @@ class Redis:
         folder.mkdir(parents=True, exist_ok=True)
         port = free_port()
         settings = [
-            *APPEND[column.mode],
+            *APPEND[column.server or column.mode],
             'save ""',
             "auto-aof-rewrite-percentage 0",
             "client-output-buffer-limit normal 0 0 0",

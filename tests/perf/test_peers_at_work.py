@@ -29,6 +29,7 @@ MODES = [
     ("nats", "core"),
     ("nats", "jetstream"),
     ("redis", "pubsub"),
+    ("redis", "pubsub-waves"),
     ("redis", "stream"),
     ("redis", "stream-sync"),
     ("rabbitmq", "classic"),
@@ -126,6 +127,7 @@ def all_came(result: dict[str, Any], count: int) -> None:
 
 @pytest.mark.parametrize("form", ["bulk", "single"])
 def test_what_is_published_is_received_whole(bench: Bench, form: str) -> None:
+    wants(bench, "publish", "subscribe")
     keys = {"subject": f"one-{form}", "form": form, "size": 140}
     consumer = bench.start("subscribe", **keys)
     producer = bench.start("publish", **keys)
@@ -217,6 +219,7 @@ def test_a_publisher_with_one_record_out_tells_how_long_confirms_took(bench: Ben
 
 
 def test_the_time_of_each_record_on_its_way_is_told(bench: Bench) -> None:
+    wants(bench, "pace", "listen")
     keys = {"subject": "paced", "rate": 2000, "size": 140}
     listener = bench.start("listen", **keys)
     pacer = bench.start("pace", **keys)
