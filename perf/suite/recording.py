@@ -270,12 +270,13 @@ class Recording:
         before = self._results.figure(work.name, column.name, "rate_s")
         if before is not None:
             return before
-        top = None
-        for figure in ("records_s", "round_trips_s"):
-            top = top or self._results.figure(work.half_of, column.name, figure)
-        if top is None:
-            raise Left(f"half of which rate? {work.half_of} has no figure of this column")
-        return min(HALF_MOST, top / 2)
+        for other in work.half_of:
+            for figure in ("records_s", "round_trips_s"):
+                top = self._results.figure(other, column.name, figure)
+                if top is not None:
+                    return min(HALF_MOST, top / 2)
+        words = " or ".join(work.half_of)
+        raise Left(f"half of which rate? {words} has no figure of this column")
 
     def _failure(self, work: Work, column: Column, error: Exception) -> str:
         """Begin anew with an empty server; return what to tell."""

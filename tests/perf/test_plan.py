@@ -106,11 +106,17 @@ def test_of_a_work_that_is_about_the_server_its_fastest_client_takes_part_alone(
     assert plan.columns_of(work("replay/whole")) == [slow, fast, elsewhere]
 
 
+@pytest.mark.parametrize("name", ["fan-out/100-single", "replay/records"])
+def test_peers_take_no_part_in_forms_that_are_ours_alone(name: str) -> None:
+    able = msgspec.structs.replace(OTHER, roles=ROLES)
+    assert not work(name).takes(able)
+
+
 def test_half_of_a_rate_is_of_a_work_that_comes_before() -> None:
     names = [one.name for one in WORKS]
     for one in WORKS:
         if one.half_of:
-            assert names.index(one.half_of) < names.index(one.name)
+            assert all(names.index(other) < names.index(one.name) for other in one.half_of)
 
 
 def test_works_that_share_servers_come_together() -> None:

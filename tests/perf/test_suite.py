@@ -16,7 +16,8 @@ from tests.house.checkout import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 WORKS_TRIED = [
-    "one-to-one/12", "one-to-one/1120", "single/140", "fan-out/10", "producers/8", "replay",
+    "one-to-one/12", "one-to-one/1120", "single/140", "fan-out/10", "fan-out/100-single",
+    "producers/8", "replay",
     "request/64x8", "queue", "steps", "latency/1000", "start/0", "matching/topics",
 ]  # fmt: skip
 
