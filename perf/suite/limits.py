@@ -413,11 +413,11 @@ def cache_verdict(device: Disk, disks: list[Disks]) -> str:
 LIMITS: dict[str, tuple[str, str, Callable[[float], float]]] = {
     "memory": ("memory copy, one thread", "GB/s", memory_copy),
     "tcp": ("loopback TCP, one connection", "GB/s", loopback),
-    "zmq-small": (f"raw ZeroMQ, {SMALL} B", "messages/s", zmq_small),
-    "zmq-large": ("raw ZeroMQ, 64 KiB", "MB/s", zmq_large),
+    "zmq-small": (f"raw ZeroMQ (pyzmq), {SMALL} B", "messages/s", zmq_small),
+    "zmq-large": ("raw ZeroMQ (pyzmq), 64 KiB", "MB/s", zmq_large),
     **{
         f"relay-{flight}": (
-            f"raw ZeroMQ through three processes, {flight:,} in flight",
+            f"raw ZeroMQ (pyzmq) through three processes, {flight:,} in flight",
             "round trips/s",
             partial(_trips, flight),
         )
@@ -425,8 +425,16 @@ LIMITS: dict[str, tuple[str, str, Callable[[float], float]]] = {
     },
 }
 RELAY_LIMITS = {
-    "relay-p50": ("raw ZeroMQ through three processes, one way at 1,000/s, p50", "us", "p50"),
-    "relay-p99": ("raw ZeroMQ through three processes, one way at 1,000/s, p99", "us", "p99"),
+    "relay-p50": (
+        "raw ZeroMQ (pyzmq) through three processes, one way at 1,000/s, p50",
+        "us",
+        "p50",
+    ),
+    "relay-p99": (
+        "raw ZeroMQ (pyzmq) through three processes, one way at 1,000/s, p99",
+        "us",
+        "p99",
+    ),
 }
 DISK_LIMITS = {
     "disk-first": ("first write of a segment, each write synced", "MB/s", "first_mb_s"),
@@ -446,7 +454,7 @@ def measure(
     for name, (title, unit, how) in LIMITS.items():
         say(title)
         found.append(Limit(name, title, unit, [how(scale) for _ in range(runs)]))
-    say("raw ZeroMQ through three processes, one way")
+    say("raw ZeroMQ (pyzmq) through three processes, one way")
     ways = [relay_ways(1_000, max(200, int(2_000 * scale))) for _ in range(runs)]
     for name, (title, unit, field) in RELAY_LIMITS.items():
         found.append(Limit(name, title, unit, [getattr(one, field) for one in ways]))

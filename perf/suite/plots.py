@@ -159,7 +159,7 @@ def _draw_bars(results: Results, panels: Sequence[tuple[str, str, str]], path: P
                 value,
                 height=0.72,
                 color=COLOURS.get(column.peer, OTHER),
-                alpha=PALE if column.client == "python" and column.peer != "malamute" else 1.0,
+                alpha=_strength(column, work),
             )
             axis.text(value + largest * 0.015, at, short(value), va="center", fontsize=8)
         axis.set_yticks(range(len(bars)), [_label(column, work) for column, _ in bars], fontsize=8)
@@ -172,6 +172,12 @@ def _draw_bars(results: Results, panels: Sequence[tuple[str, str, str]], path: P
         axis.set_title(heading + (" (less is better)" if less else ""), loc="left")
     made.savefig(path, metadata={"Date": None})
     plt.close(made)
+
+
+def _strength(column: ColumnFacts, work: str) -> float:
+    """Python clients of peers are pale; a start is the server's, whichever client filled it."""
+    theirs = column.client == "python" and column.peer != "malamute"
+    return PALE if theirs and not work.startswith("start/") else 1.0
 
 
 def _label(column: ColumnFacts, work: str) -> str:

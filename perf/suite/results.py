@@ -26,6 +26,8 @@ DIGITS = 6
 """Of a figure: more say nothing, and the file is committed."""
 
 
+COUNT = "count"
+"""Not measured but asked for: how many records a run had."""
 UNPROMISED = frozenset({"request", "latency", "round-trip", "start", "matching", "replay"})
 """Sections whose figures do not wait for a confirm."""
 
@@ -99,6 +101,8 @@ class Measured(msgspec.Struct):
 
     def values(self, figure: str) -> list[float]:
         """The figure of each run that has it."""
+        if figure == COUNT:
+            return [float(run.count) for run in self.good]
         return [run.figures[figure] for run in self.good if figure in run.figures]
 
     def median(self, figure: str) -> float | None:

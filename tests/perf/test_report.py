@@ -9,7 +9,8 @@ import pytest
 
 from perf.suite.plots import Drawn, short
 from perf.suite.report import make, number, text
-from perf.suite.results import Limit, Sitting
+from perf.suite.results import Limit, Run, Sitting
+from perf.suite.targets import OURS, reasons
 from tests.perf.recorded import recording
 
 
@@ -86,6 +87,48 @@ def test_a_failure_is_told_with_its_reason_and_has_no_figure(words: str) -> None
 
 def test_ours_is_shown_as_a_multiple_of_the_others(words: str) -> None:
     assert "| nats core, native | 1.25 |" in words
+
+
+def test_a_median_of_fewer_runs_than_were_made_says_so() -> None:
+    results = recording()
+    ours = results.of("one-to-one/140", OURS)
+    assert ours is not None
+    ours.runs.append(Run(10, error="it hung"))
+    assert "5.00 M (±20%), 3 of 4 runs" in text(results, Drawn())
+
+
+def test_how_many_records_a_run_had_stands_beside_its_figures() -> None:
+    results = recording()
+    ours = results.of("latency/1000", OURS)
+    assert ours is not None
+    ours.runs[0].count = 2_000
+    words = text(results, Drawn()).partition("p99, us | records a run |")[2]
+    assert "| 300 | 2,000 |" in words
+
+
+def test_a_cost_that_grew_along_its_curve_is_told_and_memory_is_not() -> None:
+    results = recording()
+    grown = {"slope": 0.5, "tail": 0.5, "note": "", "points": [
+        {"x": 1, "y": 2.0, "runs": [2.0], "note": ""},
+        {"x": 1000, "y": 8.0, "runs": [8.0], "note": ""},
+    ]}  # fmt: skip
+    results.curves[0]["lines"] += [
+        {"name": "a start", "unit": "s", **grown},
+        {"name": "memory", "unit": "MiB", **grown},
+    ]
+    words = text(results, Drawn())
+    assert "Higher at the last point than at the first: a start (4.0 times). " in words
+    assert reasons()["curve-streams"] in words
+
+
+def test_a_curve_whose_costs_are_flat_needs_no_reason(words: str) -> None:
+    assert "Higher at the last point" not in words
+
+
+def test_what_a_target_rests_on_is_told_above_them(words: str) -> None:
+    head = words.partition("## Targets")[2].partition("| target |")[0]
+    for fact in ("verification", "confirmed as synced", "defaults", "concurrency", "durable"):
+        assert fact in head
 
 
 def test_curves_are_shown_with_their_slope(words: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from perf.curves import CURVES
 from perf.suite.results import Limit, Run
 from perf.suite.targets import OURS, TARGETS, Target, bar_of, judge, judge_all, reasons, unmeasured
 from perf.suite.works import WORKS
@@ -105,5 +106,11 @@ def test_reasons_are_read_by_the_name_of_the_target(tmp_path: Path) -> None:
     assert reasons(path) == {"core-12": "The encoder."}
 
 
-def test_every_reason_that_is_kept_names_a_target() -> None:
-    assert set(reasons()) <= {target.name for target in TARGETS}
+def test_every_reason_that_is_kept_names_a_target_or_a_curve() -> None:
+    curves = {f"curve-{name}" for name in CURVES}
+    assert set(reasons()) <= {target.name for target in TARGETS} | curves
+
+
+def test_a_reason_stands_by_itself_for_its_neighbour_may_not_be_shown() -> None:
+    for name, text in reasons().items():
+        assert not text.startswith(("As at", "As above", "As against")), name
