@@ -544,7 +544,7 @@ class Window:
             await self._link.room(len(content))
         self._add(content, count)
 
-    def _add(self, content: bytes, count: int) -> None:
+    def _add(self, content: bytes | bytearray, count: int) -> None:
         if self.error is not None:
             raise self.error
         self._publisher.add_content(self._stream, self._level, content, count, self)

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from malamute_protocol.batch import encode, encode_columns
+from malamute_protocol.batch import encode_bulk, encode_columns
 from malamute_protocol.commands import ListStreams, PlanRead
 from malamute_protocol.content import HEAD
 from malamute_protocol.errors import LocalProtocolError
@@ -84,6 +84,9 @@ class Bulk:
         """
         self._bodies = bodies
         self._batch_bytes = batch_bytes
+        self._start = 0
+        self._bounds = np.zeros(1, np.int64)
+        """Of the bodies from `start` on: where each begins, and where the last ends."""
         self._whole: dict[str, Any] = {}
         self._columns: dict[str, Any] = {}
         if subjects is not None:
@@ -109,24 +112,27 @@ class Bulk:
         for start in range(0, len(bodies), _ROWS_MAX):
             part = islice(bodies, start, start + _ROWS_MAX) if start else bodies
             count = min(_ROWS_MAX, len(bodies) - start)
-            ends = np.cumsum(np.fromiter(map(len, part), np.int64, count))
-            first, done = 0, 0
+            bounds = np.zeros(count + 1, np.int64)
+            np.cumsum(np.fromiter(map(len, part), np.int64, count), out=bounds[1:])
+            self._start, self._bounds = start, bounds
+            first = 0
             while first < count:
-                end = int(np.searchsorted(ends, done + self._batch_bytes, "right"))
-                end = max(end, first + 1)
+                full = int(bounds[first]) + self._batch_bytes
+                end = max(int(bounds.searchsorted(full, "right")) - 1, first + 1)
                 yield start + first, start + end
-                first, done = end, int(ends[end - 1])
+                first = end
 
-    def encode(self, first: int, end: int, producer: tuple[int, int, int]) -> bytes:
-        """The content of one cut. Raises LocalProtocolError: it cannot be encoded."""
+    def encode(self, first: int, end: int, producer: tuple[int, int, int]) -> bytes | bytearray:
+        """The content of the cut that was made last. Raises LocalProtocolError: it cannot be."""
         whole = first == 0 and end == len(self._bodies)
         bodies = self._bodies if whole else self._bodies[first:end]
         columns = self._columns
         if columns and not whole:
             columns = {name: column[first:end] for name, column in columns.items()}
         producer_id, producer_epoch, sequence = producer
-        return encode(
+        return encode_bulk(
             bodies,
+            self._bounds[first - self._start : end - self._start + 1],
             **self._whole,
             **columns,
             producer_id=producer_id,

@@ -519,7 +519,7 @@ class SyncWindow:
         """Publish one encoded content; returns when it is in the window."""
         self._add(content, content_count(content))
 
-    def _add(self, content: bytes, count: int) -> None:
+    def _add(self, content: bytes | bytearray, count: int) -> None:
         link, publisher, session = self._link, self._publisher, self._link.session
         with link.lock:
             if not publisher.has_room:
