@@ -329,7 +329,8 @@ async def subscribe_to_patterns(asked: Asked) -> None:
         for task in tasks:
             task.cancel()
         unbroken(*opened)
-        driver.say_received([check], clock)
+        info = await opened[0].stream_info(asked.subject)
+        driver.say_received([check], clock, disk_bytes=info.bytes)
         await word()
         await opened[0].remove_stream(asked.subject)
 
@@ -476,12 +477,19 @@ async def send(asked: Asked) -> None:
         await word()
 
 
+async def appended(client: malamute.Client) -> int:
+    """Bytes ever appended to ring main: messages, and what became of them."""
+    facts = await client.broker_info()
+    return int(facts.more["rings"]["main"]["end_lsn"])
+
+
 async def read(asked: Asked) -> None:
     """Read a mailbox to its end; over when the broker has every acknowledgement."""
     check = Check(asked)
     async with malamute.connect(asked.url) as client:
         async with client.inbox(asked.subject) as inbox:
             await inbox.accepted()
+            before = await appended(client)
             ready()
             await word()
             clock = driver.Clock()
@@ -496,7 +504,7 @@ async def read(asked: Asked) -> None:
             raise DriverFailed(f"{left} messages are still in the mailbox")
         check.ended_ns = ended_ns
         unbroken(client)
-        driver.say_received([check], clock)
+        driver.say_received([check], clock, disk_bytes=await appended(client) - before)
         await word()
 
 
