@@ -241,7 +241,7 @@ class LoopSection(Section, frozen=True):
     """How much is taken from the sockets before it is answered."""
 
     burst_messages: Count = 256
-    burst_bytes: Bytes = 16 << 20
+    burst_bytes: Bytes = 2 << 20
     guard_ms: Milliseconds = 25
     drain_ms: MaybeMilliseconds = 2_000
 

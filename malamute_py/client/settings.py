@@ -73,7 +73,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long one attempt may take from connecting to WELCOME."""
     window_bytes: int = 8 << 20
     """Unconfirmed bytes that this client allows itself; the broker's window may be smaller."""
-    batch_bytes: int = 1 << 20
+    batch_bytes: int = 2 << 20
     """Target size of a batch made from single or bulk records, at most half of what the broker
     takes. What a batch costs in Python at all three ends is spread over it (ARCHITECTURE.md)."""
     linger_ms: int = 0

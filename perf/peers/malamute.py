@@ -27,7 +27,7 @@ RATES = {12: 13_000_000, 140: 4_000_000, 1120: 700_000, 2940: 290_000, 11760: 75
 NOTE = (
     "the broker with its defaults (ring of 4 GiB, segments of 64 MiB), the asyncio client with its"
     " defaults for credit and bounds, in uvloop as the peers' Python clients are; batches of"
-    " 1 MiB, that default too; workers with concurrency 256 (default 16)"
+    " 2 MiB, that default too; workers with concurrency 256 (default 16)"
 )
 LEVELS = {
     "none": "promises nothing, is journaled all the same",
