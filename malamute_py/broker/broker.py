@@ -156,6 +156,10 @@ class Broker:
         self._retention = Retention(shard)
         self._acks: list[tuple[Link, wire.AckMail]] = []
         """Acknowledgements that nobody waits for, taken when nothing else is left to do."""
+        self._queues: Final = (
+            *self._serving.queues, *self._groups.queues, *self._services.queues, *self._mail.queues
+        )  # fmt: skip
+        """Where all that can be done at once lies: while they are empty nobody is asked."""
         self._handlers = self._table()
         for part in (self._mail, self._services, self._cursors, self._groups):
             part.recovered()
@@ -629,14 +633,8 @@ class Broker:
         shard, serving = self._shard, self._serving
         if self._acks and self._steps.idle and not self._links.dirty and not self._services.hungry:
             self._take_acks()
-        if serving.hungry:
-            serving.serve()
-        if self._groups.hungry:
-            self._groups.serve()
-        if self._services.hungry:
-            self._services.hand_out()
-        if self._mail.hungry:
-            self._mail.deliver()
+        if any(self._queues):
+            self._work()
         self._clean_up()
         appends = self._appends()
         sends, closes = self._links.take()
@@ -648,12 +646,18 @@ class Broker:
         trims, self._retention.trims = self._retention.trims, []
         rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
-        # Behind bundles there will be another one at once: that says when to wake. So will there
-        # behind messages: whom they are for need not wait until that is known.
-        wake = shard.now_ms if appends or sends or self._acks else self._wake_at_ms()
-        return Ready(
-            rings, appends, sends, reads, queries, bodies, closes, trims, events, wake, pins
-        )
+        return Ready(rings, appends, sends, reads, queries, bodies, closes, trims, events, pins)
+
+    def _work(self) -> None:
+        """Do a bounded share of what can be done at once."""
+        if self._serving.hungry:
+            self._serving.serve()
+        if self._groups.hungry:
+            self._groups.serve()
+        if self._services.hungry:
+            self._services.hand_out()
+        if self._mail.hungry:
+            self._mail.deliver()
 
     def _appends(self) -> list[AppendBundle]:
         """Bundles for the journal: those of ring main together, urgent changes before them."""
@@ -667,9 +671,18 @@ class Broker:
         others = [bundle for bundle in published if bundle.ring != MAIN]
         return [*first, *main, *last, *others]
 
-    def _wake_at_ms(self) -> int | None:
+    def wake_at_ms(self) -> int | None:
+        """When to call tick() at the latest; not after now when more can be done at once.
+
+        To be asked behind the messages of a Ready: whom they are for need not wait until it is
+        known. Where bundles were answered since, there is more to be done anyway.
+        """
         mail, services, groups = self._mail, self._services, self._groups
-        if self._serving.hungry or mail.hungry or services.hungry or groups.hungry:
+        if self._acks or self._links.ended or not self._steps.idle:
+            return self._shard.now_ms
+        if any(self._queues) and (
+            self._serving.hungry or mail.hungry or services.hungry or groups.hungry
+        ):
             return self._shard.now_ms
         wake = self._links.wake_at_ms
         if self._catalogue.bounded:

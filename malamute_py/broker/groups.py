@@ -115,6 +115,8 @@ class Groups:
         """Groups whose creation is on its way, and who waits for it."""
         self._queue: deque[Group] = deque()
         self._starved: dict[Group, None] = {}
+        self.queues: Final = (self._queue, self._starved)
+        """While all of them are empty, nothing can be done at once."""
         self._reads: dict[int, Group] = {}
         self.reads: list[ReadRange] = []
         self._timers: list[tuple[int, int, Callable[[], None]]] = []

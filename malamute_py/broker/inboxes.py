@@ -121,6 +121,8 @@ class Inboxes:
         self.count = 0
         self._returning: deque[Inbox] = deque()
         """Readers that have ended and hold something."""
+        self.queues: Final = (self._returning,)
+        """While all of them are empty, nothing can be done at once."""
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
         self._puts_max = shard.settings.inbox_puts_max

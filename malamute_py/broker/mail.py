@@ -7,7 +7,7 @@ sections 8 and 9; SPEC.md, section 4.4.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from malamute_protocol.commands import AckMail, Command, Credit, Send, Unsubscribe
 from malamute_py.broker.bodies import Bodies
@@ -37,6 +37,10 @@ class Mail:
         self.mailboxes = Mailboxes(shard, links, steps, bodies)
         self.inboxes = Inboxes(shard, links, steps, self.mailboxes, bodies, in_use)
         self.admin = MailboxAdmin(shard, links, steps, self.mailboxes, bodies, when_visible)
+        self.queues: Final = (
+            *self.mailboxes.queues, *self.inboxes.queues, *self.admin.queues
+        )  # fmt: skip
+        """While all of them are empty, nothing can be done at once."""
 
     def prepares(self) -> dict[type[Command], Callable[[Link, Any, Any], Part]]:
         """What makes a part of a step of each command that is one."""

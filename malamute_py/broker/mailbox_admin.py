@@ -124,6 +124,8 @@ class MailboxAdmin:
         self._when_visible = when_visible
         self._jobs: deque[Emptying] = deque()
         self._listings: deque[Listing] = deque()
+        self.queues: Final = (self._jobs, self._listings)
+        """While all of them are empty, nothing can be done at once."""
         mailboxes.on_ending = self._ending
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:

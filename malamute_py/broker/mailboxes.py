@@ -88,6 +88,8 @@ class Mailboxes:
         self.messages = 0
         self.hungry: deque[Mailbox] = deque()
         """Mailboxes that may have something for a reader."""
+        self.queues: Final = (self._drafts, self.hungry)
+        """While all of them are empty, nothing can be done at once."""
         self.delays = Schedule()
         self.expiries = Schedule()
         self.endings = Schedule()

@@ -233,8 +233,6 @@ class Ready(msgspec.Struct, gc=False):
     trims: list[tuple[str, int, int]]
     """(ring, stream, offset): everything before may be dropped; answered by trimmed()."""
     events: list[Event]
-    wake_at_ms: int | None
-    """When to call tick() at the latest; not after now when more can be done at once."""
     pins: list[tuple[str, str, int, int | None]] = []
     """(ring, name of the pin, stream, offset): keep what the stream has from there on, whatever
     the pin of this name held before; None: the pin is given up."""

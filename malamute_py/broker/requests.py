@@ -96,6 +96,8 @@ class Requests:
         self.wheel: Wheel[Grant | Put | Back] = Wheel()
         self.hungry: dict[Service, None] = {}
         """Services in which something may be handed out at once."""
+        self.queues: Final = (self.drafts, self._leaving, self.hungry)
+        """While all of them are empty, nothing can be done at once."""
         self._unsettled: dict[Put, None] = {}
         """Of these something is to be decided again."""
         self._settle_at_ms = 0
@@ -137,7 +139,8 @@ class Requests:
 
     def forget_drafts(self) -> None:
         """Services whose first use came to nothing are not there."""
-        drafts, self.drafts = self.drafts, []
+        drafts = self.drafts.copy()
+        self.drafts.clear()
         for service in drafts:
             self.unused(service)
 

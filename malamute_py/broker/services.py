@@ -89,6 +89,8 @@ class Services:
         """Of batches that are on their way into the log themselves."""
         self._portions: deque[Callable[[], None]] = deque()
         """What goes on in the next step: a removal, a putting back."""
+        self.queues: Final = (self._cancels, self._portions, *self._requests.queues)
+        """While all of them are empty, nothing can be done at once."""
         self.prepare_request = self._requests.prepare
         self.prepare_reply = offers.prepare_reply
         self.prepare_ack = offers.prepare_ack
@@ -127,7 +129,8 @@ class Services:
     def hand_out(self) -> None:
         """Hand out what waits to who is ready."""
         if self._cancels:
-            cancels, self._cancels = self._cancels, []
+            cancels = self._cancels.copy()
+            self._cancels.clear()
             for link, command in cancels:
                 self._answer(self._cancel, link, command)
         for _ in range(len(self._portions)):

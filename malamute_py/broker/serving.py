@@ -13,7 +13,7 @@ from collections import deque
 from functools import partial
 from itertools import islice
 from struct import unpack_from
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -156,6 +156,8 @@ class Serving:
         """Those in the queue, of each stream by whether they see only what is durable."""
         self._starved: dict[Subscription | Party, None] = {}
         """In order: those whose turn it was when too many reads were under way."""
+        self.queues: Final = (self._queue, self._starved)
+        """While all of them are empty, nothing can be done at once."""
         self._reads: dict[int, Subscription | Party] = {}
         self._in_history: dict[Stream, dict[Subscription, None]] = {}
         """Of each stream, who reads everything of its history: several read it together."""

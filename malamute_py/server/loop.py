@@ -84,6 +84,7 @@ class Core(Protocol):
     def bodies(self, answer: BodiesFound) -> None: ...  # noqa: D102
     def drain(self, now_ms: int) -> None: ...  # noqa: D102
     def take_ready(self) -> Ready: ...  # noqa: D102
+    def wake_at_ms(self) -> int | None: ...  # noqa: D102
 
 
 class Journaled(Protocol):
@@ -353,9 +354,6 @@ class Loop:
         core, rings = self._core, self._rings
         for _ in range(_STEPS_MAX):
             ready = core.take_ready()
-            self._wake_at_ms = ready.wake_at_ms
-            if not ready:
-                break
             for name, settings in ready.rings:
                 rings.open(name, settings)
                 if settings.get("remove"):
@@ -385,12 +383,13 @@ class Loop:
                 rings.trim(*trim)
             for event in ready.events:
                 self._event(event.name, event.level, event.facts, now_ms)
-            wake_at_ms = ready.wake_at_ms
-            due = wake_at_ms is not None and wake_at_ms <= now_ms
-            if not (ready.appends or due or self._told):
-                # Only what the core was told meanwhile brings something new at once.
+            if ready.appends or self._told:
+                # What the core was told meanwhile brings something new at once.
+                self._told = False
+                continue
+            self._wake_at_ms = at_ms = core.wake_at_ms()
+            if at_ms is None or at_ms > now_ms or not ready:
                 break
-            self._told = False
         else:
             self._busy = True
         if self._wake_at_ms is not None and self._wake_at_ms <= now_ms:

@@ -56,8 +56,8 @@ class BareBroker:
         core = self.core
         while True:
             ready = core.take_ready()
-            self.wake_at_ms = ready.wake_at_ms
             if not ready:
+                self.wake_at_ms = core.wake_at_ms()
                 return
             for bundle in ready.appends:
                 stamps = []

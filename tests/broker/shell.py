@@ -308,6 +308,7 @@ class Shell:
         """Until there is nothing left to do at once."""
         for _ in range(10_000):
             ready = self.broker.take_ready()
+            wanted = bool(ready)
             self.readies.append(ready)
             self._do(ready)
             if self.auto_read:
@@ -318,9 +319,10 @@ class Shell:
                 self.answer_bodies()
             if self.auto_sync:
                 self.sync()
-            if not ready and not (ready.wake_at_ms is not None and ready.wake_at_ms <= self.now_ms):
-                return
-            if not ready:
+            if not wanted:
+                at_ms = self.broker.wake_at_ms()
+                if at_ms is None or at_ms > self.now_ms:
+                    return
                 self.broker.tick(self.now_ms)
         raise AssertionError("the core never comes to rest")
 

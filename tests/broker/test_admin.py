@@ -351,9 +351,9 @@ def test_what_a_restart_found_is_dropped_by_age_and_bytes_too() -> None:
 def test_the_core_wakes_for_retention_only_where_a_stream_is_bounded() -> None:
     shell = Shell(heartbeat_ms=60_000)
     shell.hello(1)
-    assert shell.readies[-1].wake_at_ms == shell.now_ms + 60_000
+    assert shell.broker.wake_at_ms() == shell.now_ms + 60_000
     asked(shell, wire.CreateStream(1, "s", {"max_bytes": 1}))
-    assert (shell.readies[-1].wake_at_ms or 0) <= shell.now_ms + 1_000
+    assert (shell.broker.wake_at_ms() or 0) <= shell.now_ms + 1_000
 
 
 def test_a_subscriber_behind_retention_is_told_of_the_gap() -> None:

@@ -202,9 +202,9 @@ def test_a_connection_that_never_says_hello_is_given_up() -> None:
 
 def test_the_core_says_when_it_wants_to_be_woken() -> None:
     shell = Shell(heartbeat_ms=100)
-    assert shell.readies[-1].wake_at_ms is None
+    assert shell.broker.wake_at_ms() is None
     shell.hello(1)
-    assert shell.readies[-1].wake_at_ms == shell.now_ms + 100
+    assert shell.broker.wake_at_ms() == shell.now_ms + 100
 
 
 def test_a_ping_is_answered_with_its_token() -> None:

@@ -51,7 +51,7 @@ class Lines:
 
 
 def nothing() -> Ready:
-    return Ready([], [], [], [], [], [], [], [], [], None)
+    return Ready([], [], [], [], [], [], [], [], [])
 
 
 class EchoCore:
@@ -129,6 +129,9 @@ class EchoCore:
     def take_ready(self) -> Ready:
         ready, self.ready = self.ready, nothing()
         return ready
+
+    def wake_at_ms(self) -> int | None:
+        return None
 
 
 class NoRings:

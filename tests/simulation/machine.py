@@ -107,6 +107,7 @@ class Machine:
         self.on_crash: Callable[[], None] = lambda: None
         """The core's owner decides what the crash does, and when the machine starts again."""
         self.pumping = False
+        self.told = False
         self.room_bytes = 10_000
         """What the loop may append while another thread is inside a slow call."""
         self.meanwhile = 0.1
@@ -160,6 +161,7 @@ class Machine:
         self.busy.clear()
         self.wake_at_ms = None
         self.pumping = False
+        self.told = False
         for _, connection in list(self.links.values()):
             connection.drop()
         self.links.clear()
@@ -266,15 +268,22 @@ class Machine:
     def pump(self) -> None:
         """Do everything that the core wants done now."""
         if self.pumping:
+            self.told = True
             return
         self.pumping = True
         try:
             for _ in range(1000):
                 ready: Ready = self.core.take_ready()
-                if not ready:
-                    self._wake(ready.wake_at_ms)
-                    return
                 self._do(ready)
+                # As the real shell has it: only what the core was told meanwhile brings something
+                # new that it has not asked for.
+                if ready.appends or ready.trims or self.told:
+                    self.told = False
+                    continue
+                at_ms = self.core.wake_at_ms()
+                if not ready or at_ms is None or at_ms > self.clock.broker_ms():
+                    self._wake(at_ms)
+                    return
             raise Violation("stuck", "the core has something to do for ever")
         finally:
             self.pumping = False
