@@ -113,8 +113,8 @@ class Groups:
         self._member_count = 0
         self._coming: dict[Place, list[tuple[Member, JoinGroup]]] = {}
         """Groups whose creation is on its way, and who waits for it."""
-        self._queue: deque[Group] = deque()
-        self._starved: dict[Group, None] = {}
+        self._queue: Final[deque[Group]] = deque()
+        self._starved: Final[dict[Group, None]] = {}
         self.queues: Final = (self._queue, self._starved)
         """While all of them are empty, nothing can be done at once."""
         self._reads: dict[int, Group] = {}

@@ -119,7 +119,7 @@ class Inboxes:
         self._of: dict[int, dict[int, Inbox]] = {}
         """Number of a link -> its readers by their number."""
         self.count = 0
-        self._returning: deque[Inbox] = deque()
+        self._returning: Final[deque[Inbox]] = deque()
         """Readers that have ended and hold something."""
         self.queues: Final = (self._returning,)
         """While all of them are empty, nothing can be done at once."""

@@ -122,8 +122,8 @@ class MailboxAdmin:
         self._mailboxes = mailboxes
         self._bodies = bodies
         self._when_visible = when_visible
-        self._jobs: deque[Emptying] = deque()
-        self._listings: deque[Listing] = deque()
+        self._jobs: Final[deque[Emptying]] = deque()
+        self._listings: Final[deque[Listing]] = deque()
         self.queues: Final = (self._jobs, self._listings)
         """While all of them are empty, nothing can be done at once."""
         mailboxes.on_ending = self._ending

@@ -86,15 +86,15 @@ class Requests:
         self.by_name: dict[str, Service] = {}
         self.names: list[str] = []
         """Ascending."""
-        self._leaving: deque[tuple[deque[Grant], str, int | None]] = deque()
+        self._leaving: Final[deque[tuple[deque[Grant], str, int | None]]] = deque()
         """What ended links had in hand, to be returned in portions: see `give_up_later`."""
-        self.drafts: list[Service] = []
+        self.drafts: Final[list[Service]] = []
         """Made since the last step."""
         self.size = 0
         """Bytes of all batches of requests, those on their way included."""
         self.rows = 0
         self.wheel: Wheel[Grant | Put | Back] = Wheel()
-        self.hungry: dict[Service, None] = {}
+        self.hungry: Final[dict[Service, None]] = {}
         """Services in which something may be handed out at once."""
         self.queues: Final = (self.drafts, self._leaving, self.hungry)
         """While all of them are empty, nothing can be done at once."""

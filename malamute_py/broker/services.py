@@ -85,9 +85,9 @@ class Services:
         self._offers = offers = Offers(
             shard, links, steps, bodies, mailboxes, self._requests, in_use
         )
-        self._cancels: list[tuple[Link, CancelRequest]] = []
+        self._cancels: Final[list[tuple[Link, CancelRequest]]] = []
         """Of batches that are on their way into the log themselves."""
-        self._portions: deque[Callable[[], None]] = deque()
+        self._portions: Final[deque[Callable[[], None]]] = deque()
         """What goes on in the next step: a removal, a putting back."""
         self.queues: Final = (self._cancels, self._portions, *self._requests.queues)
         """While all of them are empty, nothing can be done at once."""

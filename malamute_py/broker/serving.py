@@ -151,10 +151,10 @@ class Serving:
         self._shard = shard
         self._links = links
         self._delivery = delivery
-        self._queue: deque[Subscription | Company] = deque()
+        self._queue: Final[deque[Subscription | Company]] = deque()
         self._companies: dict[tuple[Stream, bool], Company] = {}
         """Those in the queue, of each stream by whether they see only what is durable."""
-        self._starved: dict[Subscription | Party, None] = {}
+        self._starved: Final[dict[Subscription | Party, None]] = {}
         """In order: those whose turn it was when too many reads were under way."""
         self.queues: Final = (self._queue, self._starved)
         """While all of them are empty, nothing can be done at once."""
