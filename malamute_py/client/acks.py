@@ -82,11 +82,13 @@ class Acks:
         """tell: called with a token and its outcome: a Confirm, an error, or None."""
         self._trackers = trackers
         self._tell = tell
-        self._gathered: dict[tuple[int, Form], Ack] = {}
+        self._gathered: Final[dict[tuple[int, Form], Ack]] = {}
         """By the owner's id and the form."""
         self._sent: dict[Ack, None] = {}
-        self._put_off: dict[Ack, int] = {}
+        self._put_off: Final[dict[Ack, int]] = {}
         """Refused for now, and when to say it again."""
+        self.queues: Final = (self._gathered, self._put_off)
+        """What take() goes by: while all of them are empty, it has nothing to do."""
         self._taken_ms = -1
 
     @property

@@ -550,10 +550,12 @@ class Steps:
         self._trackers = trackers
         self._window = window
         self._tell = tell
-        self._queue: deque[Bundle] = deque()
+        self._queue: Final[deque[Bundle]] = deque()
         self._sent: dict[Bundle, None] = {}
-        self._put_off: dict[Bundle, int] = {}
+        self._put_off: Final[dict[Bundle, int]] = {}
         """Refused for now, and when to try again."""
+        self.queues: Final = (self._queue, self._put_off)
+        """What take() goes by: while all of them are empty, it has nothing to do."""
         self._limits = DEFAULT_LIMITS
         self._batch_bytes = settings.batch_target(DEFAULT_LIMITS)
         self._parts_max = PARTS_MAX

@@ -104,13 +104,19 @@ class Engine:
         transport = self.transport
         if transport is None:
             return
+        # What the socket would not take goes first; what is asked for meanwhile gathers.
+        if self._flush(transport):
+            self._unsent.extend(self.session.take_outgoing(now_ms))
+            self._flush(transport)
+
+    def _flush(self, transport: Transport) -> bool:
+        """Send what was taken of the session; True: nothing of it is left."""
         unsent = self._unsent
-        if not unsent:
-            unsent.extend(self.session.take_outgoing(now_ms))
-        while unsent and transport.send(unsent[0]):
+        while unsent:
+            if not transport.send(unsent[0]):
+                return False
             unsent.popleft()
-            if not unsent:
-                unsent.extend(self.session.take_outgoing(now_ms))
+        return True
 
     def _change(self, wanted: Connect | Disconnect) -> None:
         self.drop(_PARTING_MS)

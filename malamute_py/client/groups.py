@@ -402,7 +402,9 @@ class Memberships:
         self._end = ending
         self._consumed = consumed
         self._arrived = arrived
-        self._leaving: dict[Membership, None] = {}
+        self._leaving: Final[dict[Membership, None]] = {}
+        self.queues: Final = (self._leaving, *self.acks.queues)
+        """What take() goes by: while all of them are empty, it has nothing to do."""
         self._linked = False
 
     def join(self, asked: Joining) -> Membership:

@@ -460,7 +460,7 @@ class Mailboxes:
         self._end = end
         self._arrived = arrived
         self._mailboxes: dict[str, Mailbox] = {}
-        self.have_read: dict[View, None] = {}
+        self.have_read: Final[dict[View, None]] = {}
         """Readers that have something to acknowledge with the next turn."""
         self.may_hold = False
         """Acknowledgements of replies may wait one turn for the requests that follow them: for
@@ -468,7 +468,9 @@ class Mailboxes:
         self.holding = False
         """They do: another turn is wanted soon."""
         self._routed = False
-        self._looked_at: dict[Mailbox, None] = {}
+        self._looked_at: Final[dict[Mailbox, None]] = {}
+        self.queues: Final = (self.have_read, self._looked_at, *self.acks.queues)
+        """What take() goes by: while all of them are empty, it has nothing to do."""
         self._linked = False
         self._fatal: MalamuteError | None = None
 

@@ -251,14 +251,16 @@ class Outbox:
         self._random = random
         self._trackers = trackers
         self._window = window
-        self._active: dict[Lane, None] = {}
+        self._active: Final[dict[Lane, None]] = {}
         self._sent = 0
         self._serial = 0
         self._deadlines: list[tuple[int, int, Parcel]] = []
         """A heap of (time, number of the entry, parcel); some are settled long since."""
         self._entries = 0
         self._sweep_at = _SWEEP_MIN
-        self._blocked: dict[Lane, None] = {}
+        self._blocked: Final[dict[Lane, None]] = {}
+        self.queues: Final = (self._active, self._blocked)
+        """What take() goes by: while all of them are empty, it has nothing to do."""
         self._linked = False
         self._fatal: MalamuteError | None = None
         self._taken_ms = -1

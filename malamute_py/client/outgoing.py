@@ -8,6 +8,7 @@ Source: SPEC.md, section 8.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, Protocol
 
 from malamute_protocol.commands import Command, Confirm, Welcome
@@ -89,6 +90,10 @@ class Window:
 
 class Outgoing(Protocol):
     """Who gathers what callers want to be sent, and sends it."""
+
+    @property
+    def queues(self) -> tuple[Collection[Any], ...]:
+        """While all of them are empty, take() has nothing to do; they are always the same ones."""
 
     @property
     def idle(self) -> bool:

@@ -198,7 +198,9 @@ class Publisher:
         self._others_wait = others_wait
         self.window = window
         self._senders: dict[str, Sender] = {}
-        self._active: dict[Sender, None] = {}
+        self._active: Final[dict[Sender, None]] = {}
+        self.queues: Final = (self._active,)
+        """What take() goes by: while all of them are empty, it has nothing to do."""
         self._sent: dict[int, Unconfirmed] = {}
         self._taken_ms = -1
         """When take() was called last: what was due then waits for something else by now."""

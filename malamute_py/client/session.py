@@ -500,7 +500,7 @@ class Session:
                     message.put(opened.credit(), None)
             self._credit_due.clear()
             for outgoing in list(self.outgoing):
-                if not outgoing.take(now_ms, message):
+                if any(outgoing.queues) and not outgoing.take(now_ms, message):
                     self.outgoing.remove(outgoing)
                     self.outgoing.insert(0, outgoing)
             # Last, so that an answer tells of what was asked for before it.

@@ -669,9 +669,11 @@ class Workings:
         self._outbox = outbox
         self._begin = begin
         self._offerings: dict[Offering, None] = {}
-        self._holding: dict[Offering, None] = {}
+        self._holding: Final[dict[Offering, None]] = {}
         """Those with something in hand, whose leases are renewed."""
-        self._closing: dict[Offering, None] = {}
+        self._closing: Final[dict[Offering, None]] = {}
+        self.queues: Final = (self._holding, self._closing, *self.acks.queues)
+        """What take() goes by: while all of them are empty, it has nothing to do."""
         self._lanes: dict[Any, Lane] = {}
         outbox.homes.append(self._lanes)
 
