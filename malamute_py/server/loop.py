@@ -58,7 +58,6 @@ _STEPS_MAX = 64
 _BLOCKED_POLL_MS = 2
 _NOBLOCK = int(zmq.NOBLOCK)
 _POLLIN = int(zmq.POLLIN)
-_EVENTS = int(zmq.EVENTS)
 
 
 class Core(Protocol):
@@ -239,12 +238,13 @@ class Loop:
         """Take a burst of messages; True when the socket has nothing more."""
         receive = listener.socket.recv
         routes = self._peers.routes(listener)
+        polled = [(listener.socket, _POLLIN)]
         core, limits, frames_max = self._core, self._limits, self._frames_max
         again = zmq.Again
         taken = 0
         for count in range(self._burst_messages):
             # A lone message is the common end: an exception would cost three times as much.
-            if count == 1 and not int(listener.socket.getsockopt(_EVENTS)) & _POLLIN:
+            if count == 1 and not zmq.zmq_poll(polled, 0):
                 self._counters["messages_in_total"] += 1
                 self._counters["bytes_in_total"] += taken
                 return True

@@ -48,7 +48,8 @@ class Peer:
         self.fd = fd
         self.identity = identity
         self.connection = connection
-        self.send = listener.socket.send
+        # Past a layer of pyzmq for other kinds of sockets, which costs as much again.
+        self.send = super(zmq.Socket, listener.socket).send
         # Ids of five bytes that begin with 0 are libzmq's own numbering and not used again.
         # Others are the peer's choice, and on a new connection the next one may choose them.
         self.strict = listener.authenticated or len(routing_id) != 5 or routing_id[0] != 0
