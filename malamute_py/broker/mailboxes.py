@@ -77,7 +77,7 @@ class Mailboxes:
         self._names: dict[str, Mailbox] = {}
         self._numbers: dict[int, Mailbox] = {}
         self.names: Ordered[str] = Ordered()
-        self._drafts: dict[str, Mailbox] = {}
+        self._drafts: Final[dict[str, Mailbox]] = {}
         """Made for a part that has not been taken."""
         self._next_number = 0
         self._default: MailboxSettings | None = None
@@ -86,7 +86,7 @@ class Mailboxes:
         """In the log, what is on its way included."""
         self.memory_bytes = 0
         self.messages = 0
-        self.hungry: deque[Mailbox] = deque()
+        self.hungry: Final[deque[Mailbox]] = deque()
         """Mailboxes that may have something for a reader."""
         self.queues: Final = (self._drafts, self.hungry)
         """While all of them are empty, nothing can be done at once."""
@@ -816,8 +816,12 @@ class Mailboxes:
     @property
     def due_ms(self) -> int | None:
         """When something is to be done next."""
-        times = (self.delays.due_ms, self.expiries.due_ms, self.endings.due_ms)
-        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+        due_ms = self.delays.due_ms
+        for schedule in (self.expiries, self.endings):
+            at_ms = schedule.due_ms
+            if at_ms is not None and (due_ms is None or at_ms < due_ms):
+                due_ms = at_ms
+        return due_ms
 
     def tick(self) -> None:
         """Deliver what is due, let expire what is over; the rest of a large number next time."""

@@ -142,7 +142,7 @@ class Schedule:
     @property
     def due_ms(self) -> int | None:
         """When the next is due."""
-        return self._order.first[0] if self._order else None
+        return self._order.first[0] if self._at else None
 
     def set(self, place: Place, at_ms: int) -> None:
         """It is due at this time, and at no other."""

@@ -159,6 +159,7 @@ class Checkpoints:
         self.restarts = 0
         self.took_ms = 0
         self._ring = ring
+        self._capacity = max(ring.capacity_bytes, 1)
         self._config = config
         self._report = report
         self._press = press
@@ -243,7 +244,7 @@ class Checkpoints:
         first = self.parts.first
         if first is None:
             return 0.0
-        return (self._ring.end_lsn - first) / max(self._ring.capacity_bytes, 1)
+        return (self._ring.end_lsn - first) / self._capacity
 
     def relieve(self) -> bool:
         """The ring found no room: sync it here and now, so that the hold may move; True: it did.

@@ -29,8 +29,10 @@ class Clock:
 
     def __call__(self) -> int:
         """The time."""
-        steady = self._steady_ns()
+        steady, now = self._steady_ns(), self._wall_ns()
         said, at = self._last
-        now = max(self._wall_ns(), said + max(steady - at, 0) // 2)
+        gone = now - said
+        if gone < 0 or gone + gone < steady - at:
+            now = max(now, said + max(steady - at, 0) // 2)
         self._last = now, steady
         return now // 1_000_000
