@@ -382,8 +382,9 @@ class BrokerRun:
     def _order(self, log: Log) -> None:
         last: dict[int, int] = {}
         for offset in sorted(log.entries):
-            sent = self.model.sent[log.entries[offset].serial]
-            if sent.producer not in self.model.ordered:
+            entry = log.entries[offset]
+            sent = self.model.sent[entry.serial]
+            if entry.bundle.damaged or sent.producer not in self.model.ordered:
                 continue
             if sent.serial <= last.get(sent.producer, -1):
                 raise Violation("order", f"stream {log.name}, offset {offset}: {sent.serial}")

@@ -496,12 +496,17 @@ class Model:
         log.epochs = [pair for pair in log.epochs if pair[1] < tail]
         last = log.entries.get(tail - 1)
         log.last_time_ms = last.append_time_ms if last is not None else 0
+        self._learn_producers(log)
+
+    def _learn_producers(self, log: Log) -> None:
+        """How far each producer has come, by what can be read."""
         log.last_of_producer = {}
         for entry in log.entries.values():
-            producer = self.sent[entry.serial].producer
-            log.last_of_producer[producer] = max(
-                entry.serial, log.last_of_producer.get(producer, -1)
-            )
+            if not entry.bundle.damaged:
+                producer = self.sent[entry.serial].producer
+                log.last_of_producer[producer] = max(
+                    entry.serial, log.last_of_producer.get(producer, -1)
+                )
 
     def _check_log(
         self,
@@ -534,6 +539,11 @@ class Model:
                         f"stream {log.name}, offset {row.offset}: record {row.serial} of epoch "
                         f"{batch.epoch}; the log holds {entry}",
                     )
+        for offset, entry in log.entries.items():
+            # Whose it is cannot be read any more: sent again, it is taken again.
+            if entry.bundle.damaged and log.serials.get(entry.serial) == offset:
+                del log.serials[entry.serial]
+        self._learn_producers(log)
         rest = [
             log.entries[offset] for offset in range(following, log.tail) if offset in log.entries
         ]
