@@ -20,8 +20,10 @@ from malamute_py.changelog.records import Range
 
 PAGE: Final = 4_096
 PAGE_BYTES: Final = PAGE // 8
-FEW_RANGES: Final = 8
-"""More are looked at by array."""
+FEW_RANGES: Final = 100
+"""More are looked at by array: from here on that is quicker."""
+FEW_RUNS: Final = 48
+"""The same of runs of what is done."""
 WHOLE: Final = (1 << PAGE) - 1
 
 Rows: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
@@ -82,6 +84,14 @@ def rows_of_bits(mask: int, count: int) -> Rows:
     return np.unpackbits(data, count=count, bitorder="little").view(np.bool_)
 
 
+def places_of(mask: int) -> list[int]:
+    """Places of the bits of a mask, ascending."""
+    if mask.bit_count() == 1:
+        return [mask.bit_length() - 1]
+    found: list[int] = np.flatnonzero(rows_of_bits(mask, mask.bit_length())).tolist()
+    return found
+
+
 def bits_of_rows(rows: Rows) -> int:
     """An array of booleans as a mask."""
     return int.from_bytes(np.packbits(rows, bitorder="little").tobytes(), "little")
@@ -129,6 +139,13 @@ class Holdings:
         bases.insert(place, base)
         self.pages.insert(place, page)
         return page
+
+    def _found(self, offset: int) -> Page | None:
+        """The page of an offset, if there is one."""
+        place = bisect_right(self._bases, offset) - 1
+        if place < 0 or offset >= self._bases[place] + PAGE:
+            return None
+        return self.pages[place]
 
     def within(self, first: int, end: int) -> Iterator[tuple[Page, int]]:
         """Pages that have offsets of [first, end), and which offsets that is."""
@@ -218,20 +235,27 @@ class Holdings:
         if len(ranges) > FEW_RANGES:
             return self._pick_many(member, ranges, also_waiting)
         picked: Picked = []
+        page: Page | None = None
+        mask = base = 0
         for first, end in ranges:
-            wanted = end - first
-            for page, mask in self.within(first, end):
-                mine = page.held.get(member, 0)
-                if also_waiting:
-                    mine |= page.waiting
-                if mask & ~mine:
-                    return None
-                wanted -= mask.bit_count()
-                if picked and picked[-1][0] is page:
-                    picked[-1] = page, picked[-1][1] | mask
-                else:
-                    picked.append((page, mask))
-            if wanted:
+            while first < end:
+                if page is None or first >= base + PAGE:
+                    if page is not None:
+                        picked.append((page, mask))
+                    page = self._found(first)
+                    if page is None:
+                        return None
+                    base, mask = page.base, 0
+                stop = min(end, base + PAGE)
+                mask |= ((1 << (stop - first)) - 1) << (first - base)
+                first = stop
+        if page is not None:
+            picked.append((page, mask))
+        for page, mask in picked:
+            mine = page.held.get(member, 0)
+            if also_waiting:
+                mine |= page.waiting
+            if mask & ~mine:
                 return None
         return picked
 
@@ -379,13 +403,10 @@ class Holdings:
         for page, mask in picked:
             after = page.open & ~mask
             limit = min(PAGE, self.read - page.base)
-            low, end = low_bit(mask), mask.bit_length()
-            if after & (ones(end) ^ ones(low)):
+            if (mask & ~(mask << 1)).bit_count() > FEW_RUNS:
                 runs = _closed_runs(after, mask, limit)
             else:
-                begin = (after & ones(low)).bit_length()
-                above = after >> end
-                runs = [(begin, end + low_bit(above) if above else max(limit, end))]
+                runs = _few_closed_runs(after, mask, limit)
             for begin, stop in runs:
                 start = page.base + begin
                 if not begin and page is first_page:
@@ -406,6 +427,28 @@ class Holdings:
             (page.base + first, page.base + end)
             for first, end in _closed_runs(page.open, closed, limit)
         ]
+
+
+def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]:
+    """The same as _closed_runs() of a mask that has few, run by run; it has something."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    while mask:
+        # Both masks begin where the last run ended: they get shorter as it goes on.
+        skip = (mask & -mask).bit_length() - 1
+        begin = at + (open_rows & ((1 << skip) - 1)).bit_length()
+        open_rows >>= skip
+        mask >>= skip
+        at += skip
+        if not open_rows:
+            found.append((begin, max(limit, at + mask.bit_length())))
+            break
+        skip = (open_rows & -open_rows).bit_length() - 1
+        open_rows >>= skip
+        mask >>= skip
+        at += skip
+        found.append((begin, at))
+    return found
 
 
 def _closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]:

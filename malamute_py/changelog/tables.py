@@ -9,6 +9,7 @@ when it is asked for. Source: DESIGN.md, sections 6 and 9.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any, Final, Protocol
@@ -617,22 +618,30 @@ def _group_done(tables: Tables, queues: Queues, change: GroupDone) -> None:
 
 
 def with_done(next: int, done: list[Range], ranges: Iterable[Range]) -> tuple[int, list[Range]]:
-    """`next` and what is done behind it, once `ranges` are done too."""
-    if not done:
-        # The usual case: one range that begins where the group stands.
-        rest = [(first, end) for first, end in ranges if end > next]
-        if len(rest) == 1 and rest[0][0] <= next:
-            return rest[0][1], []
-        ranges = rest
-    merged: list[Range] = []
-    for first, end in sorted((*done, *ranges)):
+    """`next` and what is done behind it, once `ranges` are done too.
+
+    done: ascending, with gaps between them. What is new is looked up among them: a group whose
+    members are many has a thousand, and each acknowledgement brings a few.
+    """
+    merged = done[:]
+    for first, end in ranges:
         if first <= next:
             next = max(next, end)
-        elif merged and first <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((first, end))
-    return next, [(first, end) for first, end in merged if end > next]
+            continue
+        at = bisect_left(merged, (first,))
+        if at and merged[at - 1][1] >= first:
+            at -= 1
+            first, end = merged[at][0], max(end, merged[at][1])
+        stop = at
+        while stop < len(merged) and merged[stop][0] <= end:
+            end = max(end, merged[stop][1])
+            stop += 1
+        merged[at:stop] = [(first, end)]
+    passed = 0
+    while passed < len(merged) and merged[passed][0] <= next:
+        next = max(next, merged[passed][1])
+        passed += 1
+    return next, merged[passed:] if passed else merged
 
 
 def _group_removed(tables: Tables, queues: Queues, change: GroupRemoved) -> None:

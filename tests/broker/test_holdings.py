@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 from malamute_py.broker.holdings import (
+    FEW_RANGES,
     PAGE,
     Holdings,
+    _closed_runs,
+    _few_closed_runs,
     bits_of_rows,
     first_bits,
     low_bit,
+    ones,
+    places_of,
     rows_of_bits,
 )
 from malamute_py.changelog.tables import with_done
@@ -38,6 +43,75 @@ def test_a_mask_and_its_rows_are_the_same() -> None:
     rows = np.array([True, False, True, True, False, False, False, False, False, True])
     assert places(bits_of_rows(rows)) == [0, 2, 3, 9]
     assert (rows_of_bits(bits_of_rows(rows), len(rows)) == rows).all()
+
+
+def test_the_places_of_a_mask_are_its_bits() -> None:
+    for bits in (1, 1 << 4_000, 0b1011, (1 << 70) - 1):
+        assert places_of(bits) == places(bits)
+
+
+def test_runs_are_the_same_one_by_one_and_by_array() -> None:
+    dice = random.Random(2)
+    for _ in range(2_000):
+        limit = dice.choice([5, 64, 500, PAGE])
+        mask = dice.getrandbits(limit) & dice.getrandbits(limit)
+        if dice.random() < 0.5:
+            mask &= dice.getrandbits(limit) & dice.getrandbits(limit)
+        mask = mask or 1 << dice.randrange(limit)
+        still_open = dice.getrandbits(limit) & ~mask
+        if dice.random() < 0.3:
+            still_open &= dice.getrandbits(limit) & ones(limit // 2)
+        found = _few_closed_runs(still_open, mask, limit)
+        assert found == _closed_runs(still_open, mask, limit)
+
+
+@pytest.mark.parametrize("count", [5, FEW_RANGES, FEW_RANGES + 1, 300])
+def test_ranges_over_several_pages_are_picked_by_pages(count: int) -> None:
+    holdings = Holdings(0)
+    holdings.take_in(0, ones(3 * PAGE))
+    holdings.read = 3 * PAGE
+    holdings.hand(0, ones(3 * PAGE), "a", 1)
+    step = 2 * PAGE // count
+    ranges = [(n * step + 7, n * step + 9) for n in range(count)]
+    ranges.append((2 * PAGE - 5, 2 * PAGE + 5))
+    picked = holdings.pick("a", ranges, False)
+    assert picked is not None
+    wanted = sorted(offset for first, end in ranges for offset in range(first, end))
+    assert [offset for page, mask in picked for offset in places(mask, page.base)] == wanted
+    holdings.release("a")
+    holdings.hand(0, ones(PAGE + 7), "a", 1)
+    assert holdings.pick("a", ranges, False) is None
+    assert holdings.pick("a", ranges, True) == picked
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_done_is_merged_like_a_set_of_offsets(seed: int) -> None:
+    dice = random.Random(seed)
+    next, done, model = 0, list[tuple[int, int]](), set[int]()
+    for _ in range(400):
+        first = dice.randrange(next // 2, next + 3_000)
+        starts = sorted(dice.sample(range(first, first + 500), dice.randint(1, 20)))
+        ranges = [(start, start + dice.choice([1, 1, 3, 60])) for start in starts]
+        before = done[:]
+        kept = done
+        next, done = with_done(next, done, ranges)
+        assert kept == before, "the row of an earlier state is not touched"
+        model.update(offset for start, end in ranges for offset in range(start, end))
+        low = 0
+        while low in model:
+            low += 1
+        runs = [(start, end) for start, end in runs_of(model) if start > low]
+        assert (next, done) == (low, runs)
+
+
+def runs_of(numbers: set[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number:
+            runs[-1] = runs[-1][0], number + 1
+        else:
+            runs.append((number, number + 1))
+    return runs
 
 
 def test_offsets_that_are_not_held_are_not_picked() -> None:

@@ -17,6 +17,7 @@ from malamute_py.broker.retention import LOOKS_MAX
 from malamute_py.broker.streams import NEVER
 from malamute_py.broker.subscriptions import Subscription
 from malamute_py.changelog.snapshots import Sequence64
+from malamute_py.changelog.tables import with_done
 from tests.broker.shell import Shell
 
 
@@ -228,3 +229,16 @@ def test_pins_are_looked_at_some_at_a_time_and_all_in_each_round(
         counts.append(len(looked) - before)
     assert max(counts) == PINS_MAX
     assert sorted(looked) == [f"c{number:05}" for number in range(most)]
+
+
+def test_an_acknowledgement_is_not_compared_with_all_that_is_done_beside() -> None:
+    class Looked(int):
+        looks = 0
+
+        def __lt__(self, other: int) -> bool:
+            Looked.looks += 1
+            return int(self) < other
+
+    done: list[tuple[int, int]] = [(Looked(10 * n), Looked(10 * n + 5)) for n in range(1, 1_025)]
+    assert with_done(0, done, [(4_003, 4_007)])[1][398:400] == [(3_990, 3_995), (4_000, 4_007)]
+    assert Looked.looks <= 15
