@@ -15,6 +15,7 @@ from malamute_protocol.commands import Cover, Deliver, Ended, Mode
 from malamute_protocol.extract import scatters
 from malamute_py.broker.links import Link, Links, cost_of_few
 from malamute_py.broker.selection import (
+    FEW_ROWS,
     Encoding,
     Groups,
     Mask,
@@ -34,9 +35,6 @@ from malamute_py.broker.subscriptions import Subscription
 
 _MANY = 4
 """Groups from which on the rows of all of them are looked for together."""
-_FEW_ROWS = 64
-"""Rows of a group up to which they are copied one by one; more of a large batch, whose masks cost
-more."""
 
 
 class Taker(Protocol):
@@ -126,7 +124,7 @@ class Delivery:
         others: Groups = []
         partial = [group for group in groups if group.headers is not None]
         count = batch.next - batch.base
-        rows_most = min(max(_FEW_ROWS, count >> 7), self._share * count)
+        rows_most = min(max(FEW_ROWS, count >> 7), self._share * count)
         for group, rows in zip(partial, rows_of_groups(batch.content, partial), strict=True):
             subscriptions = group.durable if durable else group.live
             if not subscriptions or not rows:

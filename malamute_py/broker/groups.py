@@ -44,16 +44,15 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.content import Content
 from malamute_protocol.errors import RequestRejected
-from malamute_protocol.extract import extract, extractable
-from malamute_protocol.stamp import STAMP_BYTES, Stamp
+from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.delivery import Delivery
-from malamute_py.broker.holdings import Page, Picked, bits_of_rows, rows_of_bits
+from malamute_py.broker.holdings import Page, Picked, bits_of_rows
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.named import Named, Place
 from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import MAIN, HistoryRead, ReadFailed, ReadRange
-from malamute_py.broker.selection import unexpired
+from malamute_py.broker.selection import Parts, unexpired
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.sharing import KINDS, Group, Member, slots_of
 from malamute_py.broker.starts import Begin, Starts, may_match
@@ -806,27 +805,17 @@ class Groups:
                 if not bits:
                     return 0
         given = 0
+        settings = self._shard.settings
+        parts = Parts(batch, settings.extract_bytes_min, settings.extract_share, EXTRACT_ROW_BYTES)
         for member, rows in group.divided(batch, bits):
-            given += self._deliver(group, batch, member, rows)
+            given += self._deliver(group, batch, parts, member, rows)
         return given
 
-    def _deliver(self, group: Group, batch: Batch, member: Member, rows: int) -> int:
-        """Put rows of a batch into a member's outbox."""
+    def _deliver(self, group: Group, batch: Batch, parts: Parts, member: Member, rows: int) -> int:
+        """Put rows of a batch into a member's outbox; returns the bytes given."""
         count = group.hand(batch, member, rows, self._shard.now_ms)
         member.covered = batch.base
-        total = batch.next - batch.base
-        size = batch.size
-        frames = [batch.stamp, batch.frame]
-        bitmap: bytes | None = None
-        if count < total:
-            settings = self._shard.settings
-            few = count < settings.extract_share * total or size >= EXTRACT_ROW_BYTES * total
-            if few and size >= settings.extract_bytes_min and extractable(batch.content):
-                stamp = Stamp.unpack(batch.stamp, verify=False)
-                frames = list(extract(stamp, batch.content, rows_of_bits(rows, total)))
-                size = len(frames[0]) + len(frames[1])
-            else:
-                bitmap = rows.to_bytes((total + 7) // 8, "little")
+        frames, bitmap, size = parts.frames(rows)
         self._delivery.put(member, batch.next, frames, bitmap, count, size)
         self._shard.counters["group_records_out"] += count
         return size

@@ -15,9 +15,10 @@ import numpy as np
 from pyroaring import BitMap
 
 from malamute_protocol.content import NO_TIME, Content
-from malamute_protocol.extract import Scatter, extract, extractable
+from malamute_protocol.extract import Scatter, extract, extractable, scatters
 from malamute_protocol.header import Header
 from malamute_protocol.stamp import Stamp, row_bitmap
+from malamute_py.broker.holdings import places_of, rows_of_bits
 from malamute_py.broker.partition import partition
 from malamute_py.broker.streams import Batch, Stream
 from malamute_py.broker.subscriptions import Subscription
@@ -27,6 +28,8 @@ Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 GROUPED_HEADERS_MAX = 8_192
 """Distinct headers of the tables of a stream whose groups are remembered, all in all."""
+FEW_ROWS = 64
+"""Rows up to which they are copied one by one; more of a large batch, whose masks cost more."""
 TABLE_HEADERS_MAX = 256
 """A larger table is not likely to come again: its groups are worked out each time."""
 
@@ -177,6 +180,45 @@ def encoding_of(batch: Batch, mask: Mask | None, bytes_min: int, share: float) -
         return Encoding(batch, None, count, extracts=False)
     extracts = batch.size >= bytes_min and selected < share * count and extractable(batch.content)
     return Encoding(batch, mask, selected, extracts)
+
+
+class Parts:
+    """Encodings of parts of one batch that go to a taker each, one after the other.
+
+    row_bytes: rows of at least this mean size are extracted whatever their share of the batch.
+    """
+
+    __slots__ = ("_batch", "_bytes_min", "_extracted", "_scatter", "_share")
+
+    def __init__(self, batch: Batch, bytes_min: int, share: float, row_bytes: int) -> None:
+        self._batch = batch
+        self._bytes_min = bytes_min
+        # What is less of the batch is extracted.
+        self._share = 1.0 if batch.size >= row_bytes * (batch.next - batch.base) else share
+        self._extracted = 0
+        self._scatter: Scatter | None = None
+
+    def frames(self, rows: int) -> tuple[list[Any], bytes | None, int]:
+        """(frames, row bitmap or None, bytes) of the rows of a mask."""
+        batch = self._batch
+        count, total = rows.bit_count(), batch.next - batch.base
+        if count == total:
+            return [batch.stamp, batch.frame], None, batch.size
+        content, size = batch.content, batch.size
+        if count >= self._share * total or size < self._bytes_min or not extractable(content):
+            return [batch.stamp, batch.frame], rows.to_bytes((total + 7) // 8, "little"), size
+        # A Scatter costs the batch once, and is made when as much was spent on parts alone.
+        spent = self._extracted >= max(1, total >> 10, size >> 19)
+        if count <= FEW_ROWS and spent and scatters(content):
+            if self._scatter is None:
+                self._scatter = Scatter(Stamp.unpack(batch.stamp, verify=False), content)
+            ((stamp, derived),) = self._scatter.extract((places_of(rows),))
+        else:
+            self._extracted += 1
+            stamp, derived = extract(
+                Stamp.unpack(batch.stamp, verify=False), content, rows_of_bits(rows, total)
+            )
+        return [stamp, derived], None, len(stamp) + len(derived)
 
 
 def scattered(batch: Batch, selections: Sequence[Sequence[int]]) -> list[Encoding]:
