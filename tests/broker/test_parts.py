@@ -10,7 +10,7 @@ import pytest
 
 from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
-from malamute_protocol.extract import extract
+from malamute_protocol.extract import Scatter, extract
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker import selection
 from malamute_py.broker.selection import FEW_ROWS, Parts
@@ -45,7 +45,6 @@ def mask_of(rows: list[int]) -> int:
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How rows were taken out, in the order of it."""
     ways: list[str] = []
-    scatter = selection.Scatter
 
     def alone(*arguments: Any) -> Any:
         ways.append("alone")
@@ -53,7 +52,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def together(*arguments: Any) -> Any:
         ways.append("together")
-        return scatter(*arguments)
+        return Scatter(*arguments)
 
     monkeypatch.setattr(selection, "extract", alone)
     monkeypatch.setattr(selection, "Scatter", together)
