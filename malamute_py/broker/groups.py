@@ -445,6 +445,7 @@ class Groups:
             return False
         member.raise_credit(command.credit_records, command.credit_bytes)
         if member.group is not None:
+            member.group.file(member)
             self.wake(member.group)
         return True
 
@@ -452,6 +453,7 @@ class Groups:
         """A link has room again."""
         for member in self._members.get(link, {}).values():
             if member.group is not None:
+                member.group.file(member)
                 self.wake(member.group)
 
     def unsubscribe(self, link: Link, command: Unsubscribe) -> bool:
@@ -540,7 +542,7 @@ class Groups:
         def appended(end_lsn: int) -> None:
             for page, mask in picked:
                 held, waited = holdings.unhand(page, member, mask)
-                member.held -= held.bit_count()
+                member.acknowledged(held.bit_count(), self._shard.now_ms, group.deliveries)
                 holdings.leave(page, held | waited)
                 page.dirty = True
             self._done(group, picked)
@@ -584,7 +586,7 @@ class Groups:
         def taken() -> None:
             for page, mask in picked:
                 held, waited = holdings.unhand(page, member, mask)
-                member.held -= held.bit_count()
+                member.acknowledged(held.bit_count(), self._shard.now_ms, group.deliveries)
                 holdings.leave(page, held | waited)
                 taken_from.append((page, held, waited))
 
@@ -637,7 +639,7 @@ class Groups:
                 if not held:
                     continue
                 holdings.unhand(page, member, held)
-                member.held -= held.bit_count()
+                member.returned(held.bit_count())
                 self._shard.counters["group_records_returned"] += held.bit_count()
                 if after_ms:
                     holdings.delay(page, held)
@@ -893,9 +895,9 @@ class Groups:
                 if end <= holdings.read:
                     if not holdings.waiting_in(base, end):
                         continue
-                    if not group.takers():
+                    if not group.takes:
                         return
-                elif not group.takers() or not group.reads_on:
+                elif not group.takes or not group.reads_on:
                     return
                 if base > holdings.read:
                     # The reader skipped what cannot match.

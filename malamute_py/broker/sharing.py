@@ -2,18 +2,22 @@
 
 Owns the members of one group, what each kind of group allows them, and the slots of keyed groups.
 The rules: shared: to the member with the most free credit, at most its share of what waits, so
-that a lone batch is spread and a backlog goes out in whole batches; exclusive: to the holder,
-whose place is kept for a while when it is lost; keyed: to the member that the record's slot
-belongs to by rendezvous hash, and a slot moves only when its old member holds nothing of it, so
-records of one key are in one place, in order. A slot is one of 1,024 into which first keys hash:
-what is kept a key is bounded, and a batch costs by its distinct headers and members, not by its
-rows. Source: DESIGN.md, section 9; the hold window is that of the localmq reference.
+that a lone batch is spread and a backlog goes out in whole batches, unless there are more members
+than it pays to give one record each: then at most what it has shown to be quick with; exclusive:
+to the holder, whose place is kept for a while when it is lost; keyed: to the member that the
+record's slot belongs to by rendezvous hash, and a slot moves only when its old member holds nothing
+of it, so records of one key are in one place, in order. A slot is one of 1,024 into which first
+keys hash: what is kept a key is bounded, and a batch costs by its distinct headers and by those who
+get something of it, not by its rows, nor by all members there are. Source: DESIGN.md, section 9;
+the hold window is that of the localmq reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
+from heapq import heapify, heappop, heappush
+from math import sqrt
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from zlib import crc32
 
@@ -26,7 +30,6 @@ from malamute_py.broker.holdings import (
     Holdings,
     Page,
     Picked,
-    Rows,
     bits_of_rows,
     first_bits,
     rows_of_bits,
@@ -44,6 +47,13 @@ if TYPE_CHECKING:
 KINDS: Final = ("shared", "exclusive", "keyed")
 SLOTS: Final = 1_024
 NOBODY: Final = -1
+DEAL_MS: Final = 0.1
+"""What a delivery costs the broker, with its acknowledgement: 20 to 40 us in the core and some
+50 us a message in the transport."""
+SPREAD_MIN: Final = 32
+"""Members among whom a batch is spread whatever they have shown: records are not all alike."""
+STALE_MAX: Final = 64
+"""Entries that hold no more in the order of a group's members, besides one for each of them."""
 TABLES_MAX: Final = 256
 """Header tables of which a group remembers what it selects and which slots they are."""
 
@@ -60,18 +70,25 @@ class Member:
         "credit_bytes",
         "credit_records",
         "ended",
+        "filed",
         "group",
         "held",
         "hold_ms",
         "identity",
+        "joined",
         "joined_ms",
         "left_bytes",
         "left_records",
         "link",
         "number",
+        "pace_ms",
         "place",
         "served",
         "session",
+        "timed",
+        "timed_deals",
+        "timed_left",
+        "timed_ms",
     )
 
     def __init__(self, link: Link, command: JoinGroup, now_ms: int, hold_ms: int) -> None:
@@ -91,8 +108,16 @@ class Member:
         """Where its next delivery begins."""
         self.served = 0
         """When it was served last, in deliveries of the group."""
+        self.joined = 0
+        """When it joined, in members of the group."""
+        self.filed = False
+        """It stands among those who may be given something."""
         self.place = NOBODY
         """Its number in the arrays of a keyed group."""
+        self.pace_ms = 0.0
+        """What a record took it of late, from hand-out to acknowledgement; 0: not known yet."""
+        self.timed = self.timed_left = self.timed_ms = self.timed_deals = 0
+        """Of the records that it had in hand at timed_ms, how many there were and are left."""
         self.ended = False
 
     @property
@@ -108,6 +133,60 @@ class Member:
         if size > self.credit_bytes:
             self.left_bytes += size - self.credit_bytes
             self.credit_bytes = size
+
+    # --- how quick it is ----------------------------------------------------------------------
+
+    def handed(self, count: int, now_ms: int, deals: int) -> None:
+        """It holds so many records more. deals: its group's deliveries before this batch."""
+        self.held += count
+        if not self.timed_left:
+            self.timed = self.timed_left = self.held
+            self.timed_ms, self.timed_deals = now_ms, deals
+
+    def acknowledged(self, count: int, now_ms: int, deals: int) -> None:
+        """Of what it held, so many records are done. deals: its group's deliveries until now.
+
+        What the broker spent on deliveries meanwhile is not the member's time: a thousand take
+        100 ms, and without that no member would ever be quick. That is an estimate, so a pace
+        comes down by half at the most; and rises by a quarter, for a time is often too long by
+        what the machine did beside. Should lots get too large, there are fewer deliveries to be
+        taken off, and the pace is what it is.
+        """
+        self.held -= count
+        if not self.timed_left:
+            return
+        self.timed_left -= count
+        if self.timed_left > 0:
+            return
+        self.timed_left = 0
+        # The clock counts whole milliseconds: it may have been almost one more.
+        took_ms = now_ms - self.timed_ms + 1
+        if not self.pace_ms:
+            self.pace_ms = took_ms / self.timed
+            return
+        own_ms = max(took_ms - (deals - self.timed_deals) * DEAL_MS, 1)
+        pace_ms = own_ms / self.timed
+        if pace_ms < self.pace_ms:
+            self.pace_ms = max(pace_ms, self.pace_ms / 2)
+        else:
+            self.pace_ms += (pace_ms - self.pace_ms) / 4
+
+    def returned(self, count: int) -> None:
+        """It gave so many records back: of what it had in hand, no time can be told."""
+        self.held -= count
+        self.timed_left = 0
+
+    def lot(self, deals: int) -> int:
+        """How many records it may be given at once so that all of a batch are done soonest.
+
+        deals: deliveries if each record, or each member, had one of its own. Lots of n make it
+        deals / n deliveries, one after the other, and the last record wait for n - 1 others:
+        the sum is least where n * n = deals * DEAL_MS / pace. It has no more than that in hand.
+        """
+        if not self.pace_ms:
+            return 0
+        most = int(sqrt(deals * DEAL_MS / self.pace_ms))
+        return min(most, deals // SPREAD_MIN) - self.held
 
     def is_again(self, lost: Member) -> bool:
         """Whether this is a lost member that has come back."""
@@ -171,8 +250,14 @@ class Slots:
 
     def hand(self, slots: SlotsOfRows, place: int) -> None:
         """Waiting records of these slots are in a member's hands."""
-        _count(self.waiting, slots, -1)
-        _count(self.held, slots, 1)
+        if len(slots) == 1:
+            slot = slots[0]
+            self.waiting[slot] -= 1
+            self.held[slot] += 1
+        else:
+            counts = np.bincount(slots, minlength=SLOTS)
+            self.waiting -= counts
+            self.held += counts
         self._holder[slots] = place
 
     def done(self, slots: SlotsOfRows) -> None:
@@ -230,11 +315,15 @@ class Group:
     """One group at run time: its members, its reader's place, what is open behind it."""
 
     __slots__ = (
+        "_deals",
+        "_joins",
+        "_order",
         "_seen",
         "by_place",
         "deliveries",
         "done",
         "everything",
+        "filed",
         "flushing",
         "ghost",
         "gone",
@@ -277,6 +366,11 @@ class Group:
         """Of what is still to be read, what was done in an earlier run of the broker."""
         self.members: list[Member] = []
         """In the order of their joining; without the ghost."""
+        self._joins = 0
+        self.filed = 0
+        """How many members may be given something, as far as is known."""
+        self._order: list[tuple[int, int, int, Member]] = []
+        """A heap of them, the freest first, and of entries that hold no more."""
         self.holder: Member | None = None
         """Exclusive: who is given the records."""
         self.ghost: Member | None = None
@@ -287,7 +381,8 @@ class Group:
         self.by_place: dict[int, Member] = {}
         self._seen: dict[Any, tuple[Any, Any]] = {}
         """Header table -> (headers chosen or None for all, slots of its headers)."""
-        self.deliveries = 0
+        self.deliveries = self._deals = 0
+        """All of them, and those before the batch that is handed out."""
         self.moved_ms = 0
         """When something was done last."""
         self.lost = 0
@@ -313,6 +408,9 @@ class Group:
         """Take up a member; True when a lost holder came back in it."""
         member.group = self
         self.members.append(member)
+        self._joins += 1
+        member.joined = self._joins
+        self.file(member)
         if self.kind == "exclusive":
             if self.ghost is not None and member.is_again(self.ghost):
                 self.hand_over(member)
@@ -342,6 +440,7 @@ class Group:
         """
         held = member.held
         self.members.remove(member)
+        self._unfile(member)
         if member is self.holder:
             self.holder = None
             again = next((other for other in self.members if other.is_again(member)), None)
@@ -371,31 +470,71 @@ class Group:
         self.holder = self.members[0] if self.members else None
 
     def _release(self, member: Member) -> None:
-        member.held = 0
+        member.returned(member.held)
         for page, mask in self.holdings.release(member):
             if self.slots is not None:
                 self.slots.back(slots_of(page, mask))
 
-    def takers(self) -> list[Member]:
-        """Members that may be given something now."""
+    # --- who may be given something -------------------------------------------------------------
+
+    def file(self, member: Member) -> None:
+        """A member's credit, its link's room or what it was given changed."""
+        if not member.able:
+            self._unfile(member)
+            return
+        if not member.filed:
+            member.filed = True
+            self.filed += 1
+        order = self._order
+        heappush(order, (-member.left_records, member.served, member.joined, member))
+        if len(order) > 2 * self.filed + STALE_MAX:
+            # One entry for each that is filed.
+            order[:] = [
+                (-one.left_records, one.served, one.joined, one)
+                for one in self.members
+                if one.filed
+            ]
+            heapify(order)
+
+    def _unfile(self, member: Member) -> None:
+        """It may be given nothing; its entry is dropped when it comes up."""
+        if member.filed:
+            member.filed = False
+            self.filed -= 1
+
+    def _freest(self) -> Member | None:
+        """The member with the most free credit of those that may be given something.
+
+        It is the first in the order.
+        """
+        order = self._order
+        while order:
+            left, served, _, member = order[0]
+            # Of a member whose state has changed, or that is not filed, the entry is stale.
+            if member.filed and member.left_records == -left and member.served == served:
+                if member.able:
+                    return member
+                # Something else took its link's room, and what brings it back files it again.
+                self._unfile(member)
+            heappop(order)
+        return None
+
+    @property
+    def takes(self) -> bool:
+        """Whether some member may be given something."""
         if self.kind == "exclusive":
-            holder = self.holder
-            return [holder] if holder is not None and holder.able else []
-        return [member for member in self.members if member.able]
+            return self.holder is not None and self.holder.able
+        return self._freest() is not None
 
     # --- what to read next -----------------------------------------------------------------------
 
     def wanted(self) -> int | None:
         """The least offset that could be handed out now; None: there is no such."""
-        takers = self.takers()
-        if not takers:
+        reads_on = self.reads_on
+        if not (self.holdings.waiting or reads_on) or not self.takes:
             return None
-        holdings = self.holdings
-        if holdings.waiting:
-            offset = self._waiting_for(takers)
-            if offset is not None:
-                return offset
-        return holdings.read if self.reads_on else None
+        offset = self._waiting_for() if self.holdings.waiting else None
+        return self.holdings.read if offset is None and reads_on else offset
 
     @property
     def reads_on(self) -> bool:
@@ -413,23 +552,26 @@ class Group:
         ahead = holdings.read - holdings.low
         return bool(self.members) and holdings.read < self.stream.next and ahead >= self.window
 
-    def _waiting_for(self, takers: list[Member]) -> int | None:
+    def _waiting_for(self) -> int | None:
         slots = self.slots
         if slots is None:
             for page in self.holdings.pages:
                 if page.waiting:
                     return page.base + (page.waiting & -page.waiting).bit_length() - 1
             return None
-        able = np.isin(slots.owner, [member.place for member in takers])
-        if not ((slots.waiting > 0) & able).any():
+        by_place = self.by_place
+        owners = np.unique(slots.owner[slots.waiting > 0]).tolist()
+        places = [place for place in owners if place != NOBODY and by_place[place].able]
+        if not places:
             return None
+        able = np.isin(slots.owner, places)
         for page in self.holdings.pages:
             if page.waiting:
                 rows = np.flatnonzero(rows_of_bits(page.waiting, page.waiting.bit_length()))
                 assert page.slots is not None
-                places = rows[able[page.slots[rows]]]
-                if len(places):
-                    return page.base + int(places[0])
+                found = rows[able[page.slots[rows]]]
+                if len(found):
+                    return page.base + int(found[0])
         return None
 
     # --- reading a batch -------------------------------------------------------------------------
@@ -511,27 +653,36 @@ class Group:
 
         Each is to be handed out before the next is asked for.
         """
+        self._deals = self.deliveries
         if self.slots is not None:
             yield from self._by_slot(batch, bits)
             return
-        holdings = self.holdings
-        while bits:
-            takers = self.takers()
-            if not takers:
-                return
-            share = holdings.waiting + self.stream.next - holdings.read
-            if len(takers) > 1:
-                share = -(-share // len(takers))
-                takers.sort(key=_freedom, reverse=True)
-            for member in takers:
-                most = min(member.left_records, share)
-                rows = bits
-                if rows.bit_count() > most:
-                    rows = first_bits(rows, most)
+        if self.kind == "exclusive":
+            holder = self.holder
+            if holder is not None and holder.able:
+                yield holder, _at_most(bits, holder.left_records)
+            return
+        given: list[Member] = []
+        while bits and self.filed:
+            total = self.holdings.waiting + self.stream.next - self.holdings.read
+            share, deals = -(-total // self.filed), min(total, self.filed)
+            while bits:
+                member = self._freest()
+                if member is None:
+                    break
+                # Until all others have had their turn.
+                heappop(self._order)
+                self._unfile(member)
+                given.append(member)
+                most = min(member.left_records, max(share, member.lot(deals)))
+                rows = bits if bits.bit_count() <= most else first_bits(bits, most)
                 yield member, rows
                 bits ^= rows
-                if not bits:
-                    return
+            if not given:
+                return
+            for member in given:
+                self.file(member)
+            given.clear()
 
     def _by_slot(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
         assert self.slots is not None
@@ -540,29 +691,21 @@ class Group:
         _, codes = content.headers()
         owner = self.slots.owner
         if codes is None:
-            member = self.by_place.get(int(owner[slots[0]]))
+            parts = [(int(owner[slots[0]]), bits)]
+        else:
+            count = batch.next - batch.base
+            parts = _parts(owner[slots][codes], bits, count)
+        for place, mine in parts:
+            member = self.by_place.get(place)
             if member is not None and member.able:
-                most = member.left_records
-                yield member, bits if bits.bit_count() <= most else first_bits(bits, most)
-            return
-        count = batch.next - batch.base
-        owners = owner[slots][codes]
-        waiting = rows_of_bits(bits, count)
-        for place, member in list(self.by_place.items()):
-            if not member.able:
-                continue
-            rows: Rows = waiting & (owners == place)
-            some = int(np.count_nonzero(rows))
-            if some:
-                mine = bits_of_rows(rows)
-                most = member.left_records
-                yield member, mine if some <= most else first_bits(mine, most)
+                yield member, _at_most(mine, member.left_records)
+                self.file(member)
 
     def hand(self, batch: Batch, member: Member, bits: int, now_ms: int) -> int:
         """These rows are in the member's hands; returns how many."""
         self.holdings.hand(batch.base, bits, member, now_ms)
         count = bits.bit_count()
-        member.held += count
+        member.handed(count, now_ms, self._deals)
         self.deliveries += 1
         member.served = self.deliveries
         if self.slots is not None:
@@ -635,5 +778,23 @@ def slots_of(page: Page, mask: int) -> SlotsOfRows:
     return found
 
 
-def _freedom(member: Member) -> tuple[int, int]:
-    return member.left_records, -member.served
+def _at_most(bits: int, most: int) -> int:
+    """The first so many rows of some."""
+    return bits if bits.bit_count() <= most else first_bits(bits, most)
+
+
+def _parts(owners: Places, bits: int, count: int) -> list[tuple[int, int]]:
+    """(place of its owner, rows) of each owner that some rows of a batch have."""
+    rows = np.flatnonzero(rows_of_bits(bits, count))
+    mine = owners[rows]
+    if (mine == mine[0]).all():
+        return [(int(mine[0]), bits)]
+    order = np.argsort(mine, kind="stable")
+    mine, rows = mine[order], rows[order]
+    firsts = np.flatnonzero(np.concatenate(([True], mine[1:] != mine[:-1])))
+    found = []
+    for place, some in zip(mine[firsts].tolist(), np.split(rows, firsts[1:]), strict=True):
+        chosen = np.zeros(count, np.bool_)
+        chosen[some] = True
+        found.append((place, bits_of_rows(chosen)))
+    return found

@@ -24,6 +24,7 @@ from perf.curves.curve import Curve, Gathering, Plan, Say
 RECORDS = 1_000
 KEYS = 64
 ROUNDS = 60
+LONE_ROUNDS = 600
 WARM_UP = 10
 CREDIT = 1 << 60
 PUBLISHER = 1 << 40
@@ -68,12 +69,12 @@ class Members:
         self._delivered.clear()
         return answers
 
-    def round(self, content: bytes, number: int) -> float:
+    def round(self, content: bytes, records: int, number: int) -> float:
         """One batch published, handed out and acknowledged; returns the core's seconds."""
         with Clock() as publishing:
             self.bare.publish(PUBLISHER, "s", [content], number + 1)
         if self.kind == "subscribers":
-            self.records += RECORDS
+            self.records += records
             self._delivered.clear()
             return publishing.seconds
         answers = self.answers()
@@ -99,22 +100,24 @@ def ranges_of(command: wire.Deliver, frames: Any) -> list[tuple[int, int]]:
     return list(zip(firsts.tolist(), ends.tolist(), strict=True))
 
 
-def in_core(kind: str, count: int, runs: int) -> list[float]:
-    """Microseconds a record with so many members, a figure a run."""
+def in_core(kind: str, count: int, records: int, runs: int) -> list[float]:
+    """Microseconds a record with so many members, a figure a run; records: in a batch."""
     members = Members(kind, count)
     content = encode(
-        [bytes(140)] * RECORDS, subject_table=[f"orders.{n}" for n in range(KEYS)],
-        subject_codes=[n % KEYS for n in range(RECORDS)],
+        [bytes(140)] * records, subject_table=[f"orders.{n}" for n in range(min(KEYS, records))],
+        subject_codes=[n % KEYS for n in range(records)],
     )  # fmt: skip
+    rounds = ROUNDS if records > 1 else LONE_ROUNDS
     for number in range(WARM_UP):
-        members.round(content, number)
+        members.round(content, records, number)
     found = []
     for run in range(runs):
-        first = WARM_UP + run * ROUNDS
-        seconds = sum(members.round(content, number) for number in range(first, first + ROUNDS))
-        found.append(seconds / ROUNDS / RECORDS * 1e6)
+        first = WARM_UP + run * rounds
+        numbers = range(first, first + rounds)
+        seconds = sum(members.round(content, records, number) for number in numbers)
+        found.append(seconds / rounds / records * 1e6)
     done = members.records
-    assert done == RECORDS * (WARM_UP + runs * ROUNDS), "each record once to the group"
+    assert done == records * (WARM_UP + runs * rounds), "each record once to the group"
     return found
 
 
@@ -124,15 +127,20 @@ def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
     for count in points:
         say(f"{count:,} members, the core alone")
         for kind in KINDS:
-            found = apart(in_core, kind, count, runs)
+            found = apart(in_core, kind, count, RECORDS, runs)
             name = f"{kind} group" if kind != "subscribers" else "as many subscribers"
             gathered.add(f"{name}, in-core, CPU a record", "us", count, found)
+            if kind in ("shared", "keyed"):
+                found = apart(in_core, kind, count, 1, runs)
+                gathered.add(f"{name}, in-core, CPU a lone record", "us", count, found)
     return Curve(
         PLAN.name, PLAN.title, PLAN.axis, gathered.lines(),
-        "flat for an exclusive group; the others cut each batch into as many parts as there are"
-        " members to be given some of it, and those who get everything each cost a delivery",
+        "flat for an exclusive group and a lone record; the others cut each batch into as many"
+        " parts as there are members to be given some of it, from a shared group's 32 on as many"
+        " as pays when members are as quick as these, and those who get everything each cost a"
+        " delivery",
         f"batches of {RECORDS:,} records with {KEYS} subjects; publish, hand-out and"
-        " acknowledgement together",
+        " acknowledgement together; members answer within the same millisecond",
     )  # fmt: skip
 
 

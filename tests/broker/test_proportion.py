@@ -14,6 +14,7 @@ from malamute_py.broker.cursors import MARK_MS, Cursor
 from malamute_py.broker.links import BEAT_SLOTS
 from malamute_py.broker.producers import Producers
 from malamute_py.broker.retention import LOOKS_MAX
+from malamute_py.broker.sharing import Member
 from malamute_py.broker.streams import NEVER
 from malamute_py.broker.subscriptions import Subscription
 from malamute_py.changelog.snapshots import Sequence64
@@ -229,6 +230,40 @@ def test_pins_are_looked_at_some_at_a_time_and_all_in_each_round(
         counts.append(len(looked) - before)
     assert max(counts) == PINS_MAX
     assert sorted(looked) == [f"c{number:05}" for number in range(most)]
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Member]:
+    """Every look at whether a member of a group may be given something."""
+    looks: list[Member] = []
+    able = vars(Member)["able"].fget
+
+    def look(member: Member) -> bool:
+        looks.append(member)
+        found: bool = able(member)
+        return found
+
+    monkeypatch.setattr(Member, "able", property(look))
+    return looks
+
+
+@pytest.mark.parametrize("kind", ["shared", "keyed"])
+def test_a_record_for_a_group_is_not_shown_to_all_its_members(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = Shell()
+    shell.hello(1)
+    members = range(2, 302)
+    for link in members:
+        shell.hello(link)
+        shell.send(link, wire.JoinGroup(1, "s", "g", ["all"], kind, [0], 1_000, 1 << 40))
+    looks = looked_at(monkeypatch)
+    for number in range(50):
+        shell.publish(1, "s", [b"x"], subject=f"a.{number}")
+    for link in members:
+        for delivered in shell.peers[link].of(wire.Deliver):
+            shell.send(link, wire.AckRecords(1, [(delivered.from_, delivered.next)], 9))
+    assert shell.broker.counters["group_records_done"] == 50
+    assert len(looks) <= 50 * 10
 
 
 def test_an_acknowledgement_is_not_compared_with_all_that_is_done_beside() -> None:
