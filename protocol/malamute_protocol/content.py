@@ -140,7 +140,8 @@ class Content:
             raise BatchError("bad_batch", f"a content of {len(view)} bytes is cut short")
         self.buffer = buffer
         self.view = view
-        self.head = head = Head._make(HEAD.unpack_from(view))
+        fields = HEAD.unpack_from(view)
+        self.head = Head._make(fields)
         self._sections: Sections | None = None
         self._table: HeaderTable | None = None
         self._headers: tuple[tuple[Header, ...], Array | None] | None = None
@@ -148,15 +149,17 @@ class Content:
         self._few: tuple[int, ...] | None = None
         """Bounds of the bodies, where check() found a few plain ones."""
         self._limits = DEFAULT_LIMITS
-        if head.magic != CONTENT_MAGIC:
-            raise BatchError("bad_batch", f"no content: the magic is 0x{head.magic:08X}")
-        if head.version != CONTENT_VERSION:
-            raise BatchError("bad_batch", f"content version {head.version} is not known", 4)
-        if head.head_bytes < CONTENT_BYTES or head.head_bytes > _HEAD_BYTES_MAX or head[2] % 8:
-            raise BatchError("bad_batch", f"a content head of {head.head_bytes} bytes", 6)
-        if head.content_bytes != len(view):
+        # A name of a tuple costs as much as ten locals.
+        magic, version, head_bytes, _, content_bytes = fields[:5]
+        if magic != CONTENT_MAGIC:
+            raise BatchError("bad_batch", f"no content: the magic is 0x{magic:08X}")
+        if version != CONTENT_VERSION:
+            raise BatchError("bad_batch", f"content version {version} is not known", 4)
+        if head_bytes < CONTENT_BYTES or head_bytes > _HEAD_BYTES_MAX or head_bytes % 8:
+            raise BatchError("bad_batch", f"a content head of {head_bytes} bytes", 6)
+        if content_bytes != len(view):
             raise BatchError(
-                "bad_batch", f"{len(view)} bytes where the head says {head.content_bytes}", 12
+                "bad_batch", f"{len(view)} bytes where the head says {content_bytes}", 12
             )
 
     def __len__(self) -> int:
@@ -215,19 +218,12 @@ class Content:
             raise BatchError(
                 "bad_batch", f"the sections need {position} bytes, not {head.content_bytes}", 12
             )
-        return Sections(
-            subjects,
-            fieldmaps,
-            subject_codes,
-            field_codes,
-            client_time,
-            expiry,
-            properties,
-            deltas,
-            times,
-            body,
-            position,
-        )
+        return Sections._make(
+            (
+                subjects, fieldmaps, subject_codes, field_codes, client_time, expiry, properties,
+                deltas, times, body, position,
+            )
+        )  # fmt: skip
 
     def _array(self, dtype: np.dtype[Any], position: int, count: int) -> Array:
         if position + dtype.itemsize * count > len(self.view):
@@ -241,9 +237,10 @@ class Content:
         """The header table, from the memo when its bytes were seen before."""
         if self._table is None:
             head, at, view = self.head, self.sections, self.view
+            subjects, fieldmaps, size = at.subjects, at.fieldmaps, head.fieldmaps_bytes
             table = MEMO.table(
-                bytes(view[at.subjects : at.subjects + head.subjects_bytes]),
-                bytes(view[at.fieldmaps : at.fieldmaps + head.fieldmaps_bytes]),
+                bytes(view[subjects : subjects + head.subjects_bytes]),
+                bytes(view[fieldmaps : fieldmaps + size]) if size else b"",
             )
             check_counts(table, head.subjects_count, head.fieldmaps_count)
             self._table = table
@@ -442,14 +439,14 @@ class Content:
         """
         self._limits = limits
         head = self.head
-        n = head.count
-        if head.content_bytes > limits.batch_bytes_max - 96:
+        n, flags, kind, size = head.count, head.flags, head.body_kind, head.content_bytes
+        if size > limits.batch_bytes_max - 96:
             raise BatchError(
                 "too_large",
-                f"a batch of {head.content_bytes + 96} bytes, at most {limits.batch_bytes_max}",
+                f"a batch of {size + 96} bytes, at most {limits.batch_bytes_max}",
                 12,
             )
-        if head.content_bytes % 8:
+        if size % 8:
             raise BatchError("bad_batch", "the content's size is not a multiple of 8", 12)
         # numpy arrays, unlike memoryviews, may be handed to the CRC without a copy.
         tail: Any = self.view[12:]
@@ -464,36 +461,35 @@ class Content:
             raise BatchError("bad_batch", "a batch without records", 16)
         if head.codec >= len(CODECS):
             raise BatchError("bad_batch", f"unknown codec {head.codec}", 20)
-        if head.body_kind >= len(BODY_KINDS):
-            raise BatchError("bad_batch", f"unknown body kind {head.body_kind}", 21)
+        if kind >= len(BODY_KINDS):
+            raise BatchError("bad_batch", f"unknown body kind {kind}", 21)
         if head.body_raw_bytes > limits.batch_bytes_max:
             raise BatchError("too_large", f"a body of {head.body_raw_bytes} bytes", 104)
-        if bool(head.flags & OFFSET_DELTAS) != derived:
+        if bool(flags & OFFSET_DELTAS) != derived:
             raise BatchError(
                 "bad_batch", "offset deltas belong to derived batches, only they do", 22
             )
-        if head.flags & APPEND_TIMES and not derived:
+        if flags & APPEND_TIMES and not derived:
             raise BatchError("bad_batch", "append times belong to derived batches", 22)
-        if head.flags & TRANSACTION_CONTROL:
+        if flags & TRANSACTION_CONTROL:
             raise BatchError("unsupported", "transaction control is reserved", 22)
-        if head.body_kind != LIST and head.parts_count:
+        if kind != LIST and head.parts_count:
             raise BatchError("bad_batch", "a count of parts without lists", 108)
         _ = self.sections
         self._check_table(limits)
         self._check_times()
         if head.codec == 0:
-            if head.body_kind == BLOB and n <= _FEW:
+            if kind == BLOB and n <= _FEW:
                 self._check_few(limits)
             else:
                 self._check_record_sizes(self.bodies(), limits)
 
     def _check_table(self, limits: Limits) -> None:
         head = self.head
-        if head.subjects_count > limits.headers_max or head.fieldmaps_count > limits.headers_max:
-            raise BatchError(
-                "too_large", f"more than {limits.headers_max} distinct headers in a batch", 84
-            )
-        if (head.fieldmaps_count == 0) != (head.fieldmaps_bytes == 0):
+        fieldmaps, most = head.fieldmaps_count, limits.headers_max
+        if head.subjects_count > most or fieldmaps > most:
+            raise BatchError("too_large", f"more than {most} distinct headers in a batch", 84)
+        if (fieldmaps == 0) != (head.fieldmaps_bytes == 0):
             raise BatchError("bad_batch", "field maps without count, or the reverse", 88)
         table = self.table
         if table.passed is not limits:
@@ -538,21 +534,22 @@ class Content:
     def _check_few(self, limits: Limits) -> None:
         """Body offsets of a few records: one unpack is a tenth of numpy's calls."""
         head, at = self.head, self.sections.body
-        blob_bytes = head.body_bytes - 4 * (head.count + 1)
-        if blob_bytes < 0 or head.body_bytes != head.body_raw_bytes:
+        n, size, most = head.count, head.body_bytes, limits.record_bytes_max
+        blob_bytes = size - 4 * (n + 1)
+        if blob_bytes < 0 or size != head.body_raw_bytes:
             raise BatchError("bad_batch", "the body is too short for its offsets", at)
-        bounds = struct.unpack_from(_OFFSETS[head.count], self.view, at)
+        bounds = struct.unpack_from(_OFFSETS[n], self.view, at)
         if bounds[0] != 0 or bounds[-1] != blob_bytes:
             raise BatchError("bad_batch", "the body offsets do not span their data", at)
-        for start, end in pairwise(bounds):
+        start = 0
+        for end in bounds:
             if end < start:
                 raise BatchError("bad_batch", "the body offsets fall", at)
-            if end - start > limits.record_bytes_max:
+            if end - start > most:
                 raise BatchError(
-                    "too_large",
-                    f"a record of {end - start} bytes, at most {limits.record_bytes_max}",
-                    at,
+                    "too_large", f"a record of {end - start} bytes, at most {most}", at
                 )
+            start = end
         self._few = bounds
 
     def _check_record_sizes(self, bodies: Bodies, limits: Limits) -> None:
