@@ -7,7 +7,7 @@ shell says. Source: DESIGN.md, sections 4 and 12 (a shard is one core with its r
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +50,8 @@ class Shard:
         self.queues = Queues()
         """Mailboxes, services, cursors, groups and keys, as the change log has them."""
         self.now_ms = 0
-        self.counters: Counter[str] = Counter()
+        self.counters: defaultdict[str, int] = defaultdict(int)
+        """Not a Counter: adding to one costs two and a half times as much."""
         self.events: list[Event] = []
         self.queries: list[IndexQuery] = []
         self._waiting: dict[int, Answered] = {}

@@ -10,7 +10,7 @@ that frame. Source: DESIGN.md, sections 2 and 4.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -120,7 +120,7 @@ class Loop:
         limits: Limits,
         clock: Callable[[], int],
         log: Log,
-        counters: Counter[str],
+        counters: defaultdict[str, int],
         checkpoints: Checkpoints | None = None,
     ) -> None:
         """clock: milliseconds since 1970. But for the inbox, only the loop uses what is given.

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -95,7 +95,7 @@ class Server:
         self._context = context
         self._storage = storage
         self._clock = Clock() if clock is None else clock
-        self._counters: Counter[str] = Counter()
+        self._counters: defaultdict[str, int] = defaultdict(int)
         self._stopping = False
         self._parts = contextlib.ExitStack()
         self._thread: threading.Thread | None = None

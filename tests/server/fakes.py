@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -166,14 +166,14 @@ class RunningLoop:
         self.core = EchoCore()
         self.rings = NoRings()
         self.log = Lines()
-        self.counters: Counter[str] = Counter()
+        self.counters: defaultdict[str, int] = defaultdict(int)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.inbox = Inbox()
         self.guard = Guard(
             partial_bytes_max=config.limits.partial_message_bytes_max,
             amplified_bytes_max=config.limits.amplified_bytes_max,
             hello_ms=config.links.hello_ms,
-            count=lambda name: self.counters.update((name,)),
+            count=self._count,
             report=lambda name, facts: self.log.warning(name, **facts),
         )
         self.listeners = [
@@ -196,6 +196,9 @@ class RunningLoop:
         self._stands_at_ms: int | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run)
+
+    def _count(self, name: str) -> None:
+        self.counters[name] += 1
 
     @property
     def endpoint(self) -> str:
