@@ -441,6 +441,7 @@ class Group:
         held = member.held
         self.members.remove(member)
         self._unfile(member)
+        self._trim()
         if member is self.holder:
             self.holder = None
             again = next((other for other in self.members if other.is_again(member)), None)
@@ -485,9 +486,16 @@ class Group:
         if not member.filed:
             member.filed = True
             self.filed += 1
+        entry = -member.left_records, member.served, member.joined, member
+        heappush(self._order, entry)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Let go of entries that hold no more: they keep members, and links, that have gone."""
         order = self._order
-        heappush(order, (-member.left_records, member.served, member.joined, member))
-        if len(order) > 2 * self.filed + STALE_MAX:
+        if not self.members:
+            order.clear()
+        elif len(order) > 2 * self.filed + STALE_MAX:
             # One entry for each that is filed.
             order[:] = [
                 (-one.left_records, one.served, one.joined, one)

@@ -10,7 +10,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import JoinGroup
 from malamute_py.broker.links import Link
-from malamute_py.broker.sharing import SPREAD_MIN, Member
+from malamute_py.broker.sharing import SPREAD_MIN, STALE_MAX, Member
 from tests.broker.shell import Shell, offsets
 
 M = 5
@@ -129,6 +129,17 @@ def test_slow_members_among_quick_ones_are_given_one_record_at_a_time() -> None:
         crowd.shell.wait(100)
         assert all(len(crowd.held(link)) <= 2 for link in slow)
         crowd.answer()
+
+
+def test_members_that_have_left_are_not_kept_in_the_order_of_the_others() -> None:
+    crowd = Crowd(150)
+    crowd.rounds(5, 150)
+    (group,) = crowd.shell.broker._groups._groups
+    for link in crowd.links[1:]:
+        crowd.shell.send(link, wire.Bye())
+    assert len(group._order) <= STALE_MAX + 2
+    crowd.shell.send(crowd.links[0], wire.Unsubscribe(M))
+    assert not group._order
 
 
 @pytest.fixture
