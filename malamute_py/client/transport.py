@@ -227,5 +227,9 @@ def _events(socket: zmq.Socket[bytes], asked: int = _POLLIN) -> int:
     """What a socket is ready for of what is asked.
 
     libzmq's poll asks it for its events, too, and pyzmq's costs a third of its getsockopt(EVENTS).
+    Raises zmq.ZMQError: it was closed, or its context ended. pyzmq would poll the descriptor 0 for
+    one that was closed, and a client whose standard input is silent would wait on.
     """
+    if socket.closed:
+        raise zmq.ZMQError(zmq.ENOTSOCK)
     return sum(found for _, found in zmq.zmq_poll([(socket, asked)], 0))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
+from collections.abc import Iterator
 
+import pytest
 import zmq
 
 from malamute_py.client.settings import ClientSettings
@@ -62,6 +65,37 @@ def test_what_came_before_a_send_is_noticed_though_its_signal_was_taken_up_by_it
                     broker.recv_multipart()
                 (message,) = list(transport.drain(1))
                 assert message == [b"%d" % number]
+        finally:
+            transport.close(0)
+
+
+@pytest.fixture
+def silent_input() -> Iterator[None]:
+    """A standard input from which nothing comes and which does not end."""
+    kept = os.dup(0)
+    reader, writer = os.pipe()
+    os.dup2(reader, 0)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        for descriptor in (kept, reader, writer):
+            os.close(descriptor)
+
+
+@pytest.mark.usefixtures("silent_input")
+def test_a_socket_that_somebody_else_closed_is_not_taken_for_an_empty_one() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as broker:
+        port = broker.bind_to_random_port("tcp://127.0.0.1")
+        endpoint = f"tcp://127.0.0.1:{port}"
+        transport = Transport(context, ClientSettings(endpoints=(endpoint,)), endpoint)
+        try:
+            assert not list(transport.drain(1))
+            transport.socket.close(0)
+            with pytest.raises(zmq.ZMQError, match="non-socket"):
+                list(transport.drain(1))
+            with pytest.raises(zmq.ZMQError, match="non-socket"):
+                transport.pending(to_send=True)
         finally:
             transport.close(0)
 
