@@ -35,7 +35,12 @@ class Held:
 class World:
     """A publisher on link 1, one group of a stream, members on links of their own."""
 
-    def __init__(self, seed: int, kind: str, own_ring: bool, power: bool) -> None:
+    members_most = 4
+
+    def __init__(
+        self, seed: int, kind: str, own_ring: bool, power: bool, share_bytes: int = 1 << 40
+    ) -> None:
+        """share_bytes: what a link may have in flight."""
         self.dice = random.Random(seed)
         self.kind = kind
         self.power = power
@@ -44,8 +49,8 @@ class World:
             sync=not power, read=self.dice.random() < 0.5, hot_bytes=30_000,
             quantum_bytes=self.dice.choice([500, 4_000]), step_bytes=20_000, reads_max=1,
             group_window_records=self.dice.choice([50, 5_000]), extract_bytes_min=600,
-            heartbeat_ms=60_000, group_flush_ms=200, share_min_bytes=1 << 40,
-            share_max_bytes=1 << 40,
+            heartbeat_ms=60_000, group_flush_ms=200, share_min_bytes=share_bytes,
+            share_max_bytes=share_bytes,
         )  # fmt: skip
         self.published: list[str] = []
         self.expiring: set[int] = set()
@@ -75,13 +80,15 @@ class World:
     def publish(self) -> None:
         count = self.dice.choice([1, 3, 40, 120])
         subjects = self.dice.choices(KEYS, k=count)
-        body = bytes(self.dice.choice([1, 30]))
+        filler = bytes(self.dice.choice([1, 30]))
+        first = len(self.published)
         self.published += subjects
-        self.shell.publish(1, "s", [body] * count, subject=subjects)
+        bodies = [b"%d " % (first + n) + filler for n in range(count)]
+        self.shell.publish(1, "s", bodies, subject=subjects)
         self.look()
 
     def join(self) -> None:
-        if len(self.members) >= 4:
+        if len(self.members) >= self.members_most:
             return
         self.links += 1
         link = self.links
@@ -193,6 +200,9 @@ class World:
         self.shell.wait(self.dice.choice([10, 250, 1_000]))
         self.look()
 
+    def has_read(self) -> None:
+        """Members say that they have read: here none is asked, its link has room for all."""
+
     def sync(self) -> None:
         self.shell.sync()
         self.shell.run()
@@ -261,7 +271,8 @@ class World:
                     del self.holders[offset]
         member["told"] = len(peer.commands)
         assert len(received) <= member["credit"], "records are exact"
-        for offset, _ in received[member["seen"] :]:
+        for offset, body in received[member["seen"] :]:
+            assert body.startswith(b"%d " % offset)
             self.given(link, offset)
         member["seen"] = len(received)
 
@@ -292,6 +303,7 @@ class World:
             self.join()
         for _ in range(400):
             self.shell.wait(800)
+            self.has_read()
             self.look()
             for link, member in self.members.items():
                 member["credit"] += 1_000
