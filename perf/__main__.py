@@ -32,7 +32,7 @@ import msgspec
 from perf.peers.peer import Peer, end_all
 from perf.suite import limits, report
 from perf.suite.compare import compare
-from perf.suite.machine import InMemory, commit_of, disk_of, machine
+from perf.suite.machine import InMemory, commit_of, disk_of, machine, same_code
 from perf.suite.recording import Plan, Recording, now
 from perf.suite.results import Results, Sitting, Unreadable, load, placeless, save
 from perf.suite.roles import ROOT, kill_all
@@ -157,13 +157,17 @@ def begin(options: argparse.Namespace, out: Path, plan: Plan) -> Results:
     """Return fresh results, or those that --resume goes on with. Raises SystemExit."""
     here, commit = machine(options.data), commit_of(ROOT)
     command = placeless(" ".join(["python -m perf", *sys.argv[1:]]))
+    later = ""
     if options.resume and out.exists():
         results = load(out)
         if results.commit.commit != commit.commit:
-            raise SystemExit(
-                f"{out} was begun at commit {results.commit.commit[:12]}, this is"
-                f" {commit.commit[:12]}: a recording is of one commit; begin anew without --resume"
-            )
+            if not same_code(ROOT, results.commit.commit, commit.commit):
+                raise SystemExit(
+                    f"{out} was begun at commit {results.commit.commit[:12]}, this is"
+                    f" {commit.commit[:12]}, and what is measured, or measures, differs: begin anew"
+                    " without --resume"
+                )
+            later = commit.commit
         if results.machine != here:
             raise SystemExit(f"{out} was begun on another machine: begin anew without --resume")
         if results.runs != plan.runs:
@@ -175,7 +179,7 @@ def begin(options: argparse.Namespace, out: Path, plan: Plan) -> Results:
         results.ended = ""
     else:
         results = Results(here, commit, command, now(), runs=plan.runs)
-    results.sittings.append(Sitting(command, now()))
+    results.sittings.append(Sitting(command, now(), commit=later))
     return results
 
 

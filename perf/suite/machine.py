@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import psutil
@@ -43,6 +44,21 @@ class Machine(msgspec.Struct, frozen=True):
     disk: Disk
     virtual: str = ""
     """What it is virtualised by, as far as it tells."""
+
+
+_TELLING: Final = (
+    ":!*.md",
+    ":!tests",
+    ":!perf/results",
+    ":!perf/__main__.py",
+    ":!perf/suite/machine.py",
+    ":!perf/suite/plots.py",
+    ":!perf/suite/report.py",
+    ":!perf/suite/results.py",
+    ":!perf/suite/targets.py",
+    ":!perf/suite/works.py",
+)
+"""What no figure depends on: how they are told, and which works there are."""
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -108,6 +124,15 @@ def _system() -> str:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
         return platform.system()
+
+
+def same_code(root: Path, one: str, other: str) -> bool:
+    """Nothing that is measured, or measures, differs between two commits of the checkout."""
+    told = ("git", "-C", str(root), "diff", "--quiet", one, other, "--", ".", *_TELLING)
+    try:
+        return subprocess.run(told, capture_output=True, check=False, timeout=10).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _said_by(*command: str) -> str:

@@ -204,7 +204,9 @@ def _head(results: Results) -> list[str]:
 
 def _sitting(sitting: Sitting) -> str:
     until = f"to {sitting.ended}" if sitting.ended else "until it was interrupted"
-    return f"`{sitting.command}` ({sitting.started} {until})"
+    # With the same code: what is measured, and what measures, does not differ.
+    at = f", of `{sitting.commit[:12]}`" if sitting.commit else ""
+    return f"`{sitting.command}` ({sitting.started} {until}{at})"
 
 
 def _how(runs: int) -> str:
@@ -328,6 +330,7 @@ BYTE_LIMITS = (
 
 TIME_LIMITS: tuple[tuple[str, str, str], ...] = (
     ("request/1x1", "round_trips_s", "relay-1"),
+    ("request/1x8", "round_trips_s", "relay-1"),
     ("request/64x1", "round_trips_s", "relay-64"),
     ("request/64x8", "round_trips_s", "relay-64"),
     ("request/1024x1", "round_trips_s", "relay-1024"),

@@ -135,6 +135,8 @@ class Sitting(msgspec.Struct):
     started: str
     ended: str = ""
     """Empty while it goes on, or when it was interrupted."""
+    commit: str = ""
+    """Where it is not that of the recording: only what tells the figures differs."""
 
 
 class Results(msgspec.Struct):

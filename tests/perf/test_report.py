@@ -45,6 +45,12 @@ def test_each_call_that_had_a_part_in_it_is_told_with_its_time() -> None:
     assert "`python -m perf --resume` (2026-01-02T00:00:00 to 2026-01-02T00:10:00)" in words
 
 
+def test_a_call_at_a_later_commit_is_told_with_it() -> None:
+    results = recording()
+    results.sittings = [Sitting("python -m perf", "then", "now", commit="0123456789abcdef")]
+    assert "`python -m perf` (then to now, of `0123456789ab`)" in text(results, Drawn())
+
+
 def test_ours_is_held_against_what_the_machine_can_do() -> None:
     results = recording()
     results.limits.append(Limit("relay-p50", "a relay, p50", "us", [45.0]))
