@@ -75,7 +75,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Unconfirmed bytes that this client allows itself; the broker's window may be smaller."""
     batch_bytes: int = 2 << 20
     """Target size of a batch made from single or bulk records, at most half of what the broker
-    takes. What a batch costs in Python at all three ends is spread over it (ARCHITECTURE.md)."""
+    takes and a quarter of the window, so that one is made while others are under way. What a batch
+    costs in Python at all three ends is spread over it (ARCHITECTURE.md)."""
     linger_ms: int = 0
     """How long single records may wait for company; 0: for the next wake-up, and where they come
     fast, for a confirm of those before them or a millisecond or two, whichever is first."""
@@ -86,7 +87,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def batch_target(self, limits: Limits) -> int:
         """Bytes of bodies to fill a batch with: headers and stamp have the other half."""
-        return min(self.batch_bytes, limits.batch_bytes_max // 2)
+        return min(self.batch_bytes, limits.batch_bytes_max // 2, max(self.window_bytes // 4, 1))
 
     def check(self) -> ClientSettings:
         """Return the settings themselves; raises SettingError for what cannot work."""

@@ -273,8 +273,9 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     ) -> list[Confirmation]:
         """Publish many records in as few batches as their sizes allow; wait for all confirms.
 
-        subjects, and any of the others given as a sequence: one a record. Times are in
-        milliseconds. Returns one Confirmation a batch, in order, each with its `count`.
+        bodies: to be left as they are until this returns. subjects, and any of the others given
+        as a sequence: one a record. Times are in milliseconds. Returns one Confirmation a batch,
+        in order, each with its `count`.
         Raises as publish(); batches before the one that failed may be in the log.
         """
         with self.window(stream, confirm=confirm) as window:

@@ -19,7 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from malamute_py.client.settings import ClientSettings, Curve, Plain
 
 _MESSAGES_QUEUED_MAX: Final = 64
-"""Sent and not yet on the wire; a message carries a batch or a few."""
+"""Sent and not yet on the wire; a message carries a batch or a few, of 2 MiB at most by default."""
 _EVENTS: Final = (
     zmq.Event.CLOSED
     | zmq.Event.DISCONNECTED
