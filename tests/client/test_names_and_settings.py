@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import malamute_py as malamute
 from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.limits import Limits
 from malamute_py.client.calls import Bulk, content_count
 from malamute_py.client.position import (
     AfterMessage,
@@ -93,6 +94,23 @@ def test_starts_have_the_wire_form_of_the_specification() -> None:
     for start in wrong:
         with pytest.raises(LocalProtocolError, match="bad_start"):
             start_on_wire(start)
+
+
+@pytest.mark.parametrize(
+    ("settings", "taken", "target"),
+    [
+        ({}, 64 << 20, 2 << 20),
+        ({}, 1 << 20, 512 << 10),
+        ({"window_bytes": 1 << 20}, 64 << 20, 256 << 10),
+        ({"batch_bytes": 4096}, 64 << 20, 4096),
+        ({"window_bytes": 3}, 64 << 20, 1),
+    ],
+)
+def test_a_batch_leaves_room_in_the_window_and_in_what_the_broker_takes(
+    settings: dict[str, int], taken: int, target: int
+) -> None:
+    limits = Limits(batch_bytes_max=taken)
+    assert ClientSettings(**settings).batch_target(limits) == target  # type: ignore[arg-type]
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=80), st.integers(1, 500))
