@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -110,8 +109,9 @@ class Bulk:
         """(first, end) of the records of each batch."""
         bodies = self._bodies
         for start in range(0, len(bodies), _ROWS_MAX):
-            part = islice(bodies, start, start + _ROWS_MAX) if start else bodies
-            count = min(_ROWS_MAX, len(bodies) - start)
+            # By slice: an iterator would walk through all that lies before it, each time.
+            part = bodies[start : start + _ROWS_MAX] if len(bodies) > _ROWS_MAX else bodies
+            count = len(part)
             bounds = np.zeros(count + 1, np.int64)
             np.cumsum(np.fromiter(map(len, part), np.int64, count), out=bounds[1:])
             self._start, self._bounds = start, bounds

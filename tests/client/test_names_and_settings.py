@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -94,6 +95,24 @@ def test_starts_have_the_wire_form_of_the_specification() -> None:
     for start in wrong:
         with pytest.raises(LocalProtocolError, match="bad_start"):
             start_on_wire(start)
+
+
+class Walked(list[bytes]):
+    """A list that counts what an iterator over it has passed."""
+
+    passed = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for body in super().__iter__():
+            self.passed += 1
+            yield body
+
+
+def test_the_bodies_before_a_cut_are_not_walked_through_for_it() -> None:
+    bodies = Walked([b""] * 300_000)
+    cuts = list(Bulk(bodies, batch_bytes=1, subject="a", subjects=None, options={}).cuts())
+    assert cuts[-1][1] == len(bodies)
+    assert bodies.passed <= len(bodies)
 
 
 @pytest.mark.parametrize(
