@@ -31,6 +31,7 @@ class Clock:
         """The time."""
         steady, now = self._steady_ns(), self._wall_ns()
         said, at = self._last
+        # Mostly the wall clock has kept up, and there is nothing to work out.
         gone = now - said
         if gone < 0 or gone + gone < steady - at:
             now = max(now, said + max(steady - at, 0) // 2)

@@ -25,9 +25,9 @@ def commit(root: Path, **files: str) -> str:
 
 def test_what_tells_the_figures_may_differ(tmp_path: Path) -> None:
     first = commit(
-        tmp_path, **{"perf_suite_works.py": "a", "README.md": "a", "broker_core.py": "a"}
+        tmp_path, **{"perf_suite_works.py": "a\n", "README.md": "a", "broker_core.py": "a"}
     )
-    later = commit(tmp_path, **{"perf_suite_works.py": "b", "README.md": "b", "tests_a.py": "b"})
+    later = commit(tmp_path, **{"perf_suite_works.py": "a\nb", "README.md": "b", "tests_a.py": "b"})
     assert same_code(tmp_path, first, later)
 
 
@@ -38,3 +38,11 @@ def test_what_is_measured_or_measures_may_not(tmp_path: Path) -> None:
     assert not same_code(tmp_path, first, product)
     assert not same_code(tmp_path, product, measure)
     assert not same_code(tmp_path, first, "unknown")
+
+
+def test_works_may_come_but_those_there_are_stay_as_they_were(tmp_path: Path) -> None:
+    first = commit(tmp_path, **{"perf_suite_works.py": "one\ntwo\n"})
+    more = commit(tmp_path, **{"perf_suite_works.py": "one\ntwo\nthree\n"})
+    other = commit(tmp_path, **{"perf_suite_works.py": "one\n2\nthree\n"})
+    assert same_code(tmp_path, first, more)
+    assert not same_code(tmp_path, more, other)
