@@ -72,6 +72,8 @@ class Journal:
         """The open ones, by name."""
         self.unknown: tuple[Unknown, ...] = ()
         """Files and directories that were left alone."""
+        self.exposure = storage.exposure() if isinstance(storage, FileStorage) else ""
+        """Who besides the owner may change the directory; "" when nobody may."""
         self._release = release
         self._entropy: Callable[[int], bytes] = os.urandom
 
@@ -198,11 +200,12 @@ def ring_names(storage: Storage) -> list[str]:
     return [
         unquote(directory)
         for directory in rings.children()
-        if _is_name(directory) and RING_FILE in rings.child(directory).names()
+        if is_directory_name(directory) and RING_FILE in rings.child(directory).names()
     ]
 
 
-def _is_name(directory: str) -> bool:
+def is_directory_name(directory: str) -> bool:
+    """True for what directory_name() makes of some ring's name: one part of a path, never `..`."""
     try:
         return directory_name(unquote(directory)) == directory
     except (ValueError, UnicodeDecodeError):

@@ -7,6 +7,8 @@ written. Source: DESIGN.md, sections 6 and 11; STYLE.md, Errors.
 
 from __future__ import annotations
 
+import errno
+
 from malamute_protocol.errors import MalamuteError
 
 
@@ -64,6 +66,19 @@ class StorageRefused(JournalError):
     """The place cannot keep the journal's promises (a network file system)."""
 
     code = "bad_setting"
+
+
+class NotAFile(OSError):
+    """Something else stands where a file, or a directory, should be; it was not opened."""
+
+    def __init__(self, path: str, kind: str, wanted: str = "a file") -> None:
+        """path: where. kind: what stands there: "a FIFO"."""
+        super().__init__(
+            errno.EINVAL,
+            f"{kind} stands where {wanted} should be: move it away, put back what belongs there",
+            path,
+        )
+        self.kind = kind
 
 
 class BatchTooLarge(JournalError):

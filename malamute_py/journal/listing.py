@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from malamute_py.journal.errors import NotAFile
 from malamute_py.journal.index import read_index
 from malamute_py.journal.layout import (
     ACTIVE_FILE,
@@ -58,7 +59,15 @@ class Listing:
     def classify(self) -> None:
         """Look at every file's name, size and header."""
         indexes: dict[int, str] = {}
+        strangers = self._storage.strangers()
+        for name, kind in strangers.items():
+            if name not in TEMPORARIES:
+                self._leave(name, f"is {kind} and no file")
+        for name in self._storage.children():
+            self._leave(name, "is a directory and no file")
         for name in self._storage.names():
+            if name in strangers and name not in TEMPORARIES:
+                continue
             number = segment_number(name)
             if number is not None:
                 self._classify_segment(name, number)
@@ -107,6 +116,8 @@ class Listing:
             name = index_name(segment.number)
             try:
                 data = read_file(self._storage, name)
+            except NotAFile:
+                continue  # named already; what stands there is not ours to remove
             except OSError:
                 data = b""
             if data is None or segment.number in self.headless | self.stale:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from malamute_protocol.errors import BatchError
-from malamute_py.journal.errors import JournalCorrupt
+from malamute_py.journal.errors import JournalCorrupt, NotAFile
 from malamute_py.journal.layout import (
     RING_FILE,
     RingMeta,
@@ -49,9 +49,9 @@ def read_mark(storage: Storage, name: str, kind: type[_Mark]) -> _Mark | None:
     try:
         data = read_file(storage, name)
     except OSError as error:
-        if error.errno != errno.EIO:
+        if error.errno != errno.EIO and not isinstance(error, NotAFile):
             raise
-        data = None  # a bad sector takes a proof, and not the ring
+        data = None  # a bad sector takes a proof, and not the ring; what is no file has none
     found: _Mark | None = None if data is None else unpack_file(data, kind)
     return found
 

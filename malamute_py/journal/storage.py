@@ -13,17 +13,21 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from malamute_py.journal.errors import DiskFull, JournalLocked, StorageRefused
+from malamute_py.journal.errors import DiskFull, JournalLocked, NotAFile, StorageRefused
 from malamute_py.journal.types import Buffer
 
 _IOV_MAX = 1024
 _LAZY_BYTES = 1 << 20
 _PAGE_BYTES = 4096
 """What a failed read is read again by."""
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+"""New files and directories are their owner's alone: they hold what clients sent."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     [
         *("9p", "afs", "autofs", "beegfs", "ceph", "cifs", "coda", "fuse.davfs2", "fuse.gcsfuse"),
@@ -66,7 +70,13 @@ class Storage(Protocol):
         """Names of the directories inside this one."""
 
     def names(self) -> list[str]:
-        """Names of the files in this directory, sorted."""
+        """Names of everything in this directory that is no directory, sorted."""
+
+    def strangers(self) -> dict[str, str]:
+        """Entries that are neither files nor directories: name -> what each is.
+
+        A link, a FIFO, a device or a socket is never opened: open() raises NotAFile.
+        """
 
     def create(self, name: str, size: int) -> File:
         """Make a file of this size that reads as zeros, its space allocated.
@@ -75,7 +85,7 @@ class Storage(Protocol):
         """
 
     def open(self, name: str) -> File:
-        """Open for reading and writing. Raises FileNotFoundError, OSError."""
+        """Open for reading and writing. Raises FileNotFoundError, NotAFile, OSError."""
 
     def read(self, file: File, position: int, size: int) -> bytes:
         """Up to `size` bytes, fewer only at the end of the file. Raises OSError."""
@@ -146,6 +156,49 @@ def read_file(storage: Storage, name: str) -> bytes | None:
 # --- files -------------------------------------------------------------------------
 
 
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a directory",
+}
+
+
+def kind_of(path: str | Path) -> str:
+    """What stands at a path when it is no regular file; "" for a file, or for nothing.
+
+    The last part of the path is not followed.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return ""
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
+
+
+def open_regular(path: str | Path, flags: int, mode: int = FILE_MODE) -> int:
+    """Open a regular file, and nothing else; returns the descriptor.
+
+    A link is not followed, and a FIFO or a device does not hold up the caller.
+    Raises NotAFile, OSError.
+    """
+    # Without O_NONBLOCK the open of a FIFO waits for a writer; on a file it means nothing.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, mode)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV):
+            raise NotAFile(str(path), kind_of(path) or "no file") from error
+        raise
+    kind = os.fstat(fd).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(fd)
+        raise NotAFile(str(path), _KINDS.get(stat.S_IFMT(kind), "no file"))
+    return fd
+
+
 class _OsFile:
     __slots__ = ("fd", "name")
 
@@ -194,24 +247,27 @@ class FileStorage:
                 " record could be lost: choose a directory on a local disk"
             )
         self._read_only = read_only
-        self._flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
+        self._flags = os.O_RDONLY if read_only else os.O_RDWR
         if not self._directory.is_dir():
             if read_only:
                 raise FileNotFoundError(errno.ENOENT, "no such directory", str(self._directory))
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
             _sync_path(self._directory.parent)
 
     def child(self, name: str) -> FileStorage:
         """See Storage."""
         path = self._directory / name
+        if path.is_symlink():
+            raise NotAFile(str(path), "a symbolic link", "a directory")
         if not path.is_dir() and not self._read_only:
-            path.mkdir()
+            path.mkdir(DIRECTORY_MODE)
             _sync_path(self._directory)
         return FileStorage(path, read_only=self._read_only)
 
     def children(self) -> list[str]:
         """See Storage."""
-        return sorted(entry.name for entry in self._directory.iterdir() if entry.is_dir())
+        with os.scandir(self._directory) as entries:
+            return sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
 
     def _may_write(self, name: str) -> None:
         if self._read_only:
@@ -219,13 +275,30 @@ class FileStorage:
 
     def names(self) -> list[str]:
         """See Storage."""
-        return sorted(entry.name for entry in self._directory.iterdir() if not entry.is_dir())
+        with os.scandir(self._directory) as entries:
+            return sorted(each.name for each in entries if not each.is_dir(follow_symlinks=False))
+
+    def strangers(self) -> dict[str, str]:
+        """See Storage."""
+        with os.scandir(self._directory) as entries:
+            names = sorted(
+                each.name
+                for each in entries
+                if not each.is_file(follow_symlinks=False)
+                and not each.is_dir(follow_symlinks=False)
+            )
+        return {name: kind_of(self._directory / name) for name in names}
 
     def create(self, name: str, size: int) -> File:
         """See Storage."""
         self._may_write(name)
         path = self._directory / name
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        try:
+            # Never through what has the name now, which may be a link to somebody's file.
+            path.unlink(missing_ok=True)
+        except IsADirectoryError as error:
+            raise NotAFile(str(path), "a directory") from error
+        fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         file = _OsFile(name, fd)
         if size:
             try:
@@ -244,7 +317,7 @@ class FileStorage:
 
     def open(self, name: str) -> File:
         """See Storage."""
-        return _OsFile(name, os.open(self._directory / name, self._flags))
+        return _OsFile(name, open_regular(self._directory / name, self._flags))
 
     def read(self, file: File, position: int, size: int) -> bytes:
         """See Storage."""
@@ -307,17 +380,22 @@ class FileStorage:
     def rename(self, old: str, new: str) -> None:
         """See Storage."""
         self._may_write(old)
-        (self._directory / old).replace(self._directory / new)
+        try:
+            (self._directory / old).replace(self._directory / new)
+        except IsADirectoryError as error:
+            raise NotAFile(str(self._directory / new), "a directory") from error
 
     def remove(self, name: str) -> None:
         """See Storage."""
         self._may_write(name)
-        (self._directory / name).unlink(missing_ok=True)
+        # A directory of this name is no file of ours: there is none, then.
+        with contextlib.suppress(IsADirectoryError):
+            (self._directory / name).unlink(missing_ok=True)
 
     def lock(self, name: str) -> Lock:
         """See Storage."""
         create = 0 if self._read_only else os.O_CREAT
-        fd = os.open(self._directory / name, self._flags | create, 0o640)
+        fd = open_regular(self._directory / name, self._flags | create)
         try:
             # flock, not lockf: it belongs to the open file, so it also keeps out a second
             # opener in the same process, and closing some other descriptor cannot drop it.
@@ -348,6 +426,15 @@ class FileStorage:
     def describe(self) -> str:
         """See Storage."""
         return str(self._directory)
+
+    def exposure(self) -> str:
+        """Who besides its owner may change what is in the directory; "" when nobody may."""
+        facts = self._directory.stat()
+        if facts.st_mode & stat.S_IWOTH:
+            return f"every user of this machine may change it (mode {facts.st_mode & 0o7777:o})"
+        if facts.st_uid != os.geteuid():
+            return f"it belongs to user {facts.st_uid}, and the broker runs as {os.geteuid()}"
+        return ""
 
 
 def file_system_of(path: Path, mountinfo: str | None = None) -> str:
@@ -429,6 +516,10 @@ class MemoryStorage:
     def names(self) -> list[str]:
         """See Storage."""
         return sorted(self._files.copy())
+
+    def strangers(self) -> dict[str, str]:
+        """See Storage: there is nothing but files."""
+        return {}
 
     def create(self, name: str, size: int) -> File:
         """See Storage."""

@@ -337,6 +337,12 @@ class Server:
     def _recover(self) -> dict[str, RingFacts]:
         """Open the rings that are there, ring main first, and report what was found."""
         where = self._journal.storage.describe()
+        exposed = self._journal.exposure
+        if exposed:
+            self.log.warning(
+                "directory_exposed", directory=where, reason=exposed,
+                do=f"let it belong to the broker's user alone: chmod -R go-rwx {where}",
+            )  # fmt: skip
         for unknown in self._journal.unknown:
             self.log.warning("file_left_alone", file=unknown.file, reason=unknown.reason)
         try:

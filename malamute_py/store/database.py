@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from malamute_py.journal.storage import kind_of, open_regular
 from malamute_py.store.errors import StoreDamaged, StoreError, StoreLocked
 from malamute_py.store.forms import FORMS
 
@@ -34,8 +35,6 @@ FILES: Final = frozenset(
 
 APPLICATION: Final = 0x4D4C5131  # "MLQ1"
 VERSION: Final = 1
-FILE_MODE: Final = 0o640
-"""As the journal's files."""
 _BUSY_S: Final = 5.0
 _WAL_BYTES: Final = 64 << 20
 _CACHE_KIB: Final = 16 << 10
@@ -63,7 +62,13 @@ def connect(
     """A connection in autocommit: transactions are begun and ended by name.
 
     any_thread: the caller sees to it that one thread uses it at a time.
+    Raises StoreDamaged: what has the name, or the name of its WAL, is no file; sqlite3.Error.
     """
+    # SQLite would follow a link to another place, and wait for a FIFO's other end.
+    for beside in ("", "-wal", "-shm", "-journal"):
+        kind = kind_of(f"{path}{beside}")
+        if kind:
+            raise StoreDamaged(f"{kind} stands where {Path(path).name}{beside} should be")
     uri = f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
     return sqlite3.connect(
         uri, uri=True, isolation_level=None, timeout=_BUSY_S, check_same_thread=not any_thread
@@ -115,7 +120,7 @@ def create_file(directory: Path, position: Position) -> None:
     for name in (f"{DATABASE}-wal", f"{DATABASE}-shm", temporary.name, f"{temporary.name}-journal"):
         (directory / name).unlink(missing_ok=True)
     # Bodies are nobody else's to read; what SQLite puts beside it gets the same permissions.
-    os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+    os.close(open_regular(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL))
     connection = sqlite3.connect(temporary, isolation_level=None)
     try:
         create(connection, position)
@@ -224,7 +229,7 @@ def lock(
     going_on: False gives up. Raises StoreLocked naming the holder; OSError.
     """
     # A file of its own: to close any descriptor of the database would drop SQLite's locks.
-    fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    fd = open_regular(directory / LOCK, os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + wait_s
     try:
         while True:

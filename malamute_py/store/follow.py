@@ -26,6 +26,7 @@ import msgspec
 from malamute_protocol.errors import MalamuteError
 from malamute_py.journal import FileStorage, Follower
 from malamute_py.journal.directory import RINGS, directory_name
+from malamute_py.journal.storage import open_regular
 from malamute_py.store.checkpoint import Abandoned, Checkpoint, Done
 from malamute_py.store.database import DATABASE, damaged, lock, open_database
 from malamute_py.store.errors import StoreMoved
@@ -180,7 +181,7 @@ def _room(path: Path) -> Callable[[int], None]:
 
     The descriptor is never closed while this process lives: that would drop SQLite's locks.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = open_regular(path, os.O_RDWR)
 
     def make(size: int) -> None:
         have = os.fstat(fd).st_size

@@ -16,6 +16,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,7 @@ from malamute_py.journal.directory import (
     RINGS,
     Epoch,
     directory_name,
+    is_directory_name,
     read_epoch,
     read_identity,
     ring_names,
@@ -46,17 +48,23 @@ from malamute_py.journal.layout import (
     TRIMS_FILE,
     Closed,
     index_name,
+    index_number,
     pack_file,
     read_segment_header,
     segment_name,
     segment_number,
 )
 from malamute_py.journal.marks import read_mark, read_meta
-from malamute_py.journal.storage import replace_file
+from malamute_py.journal.storage import (
+    DIRECTORY_MODE,
+    FILE_MODE,
+    kind_of,
+    open_regular,
+    replace_file,
+)
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 from malamute_py.store.database import (
     DATABASE,
-    FILE_MODE,
     MARK,
     connect,
     damaged,
@@ -76,7 +84,8 @@ EPOCH_LEAP: Final = 1 << 20
 """Epochs between a snapshot's and those of what is restored from it: the original may go on, and
 a position must never mean two records."""
 _FORM: Final = 1
-_DIRECTORY_MODE: Final = 0o750
+_OF_DIRECTORY: Final = frozenset([IDENTITY_FILE, EPOCH_FILE, MARK, DATABASE])
+_OF_RING: Final = frozenset([RING_FILE, TRIMS_FILE, CLOSED_FILE])
 _PIECE_BYTES: Final = 4 << 20
 _TRIES: Final = 5
 _SYNC_WAIT_S: Final = 30.0
@@ -175,7 +184,7 @@ def _made(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(mode=_DIRECTORY_MODE)
+    partial.mkdir(mode=DIRECTORY_MODE)
     try:
         yield partial
         if target.exists():
@@ -202,11 +211,12 @@ class _Copy:
         """Returns the rings' bounds and the position of the tables."""
         self._target.mkdir()
         for name in (IDENTITY_FILE, EPOCH_FILE, MARK):
-            if (self._directory / name).exists():
-                shutil.copyfile(self._directory / name, self._target / name)
+            _copy_small(self._directory / name, self._target / name)
         failed = self._directory / FAILED
         if failed.is_dir() and not self._running:
-            shutil.copytree(failed, self._target / FAILED)
+            (self._target / FAILED).mkdir()
+            for name in filter(is_directory_name, FileStorage(failed, read_only=True).names()):
+                _copy_small(failed / name, self._target / FAILED / name)
         (self._target / RINGS).mkdir()
         bounds: dict[str, tuple[int, int]] = {}
         lsn = -1
@@ -280,8 +290,7 @@ class _RingCopy:
         self._to.mkdir()
         # First offsets before the segments: they may not be ahead of what is copied.
         for name in (RING_FILE, TRIMS_FILE):
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(self._from / name, self._to / name)
+            _copy_small(self._from / name, self._to / name)
         numbers = self._numbers()
         self._first = self._at = numbers[0] * self._size if numbers else 0
 
@@ -296,7 +305,7 @@ class _RingCopy:
 
     def _header_number(self, name: str) -> int | None:
         try:
-            with (self._from / name).open("rb") as file:
+            with _regular(self._from / name) as file:
                 header = read_segment_header(file.read(SEGMENT_HEADER_BYTES))
         except FileNotFoundError:
             return None
@@ -361,7 +370,7 @@ class _RingCopy:
     def _piece(self, number: int, begin: int, stop: int) -> None:
         name = segment_name(number)
         try:
-            source = (self._from / name).open("rb", buffering=0)
+            source = _regular(self._from / name)
         except FileNotFoundError:
             raise _Lapped from None
         with source, (self._to / name).open("r+b" if begin else "w+b") as copy:
@@ -386,8 +395,7 @@ class _RingCopy:
         numbers = range(self._first // self._size, self._at // self._size)
         for name in map(index_name, numbers):
             # Never needed: it says itself to which segment it belongs.
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(self._from / name, self._to / name)
+            _copy_small(self._from / name, self._to / name)
         mark = Closed(self._meta.uuid, self._at, self._epoch, clean=True)
         if self._at:
             replace_file(FileStorage(self._to), CLOSED_FILE, pack_file(mark))
@@ -404,12 +412,19 @@ def verify(snapshot: Path, *, progress: Progress = _nobody) -> tuple[Manifest, l
     """
     manifest = _manifest(snapshot)
     content = snapshot / CONTENT
-    wrong = []
+    wrong = [fault for name in manifest.files if (fault := _name_fault(content, name))]
+    if wrong:
+        # Nothing of it is read: the names may lead anywhere.
+        return manifest, wrong
     done = 0
     for name, (size, crc) in manifest.files.items():
-        found = _sum(content / name) if (content / name).is_file() else None
-        if found != (size, crc):
-            wrong.append(f"{name}: {'missing' if found is None else 'not as it was written'}")
+        try:
+            found = _sum(content / name)
+        except FileNotFoundError:
+            wrong.append(f"{name}: missing")
+        else:
+            if found != (size, crc):
+                wrong.append(f"{name}: not as it was written")
         done += size
         progress(done, "files")
     if not wrong:
@@ -418,9 +433,43 @@ def verify(snapshot: Path, *, progress: Progress = _nobody) -> tuple[Manifest, l
     return manifest, wrong
 
 
+def _name_fault(content: Path, name: str) -> str:
+    """What is wrong with a manifest's name of a file below the content; "" when nothing is.
+
+    A snapshot may come from anywhere: its manifest names files of a data directory and no
+    others, and no link on the way leads elsewhere.
+    """
+    if not _belongs(name):
+        return f"{name!r}: no file of a data directory has this name"
+    path = content
+    parts = name.split("/")
+    for part in ("", *parts[:-1]):
+        path /= part
+        kind = kind_of(path)
+        if kind not in ("", "a directory"):
+            return f"{path.relative_to(content.parent)}: is {kind} and no directory"
+    kind = kind_of(content / name)
+    return f"{name}: is {kind} and no file" if kind else ""
+
+
+def _belongs(name: str) -> bool:
+    """True for the name of a file that take() copies."""
+    match name.split("/"):
+        case [file]:
+            return file in _OF_DIRECTORY
+        case [directory, ring]:
+            return directory == FAILED and is_directory_name(ring)
+        case [directory, ring, file]:
+            known = file in _OF_RING
+            known = known or segment_number(file) is not None or index_number(file) is not None
+            return directory == RINGS and is_directory_name(ring) and known
+    return False
+
+
 def _manifest(snapshot: Path) -> Manifest:
     try:
-        data = (snapshot / MANIFEST).read_bytes()
+        with _regular(snapshot / MANIFEST) as file:
+            data = file.read()
     except FileNotFoundError:
         raise SnapshotFailed(f"{snapshot} is no snapshot: it has no {MANIFEST}") from None
     try:
@@ -519,13 +568,24 @@ def restore(snapshot: Path, target: Path, *, progress: Progress = _nobody) -> Ma
 
 def _copy_allocated(source: Path, to: Path, size: int) -> None:
     """Copy a file to one whose space is its own: a full disk refuses now, not amid an append."""
-    with source.open("rb") as data, to.open("wb") as copy:
+    with _regular(source) as data, to.open("xb") as copy:
         if size:
             os.posix_fallocate(copy.fileno(), 0, size)
         shutil.copyfileobj(data, copy, _PIECE_BYTES)
 
 
 # --- files ---------------------------------------------------------------------------------
+
+
+def _regular(path: Path) -> FileIO:
+    """A file for reading; no link is followed. Raises NotAFile, OSError."""
+    return FileIO(open_regular(path, os.O_RDONLY), "rb")
+
+
+def _copy_small(source: Path, to: Path) -> None:
+    """Copy a file; nothing happens when there is none. Raises NotAFile, OSError."""
+    with contextlib.suppress(FileNotFoundError), _regular(source) as data:
+        to.write_bytes(data.read())
 
 
 def _sums(content: Path) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -536,7 +596,7 @@ def _sums(content: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 def _sum(path: Path) -> tuple[int, int]:
     crc = size = 0
-    with path.open("rb") as file:
+    with _regular(path) as file:
         while data := file.read(_PIECE_BYTES):
             crc = google_crc32c.extend(crc, data)
             size += len(data)
@@ -547,6 +607,7 @@ def _sync_all(directory: Path) -> None:
     """Make all of it durable, and readable for nobody else."""
     for path in [directory, *directory.rglob("*")]:
         if path.is_dir():
+            path.chmod(DIRECTORY_MODE)
             sync_directory(path)
         else:
             path.chmod(FILE_MODE)

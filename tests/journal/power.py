@@ -65,6 +65,9 @@ class Disk:
     def children(self) -> list[str]:
         return []
 
+    def strangers(self) -> dict[str, str]:
+        return {}
+
     def names(self) -> list[str]:
         return sorted(self.files)
 

@@ -144,6 +144,9 @@ class Faulty:
     def children(self) -> list[str]:
         return self.inner.children()
 
+    def strangers(self) -> dict[str, str]:
+        return self.inner.strangers()
+
     def names(self) -> list[str]:
         return self.inner.names()
 

@@ -69,6 +69,9 @@ class SimulatedStorage:
             if path.startswith(self._prefix) and "/" not in path[length:]
         )
 
+    def strangers(self) -> dict[str, str]:
+        return {}
+
     def names(self) -> list[str]:
         length = len(self._prefix)
         return sorted(
