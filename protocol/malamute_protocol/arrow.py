@@ -7,6 +7,7 @@ computes with them. Source: SPEC.md, section 5.8.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +35,9 @@ _KEYS: Final = _arrow.list_(_arrow.string())
 _FIELDS: Final = _arrow.map_(_arrow.string(), _arrow.string())
 _TIME: Final = _arrow.timestamp("ms", tz="UTC")
 _BLOBS: Final = _arrow.list_(_arrow.binary())
+COLUMN_BYTES_MAX: Final = 256 << 20
+"""What a column of one batch may take where each record has its own copy of what many share: the
+largest field map for each of 65,536 records would be 5 GiB."""
 
 
 @cache
@@ -72,6 +76,7 @@ def to_arrow(batch: Batch, *, decode: bool = False) -> pa.RecordBatch:
     """The delivered records of a batch.
 
     Raises TypeError for Arrow bodies: read those with the stream's schema, body_to_arrow().
+    Raises BatchError: the content is not what it says, or (decode) a column would get too large.
     """
     content = aligned(batch.content)
     head = content.head
@@ -94,6 +99,11 @@ def to_arrow(batch: Batch, *, decode: bool = False) -> pa.RecordBatch:
     if appended is None:
         appended = np.full(n, batch.stamp.append_time_ms, np.int64)
     maps, property_codes = content.properties()
+    properties = _arrow.array(maps, _arrow.binary())
+    if decode:
+        _check_spread(property_codes, n, list(map(len, maps)), "properties")
+        if content.table.fieldmaps:
+            _check_spread(content.field_codes, n, content.table.map_bytes(), "fields")
     subject_codes = _indices(content.subject_codes, n, subjects)
     columns = [
         _arrow.Array.from_buffers(_arrow.int64(), n, [None, _arrow.py_buffer(offsets)]),
@@ -103,7 +113,7 @@ def to_arrow(batch: Batch, *, decode: bool = False) -> pa.RecordBatch:
         _column(subject_codes, subjects, decode),
         _column(subject_codes, keys, decode),
         _column(_indices(content.field_codes, n, fields), fields, decode),
-        _properties(maps, property_codes, n, decode),
+        _column(_indices(property_codes, n, properties), properties, decode),
         body,
     ]
     schema = arrow_schema(lists=bodies.parts is not None, decode=decode)
@@ -191,6 +201,18 @@ def _column(indices: Any, values: Any, decode: bool) -> Any:
     return _arrow.DictionaryArray.from_arrays(indices, values, safe=False)
 
 
-def _properties(maps: list[bytes], codes: Array | None, count: int, decode: bool) -> Any:
-    values = _arrow.array(maps, _arrow.binary())
-    return _column(_indices(codes, count, values), values, decode)
+def _check_spread(codes: Array | None, count: int, sizes: Sequence[int], what: str) -> None:
+    """Raises BatchError `too_large`: a copy for each record of what many share takes too much.
+
+    sizes: bytes of each entry that the codes name.
+    """
+    if max(sizes, default=0) * count <= COLUMN_BYTES_MAX:
+        return
+    each = np.array([*sizes, 0], np.int64)  # the code -1 is the last entry
+    size = int(each[codes].sum()) if codes is not None else sizes[0] * count
+    if size > COLUMN_BYTES_MAX:
+        raise BatchError(
+            "too_large",
+            f"the column {what} of {count} records would take {size} bytes, at most "
+            f"{COLUMN_BYTES_MAX}: read it coded (decode=False), or record by record",
+        )

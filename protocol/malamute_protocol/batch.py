@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -78,6 +78,9 @@ __all__ = [
 
 _NO_FIELDS: Mapping[str, str] = {}
 _NO_PROPERTIES: Mapping[str, Any] = {}
+_PARSED_BYTES: Final = 1 << 20
+"""MessagePack of the property maps that a batch keeps parsed: as objects they may take 30 times as
+much, and a batch of 16 MiB may be nothing else."""
 
 
 class Batch:
@@ -104,6 +107,9 @@ class Batch:
         self._subject_codes: list[int] | None = None
         self._maps: Sequence[Mapping[str, str]] | None = None
         self._field_codes: list[int] | None = None
+        self._parsed: dict[int, Mapping[str, Any]] = {}
+        """Code -> properties that some row asked for."""
+        self._parsed_bytes = 0
 
     def __len__(self) -> int:
         indices = self.indices
@@ -220,10 +226,9 @@ class Batch:
         return self._body_bytes, self._body_bounds
 
     @cached_property
-    def _properties(self) -> tuple[list[Mapping[str, Any]], list[int] | None]:
+    def _properties(self) -> tuple[list[bytes], list[int] | None]:
         maps, codes = self.content.properties()
-        parsed = [parse_properties(data) if data else _NO_PROPERTIES for data in maps]
-        return parsed, None if codes is None else codes.tolist()
+        return maps, None if codes is None else codes.tolist()
 
     def offset_of(self, row: int) -> int:
         """Offset of the record in row `row` of the batch as it came."""
@@ -290,7 +295,16 @@ class Batch:
         if not maps:
             return _NO_PROPERTIES
         code = 0 if codes is None else codes[row]
-        return maps[code] if code >= 0 else _NO_PROPERTIES
+        if code < 0 or not maps[code]:
+            return _NO_PROPERTIES
+        found = self._parsed.get(code)
+        if found is None:
+            if self._parsed_bytes > _PARSED_BYTES:
+                self._parsed.clear()
+                self._parsed_bytes = 0
+            found = self._parsed[code] = parse_properties(maps[code])
+            self._parsed_bytes += len(maps[code])
+        return found
 
 
 def lone_batch(frames: Sequence[Any], rows: Any, limits: Limits) -> Batch | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from malamute_protocol.codec import CODECS, decompress
 from malamute_protocol.errors import BatchError
-from malamute_protocol.header import MEMO, Header, HeaderTable, check_counts
+from malamute_protocol.header import MEMO, Header, HeaderTable, check_counts, claimed_length
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
 CONTENT_MAGIC: Final = 0x31434C4D
@@ -60,7 +60,9 @@ _COPY_BELOW: Final = 4096
 """Below this, copying costs less than making an array."""
 _OFFSETS: Final = tuple(f"<{n + 1}i" for n in range(_FEW + 1))
 _PROPERTY_MAP = msgspec.msgpack.Decoder(dict[str, Any])
-_PROPERTY_MAPS = msgspec.msgpack.Decoder(list[dict[str, msgspec.Raw]])
+_PROPERTY_MAPS = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_ARRAY_BYTES_MAX: Final = 5
+"""What tells the length of a MessagePack array, at most."""
 _SCALARS: Final = frozenset({str, bytes, int, float, bool, type(None)})
 
 
@@ -241,6 +243,7 @@ class Content:
             table = MEMO.table(
                 bytes(view[subjects : subjects + head.subjects_bytes]),
                 bytes(view[fieldmaps : fieldmaps + size]) if size else b"",
+                self._limits,
             )
             check_counts(table, head.subjects_count, head.fieldmaps_count)
             self._table = table
@@ -271,13 +274,13 @@ class Content:
         table = self.table
         subjects, fields = self.subject_codes, self.field_codes
         default_field = 0 if table.fieldmaps else -1
-        if subjects is None and fields is None:
+        if subjects is None and (fields is None or not table.fieldmaps):
             if not table.keys:
                 raise BatchError("bad_batch", "the batch has no subject", 84)
+            self.check_codes()
             return (table.header(0, default_field),), None
         self.check_codes()
         if not table.fieldmaps:
-            assert subjects is not None or fields is not None
             return table.plain(), subjects
         wide = len(table.fieldmaps) + 1
         row_fields = default_field if fields is None else fields
@@ -296,6 +299,18 @@ class Content:
             used, inverse = np.unique(pairs, return_inverse=True)
             codes = inverse.astype(np.int32)
         return table.headers(used.tolist()), codes
+
+    @property
+    def headers_key(self) -> Any:
+        """What may stand for the distinct headers as the key of a memo: equal when those are.
+
+        The table, where it alone says which headers there are. It does not where subjects are
+        paired with field maps, and where no codes are there although it has several subjects.
+        """
+        head = self.head
+        if head.fieldmaps_count or (head.subjects_count > 1 and not head.flags & SUBJECT_CODES):
+            return self.headers()[0]
+        return self.table
 
     def rows_of(self, headers: Iterable[int]) -> Array | None:
         """Mask of the rows whose header (index into headers()) is among these; None: all rows."""
@@ -339,30 +354,84 @@ class Content:
         """(property maps as MessagePack, code of each row, -1 for none).
 
         Codes None: map 0 is every row's; an empty list: no row has any.
+        Raises BatchError: they cannot be taken apart, or a map is over limits.property_bytes_max.
         """
-        head, at = self.head, self.sections
-        if at.properties < 0:
+        column, stored = self.property_section()
+        flags, limits, position = self.head.flags, self._limits, self.sections.properties
+        if stored is None:
             return [], None
-        n, flags = head.count, head.flags
-        end = at.properties + head.properties_bytes
+        codes: Array | None = None
         if flags & PROPERTIES_CONSTANT:
-            return [bytes(self.view[at.properties : end])], None
+            maps = [bytes(stored)]
+        elif flags & PROPERTIES_DICTIONARY:
+            codes = column
+            maps = split_maps(bytes(stored), limits.batch_records_max)
+            if codes is not None and len(codes) and int(codes.max()) >= len(maps):
+                raise BatchError("bad_batch", "a property code is out of range", position)
+        else:
+            assert column is not None
+            blob = bytes(stored)
+            maps = [blob[i:j] for i, j in pairwise(column.tolist())]
+            order = np.arange(len(maps), dtype=np.int32)
+            codes = np.where(np.diff(column) == 0, np.int32(-1), order)
+        self._check_property(max(map(len, maps), default=0), limits)
+        return maps, codes
+
+    def property_section(self) -> tuple[Array | None, Any]:
+        """(codes of a dictionary or offsets of a column, the bytes behind them).
+
+        Neither is parsed. (None, None): no row has properties. Raises BatchError: the section is
+        cut short, a code is below -1, or offsets do not span it.
+        """
+        head, position = self.head, self.sections.properties
+        if position < 0:
+            return None, None
+        n, flags = head.count, head.flags
+        end = position + head.properties_bytes
+        if flags & PROPERTIES_CONSTANT:
+            return None, self.view[position:end]
         width = 4 * n if flags & PROPERTIES_DICTIONARY else 4 * (n + 1)
         if head.properties_bytes < width:
-            raise BatchError("bad_batch", "the properties are cut short", at.properties)
-        if flags & PROPERTIES_DICTIONARY:
-            codes = self._array(I4, at.properties, n)
-            maps = split_maps(bytes(self.view[at.properties + width : end]))
-            if n and (int(codes.min()) < -1 or int(codes.max()) >= len(maps)):
-                raise BatchError("bad_batch", "a property code is out of range", at.properties)
-            return maps, codes
-        offsets = self._array(I4, at.properties, n + 1)
-        blob = bytes(self.view[at.properties + width : end])
-        check_offsets(offsets, len(blob), "property", at.properties)
-        bounds = offsets.tolist()
-        pieces = [blob[i:j] for i, j in pairwise(bounds)]
-        order = np.arange(n, dtype=np.int32)
-        return pieces, np.where(np.diff(offsets) == 0, np.int32(-1), order)
+            raise BatchError("bad_batch", "the properties are cut short", position)
+        column = self._array(I4, position, width // 4)
+        if flags & PROPERTIES_COLUMN:
+            check_offsets(column, head.properties_bytes - width, "property", position)
+        elif n and int(column.min()) < -1:
+            raise BatchError("bad_batch", "a property code is below -1", position)
+        return column, self.view[position + width : end]
+
+    def _check_properties(self, limits: Limits) -> None:
+        """Hold properties to what can be told without parsing them: their form and their sizes.
+
+        Of a dictionary that is how many maps it claims and how many bytes all have together.
+        """
+        column, stored = self.property_section()
+        flags, largest = self.head.flags, len(stored)
+        if flags & PROPERTIES_COLUMN:
+            assert column is not None
+            largest = int(np.diff(column).max()) if len(column) > 1 else 0
+        elif flags & PROPERTIES_DICTIONARY:
+            assert column is not None
+            maps, position = claimed_length(stored), self.sections.properties
+            if maps < 0 or maps > len(stored):
+                raise BatchError("bad_batch", "the properties are no array of maps", position)
+            if maps > limits.batch_records_max:
+                raise BatchError(
+                    "too_large",
+                    f"{maps} property maps, at most {limits.batch_records_max}", position,
+                )  # fmt: skip
+            if len(column) and int(column.max()) >= maps:
+                raise BatchError("bad_batch", "a property code is out of range", position)
+            largest = (len(stored) - _ARRAY_BYTES_MAX) // max(1, maps)
+        self._check_property(largest, limits)
+
+    def _check_property(self, size: int, limits: Limits) -> None:
+        if size > limits.property_bytes_max:
+            raise BatchError(
+                "too_large",
+                f"properties of {size} bytes, at most {limits.property_bytes_max} a record",
+                self.sections.properties,
+            )
 
     # --- bodies ------------------------------------------------------------------
 
@@ -478,6 +547,8 @@ class Content:
         _ = self.sections
         self._check_table(limits)
         self._check_times()
+        if flags & _PROPERTIES:
+            self._check_properties(limits)
         if head.codec == 0:
             if kind == BLOB and n <= _FEW:
                 self._check_few(limits)
@@ -574,12 +645,6 @@ class Content:
         self._check_record_sizes(self.bodies(), limits)
         maps, _ = self.properties()
         for properties in maps:
-            if len(properties) > limits.property_bytes_max:
-                raise BatchError(
-                    "too_large",
-                    f"properties of {len(properties)} bytes, at most {limits.property_bytes_max}",
-                    self.sections.properties,
-                )
             if properties:
                 parse_properties(properties)
 
@@ -599,13 +664,18 @@ def parse_properties(data: bytes) -> dict[str, Any]:
     return properties
 
 
-def split_maps(data: bytes) -> list[bytes]:
-    """The entries of a MessagePack array of property maps, each as MessagePack."""
+def split_maps(data: bytes, most: int) -> list[bytes]:
+    """The entries of a MessagePack array of property maps, each as MessagePack and not parsed.
+
+    Raises BatchError: no such array; `too_large`: it claims more than `most` entries.
+    """
+    claimed = claimed_length(data)
+    if claimed > most:
+        raise BatchError("too_large", f"{claimed} property maps, at most {most}")
     try:
-        maps = _PROPERTY_MAPS.decode(data)
+        return list(map(bytes, _PROPERTY_MAPS.decode(data)))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BatchError("bad_batch", f"the properties: {error}") from error
-    return [msgspec.msgpack.encode(entry) for entry in maps]
 
 
 def check_offsets(offsets: Array, end: int, what: str, position: int) -> None:

@@ -61,6 +61,11 @@ _PACKED_MAX: Final = 4096
 _packed: dict[str, bytes] = {}
 
 
+_UNBOUNDED: Final = Limits(headers_max=1 << 31, keys_max=1 << 31, fields_max=1 << 31)
+"""What a header table of the caller's own is parsed under: it is here already, and an error is to
+say which record breaks a limit."""
+
+
 class Options(TypedDict, total=False):
     """What encode() and its kin take beside the bodies; all of it may be left out.
 
@@ -82,8 +87,8 @@ class Options(TypedDict, total=False):
     expires_ms: int | Sequence[int] | Array | None
     """Absolute milliseconds; 0: never."""
     properties: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
-    property_table: Sequence[Mapping[str, Any]]
-    property_codes: Sequence[int] | Array | None
+    property_section: tuple[int, Sequence[Any]]
+    """The flag of its form and its pieces, as they are: see extract.py."""
     codec: str | int
     producer_id: int
     producer_epoch: int
@@ -569,7 +574,7 @@ def _check_table(
     if max(subjects[1], fieldmaps[1]) > limits.headers_max:
         raise LocalProtocolError("too_large", f"more than {limits.headers_max} distinct headers")
     try:
-        table = MEMO.table(subjects[0], fieldmaps[0])
+        table = MEMO.table(subjects[0], fieldmaps[0], _UNBOUNDED)
         table.check(limits)
     except BatchError as error:
         where = ""
@@ -613,14 +618,9 @@ def _times(count: int, times: object, what: str, none: int) -> Array | None:
 
 def _properties(count: int, options: Options, limits: Limits) -> tuple[int, list[Any]]:
     """(the flag of their form, the pieces of their section)."""
-    if "property_table" in options:
-        table = [
-            _pack_properties(entry, limits, i) for i, entry in enumerate(options["property_table"])
-        ]
-        codes = _codes(count, options.get("property_codes"), len(table), -1, "property")
-        if codes is None:
-            return (PROPERTIES_CONSTANT, table) if table else (0, [])
-        return PROPERTIES_DICTIONARY, [codes, _array_of(table)]
+    section = options.get("property_section")
+    if section is not None:
+        return section[0], list(section[1])
     properties = options.get("properties")
     if not properties:
         return 0, []

@@ -2,8 +2,9 @@
 
 Owns the gathering of rows from columns, for one selection or for many that take a few rows
 each of the same batch. The rule: a derived batch keeps the offsets,
-times and headers of its rows, compacts the header tables, and has checksums of its own;
-batches with a codec or an Arrow body are never extracted from. Source: SPEC.md,
+times and headers of its rows, compacts the header tables, has checksums of its own, and carries
+properties as the bytes that they are; batches with a codec or an Arrow body are never extracted
+from. Source: SPEC.md,
 section 5.7.
 """
 
@@ -21,7 +22,9 @@ from malamute_protocol.content import (
     BLOB,
     LIST,
     OFFSET_DELTAS,
+    PROPERTIES_COLUMN,
     PROPERTIES_CONSTANT,
+    PROPERTIES_DICTIONARY,
     SUBJECT_CODES,
     Array,
     Bodies,
@@ -35,9 +38,21 @@ _GATHER_BYTES = 32
 """Up to this mean size an index a byte is quicker than a slice a row."""
 
 
+_SHARED_BYTES_MAX = 4096
+"""Of properties that many rows share, each derived batch has all: more than these would make small
+batches large, one for each selection."""
+
+
 def extractable(content: Content) -> bool:
-    """Whether rows can be extracted: no codec, and not Arrow."""
-    return content.head.codec == 0 and content.head.body_kind != ARROW
+    """Whether rows can be extracted: no codec, not Arrow, and little that they would all carry."""
+    head = content.head
+    if head.codec or head.body_kind == ARROW:
+        return False
+    flags = head.flags
+    if not flags & (PROPERTIES_CONSTANT | PROPERTIES_DICTIONARY):
+        return True
+    shared = head.properties_bytes - (4 * head.count if flags & PROPERTIES_DICTIONARY else 0)
+    return shared <= _SHARED_BYTES_MAX
 
 
 def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
@@ -46,7 +61,7 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     Raises LocalProtocolError: no row is selected, or the batch is not extractable.
     """
     if not extractable(content):
-        raise LocalProtocolError("unsupported", "rows of a compressed or Arrow batch stay together")
+        raise LocalProtocolError("unsupported", "the rows of this batch stay together")
     mask = np.asarray(rows, dtype=np.bool_)
     if len(mask) != content.head.count:
         raise LocalProtocolError("bad_batch", f"a mask of {len(mask)} for {len(content)} records")
@@ -189,20 +204,20 @@ def _compact(codes: Array, entries: int) -> tuple[Array, Array]:
 
 
 def _properties(content: Content, chosen: Array, options: Options) -> None:
-    from malamute_protocol.content import parse_properties
+    """Properties as bytes: whoever cuts rows out does not look into what was seen by no checks.
 
-    maps, codes = content.properties()
-    if not maps:
+    A dictionary stays whole: to tell its maps apart is to parse it.
+    """
+    column, stored = content.property_section()
+    if stored is None:
         return
-    if content.head.flags & PROPERTIES_CONSTANT:
-        options["properties"] = parse_properties(maps[0])
-        return
-    assert codes is not None
-    used, renumbered = _compact(codes[chosen] + 1, len(maps) + 1)
-    bare = int(used[0]) == 0
-    options["property_table"] = [parse_properties(maps[i - 1]) for i in used.tolist() if i]
-    if options["property_table"]:
-        options["property_codes"] = renumbered - (1 if bare else 0)
+    form = content.head.flags & (PROPERTIES_CONSTANT | PROPERTIES_DICTIONARY | PROPERTIES_COLUMN)
+    if column is None:
+        options["property_section"] = form, [bytes(stored)]
+    elif form == PROPERTIES_COLUMN:
+        options["property_section"] = form, [*gather(column, stored, chosen)]
+    elif bool((column[chosen] >= 0).any()):
+        options["property_section"] = form, [column[chosen], bytes(stored)]
 
 
 def _bodies(bodies: Bodies, chosen: Array) -> tuple[list[Any], int]:

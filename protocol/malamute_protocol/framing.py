@@ -12,9 +12,18 @@ from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
-from malamute_protocol.commands import STEP_PARTS, AckWork, AnyCommand, Atomic, Command, WorkState
+from malamute_protocol.commands import (
+    STEP_PARTS,
+    AckWork,
+    AnyCommand,
+    Atomic,
+    Command,
+    Result,
+    WorkState,
+)
 from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
-from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.header import OVER_LENGTH, claimed_length
+from malamute_protocol.limits import DEFAULT_LIMITS, ELEMENTS_MAX, Limits
 
 COMMANDS: Final[dict[int, type[Command]]] = {
     command.__struct_config__.tag: command for command in get_args(AnyCommand)
@@ -72,6 +81,13 @@ def decode_message(
         raise RemoteProtocolError(
             "too_large", f"{len(frames)} frames in a message, at most {limits.message_frames_max}"
         )
+    # Before they are parsed: what a peer claims to send must cost no more than it may send.
+    claimed = claimed_length(first)
+    if claimed > limits.message_commands_max:
+        raise RemoteProtocolError(
+            "too_large",
+            f"{claimed} commands in a message, at most {limits.message_commands_max}",
+        )
     try:
         commands = _decoder.decode(first)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -79,11 +95,6 @@ def decode_message(
         raise RemoteProtocolError(_code(reason), reason) from error
     if not commands:
         raise RemoteProtocolError("malformed", "a message without commands")
-    if len(commands) > limits.message_commands_max:
-        raise RemoteProtocolError(
-            "too_large",
-            f"{len(commands)} commands in a message, at most {limits.message_commands_max}",
-        )
     result: list[tuple[Command, tuple[Any, ...]]] = []
     position, end = 1, len(frames)
     for place, command in enumerate(commands):
@@ -113,6 +124,7 @@ def decode_message(
 def _check_nesting(value: Any, most: int, place: int, command: Command, name: str) -> None:
     """Level by level, so that no peer chooses how deep we recurse."""
     level: list[Any] = [value]
+    elements = 0
     for _ in range(most + 1):
         following: list[Any] = []
         for item in level:
@@ -128,6 +140,14 @@ def _check_nesting(value: Any, most: int, place: int, command: Command, name: st
                 )
         if not following:
             return
+        elements += len(following)
+        # Only a broker answers with more: what a client asks for is small.
+        if elements > ELEMENTS_MAX and type(command) is not Result:
+            raise RemoteProtocolError(
+                "too_large",
+                f"command {place} ({type(command).__name__}): `{name}` holds more than "
+                f"{ELEMENTS_MAX} elements",
+            )
         level = following
     raise RemoteProtocolError(
         "malformed",
@@ -164,7 +184,7 @@ def _map_items(value: dict[Any, Any], place: int, command: Command, name: str) -
 
 def _code(reason: str) -> str:
     """Of what msgspec found: a length over its limit, else the grammar."""
-    return "too_large" if "of length <=" in reason else "malformed"
+    return "too_large" if OVER_LENGTH in reason else "malformed"
 
 
 def _explain(frame: Any, error: Exception) -> str:

@@ -8,16 +8,17 @@ shared. Source: SPEC.md, section 5.3.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from malamute_protocol.errors import BatchError
-from malamute_protocol.limits import Limits
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
-_SUBJECTS = msgspec.msgpack.Decoder(list[str | list[str]])
-_FIELDMAPS = msgspec.msgpack.Decoder(list[dict[str, str]])
+OVER_LENGTH = "of length <="
+"""What msgspec says of an array, a map or a text that is longer than allowed."""
 _MEMO_BYTES = 16 << 20
 _MEMO_TABLE_BYTES = 64 << 10
 _HEADERS_MAX = 1 << 17
@@ -109,6 +110,13 @@ class HeaderTable:
             self._plain = tuple(Header(keys) for keys in self.keys)
         return self._plain
 
+    def map_bytes(self) -> list[int]:
+        """About how many bytes each field map takes in a column that has it for each record."""
+        return [
+            sum(map(len, entry)) + sum(map(len, entry.values())) + 8 * len(entry)
+            for entry in self.fieldmaps
+        ]
+
     def check(self, limits: Limits) -> None:
         """Raises BatchError `too_large` naming the first limit that the table breaks."""
         for what, size, most in (
@@ -137,9 +145,13 @@ class HeaderMemo:
         self._young_bytes = 0
         self._bytes_max = bytes_max
 
-    def table(self, subjects: bytes, fieldmaps: bytes) -> HeaderTable:
+    def table(
+        self, subjects: bytes, fieldmaps: bytes, limits: Limits = DEFAULT_LIMITS
+    ) -> HeaderTable:
         """The table of these section bytes (b"": no field maps).
 
+        limits: what parsing is held to. A table from the memo may have been parsed under others:
+        HeaderTable.check() compares.
         Raises BatchError when they are not what SPEC.md, section 5.3, says.
         """
         key = (subjects, fieldmaps)
@@ -148,7 +160,7 @@ class HeaderMemo:
             return found
         found = self._old.get(key)
         if found is None:
-            found = parse_table(subjects, fieldmaps)
+            found = parse_table(subjects, fieldmaps, limits)
         size = len(subjects) + len(fieldmaps) + 200
         if size <= _MEMO_TABLE_BYTES:
             if self._young_bytes + size > self._bytes_max // 2:
@@ -162,23 +174,42 @@ MEMO = HeaderMemo()
 """Shared by default: a cache of pure facts, so sharing it over brokers changes nothing."""
 
 
-def parse_table(subjects: bytes, fieldmaps: bytes) -> HeaderTable:
+@cache
+def _decoders(headers_max: int, keys_max: int, fields_max: int) -> tuple[Any, Any]:
+    """Decoders of the subjects and of the field maps, which count before they parse.
+
+    A length that an array or a map claims is refused before an entry of it becomes an object:
+    16 MiB of empty strings would take 1.3 GiB.
+    """
+    entries, keys, fields = (
+        msgspec.Meta(max_length=n) for n in (headers_max, keys_max, fields_max)
+    )
+    subjects = Annotated[list[str | Annotated[list[str], keys]], entries]
+    fieldmaps = Annotated[list[Annotated[dict[str, str], fields]], entries]
+    return msgspec.msgpack.Decoder(subjects), msgspec.msgpack.Decoder(fieldmaps)
+
+
+def parse_table(subjects: bytes, fieldmaps: bytes, limits: Limits = DEFAULT_LIMITS) -> HeaderTable:
     """Parse the two sections without the memo.
 
-    Raises BatchError: not MessagePack of the right shape, bad UTF-8, an entry without keys.
+    Raises BatchError: not MessagePack of the right shape, bad UTF-8, an entry without keys;
+    `too_large`: more entries, keys or fields than the limits allow, of which none was parsed.
     """
-    try:
-        entries = _SUBJECTS.decode(subjects)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BatchError("bad_batch", f"the subjects table: {error}") from error
-    try:
-        maps = _FIELDMAPS.decode(fieldmaps) if fieldmaps else []
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BatchError("bad_batch", f"the field maps table: {error}") from error
+    of_subjects, of_fieldmaps = _decoders(limits.headers_max, limits.keys_max, limits.fields_max)
+    entries = _decode(of_subjects, subjects, "subjects")
+    maps = _decode(of_fieldmaps, fieldmaps, "field maps") if fieldmaps else []
     keys = [(entry,) if type(entry) is str else tuple(entry) for entry in entries]
     if not all(keys):
         raise BatchError("bad_batch", "the subjects table has an entry without a key")
     return HeaderTable(keys, maps)
+
+
+def _decode(decoder: Any, data: bytes, what: str) -> Any:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        code = "too_large" if OVER_LENGTH in str(error) else "bad_batch"
+        raise BatchError(code, f"the {what} table: {error}") from error
 
 
 def check_counts(table: HeaderTable, subjects_count: int, fieldmaps_count: int) -> None:
@@ -191,6 +222,17 @@ def check_counts(table: HeaderTable, subjects_count: int, fieldmaps_count: int) 
         raise BatchError(
             "bad_batch", f"{len(table.fieldmaps)} field maps, the head says {fieldmaps_count}", 92
         )
+
+
+def claimed_length(data: Any) -> int:
+    """How many entries MessagePack bytes claim to have as an array; -1: they are none."""
+    kind = data[0] if len(data) else 0
+    if kind & 0xF0 == 0x90:
+        return int(kind & 0x0F)
+    width = {0xDC: 2, 0xDD: 4}.get(kind, 0)
+    if not width or len(data) <= width:
+        return -1
+    return int.from_bytes(data[1 : 1 + width], "big")
 
 
 def _longest(texts: Collection[str]) -> int:

@@ -20,6 +20,8 @@ RANGES_MAX: Final = 65_536
 """Ranges, numbers or runs in one command."""
 NUMBERS_MAX: Final = 1 << 20
 """Messages, requests or records that the ranges of one command name."""
+ELEMENTS_MAX: Final = 65_536
+"""Elements of all arrays and maps within one field of a command; of RESULT as many as fit."""
 TIME_MAX: Final = 1 << 53
 """A time or duration, in milliseconds: every language has it exactly, and sums stay in 64 bits."""
 PRIORITY_MIN: Final = -128

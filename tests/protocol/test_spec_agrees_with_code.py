@@ -18,6 +18,7 @@ from malamute_protocol.commands import Command
 from malamute_protocol.errors import CODES
 from malamute_protocol.framing import COMMANDS
 from malamute_protocol.limits import (
+    ELEMENTS_MAX,
     KEY_BYTES_MAX,
     NUMBERS_MAX,
     PRIORITY_MAX,
@@ -270,7 +271,7 @@ def test_the_settings_are_those_of_the_broker(heading: str, settings: type[msgsp
 
 def test_the_bounds_of_single_fields_are_those_of_the_code() -> None:
     told = " ".join(cell for row in rows(section("11"), "| Field | Bound |") for cell in row)
-    for number in (KEY_BYTES_MAX, REASON_BYTES_MAX, RANGES_MAX, NUMBERS_MAX):
+    for number in (KEY_BYTES_MAX, REASON_BYTES_MAX, RANGES_MAX, NUMBERS_MAX, ELEMENTS_MAX):
         assert re.search(rf"\b{number}\b", told)
     assert f"{PRIORITY_MIN} to {PRIORITY_MAX}" in told
     assert f"2^{TIME_MAX.bit_length() - 1}" in told
