@@ -57,15 +57,11 @@ def groups_of(stream: Stream, content: Content) -> Groups:
         if found is None:
             found = stream.groups[()] = _everyone(stream)
         return found
-    if content.head.fieldmaps_count:
-        # Which pairs of subject and fields occur is not a fact of the table alone.
-        key: Any = content.headers()[0]
-        found = stream.groups.get(key) if len(key) <= TABLE_HEADERS_MAX else None
-    else:
-        key = content.table
+    key = content.headers_key
+    if type(key) is not tuple or len(key) <= TABLE_HEADERS_MAX:
         found = stream.groups.get(key)
-    if found is not None:
-        return found
+        if found is not None:
+            return found
     headers, _ = content.headers()
     found = _group(stream, headers)
     if len(headers) <= TABLE_HEADERS_MAX:

@@ -629,10 +629,7 @@ class Group:
         """(headers chosen, None for all; slot of each distinct header, when keyed)."""
         if self.everything and self.slots is None:
             return None, None
-        if content.head.fieldmaps_count:
-            key: Any = content.headers()[0]
-        else:
-            key = content.table
+        key = content.headers_key
         found = self._seen.get(key)
         if found is not None:
             return found

@@ -166,9 +166,11 @@ def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
     if kind == StartKind.AFTER_ID:
         if rest and isinstance(rest[0], bytes):
             try:
-                return kind, (parse_message_id(rest[0])[1],)
+                offset = parse_message_id(rest[0])[1]
             except BatchError as error:
                 raise RequestRejected("bad_start", error.reason) from error
+            if _number(offset):
+                return kind, (offset,)
         raise RequestRejected("bad_start", "[5, message id of 16 bytes]")
     if kind == StartKind.CURSOR:
         otherwise = rest[1] if len(rest) > 1 else None

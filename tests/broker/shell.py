@@ -19,6 +19,7 @@ from malamute_protocol.commands import Command
 from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.framing import encode_message
 from malamute_protocol.link import Link, Side
 from malamute_protocol.stamp import Stamp, rows_from_bitmap
 from malamute_py.broker import (
@@ -341,6 +342,7 @@ class Shell:
                 continue
             self.broker.appended(self._append(bundle))
         for send in ready.sends:
+            encode_message(send.commands, send.frames)  # which any number must survive
             if send.link in self.blocked:
                 self.kept.setdefault(send.link, []).append(send)
                 self.broker.blocked(send.link)
@@ -521,6 +523,9 @@ class Shell:
         found = self.broker._catalogue.get(name)
         assert found is not None
         return found
+
+    def events_of(self, name: str) -> list[Event]:
+        return [event for event in self.events if event.name == name]
 
     def evict(self) -> None:
         """Empty the hot window, so that everything old has to be read."""
