@@ -456,13 +456,18 @@ class Broker:
 
     def _subscribe(self, link: Link, command: wire.Subscribe) -> None:
         subscriptions = self._subscriptions
-        wrong = subscriptions.check(link, command)
+        number = command.subscription
+        wrong: tuple[str, str] | None
+        if self._in_use(link, number):
+            wrong = "subscription_exists", f"subscription {number} exists"
+        else:
+            wrong = subscriptions.check(link, command)
         if wrong is None and not self._shard.settings.permit(link.identity, "read", command.stream):
             wrong = "forbidden", f"you may not read stream '{command.stream}'"
         if wrong is None and not command.create and self._catalogue.get(command.stream) is None:
             wrong = "unknown_stream", f"there is no stream '{command.stream}'"
         if wrong is not None:
-            self._links.refuse(link, 12, command.subscription, *wrong)
+            self._links.refuse(link, 12, number, *wrong)
             return
         sub = subscriptions.enter(link, command)
 

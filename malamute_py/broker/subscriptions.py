@@ -157,8 +157,6 @@ class Subscriptions:
     def check(self, link: Link, command: Subscribe) -> tuple[str, str] | None:
         """What speaks against a SUBSCRIBE before its stream is known: code and reason."""
         settings = self._shard.settings
-        if command.subscription in link.subscriptions:
-            return "subscription_exists", f"subscription {command.subscription} exists"
         if len(link.subscriptions) >= settings.link_subscriptions_max:
             return "limit", f"at most {settings.link_subscriptions_max} subscriptions a link"
         if self.count >= settings.subscriptions_max:

@@ -57,17 +57,31 @@ def test_one_client_reads_several_mailboxes_and_one_mailbox_several_times() -> N
     assert post.info("two")["readers"] == 2
 
 
-def test_a_number_has_one_use_on_a_link() -> None:
+USES = {
+    "subscription": wire.Subscribe(5, "stream", ["all"], [1], 10, 1000),
+    "inbox": wire.OpenInbox(5, "box", 10, 1000),
+    "offer": wire.Offer(5, "service", ["all"], 10, 1000),
+    "membership": wire.JoinGroup(5, "stream", "group", ["all"], "shared", [1], 10, 1000),
+}
+
+
+@pytest.mark.parametrize("second", USES)
+@pytest.mark.parametrize("first", USES)
+def test_a_number_has_one_use_on_a_link(first: str, second: str) -> None:
     post = Post()
-    post.inbox(2, 1, "one")
-    post.inbox(2, 1, "two")
-    assert post.peers[2].last(wire.Refused).code == "subscription_exists"
-    post.subscribe(2, 5, "stream")
-    post.inbox(2, 5, "two")
-    refused = post.peers[2].last(wire.Refused)
-    assert (refused.command, refused.reference, refused.code) == (41, 5, "subscription_exists")
-    post.subscribe(2, 1, "stream")
-    assert post.peers[2].last(wire.Refused).code == "subscription_exists"
+    post.send(2, USES[first])
+    assert len(post.peers[2].of(wire.Subscribed)) == 1
+    post.send(2, USES[second])
+    (refused,) = post.peers[2].of(wire.Refused)
+    number = USES[second].__struct_config__.tag
+    assert (refused.command, refused.reference, refused.code) == (number, 5, "subscription_exists")
+    assert len(post.peers[2].of(wire.Subscribed)) == 1
+    # What has the number goes on; another link may use it for anything.
+    post.send(3, USES[second])
+    assert not post.peers[3].of(wire.Refused)
+    post.send(2, wire.Unsubscribe(5), USES[second])
+    assert len(post.peers[2].of(wire.Ended)) == 1
+    assert len(post.peers[2].of(wire.Subscribed)) == 2
 
 
 def test_the_count_of_inboxes_has_a_bound() -> None:
