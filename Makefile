@@ -24,11 +24,13 @@ NODE_STAMP := $(NODE)/node_modules/.installed
 COMPILED := $(CURDIR)/build/compiled
 OVER_COMPILED := MALAMUTE_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED):$(CURDIR)
 
+FLOORS := .venv-floors
+
 FAST := not slow and not system and not spark and not alone
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run compile check test test-compiled test-needs demo simulate perf micro clean
+.PHONY: help setup run compile check test test-compiled test-floors test-needs demo simulate perf micro clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +71,13 @@ test-compiled: $(DEV_STAMP) ## the tests of what is compiled, over the compiled 
 	    tests/house/test_form.py $(addprefix --deselect ,$(LOOK_INSIDE)) \
 	    $(addprefix --ignore ,$(REPLACES)) $(ARGS)
 
+test-floors: | $(PY) ## the fast tests over the lowest versions that pyproject.toml admits
+	$(PYTHON) -m venv --clear $(FLOORS)
+	$(PY) tests/floors.py > $(FLOORS)/requirements.txt
+	$(FLOORS)/bin/python -m pip install -q -r $(FLOORS)/requirements.txt -e .
+	$(FLOORS)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)" \
+	    --ignore tests/demo --ignore tests/house --ignore tests/spark $(ARGS)
+
 test-needs: $(DEV_STAMP) $(NODE_STAMP)
 	@tests/need java
 
@@ -89,7 +98,7 @@ micro: $(DEV_STAMP) ## micro-benchmarks, compared with the last recorded ones; F
 	$(if $(FORM),$(OVER_COMPILED)) $(PY) -m perf.micro $(ARGS)
 
 clean: ## remove what these targets made, the broker's data excepted
-	rm -rf $(VENV) $(NODE)/node_modules .mypy_cache .pytest_cache .ruff_cache .import_linter_cache \
+	rm -rf $(VENV) $(FLOORS) $(NODE)/node_modules .mypy_cache .pytest_cache .ruff_cache .import_linter_cache \
 	    .hypothesis build dist *.egg-info
 
 $(PY):
@@ -100,7 +109,7 @@ $(PY):
 
 $(RUN_STAMP): pyproject.toml | $(PY)
 	@echo "installing the broker into $(VENV): about a minute"
-	$(PY) -m pip install -q -e .
+	$(PY) -m pip install -q -e '.[server]'
 	@touch $@
 
 $(DEMO_STAMP): pyproject.toml | $(PY)

@@ -142,7 +142,16 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    try:
+        module = import_module(home)
+    except ModuleNotFoundError as error:
+        from malamute_py.extras import missing
+
+        advice = missing(error, f"malamute_py.{name}")
+        if advice is None:
+            raise
+        raise ModuleNotFoundError(advice, name=error.name) from error
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

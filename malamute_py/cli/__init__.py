@@ -5,6 +5,21 @@ programs get plain lines, JSON and exit codes; an expected failure is one line t
 what happened, to what, and what to do next; what a command does not use is not loaded.
 """
 
-from malamute_py.cli.app import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+import sys
+
+from malamute_py.extras import missing
+
+
+def main() -> None:
+    """Run the command line of this process, and end with its exit code."""
+    try:
+        from malamute_py.cli.app import app
+    except ModuleNotFoundError as error:
+        advice = missing(error, "the command line")
+        if advice is None:
+            raise
+        print(f"error: {advice}", file=sys.stderr)
+        sys.exit(1)
+    app()

@@ -1,6 +1,6 @@
 """`python -m malamute_py.cli`: the command `malamute` without the installed script."""
 
-from malamute_py.cli.app import main
+from malamute_py.cli import main
 
 if __name__ == "__main__":
     main()

@@ -80,8 +80,3 @@ def root(
     ] = False,
 ) -> None:
     """A message broker for Python and Spark: streams that are kept, matched and replayed."""
-
-
-def main() -> None:
-    """Run the command line of this process, and end with its exit code."""
-    app()

@@ -18,6 +18,7 @@ from malamute_protocol.errors import (
     RequestRejected,
     Timeout,
 )
+from malamute_py.extras import missing
 
 OK: Final = 0
 FAILED: Final = 1
@@ -102,6 +103,9 @@ def explained(error: BaseException) -> tuple[str, int] | None:
         return str(error), USAGE if error.code in _USAGE_CODES else FAILED
     if isinstance(error, MalamuteError):
         return str(error), FAILED
+    if isinstance(error, ModuleNotFoundError):
+        advice = missing(error, "this command")
+        return None if advice is None else (advice, FAILED)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {(error.strerror or str(error)).lower()}", FAILED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):

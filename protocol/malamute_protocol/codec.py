@@ -52,9 +52,7 @@ def compress(codec: int, raw: bytes) -> bytes:
 
             return bytes(zstandard.ZstdCompressor(level=3).compress(raw))
     except ImportError as error:
-        raise LocalProtocolError(
-            "unsupported", f"codec {CODECS[codec]} needs the package {error.name}; install it"
-        ) from error
+        raise LocalProtocolError("unsupported", _missing(CODECS[codec], error)) from error
     return raw
 
 
@@ -72,9 +70,7 @@ def decompress(codec: int, stored: Any, raw_bytes: int) -> Any:
     except BatchError:
         raise
     except ImportError as error:
-        raise BatchError(
-            "unsupported", f"codec {name} needs the package {error.name}; install it"
-        ) from error
+        raise BatchError("unsupported", _missing(name, error)) from error
     except Exception as error:  # each codec has its own exception types; all mean broken bytes
         raise BatchError("bad_batch", f"the body does not decompress as {name}: {error}") from error
     if len(raw) != raw_bytes:
@@ -82,6 +78,10 @@ def decompress(codec: int, stored: Any, raw_bytes: int) -> Any:
             "bad_batch", f"the body decompresses to another size than the {raw_bytes} bytes named"
         )
     return raw
+
+
+def _missing(codec: str, error: ImportError) -> str:
+    return f"codec {codec} needs the package {error.name}: pip install 'malamute-py[codecs]'"
 
 
 def _gunzip(stored: Any, raw_bytes: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from malamute_py.cli import app
+from malamute_py.cli.app import app
 
 
 class Outcome:

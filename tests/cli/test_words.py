@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from malamute_py.cli import app, output, values
+from malamute_py.cli import output, values
+from malamute_py.cli.app import app
 from malamute_py.cli.commands import COMMANDS
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.records import printable

@@ -62,7 +62,7 @@ def test_every_make_target_is_explained_by_make_help() -> None:
 
 def check_command_line(words: list[str]) -> None:
     """Fail unless every subcommand and option of `malamute ...` is one that it has."""
-    from malamute_py.cli import app
+    from malamute_py.cli.app import app
 
     command = get_command(app)
     for word in words:

@@ -93,6 +93,10 @@ def foreign(names: set[str]) -> set[str]:
     }
 
 
+BROKER_PARTS = ("broker", "embedded.py", "journal", "matcher", "server", "store", "telemetry.py")
+"""Files and folders of malamute_py that only a broker imports."""
+
+
 def extras_of_the_place(path: Path) -> list[str]:
     """The extras without which this module is not meant to be imported."""
     if path.is_relative_to(PACKAGES["pyspark_malamute"]):
@@ -101,6 +105,10 @@ def extras_of_the_place(path: Path) -> list[str]:
         return ["demo", "spark"]
     if path == PACKAGES["malamute_protocol"] / "arrow.py":
         return ["arrow"]
+    if path.is_relative_to(PACKAGES["malamute_py"] / "cli"):
+        return ["cli"]
+    if any(path.is_relative_to(PACKAGES["malamute_py"] / part) for part in BROKER_PARTS):
+        return ["server"]
     return []
 
 
