@@ -32,6 +32,9 @@ ATOMIC: Final = 66
 ADDING: Final = (wire.Send, wire.Request, wire.Publish)
 """Commands that bring more than they take away: the first to wait when the log is full."""
 KEYED: Final = (wire.Send, wire.Request)
+"""Commands whose key the log keeps with what they put."""
+ENDING: Final = (wire.Reply, wire.AckWork)
+"""Commands whose key the log keeps beside what they end."""
 STEP_COMMANDS: Final[dict[type[Command], int]] = {
     wire.Send: 40, wire.AckMail: 43, wire.Request: 50, wire.AckWork: 53, wire.Reply: 54,
     wire.MoveCursor: 60, wire.AckRecords: 64,
@@ -51,8 +54,12 @@ class Intake:
         catalogue: Catalogue,
         prepares: Mapping[type[Command], Prepare],
         together: Mapping[type[Command], Prepare],
+        again: Callable[[Link, wire.Request], None],
     ) -> None:
-        """together: those that differ when they are a part of several."""
+        """together: those that differ when they are a part of several.
+
+        again: called with a REQUEST whose key was taken before.
+        """
         self._shard = shard
         self._links = links
         self._steps = steps
@@ -60,6 +67,7 @@ class Intake:
         self._catalogue = catalogue
         self._prepares = dict(prepares)
         self._together = {**prepares, **together}
+        self._again = again
         self.kinds = frozenset(self._prepares)
         """Commands that are steps of their own."""
 
@@ -71,9 +79,11 @@ class Intake:
         try:
             size = window_bytes(frame)
             key: tuple[str, bytes] | None = None
-            if kind in KEYED and command.key:
+            if (kind in KEYED or kind in ENDING) and command.key:
                 key = link.holder, command.key
                 if self._taken_before(link, command, key, size):
+                    if kind is wire.Request:
+                        self._again(link, command)
                     return
             self._steps.check(link, size, adds=kind in ADDING, awaited=_awaited(command))
             part = self._prepares[kind](link, command, frame)
@@ -86,7 +96,10 @@ class Intake:
         except RequestRejected as error:
             self._refuse(link, command, error)
             return
-        self._steps.take([part], waiter, key)
+        parts = [part]
+        if key is not None and kind in ENDING and not part.memory:
+            parts.append(Part([StepTaken(link.holder, command.key, self._shard.now_ms)]))
+        self._steps.take(parts, waiter, key)
 
     def _taken_before(self, link: Link, command: Any, key: tuple[str, bytes], size: int) -> bool:
         """Whether this is a retry of what was taken; its answer is on its way then.
@@ -165,6 +178,10 @@ class Intake:
                 raise RequestRejected("unsupported", f"{name} cannot be a part of a step")
             if getattr(part, "tracker", 0):
                 raise RequestRejected("malformed", f"{name} in a step has a tracker of its own")
+            if isinstance(part, ENDING) and part.key:
+                raise RequestRejected(
+                    "malformed", f"{name} in a step has a key: the step's own key names it"
+                )
 
     def _with_streams(
         self,

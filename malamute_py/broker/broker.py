@@ -152,6 +152,7 @@ class Broker:
                 wire.Reply: partial(self._services.prepare_reply, together=True),
                 wire.AckRecords: self._groups.prepare_ack_together,
             },
+            again=self._services.request_again,
         )  # fmt: skip
         self._retention = Retention(shard)
         self._acks: list[tuple[Link, wire.AckMail]] = []

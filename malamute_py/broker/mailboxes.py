@@ -38,6 +38,7 @@ from malamute_py.broker.ordered import Ordered, Place, Schedule
 from malamute_py.broker.ready import MAIL_STREAM
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.streams import EPOCH_SHIFT
 from malamute_py.changelog.records import (
     Change,
     MailboxSet,
@@ -96,6 +97,9 @@ class Mailboxes:
         """When temporary mailboxes whose link was lost end."""
         self._sessions: dict[int, bytes] = {}
         """The session of each of these."""
+        self._born: dict[int, tuple[int, int, set[int]]] = {}
+        """Of each temporary mailbox: the next numbers when it was made, in the log and in memory,
+        and the batches of requests of before whose lost answers it was told of."""
         self.temporaries = 0
         self.on_ending: Callable[[Mailbox], None] | None = None
         """Called with a temporary mailbox that has ended: it is to be emptied in steps."""
@@ -339,8 +343,24 @@ class Mailboxes:
             mailbox.state = STANDING
             self._enlist(mailbox)
             self.temporaries += 1
+            self._born[mailbox.number] = self._steps.mail_next, self._steps.memory_next, set()
             self._shard.counters["temporary_mailboxes_created"] += 1
         return name
+
+    def answers_lost(self, name: str, base: int) -> bool:
+        """Whether answers to a batch of requests may have ended with an older mailbox of a name.
+
+        True once in the life of the temporary mailbox that there is now.
+        """
+        mailbox = self._names.get(name)
+        born = None if mailbox is None else self._born.get(mailbox.number)
+        if born is None:
+            return False
+        logged, in_memory, told = born
+        if base in told or base >= (in_memory if base >= 1 << EPOCH_SHIFT else logged):
+            return False
+        told.add(base)
+        return True
 
     def link_ended(self, link: Link) -> None:
         """A link is gone: with BYE its temporary mailbox ends, else it is kept for a while."""
@@ -363,6 +383,7 @@ class Mailboxes:
         mailbox.removing = True
         self.endings.drop((mailbox.number, 0))
         self._sessions.pop(mailbox.number, None)
+        self._born.pop(mailbox.number, None)
         if self._names.get(mailbox.name) is mailbox:
             del self._names[mailbox.name]
             self.names.discard(mailbox.name)

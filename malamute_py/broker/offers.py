@@ -9,6 +9,7 @@ it ended waits again at once. Source: DESIGN.md, sections 8 and 9; SPEC.md, sect
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
@@ -41,7 +42,17 @@ from malamute_py.broker.requests import (
 )
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
-from malamute_py.broker.waiting import Grant, Hands, Offer, Parcel, Put, Service, every, rows_in
+from malamute_py.broker.waiting import (
+    Grant,
+    Hands,
+    LeftBehind,
+    Offer,
+    Parcel,
+    Put,
+    Service,
+    every,
+    rows_in,
+)
 from malamute_py.changelog.records import Run, WorkReceived
 from malamute_py.changelog.tables import WITHDRAWN
 
@@ -51,6 +62,8 @@ REASON_MAX: Final = 1_000
 NAMED_MAX: Final = 8
 """Requests that a refusal names."""
 RANGES_MAX: Final = 4_096
+LEFT_BEHIND_MAX: Final = 10_000
+"""Holders of services of which it is known what a lost link left behind; the oldest go first."""
 
 
 class Offers:
@@ -76,6 +89,8 @@ class Offers:
         self._in_use = in_use
         self.count = 0
         self.pattern_bytes = 0
+        self._left_behind: OrderedDict[tuple[Service, str], LeftBehind] = OrderedDict()
+        """By holder: what it may end as long as no worker has it."""
         requests.deliver = self._deliver
 
     # --- OFFER, CREDIT, UNSUBSCRIBE -----------------------------------------------------------
@@ -210,6 +225,7 @@ class Offers:
             count = offer.hands.rows
             service = offer.service
             self._drop(offer)
+            self._leave_behind(service, offer.hands)
             count += self._leave_orphans(offer, why)
             self._back(offer, why, 0)
             if count:
@@ -243,8 +259,21 @@ class Offers:
             return 0
         del service.orphans[holder]
         count = hands.rows
+        if why != WITHDRAWN:
+            self._leave_behind(service, hands)
         self._requests.give_up_later(hands, why, 0)
         return count
+
+    def _leave_behind(self, service: Service, hands: Hands) -> None:
+        """Remember what a holder had when its link was lost: its answer may be on its way."""
+        if not hands.grants:
+            return
+        place = service, hands.holder
+        left = self._left_behind.pop(place, None) or LeftBehind()
+        left.add(grant for some in hands.grants.values() for grant in some)
+        self._left_behind[place] = left
+        if len(self._left_behind) > LEFT_BEHIND_MAX:
+            self._left_behind.popitem(last=False)
 
     # --- hand-out -----------------------------------------------------------------------------
 
@@ -404,7 +433,23 @@ class Offers:
             raise RequestRejected("unknown_subscription", f"no offer {number}")
         return offer
 
-    def _find(self, offer: Offer, number: int) -> tuple[Put | None, int]:
+    def _find(
+        self, offer: Offer, number: int, left: LeftBehind | None = None
+    ) -> tuple[Put | None, int]:
+        """The batch that a number lies in, and the rows of it that the holder may speak of.
+
+        left: what it may end, too, although it has it in hand no more.
+        """
+        put, held = self._in_hand(offer, number)
+        if left is not None:
+            found = left.of(number)
+            if found is not None:
+                put, rows = found
+                free = put.left_behind | self._requests.coming_to(offer.hands.holder, put)
+                held |= rows & free
+        return put, held
+
+    def _in_hand(self, offer: Offer, number: int) -> tuple[Put | None, int]:
         """The batch that a number lies in, and the rows of it that the holder has in hand."""
         hands, holder = offer.hands, offer.hands.holder
         put = _put_of(hands, number)
@@ -421,13 +466,15 @@ class Offers:
                 held |= grant.rows
         return put, held
 
-    def _claim(self, offer: Offer, ranges: Iterable[tuple[int, int]]) -> list[Rows]:
+    def _claim(
+        self, offer: Offer, ranges: Iterable[tuple[int, int]], left: LeftBehind | None = None
+    ) -> list[Rows]:
         """The rows that ranges of numbers name. Raises RequestRejected unless all are in hand."""
         claimed: dict[Put, int] = {}
         for first, end in ranges:
             number = first
             while number < end:
-                put, held = self._find(offer, number)
+                put, held = self._find(offer, number, left)
                 if put is None:
                     raise RequestRejected("not_held", _named([number]))
                 last = min(end, put.base + put.row.put.count)
@@ -440,10 +487,15 @@ class Offers:
                 number = last
         return list(claimed.items())
 
-    def _claim_each(self, offer: Offer, numbers: list[int]) -> tuple[list[Rows], list[Run], bool]:
-        """The rows that single numbers name: (rows, runs in order, whether one comes twice)."""
+    def _claim_each(
+        self, offer: Offer, numbers: list[int], left: LeftBehind | None = None
+    ) -> tuple[list[Rows], list[Run], bool]:
+        """The rows that single numbers name: (rows, runs in order, whether one comes twice).
+
+        Raises RequestRejected unless all are in hand.
+        """
         first, count = numbers[0], len(numbers)
-        put, held = self._find(offer, first)
+        put, held = self._find(offer, first, left)
         if put is not None and (
             count == 1
             or (numbers[-1] - first == count - 1 and numbers == list(range(first, first + count)))
@@ -458,7 +510,7 @@ class Offers:
         twice = False
         for number in numbers:
             if put is None or not 0 <= number - put.base < put.row.put.count:
-                put, held = self._find(offer, number)
+                put, held = self._find(offer, number, left)
             row = 0 if put is None else number - put.base
             bit = 1 << row
             if put is None or not held & bit:
@@ -475,6 +527,21 @@ class Offers:
         if missing:
             raise RequestRejected("not_held", _named(missing))
         return list(claimed.items()), runs, twice
+
+    def _ending(self, offer: Offer, claim: Callable[..., Any], named: Any) -> Any:
+        """What `claim` finds of these numbers; also what a lost link of the holder left behind.
+
+        Raises RequestRejected `not_held`.
+        """
+        try:
+            return claim(offer, named)
+        except RequestRejected:
+            left = self._left_behind.get((offer.service, offer.hands.holder))
+            if left is None:
+                raise
+            found = claim(offer, named, left)
+        self._shard.counters["requests_ended_late"] += 1
+        return found
 
     # --- REPLY --------------------------------------------------------------------------------
 
@@ -496,7 +563,7 @@ class Offers:
                 "bad_batch", f"{content.head.count} replies to {len(numbers)} requests"
             )
         try:
-            items, runs, twice = self._claim_each(offer, numbers)
+            items, runs, twice = self._ending(offer, self._claim_each, numbers)
         except RequestRejected:
             self._too_late(offer, numbers)
             raise
@@ -576,7 +643,10 @@ class Offers:
         state = command.state
         if len(command.ranges) > RANGES_MAX:
             raise RequestRejected("too_large", f"at most {RANGES_MAX} ranges")
-        items = self._claim(offer, command.ranges)
+        if state in (WorkState.COMPLETED, WorkState.FAILED):
+            items = self._ending(offer, self._claim, command.ranges)
+        else:
+            items = self._claim(offer, command.ranges)
         if not items:
             raise RequestRejected("malformed", "an ACK_WORK of nothing")
         reason = command.reason[:REASON_MAX]

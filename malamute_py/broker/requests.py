@@ -98,6 +98,8 @@ class Requests:
         """Services in which something may be handed out at once."""
         self.queues: Final = (self.drafts, self._leaving, self.hungry)
         """While all of them are empty, nothing can be done at once."""
+        self._handing: Final[list[Sequence[Share]]] = []
+        """Hand-outs on their way into the log."""
         self._unsettled: dict[Put, None] = {}
         """Of these something is to be decided again."""
         self._settle_at_ms = 0
@@ -240,6 +242,30 @@ class Requests:
         )  # fmt: skip
         return Incoming(self, service, put, content, frame).part
 
+    def again(self, link: Link, command: Request) -> None:
+        """A REQUEST came again by its key: say which of its answers ended with their mailbox."""
+        reply_to = command.reply_to
+        key = link.holder, command.key
+        if (reply_to or link.identity) and not reply_to.startswith("~"):
+            return
+        taken = None if self._steps.under_way(key) else self._steps.taken(key)
+        try:
+            name = self._mailboxes.temporary(link)
+        except RequestRejected:
+            # Its OPEN_INBOX is refused for the same reason, by name.
+            return
+        if taken is None or taken.base < 0 or reply_to not in ("", name):
+            return
+        row = self._shard.queues.requests.get(taken.base)
+        gone = every(taken.count) & ~(0 if row is None else row.left)
+        if not gone or not self._mailboxes.answers_lost(name, taken.base):
+            return
+        runs = [(command.key, first, count) for first, count in runs_of(gone)]
+        part = self._mailboxes.notice(name, sender="", about=runs, why="lost")
+        if part is not None:
+            self._shard.counters["answers_lost"] += gone.bit_count()
+            self._steps.take([part])
+
     def _first_request(self, link: Link, name: str) -> Service:
         if not self._shard.settings.permit(link.identity, "request", name):
             raise RequestRejected("forbidden", f"you may not ask service '{name}'")
@@ -301,12 +327,16 @@ class Requests:
             self.taken_change(service, offer, rows) for offer, rows in by_offer.items()
         ]
 
+        self._handing.append(shares)
+
         def appended(lsn: int) -> None:
+            self._handing.remove(shares)
             for offer, put, rows, cost in shares:
                 put.moving &= ~rows
                 self.grant(offer, put, rows, cost)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
+            self._handing.remove(shares)
             for offer, put, rows, cost in shares:
                 put.moving &= ~rows
                 self.give_back(offer, rows.bit_count(), cost)
@@ -316,6 +346,15 @@ class Requests:
             self.paused_to_ms = self._shard.now_ms + (retry_ms or RETRY_MS)
 
         self.take(service, changes, appended, refused)
+
+    def coming_to(self, holder: str, put: Put) -> int:
+        """Rows of a batch whose hand-out to a holder is on its way into the log."""
+        rows = 0
+        for shares in self._handing:
+            for offer, one, some, _ in shares:
+                if one is put and offer.hands.holder == holder:
+                    rows |= some
+        return rows & ~put.ending
 
     def give_back(self, offer: Offer, count: int, cost: int) -> None:
         """An offer did not get what it was to get: its credit is whole again."""
@@ -617,11 +656,13 @@ class Requests:
         def taken() -> None:
             for put, rows in items:
                 put.moving |= rows
+                put.returning |= rows
                 released.extend(self.let_go(put, rows))
 
         def appended(lsn: int) -> None:
             for put, rows in items:
                 put.moving &= ~rows
+                put.returning &= ~rows
             self._shard.counters["requests_returned"] += sum(rows.bit_count() for _, rows in items)
             if why == WITHDRAWN:
                 # The log has taken back what was no attempt.
@@ -640,6 +681,7 @@ class Requests:
         def refused(code: str, reason: str, retry_ms: int) -> None:
             for put, rows in items:
                 put.moving &= ~rows
+                put.returning &= ~rows
             self.take_back(released)
             released.clear()
 

@@ -92,6 +92,7 @@ class Services:
         self.queues: Final = (self._cancels, self._portions, *self._requests.queues)
         """While all of them are empty, nothing can be done at once."""
         self.prepare_request = self._requests.prepare
+        self.request_again = self._requests.again
         self.prepare_reply = offers.prepare_reply
         self.prepare_ack = offers.prepare_ack
         self.credit: Callable[[Link, Credit], bool] = offers.credit
@@ -203,9 +204,9 @@ class Services:
             self._cancels.append((link, command))
             return
         put: Put | None = None
-        base = self._steps.number_of(key) if command.key else -1
-        if base >= 0:
-            put = service.puts.get(base)
+        taken = self._steps.taken(key) if command.key else None
+        if taken is not None:
+            put = service.puts.get(taken.base)
         rows = 0
         if put is not None:
             rows = put.alive

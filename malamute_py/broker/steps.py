@@ -222,12 +222,10 @@ class Steps:
         """Whether what has this key is queued or handed over."""
         return key in self._under_way
 
-    def number_of(self, key: Key) -> int:
-        """Number of the first message or request of the batch of a key; -1: none is known."""
+    def taken(self, key: Key) -> KeyRow | None:
+        """Where the batch or step of a key went; None: it is not remembered."""
         row = self._memory_keys.get(key)
-        if row is None:
-            row = self._shard.queues.keys.get(key)
-        return -1 if row is None else row.base
+        return self._shard.queues.keys.get(key) if row is None else row
 
     def take(
         self,
@@ -308,21 +306,21 @@ class Steps:
 
     def _happen(self, parts: list[Part], waiter: Waiter | None, key: Key | None) -> None:
         """A step in memory takes effect at once."""
-        first = 0
+        first = count = 0
         now_ms = self._shard.now_ms
         for part in parts:
             if part.content is not None:
                 part.base = self.memory_number(part.content.head.count)
                 part.time_ms = now_ms
                 if not first:
-                    first = part.base
+                    first, count = part.base, part.content.head.count
                 if part.based is not None:
                     part.based(part.base)
             if part.appended is not None:
                 part.appended(0)
         if key is not None:
             keys = self._memory_keys
-            keys[key] = KeyRow(first, 0, now_ms)
+            keys[key] = KeyRow(first, count, now_ms)
             if len(keys) > MEMORY_KEYS_MAX:
                 keys.popitem(last=False)
         if waiter is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -52,6 +52,7 @@ class Put:
         "grants",
         "masks",
         "moving",
+        "returning",
         "row",
         "service",
         "slot",
@@ -67,6 +68,8 @@ class Put:
         """Who has which of its rows in hand."""
         self.moving = 0
         """Rows whose hand-out or return is on its way into the log."""
+        self.returning = 0
+        """Of these, the rows whose return is."""
         self.ending = 0
         """Rows whose end is."""
         self.delayed = 0
@@ -88,6 +91,11 @@ class Put:
     def free(self) -> int:
         """Rows that may be handed out."""
         return self.row.waiting & ~(self.moving | self.ending | self.delayed)
+
+    @property
+    def left_behind(self) -> int:
+        """Rows that no worker has, nor is about to get: who had them last may end them."""
+        return (self.row.waiting & ~self.moving | self.returning) & ~self.ending
 
     @property
     def alive(self) -> int:
@@ -181,6 +189,36 @@ class Hands:
     def rows(self) -> int:
         """How many requests these are."""
         return sum(grant.rows.bit_count() for one in self.grants.values() for grant in one)
+
+
+class LeftBehind:
+    """What one holder had in hand of one service when its link was lost."""
+
+    __slots__ = ("bases", "rows")
+
+    def __init__(self) -> None:
+        self.rows: dict[int, tuple[Put, int]] = {}
+        """Number of its first -> (batch, which rows of it)."""
+        self.bases: list[int] = []
+        """Ascending."""
+
+    def add(self, grants: Iterable[Grant]) -> None:
+        """The holder had these as well; what it had before and has ended is forgotten."""
+        kept = {base: one for base, one in self.rows.items() if one[0].alive & one[1]}
+        for grant in grants:
+            put = grant.put
+            kept[put.base] = put, kept.get(put.base, (put, 0))[1] | grant.rows
+        self.rows = kept
+        self.bases = sorted(kept)
+
+    def of(self, number: int) -> tuple[Put, int] | None:
+        """The batch that a number lies in, and the rows of it that the holder had."""
+        at = bisect_right(self.bases, number) - 1
+        if at < 0:
+            return None
+        put, rows = self.rows[self.bases[at]]
+        known = number < put.base + put.row.put.count and put.service.puts.get(put.base) is put
+        return (put, rows) if known else None
 
 
 class Parcel:

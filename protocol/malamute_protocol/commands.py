@@ -658,6 +658,8 @@ class AckWork(Command, tag=53, frozen=True):
     level: int = 0
     again_ms: Time = 0
     reason: Reason = ""
+    key: Key = b""
+    """Names this command for its sender: sent again with the same key it is taken once."""
 
     def __post_init__(self) -> None:
         """Raises ValueError: the ranges are none."""
@@ -678,6 +680,8 @@ class Reply(Command, tag=54, frozen=True):
     level: int = 0
     patient: bool = False
     """Nobody waits for the CONFIRM: it may come a little later, with what else is said."""
+    key: Key = b""
+    """Names this command for its sender: sent again with the same key it is taken once."""
 
     @property
     def content_frames(self) -> int:

@@ -97,7 +97,7 @@ const CLIENT_TIMES = ["deliver_at_ms", "timeout_ms", "lease_ms", "hold_ms", "aga
 const BY_CLIENT = /^(SEND|REQUEST|OFFER|ACK_WORK|ACK_MAIL|ACK_RECORDS|JOIN_GROUP)$/;
 function checkBounds(name, fields) {
   for (const [field, value] of Object.entries(fields)) {
-    if (field === "key" && /^(SEND|REQUEST|ATOMIC|CANCEL_REQUEST)$/.test(name)) atMost(128)(value);
+    if (field === "key" && /^(SEND|REQUEST|REPLY|ACK_WORK|ATOMIC|CANCEL_REQUEST)$/.test(name)) atMost(128)(value);
     if (field === "reason" && name === "ACK_WORK") atMost(1024)(value);
     if (LISTS.includes(field)) atMost(65536)(value);
     if (field === "state" && name === "ACK_WORK") between(1, 5)(value);
