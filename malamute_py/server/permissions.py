@@ -1,7 +1,8 @@
 """What an identity may do: allow lists from the configuration.
 
-Owns the one question the core asks about permission. The rule: without any list everything
-is allowed; with one, what is not named is refused. Nobody gets an identity other than that
+Owns the one question the core asks about permission. The rules: without any list everything
+is allowed; with one, what is not named is refused, and so is what cannot be a name at all: it
+is neither compared with a list nor remembered. Nobody gets an identity other than that
 of the credential. Source: DESIGN.md, section 11.
 """
 
@@ -11,11 +12,14 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_py.config import Grant
 
 LISTED: Final = ("read", "write", "send", "receive", "request", "work")
 """Actions on named streams, mailboxes and services: a grant has a list for each."""
-_MEMO_MAX = 65_536
+MEMO_MAX: Final = 16_384
+"""Answers that are remembered; no name in them is longer than NAME_BYTES_MAX characters, so that
+all of them take 20 MiB at most, 5 with usual names."""
 
 
 class Permissions:
@@ -45,7 +49,9 @@ class Permissions:
         key = (identity, action, name)
         answer = self._memo.get(key)
         if answer is None:
-            if len(self._memo) >= _MEMO_MAX:
+            if len(name) > NAME_BYTES_MAX or len(identity) > NAME_BYTES_MAX:
+                return False
+            if len(self._memo) >= MEMO_MAX:
                 self._memo.clear()
             answer = self._memo[key] = self._decide(*key)
         return answer

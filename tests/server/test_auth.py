@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import stat
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from malamute_py.server.auth import (
     read_users_file,
 )
 from malamute_py.server.errors import StartError
-from malamute_py.server.permissions import Permissions
+from malamute_py.server.permissions import MEMO_MAX, Permissions
 from malamute_py.server.sockets import Listener, parse_endpoint
 from tests.waiting import WAIT_MS, WAIT_S
 
@@ -277,6 +278,20 @@ def test_permissions_allow_what_is_named_and_nothing_else() -> None:
     assert permit("boss", "admin", "")
     assert permit("guest", "read", "public")
     assert not permit("guest", "write", "public")
+
+
+def test_permissions_remember_a_bounded_number_of_answers_and_no_name_that_is_none() -> None:
+    permit = Permissions({"*": Grant(write=["*"])})
+    tracemalloc.start()
+    for number in range(40):
+        assert not permit("guest", "write", f"{number:08}" * (1 << 17))
+    held, _ = tracemalloc.get_traced_memory()
+    assert held < 1 << 20, "names of 1 MiB are refused and not kept"
+    for number in range(3 * MEMO_MAX):
+        assert permit("guest", "write", f"s{number}")
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < MEMO_MAX * 600
 
 
 def test_nobody_takes_another_identity_than_its_credential_carries() -> None:
