@@ -76,13 +76,22 @@ _MERGE_BATCHES = 500
 """Two buffers each, within the kernel's 1024 for one write."""
 
 
-def ring_settings(config: JournalSection, asked: dict[str, Any]) -> RingSettings:
-    """What a ring is opened with: as asked, else as configured."""
+def ring_settings(
+    config: JournalSection, asked: dict[str, Any], batch_bytes_max: int
+) -> RingSettings:
+    """What a ring is opened with: as asked, else as configured.
+
+    A segment holds two of the largest batches where three such segments fit into the ring, as
+    they do into ring main (config.py checks it); else it is a third of the ring.
+    """
     ring_bytes = asked.get("ring_bytes") or config.ring_bytes
     # A small ring has small segments: at least eight, so that one can be prepared in time.
     segment_bytes = config.segment_bytes
     while segment_bytes > 1 << 20 and ring_bytes < 8 * segment_bytes:
         segment_bytes //= 2
+    # But none too small for what clients are told that they may send.
+    segment_bytes = max(segment_bytes, min(2 * batch_bytes_max + 4095, ring_bytes // 3))
+    segment_bytes = min(segment_bytes, config.segment_bytes)
     segment_bytes -= segment_bytes % 4096
     return RingSettings(
         segment_bytes=segment_bytes,
@@ -119,10 +128,13 @@ class Change(NamedTuple):
 class Rings:
     """All open rings of one shard, and the threads that work for them."""
 
-    def __init__(self, journal: Journal, config: JournalSection, inbox: Inbox) -> None:
-        """journal: open, and closed by close()."""
+    def __init__(
+        self, journal: Journal, config: JournalSection, inbox: Inbox, batch_bytes_max: int
+    ) -> None:
+        """journal: open, and closed by close(). batch_bytes_max: of a batch that is published."""
         self._journal = journal
         self._config = config
+        self._batch_bytes_max = batch_bytes_max
         self._inbox = inbox
         self._rings = journal.rings
         self._removals: deque[Storage] = deque()
@@ -180,7 +192,7 @@ class Rings:
 
         held: see Ring.open.
         """
-        settings = ring_settings(self._config, asked)
+        settings = ring_settings(self._config, asked, self._batch_bytes_max)
         return self._journal.ring(name, settings, self._snapshot(name), held=held)
 
     def prepare(self, name: str) -> None:
@@ -215,7 +227,7 @@ class Rings:
             return
         elif settings.get("memory"):
             # At once: nothing touches a disk, and what is published to it may be unconfirmed.
-            wanted = ring_settings(self._config, settings)
+            wanted = ring_settings(self._config, settings, self._batch_bytes_max)
             self._journal.memory_ring(name, wanted)
         else:
             self._open(name, settings)
@@ -377,7 +389,7 @@ class Rings:
             return None  # the next start opens it
         try:
             if name not in self._rings:
-                wanted = ring_settings(self._config, settings)
+                wanted = ring_settings(self._config, settings, self._batch_bytes_max)
                 self._journal.ring(name, wanted, self._snapshot(name))
             while self._rings[name].prepare_step(_PREPARE_BYTES):
                 pass

@@ -244,7 +244,9 @@ class Server:
             self._inbox = Inbox()
             parts.callback(self._inbox.close)
             self._journal = self._open_journal()
-            self._rings = Rings(self._journal, config.journal, self._inbox)
+            self._rings = Rings(
+                self._journal, config.journal, self._inbox, config.limits.batch_bytes_max
+            )
             parts.callback(self._close_journal)
             facts = self._recover()
             queues = self._find_queues(facts)

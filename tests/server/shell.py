@@ -48,7 +48,7 @@ class Shell:
         self.config = CheckpointSection(**checkpoint)
         self.journal = Journal.open(directory)
         self.inbox = Inbox()
-        self.rings = Rings(self.journal, config, self.inbox)
+        self.rings = Rings(self.journal, config, self.inbox, 16 << 10)
         ring, recovery = self.rings.recover(MAIN, {"full": config.full}, held=True)
         self.ring = ring
         try:

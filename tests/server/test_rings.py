@@ -24,11 +24,11 @@ from malamute_py.broker.ready import (
     IndexQuery,
     ReadRange,
 )
-from malamute_py.config import JournalSection
+from malamute_py.config import JournalSection, from_table
 from malamute_py.journal import DiskFull, Ring
 from malamute_py.journal.directory import RINGS, Journal
 from malamute_py.server.keeper import Inbox, RingEvent
-from malamute_py.server.rings import Rings
+from malamute_py.server.rings import Rings, ring_settings
 from tests.server.storages import TroubledStorage, Troubles
 from tests.waiting import WAIT_S
 
@@ -44,7 +44,7 @@ class Bench:
         self.storage = TroubledStorage(directory, self.troubles)
         self.journal = Journal.open(self.storage)
         self.inbox = Inbox()
-        self.rings = Rings(self.journal, SMALL, self.inbox)
+        self.rings = Rings(self.journal, SMALL, self.inbox, 16 << 10)
         self.rings.recover(MAIN, {})
         self.rings.prepare(MAIN)
         self.rings.start()
@@ -271,3 +271,44 @@ def test_history_that_several_want_is_read_once_and_one_alone_lets_go_of_it(
     assert read == [0, 0]
     assert ask(alone=True) == ask(shared=True) == 4
     assert read == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("ring_bytes", "segment_bytes"),
+    [
+        (12 << 20, 4 << 20),
+        (13 << 20, 4 << 20),
+        (24 << 20, 4 << 20),
+        (64 << 20, 4 << 20),
+        (6 << 20, 2 << 20),
+        (1 << 20, 1 << 20),
+    ],
+)
+def test_a_small_ring_has_segments_for_the_largest_batch_or_of_a_third_of_it(
+    ring_bytes: int, segment_bytes: int
+) -> None:
+    config = JournalSection(segment_bytes=4 << 20, ring_bytes=64 << 20)
+    found = ring_settings(config, {"ring_bytes": ring_bytes}, 2 << 20)
+    assert found.segment_bytes == segment_bytes
+    assert found.ring_bytes >= 3 * segment_bytes
+    found.check()
+
+
+def test_a_ring_main_that_passes_the_check_takes_the_largest_batch(tmp_path: Path) -> None:
+    config = from_table(
+        {
+            "limits": {"batch_bytes_max": 2 << 20, "record_bytes_max": 2 << 20},
+            "links": {"window_bytes": 1 << 20},
+            "journal": {"segment_bytes": 4 << 20, "ring_bytes": 12 << 20},
+        }
+    )
+    journal = Journal.open(tmp_path)
+    batch_bytes_max = config.limits.batch_bytes_max
+    ring, _ = journal.ring("main", ring_settings(config.journal, {}, batch_bytes_max))
+    content = Content(encode([b"x" * ((2 << 20) - 1_000)], subject="s"))
+    for base in range(6):
+        ring.append(
+            [Append(9, base, 1, 0, content.buffer, content.head.content_crc, content.table)]
+        )
+    assert ring.next_offset(9) == 6
+    journal.close()
