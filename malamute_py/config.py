@@ -233,6 +233,7 @@ class CheckpointSection(Section, frozen=True):
     pressure_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 90
     retry_ms: Milliseconds = 1_000
     retry_max_ms: Milliseconds = 30_000
+    stall_ms: MaybeMilliseconds = 30_000
     stop_ms: MaybeMilliseconds = 10_000
     lost_changes: Literal["refuse", "accept"] = "refuse"
 

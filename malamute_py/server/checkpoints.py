@@ -3,8 +3,9 @@
 Owns the parts of ring main that the tables do not have yet, the hold on the ring, the water
 marks, and the process that writes (store/follow.py). The rules: nothing here waits: a thread
 that sleeps speaks to the process; the tables are sent only where the ring is synced; the ring is
-held from the first part that they lack; a process that dies is started again, later each time;
-an orderly stop lets the tables catch up, within a bound. Source: DESIGN.md, section 9.
+held from the first part that they lack; a process that dies is started again, later each time,
+and one that has something to do and does nothing (it was stopped, or waits for what never comes)
+is killed, and dies so; an orderly stop lets the tables catch up, within a bound.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ _PARTS_MAX: Final = 1_000
 _RELIEF_PERCENT: Final = 5
 """How far the use has to fall below a mark before it counts as left."""
 _SLOW_MS: Final = 30_000
-"""A step that takes longer is said, as nothing else tells of a process that hangs. It is not
-killed: a step that is merely long would begin anew, and never end."""
+"""A step that takes longer is said. It is not killed for that: a step that is merely long would
+begin anew, and never end."""
+_LOOKS: Final = 8
+"""So many looks in a row, spread over stall_ms, have to find that the process did nothing: a
+broker that slept itself, with the whole machine, has looked once when it wakes."""
 _SAID_BYTES: Final = 2_000
 
 Report = Callable[[str, str, dict[str, Any]], None]
@@ -167,6 +171,11 @@ class Checkpoints:
         self._asked = False
         self._asked_ms = 0
         self._slow = False
+        self._progress: tuple[int, ...] | None = None
+        """What the process had done when it was looked at last."""
+        self._look_ms = 0
+        self._idle_looks = 0
+        self.hangs = 0
         self._clock_ms: int | None = None
         self._now_ms = 0
         self._since_ms: int | None = None
@@ -204,6 +213,8 @@ class Checkpoints:
                     "checkpoint_slow", "warning",
                     {"pid": self.pid, "since_ms": _SLOW_MS, "lag_bytes": parts.bytes},
                 )  # fmt: skip
+            if self._config.stall_ms and now_ms >= self._look_ms:
+                self._watch(now_ms)
             return
         if now_ms < self._not_before_ms:
             return
@@ -228,6 +239,24 @@ class Checkpoints:
             )  # fmt: skip
         self._forced = forced
         self._ask(ranges)
+
+    def _watch(self, now_ms: int) -> None:
+        """Kill the process when it has done nothing for stall_ms although a step is under way."""
+        stall_ms = self._config.stall_ms
+        self._look_ms = now_ms + max(stall_ms // _LOOKS, 1)
+        progress = self._keeper.progress()
+        if progress is None or progress != self._progress:
+            self._progress, self._idle_looks = progress, 0
+            return
+        self._idle_looks += 1
+        if self._idle_looks >= _LOOKS:
+            self._idle_looks = 0
+            self.hangs += 1
+            self._report(
+                "checkpoint_process_hung", "error",
+                {"pid": self.pid, "stall_ms": stall_ms, "lag_bytes": self.parts.bytes},
+            )  # fmt: skip
+            self._keeper.kill()
 
     def _advance(self, clock_ms: int) -> int:
         """Time that never goes back, whatever the clock does."""
@@ -272,6 +301,7 @@ class Checkpoints:
 
     def _ask(self, ranges: list[tuple[int, int]]) -> None:
         self._asked, self._asked_ms, self._slow = True, self._now_ms, False
+        self._progress, self._idle_looks, self._look_ms = None, 0, self._now_ms
         self._keeper.ask(Follow(self._visible, ranges))
 
     def take(self, answer: Checkpointed | CheckpointFailed, now_ms: int) -> None:
@@ -344,6 +374,7 @@ class Checkpoints:
             "step_seconds": (self._now_ms - self._asked_ms) / 1000 if self._asked else 0.0,
             "failures_total": self.failures,
             "restarts_total": self.restarts,
+            "hangs_total": self.hangs,
             "ring_use": round(self._use(), 4),
             "pressed": self.pressed,
         }
@@ -413,6 +444,29 @@ class _Keeper:
     def pid(self) -> int:
         process = self._process
         return 0 if process is None else process.pid
+
+    def progress(self) -> tuple[int, ...] | None:
+        """What the process has done so far, to be compared; from the loop.
+
+        None: there is none, or it waits for the disk, which no other process would do sooner.
+        """
+        pid = self.pid
+        if not pid:
+            return None
+        try:
+            # The name, in parentheses, may have spaces. Source: proc_pid_stat(5), proc_pid_io(5).
+            state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            io = Path(f"/proc/{pid}/io").read_text().split()
+        except OSError:
+            return None
+        user, system = fields[10:12]
+        return None if state == "D" else (pid, int(user), int(system), *map(int, io[1::2]))
+
+    def kill(self) -> None:
+        """End the process; the thread that waits for its answer finds it dead. From the loop."""
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def ask(self, job: Follow) -> None:
         """Have a step done; from the loop."""

@@ -278,6 +278,53 @@ def test_a_step_that_takes_long_is_said_once_and_left_alone(start: Callable[...,
     assert shell.checkpoints.facts()["step_seconds"] == 0
 
 
+def test_a_process_that_does_nothing_is_killed_and_another_goes_on(
+    start: Callable[..., Shell],
+) -> None:
+    shell = start(stall_ms=8_000)
+    shell.log(put())
+    shell.checkpoint()
+    pid = shell.checkpoints.pid
+    os.kill(pid, signal.SIGSTOP)
+    shell.log(put())
+    shell.tick()
+    shell.tick(shell.config.interval_ms)
+    shell.tick(3_600_000)
+    assert "checkpoint_process_hung" not in shell.names(), "one look says nothing"
+    for _ in range(9):
+        shell.tick(1_000)
+    assert shell.names()[-1] == "checkpoint_process_hung"
+    answer = shell.answer()
+    assert isinstance(answer, CheckpointFailed)
+    assert answer.code == "died"
+    shell.tick(shell.config.retry_ms)
+    assert isinstance(shell.answer(), Checkpointed)
+    assert shell.checkpoints.pid not in (0, pid)
+    facts = shell.checkpoints.facts()
+    assert (facts["hangs_total"], facts["lag_bytes"]) == (1, 0)
+    assert stored(shell) == shell.queues
+
+
+def test_a_process_that_works_is_left_alone(start: Callable[..., Shell]) -> None:
+    shell = start(stall_ms=8)
+    shell.log(put())
+    shell.checkpoint()
+    keeper = shell.checkpoints._keeper
+    done = iter(range(1_000))
+    keeper.progress = lambda: (next(done),)  # type: ignore[method-assign]
+    os.kill(shell.checkpoints.pid, signal.SIGSTOP)
+    shell.log(put())
+    shell.tick()
+    shell.tick(shell.config.interval_ms)
+    for _ in range(100):
+        shell.tick(1)
+    assert shell.checkpoints.hangs == 0
+    keeper.progress = lambda: (-1,)  # type: ignore[method-assign]
+    for _ in range(10):
+        shell.tick(1)
+    assert shell.checkpoints.hangs == 1
+
+
 def test_pressure_ends_however_low_its_mark(start: Callable[..., Shell]) -> None:
     shell = start(force_percent=1, pressure_percent=3, interval_ms=1_000_000)
     shell.log(put())
