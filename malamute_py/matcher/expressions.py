@@ -9,15 +9,19 @@ witness, and where that is missing its members are tried one by one. New express
 in a small overlay and move to ever larger sets, as one large set would have to be rebuilt,
 in one stall, for each of them.
 
-The bound is for the worst: expressions with `.*` and counted repetitions took 2.2 ns a byte
-of the key and instruction of all programs (google-re2 1.1), 155 to 210 ms for one new key of
-255 bytes at 400,000 instructions, 15 to 30 at the 30,000 that are allowed. Usual ones
-(anchored, 16 instructions) took 30 us for as many.
-Source: DESIGN.md, section 10.
+The bound is for the worst. An automaton that meets ever new states costs up to 17 ns a byte
+of the key and instruction of all programs (google-re2 1.1, measured with keys and expressions
+made for it): 17 expressions like `([ab]{0,30}a){0,30}c` took 100 ms for one new key of 255
+bytes. What makes so many states is repetition, counted or written out, and so an expression
+full of it is counted REPEATED_WEIGHT times as large as it is: all such of one index together
+take 10 to 16 ms at worst for such a key, and one alone takes 1. Usual ones (anchored, 16
+instructions) took 30 us for 30,000 instructions together.
+Source: RE2's set.cc and dfa.cc.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -27,13 +31,18 @@ from malamute_protocol.pattern import PatternError, check_regex
 from malamute_py.matcher.kinds import Canonical, Fields, Keys, PatternKind, Predicate, Table
 
 PROGRAM_MAX: Final = 2_000
-"""Instructions of one compiled expression; `a{1000}` has about 1,000."""
+"""Instructions of one compiled expression, weighted: `[a-z]+(eur|usd)` has about 20."""
 PROGRAMS_MAX: Final = 30_000
-"""Instructions of all expressions in one index: about 1,900 usual ones. SPEC.md, section 7."""
+"""The same of all expressions in one index: about 1,900 usual ones. SPEC.md, section 7."""
+REPEATED_WEIGHT: Final = 8
+"""What an instruction of an expression counts that repeats a lot."""
+QUANTIFIERS_MAX: Final = 32
+"""An expression with more of `?`, `*`, `+` and empty alternatives repeats a lot."""
 SET_COUNT_MAX: Final = 512
-SET_PROGRAM_MAX: Final = 8_000
-"""Bounds of one set, so that an add, which may build one, stalls the loop for about 5 ms
-(11 with sets of 1,024 and 50,000)."""
+SET_PROGRAM_MAX: Final = 2_000
+"""Bounds of one set, so that an add, which may build one, stalls the loop for a few ms (11 with
+sets of 1,024 and 50,000), and so that one look for one key of 255 bytes takes 6 ms at worst:
+between two sets the broker's loop may turn to others."""
 SET_MEMORY_BYTES: Final = 8 << 20
 """What the automaton of one set may take; it starts small and grows as keys need it."""
 EXPRESSION_MEMORY_BYTES: Final = 1 << 20
@@ -59,13 +68,45 @@ def _compile(expression: str) -> Any:
             f"regular expression {expression[:80]!r}: {reason} (RE2 syntax: no look-around, "
             "no back-references)",
         ) from None
-    if compiled.programsize > PROGRAM_MAX:
+    weight = _weight(expression, compiled)
+    if weight > PROGRAM_MAX:
+        times = weight // compiled.programsize
+        counted = f", counted {times} times since it repeats so much" if times > 1 else ""
         raise PatternError(
             "bad_pattern",
             f"regular expression {expression[:80]!r} compiles to {compiled.programsize} "
-            f"instructions, at most {PROGRAM_MAX}: use smaller repetition counts",
+            f"instructions{counted}, at most {PROGRAM_MAX}: use smaller repetition counts",
         )
     return compiled
+
+
+_TOKENS: Final = re.compile(
+    r"""
+    \\Q.*?(?:\\E|$) | \\. | \[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]])*\]  # no quantifier is in these
+    | \{(?P<low>\d+)(?P<rest>,\d*)?\}
+    | (?P<quantifier>\(\?(?P<flags>[\w:<-])? | [?*+] | \|(?=[|)]|$) | \((?=\|))
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _repeats(expression: str) -> bool:
+    """Whether an expression repeats so much that keys may lead it to ever new states."""
+    quantifiers = 0
+    for token in _TOKENS.finditer(expression):
+        if token["low"] is not None:
+            most = token["rest"].lstrip(",") if token["rest"] else ""
+            if int(most or token["low"]) > 1:
+                return True
+        elif token["quantifier"] is not None and token["flags"] is None:
+            quantifiers += 1
+    return quantifiers > QUANTIFIERS_MAX
+
+
+def _weight(expression: str, compiled: Any) -> int:
+    """What an expression counts of the bounds."""
+    size: int = compiled.programsize
+    return size * REPEATED_WEIGHT if _repeats(expression) else size
 
 
 class _Set:
@@ -75,7 +116,7 @@ class _Set:
 
     def __init__(self, members: list[tuple[int, str, int]]) -> None:
         self.members: list[tuple[int, str, int] | None] = list(members)
-        """(number, expression, program size), None where discarded."""
+        """(number, expression, weight), None where discarded."""
         self.alive = len(members)
         self.program = sum(member[2] for member in members)
         self.singly: list[Any] | None = None
@@ -110,7 +151,8 @@ class RegexTable:
     """The overlay of new expressions, and sets of growing size."""
 
     def __init__(self) -> None:
-        self._overlay: dict[int, tuple[Any, str]] = {}
+        self._overlay: dict[int, tuple[Any, str, int]] = {}
+        """Number -> (compiled, expression, weight)."""
         self._sets: list[_Set] = []
         """The largest first."""
         self._where: dict[int, tuple[_Set, int]] = {}
@@ -123,15 +165,16 @@ class RegexTable:
         """Take it up, or raise PatternError when all together would be too large."""
         expression: str = canonical[1]
         compiled = _compile(expression)
-        if self._program + compiled.programsize > PROGRAMS_MAX:
+        weight = _weight(expression, compiled)
+        if self._program + weight > PROGRAMS_MAX:
             raise PatternError(
                 "limit",
                 f"the stream has {len(self)} regular expressions of {self._program} instructions "
-                f"in all and this one has {compiled.programsize}; the limit is {PROGRAMS_MAX}: "
+                f"in all and this one counts {weight}; the limit is {PROGRAMS_MAX}: "
                 "use topic or prefix patterns, or several streams",
             )
-        self._program += compiled.programsize
-        self._overlay[number] = (compiled, expression)
+        self._program += weight
+        self._overlay[number] = (compiled, expression, weight)
         if len(self._overlay) > OVERLAY_MAX:
             self._settle()
 
@@ -139,7 +182,7 @@ class RegexTable:
         """Forget it; a set is rebuilt when half of it is gone."""
         overlaid = self._overlay.pop(number, None)
         if overlaid is not None:
-            self._program -= overlaid[0].programsize
+            self._program -= overlaid[2]
             return
         group, at = self._where.pop(number)
         member = group.members[at]
@@ -160,13 +203,13 @@ class RegexTable:
             encoded = key.encode()
             for group in self._sets:
                 group.lookup(encoded, found)
-            for number, (compiled, _) in self._overlay.items():
+            for number, (compiled, _, _) in self._overlay.items():
                 if compiled.search(encoded):
                     found.append(number)
 
     def _settle(self) -> None:
         """Move the overlay into a set, with every smaller set that still fits."""
-        members = [(n, text, compiled.programsize) for n, (compiled, text) in self._overlay.items()]
+        members = [(n, text, weight) for n, (_, text, weight) in self._overlay.items()]
         self._overlay.clear()
         self._place(members)
 

@@ -25,6 +25,45 @@ def test_an_expression_with_a_huge_program_is_refused() -> None:
         Index().add(["regex", "(a{1,100}){10}b"])
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "([ab]{0,30}a){0,30}c", "(a|b)*a(a|b){100}", "((a*b*){10}){30}c", "(a|b|){400}c",
+        "a?b?" * 100, "(a|)" * 100, "(?i)" + "[ab]?" * 200,
+    ],
+)  # fmt: skip
+def test_an_expression_that_keys_can_lead_to_ever_new_states_is_refused_unless_it_is_small(
+    expression: str,
+) -> None:
+    with pytest.raises(PatternError, match="counted 8 times") as refused:
+        Index().add(regex(expression))
+    assert refused.value.code == "bad_pattern"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", r"\d{4}-\d{2}-\d{2}", "a{1}" * 100,
+        "x" * 1_000,
+        r"\?" * 100, "[?*+]" * 100, r"\Q" + "?" * 100, "(?:a)(?P<n>b)" * 40, "(eur|usd|gbp)" * 20,
+        r"[\]?]" * 100, "[]?]" * 100, "[[:alpha:]?]" * 40,
+    ],
+)  # fmt: skip
+def test_usual_expressions_are_taken(expression: str) -> None:
+    Index().add(regex(expression))
+
+
+def test_all_that_repeat_a_lot_are_few() -> None:
+    index = Index()
+    wires = [regex(f"([ab]{{0,12}}a){{0,5}}c{at}") for at in range(40)]
+    for wire in wires[:10]:
+        index.add(wire)
+    with pytest.raises(PatternError) as refused:
+        list(map(index.add, wires))
+    assert refused.value.code == "limit"
+    assert len(index) < 40
+
+
 @pytest.mark.parametrize("expression", ["^(a+)+$", "(a|aa)+$", "(.*)*x", "^(([a-z])+.)+[A-Z]$"])
 def test_expressions_that_stall_backtracking_engines_are_answered(expression: str) -> None:
     index = Index()
@@ -62,7 +101,7 @@ def test_expressions_that_are_too_large_to_compile_together_are_all_found(
     # Enough for one, far too little for all together.
     monkeypatch.setattr(expressions, "SET_MEMORY_BYTES", 40_000)
     index = Index()
-    wires = [regex(f"a.*b.{{{at}}}c|[a-m]{{{at}}}z") for at in range(1, 40)]
+    wires = [regex(f"a.*b.{{{at}}}c|[a-m]{{{at}}}z") for at in range(1, 26)]
     numbers = [index.add(wire) for wire in wires]
     for key in ("abxxxxc", "a" * 30 + "z", "abcabcabcabcabcabc", "q"):
         expected = {n for n, w in zip(numbers, wires, strict=True) if matches(w, (key,), ())}
@@ -89,7 +128,7 @@ def test_an_automaton_that_runs_out_of_memory_does_not_hide_matches() -> None:
 def test_the_size_of_all_expressions_together_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(expressions, "PROGRAMS_MAX", 500)
+    monkeypatch.setattr(expressions, "PROGRAMS_MAX", 500 * expressions.REPEATED_WEIGHT)
     # Settle at once, so that sets give back what their members took.
     monkeypatch.setattr(expressions, "OVERLAY_MAX", 0)
     index = Index()
