@@ -7,6 +7,7 @@ broker is back, and says both on standard error.
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Iterator
@@ -88,6 +89,8 @@ def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
     context = chosen(options(ctx))
     timeout_ms = duration_ms(options(ctx).get("connect_timeout", CONNECT_TIMEOUT))
     watch = _Watch(stays)
+    # The watch says so itself.
+    logging.getLogger("malamute.client.link").setLevel(logging.ERROR)
     try:
         client = connect_sync(
             context.endpoints,

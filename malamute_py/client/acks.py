@@ -97,6 +97,11 @@ class Acks:
         return not self._gathered and not self._sent and not self._put_off
 
     @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+        return len(self._gathered) + len(self._sent) + len(self._put_off)
+
+    @property
     def waits(self) -> bool:
         """Something may be said with the next take()."""
         return bool(self._gathered)

@@ -33,6 +33,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_py.client.aio_mail import MailVerbs
 from malamute_py.client.aio_queues import QueueVerbs
 from malamute_py.client.aio_work import Served, WorkVerbs
+from malamute_py.client.arguments import settings_of
 from malamute_py.client.calls import (
     Body,
     Bulk,
@@ -407,7 +408,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
 
         Raises RequestRejected: `stream_exists` with other settings, `bad_setting`, ...
         """
-        named = {**(settings or {}), **more}
+        named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.CreateStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})
 
@@ -415,7 +416,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> StreamFacts:
         """Change settings of a stream; those not named stay. Raises RequestRejected."""
-        named = {**(settings or {}), **more}
+        named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.EditStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_py.client.arguments import duration, key_of, time_of
 from malamute_py.client.asking import Replies
 from malamute_py.client.calls import (
     Body,
@@ -29,7 +30,7 @@ from malamute_py.client.loop import LoopLink
 from malamute_py.client.mail_reader import MailBatchOf, MailReader, make_asked
 from malamute_py.client.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
 from malamute_py.client.outbox import Tally
-from malamute_py.client.position import Confirmation, milliseconds
+from malamute_py.client.position import Confirmation
 from malamute_py.client.publishing import level_number
 from malamute_py.client.verbs import AsyncVerbs
 
@@ -115,8 +116,8 @@ class MailVerbs(AsyncVerbs):
             make_row(body, subject, fields, None, expires_ms, properties, future),
             level_number(confirm),
             priority=priority,
-            deliver_at_ms=0 if deliver_at_ms is None else milliseconds(deliver_at_ms),
-            key=key or b"",
+            deliver_at_ms=0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms),
+            key=b"" if key is None else key_of(key),
             until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
         )
         link.wake_up()
@@ -164,7 +165,7 @@ class MailVerbs(AsyncVerbs):
         if not tally.left:
             return []
         until_ms = 0 if timeout_ms is None else clock_ms() + timeout_ms
-        at_ms = 0 if deliver_at_ms is None else milliseconds(deliver_at_ms)
+        at_ms = 0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms)
         for first, end in bulk.cuts():
             if not link.has_room:
                 await _room(link, session.batch_bytes, timeout_ms)
@@ -245,7 +246,7 @@ class MailVerbs(AsyncVerbs):
             level_number(confirm),
             reply_to=reply_to,
             timeout_ms=timeout_ms or 0,
-            key=key or b"",
+            key=b"" if key is None else key_of(key),
             until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
         )
         link.asked()
@@ -288,7 +289,7 @@ class MailVerbs(AsyncVerbs):
                 level_number(confirm),
                 reply_to=reply_to,
                 timeout_ms=timeout_ms or 0,
-                key=key or b"",
+                key=b"" if key is None else key_of(key),
                 until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
             )
             link.wake_up()
@@ -336,8 +337,10 @@ class MailVerbs(AsyncVerbs):
             make_row(body, subject, fields, None, None, properties, future),
             level_number(confirm),
             reply_to=reply_to,
-            timeout_ms=request_timeout_ms or 0,
-            key=key or b"",
+            timeout_ms=0
+            if request_timeout_ms is None
+            else duration("request_timeout_ms", request_timeout_ms),
+            key=b"" if key is None else key_of(key),
             until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
             waits=False,
         )
@@ -382,7 +385,7 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
     async def again(self, delay_ms: int = 0) -> bool:
         """Have it delivered again, to any reader, after so many milliseconds."""
         number = self.number
-        return await self._inbox.acknowledge([(number, number + 1)], delay_ms)
+        return await self._inbox.acknowledge([(number, number + 1)], duration("delay_ms", delay_ms))
 
 
 class MailBatch(MailBatchOf[Mail]):
@@ -395,7 +398,9 @@ class MailBatch(MailBatchOf[Mail]):
 
     async def again(self, delay_ms: int = 0) -> bool:
         """Have all of them delivered again after so many milliseconds."""
-        acked: bool = await self._reader.acknowledge(ranges_of(self.batch), delay_ms)
+        acked: bool = await self._reader.acknowledge(
+            ranges_of(self.batch), duration("delay_ms", delay_ms)
+        )
         return acked
 
 

@@ -17,6 +17,12 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import RequestRejected, Timeout
 from malamute_protocol.pattern import Pattern
+from malamute_py.client.arguments import (
+    beginning,
+    duration,
+    numbers_of_requests,
+    settings_of,
+)
 from malamute_py.client.atomic import Step
 from malamute_py.client.calls import make_pattern
 from malamute_py.client.cursors import CursorName
@@ -141,7 +147,7 @@ class StreamCursor(CursorName):
         **more: Any,
     ) -> CursorFacts:
         """Change its settings, or create it where `start` says. Raises RequestRejected."""
-        named, wire = {**(settings or {}), **more}, start_on_wire(start)
+        named, wire = settings_of(settings, more), start_on_wire(start)
         value = await self._link.ask(
             lambda number: c.EditCursor(number, self.stream, self.name, named, wire)
         )
@@ -280,7 +286,7 @@ class Member(Handed):
 
     async def again(self, held: Any, delay_ms: int = 0) -> bool:
         """A record or batch is wanted again, by any member, after a time. As ack()."""
-        return await self._ack(held, max(0, delay_ms))
+        return await self._ack(held, duration("delay_ms", delay_ms))
 
     def _ack(self, held: Any, again_ms: int) -> asyncio.Future[bool]:
         offsets = numbers_of(held, self._membership)
@@ -352,7 +358,7 @@ class QueueVerbs(AsyncVerbs):
         """Facts about the cursors of a stream (empty: of all), those that begin so."""
         return await self._pages(
             CursorFacts,
-            lambda number, after: c.CursorInfo(number, stream, f"{prefix}*", after),
+            lambda number, after: c.CursorInfo(number, stream, beginning(prefix), after),
         )
 
     # --- groups ------------------------------------------------------------------------------
@@ -395,7 +401,7 @@ class QueueVerbs(AsyncVerbs):
         """Facts about the groups of a stream (empty: of all), those that begin so."""
         return await self._pages(
             GroupFacts,
-            lambda number, after: c.GroupInfo(number, stream, f"{prefix}*", after),
+            lambda number, after: c.GroupInfo(number, stream, beginning(prefix), after),
         )
 
     async def remove_group(self, stream: str, group: str) -> None:
@@ -407,7 +413,7 @@ class QueueVerbs(AsyncVerbs):
     async def mailboxes(self, prefix: str = "") -> list[MailboxFacts]:
         """Facts about all mailboxes whose name begins so, in name order."""
         return await self._pages(
-            MailboxFacts, lambda number, after: c.MailboxInfo(number, f"{prefix}*", after)
+            MailboxFacts, lambda number, after: c.MailboxInfo(number, beginning(prefix), after)
         )
 
     async def mailbox_info(self, mailbox: str) -> MailboxFacts:
@@ -436,7 +442,7 @@ class QueueVerbs(AsyncVerbs):
         self, mailbox: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> MailboxFacts:
         """Create a mailbox or change its settings. Raises RequestRejected `bad_setting`."""
-        named = {**(settings or {}), **more}
+        named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.EditMailbox(number, mailbox, named))
         return facts(MailboxFacts, {"name": mailbox, **value})
 
@@ -450,7 +456,7 @@ class QueueVerbs(AsyncVerbs):
     async def services(self, prefix: str = "") -> list[ServiceFacts]:
         """Facts about all service queues whose name begins so, in name order."""
         return await self._pages(
-            ServiceFacts, lambda number, after: c.ServiceInfo(number, f"{prefix}*", after)
+            ServiceFacts, lambda number, after: c.ServiceInfo(number, beginning(prefix), after)
         )
 
     async def service_info(self, service: str) -> ServiceFacts:
@@ -462,7 +468,7 @@ class QueueVerbs(AsyncVerbs):
         self, service: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> ServiceFacts:
         """Create a service queue or change its settings. Raises RequestRejected."""
-        named = {**(settings or {}), **more}
+        named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.EditService(number, service, named))
         return facts(ServiceFacts, {"name": service, **value})
 
@@ -471,7 +477,7 @@ class QueueVerbs(AsyncVerbs):
 
         numbers: which; none: all dead letters. Returns how many. Raises RequestRejected.
         """
-        listed = list(numbers)
+        listed = numbers_of_requests(numbers)
         value = await self._link.ask(lambda number: c.Requeue(number, service, listed))
         return int(value.get("count", 0))
 

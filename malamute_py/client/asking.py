@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import CancelRequest, Confirm, Request
 from malamute_protocol.errors import LocalProtocolError, MalamuteError, RequestRejected, Timeout
+from malamute_py.client.arguments import text
 from malamute_py.client.events import Confirmed, Event, Inner, Settled
 from malamute_py.client.letters import (
     COMPLETED,
@@ -204,7 +206,9 @@ class Asking:
         the session.
         """
         outbox = self._outbox
-        lane = outbox.lane(self.services, service)
+        if type(reply_to) is not str or len(reply_to) > NAME_BYTES_MAX or not reply_to.isascii():
+            text("reply_to", reply_to, NAME_BYTES_MAX)
+        lane = outbox.lane(self.services, service, "service")
         inbox: Mailbox | None = None
         if waits:
             if key and key in self.asked:

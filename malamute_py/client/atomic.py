@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.commands import (
     Atomic,
     Command,
@@ -31,18 +32,25 @@ from malamute_protocol.commands import (
     WorkState,
 )
 from malamute_protocol.errors import LocalProtocolError, MalamuteError, RequestRejected
-from malamute_protocol.limits import (
-    DEFAULT_LIMITS,
-    KEY_BYTES_MAX,
-    REASON_BYTES_MAX,
-    Limits,
-)
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.acks import Form, merged
+from malamute_py.client.arguments import (
+    duration,
+    integer,
+    key_of,
+    name_of,
+    priority_of,
+    reason_of,
+    several,
+    text,
+    time_of,
+    wrong,
+)
 from malamute_py.client.calls import Body, Fields, Properties, Time, make_row
 from malamute_py.client.events import Event, Settled
 from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
-from malamute_py.client.position import Confirmation, Position, milliseconds
+from malamute_py.client.position import Confirmation, Position, start_on_wire
 from malamute_py.client.publishing import Row, confirmation, content_of, level_number
 from malamute_py.client.settings import ClientSettings
 
@@ -132,9 +140,7 @@ class Step:
         self.level = level_number(confirm)
         if self.level == Level.NONE:
             raise LocalProtocolError("bad_setting", "a step is confirmed: 'synced' or 'stored'")
-        if len(key) > KEY_BYTES_MAX:
-            raise LocalProtocolError("too_large", f"a key has at most {KEY_BYTES_MAX} bytes")
-        self.key = key
+        self.key = key_of(key)
         self.parts: dict[Place, list[Any]] = {}
         self.size = 0
         self.count = 0
@@ -161,7 +167,8 @@ class Step:
         expires_ms: Time | None = None,
         properties: Properties | None = None,
     ) -> None:
-        """A record for a stream. Raises LocalProtocolError: a body that is none."""
+        """A record for a stream. Raises LocalProtocolError: an argument is wrong."""
+        name_of("stream", stream)
         row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, None)
         self._add((_PUBLISH, stream), row)
 
@@ -180,6 +187,8 @@ class Step:
 
         Raises LocalProtocolError: the columns differ in length, or a body is none.
         """
+        name_of("stream", stream)
+        several("bodies", bodies)
         count = len(bodies)
         rows = [
             make_row(body, keys, named, time_ms, expiry_ms, kept, None)
@@ -211,9 +220,11 @@ class Step:
         deliver_at_ms: Time = 0,
         priority: int = 0,
     ) -> None:
-        """A message for a mailbox. Raises LocalProtocolError: a body that is none."""
+        """A message for a mailbox. Raises LocalProtocolError: an argument is wrong."""
+        name_of("mailbox", mailbox)
         row = make_row(body, subject, fields, None, expires_ms, properties, None)
-        self._add((_SEND, mailbox, milliseconds(deliver_at_ms), priority), row)
+        at_ms, urgency = time_of("deliver_at_ms", deliver_at_ms), priority_of(priority)
+        self._add((_SEND, mailbox, at_ms, urgency), row)
 
     def request(
         self,
@@ -233,6 +244,9 @@ class Step:
         reply_to: empty: the own mailbox. key: the caller's own name for it; else one is drawn.
         Returns what names it in its replies. Raises LocalProtocolError as send().
         """
+        name_of("service", service)
+        text("reply_to", reply_to, NAME_BYTES_MAX)
+        timeout_ms, key = duration("timeout_ms", timeout_ms), key_of(key)
         asked = Asked(key)
         row = make_row(body, subject, fields, None, expires_ms, properties, asked)
         self._add((_REQUEST, service, reply_to, timeout_ms, key), row)
@@ -253,6 +267,8 @@ class Step:
 
         Raises RequestRejected `not_held`, or LocalProtocolError as send().
         """
+        last = bool(last)
+        _of_a_worker(request)
         row = make_row(body, subject, fields, None, expires_ms, properties, request.number)
         if last:
             self._lend(request.opened, [request.number])
@@ -262,15 +278,18 @@ class Step:
 
     def complete(self, request: Held) -> None:
         """A request in hand is done, without a (further) reply. Raises RequestRejected."""
+        _of_a_worker(request)
         self._acknowledge(request, Form(WorkState.COMPLETED, 0))
 
     def fail(self, request: Held, reason: str = "") -> None:
         """A request in hand becomes a dead letter. Raises RequestRejected `not_held`."""
-        self._acknowledge(request, Form(WorkState.FAILED, 0, reason[:REASON_BYTES_MAX]))
+        _of_a_worker(request)
+        self._acknowledge(request, Form(WorkState.FAILED, 0, reason_of(reason)))
 
     def give_back(self, request: Held, delay_ms: int = 0) -> None:
         """A request in hand waits again. Raises RequestRejected `not_held`."""
-        self._acknowledge(request, Form(WorkState.RETURNED, delay_ms))
+        _of_a_worker(request)
+        self._acknowledge(request, Form(WorkState.RETURNED, duration("delay_ms", delay_ms)))
 
     def ack(self, held: Any) -> None:
         """Mail, a record of a group, or a batch of these is done.
@@ -281,7 +300,7 @@ class Step:
 
     def again(self, held: Any, delay_ms: int = 0) -> None:
         """Mail, a record of a group, or a batch of these is wanted again. Raises as ack()."""
-        self._acknowledge(held, Form(0, max(0, delay_ms)))
+        self._acknowledge(held, Form(0, duration("delay_ms", delay_ms)))
 
     def _acknowledge(self, held: Any, form: Form) -> None:
         batch = getattr(held, "batch", held)
@@ -321,17 +340,19 @@ class Step:
         Raises LocalProtocolError: the step moves this cursor already.
         """
         self._check_open()
-        place = (_MOVE, stream, cursor)
-        if place in self.parts:
+        name_of("stream", stream)
+        name_of("cursor", cursor)
+        moved = (_MOVE, stream, cursor)
+        if moved in self.parts:
             raise LocalProtocolError("conflict", f"the step moves cursor {cursor!r} already")
-        before = -1 if since is None else since
+        before = -1 if since is None else integer("since", since, -1, code="bad_start")
+        force = bool(force)
         if isinstance(next, Position):
-            move = Move(next.next, before, next.stream, next.epoch, force)
+            _, following, epoch, uuid = start_on_wire(next)
+            move = Move(following, before, uuid, epoch, force)
         else:
-            move = Move(next, before, force=force)
-        if move.next < 0 or before < -1:
-            raise LocalProtocolError("bad_start", "a cursor stands at an offset of at least 0")
-        self.parts[place] = [move]
+            move = Move(integer("next", next, 0, code="bad_start"), before, force=force)
+        self.parts[moved] = [move]
 
     def _add(self, place: Place, row: Row) -> None:
         self._check_open()
@@ -364,6 +385,12 @@ class Step:
         for holder, numbers in self.lent:
             holder.settled(numbers)
         self.lent = []
+
+
+def _of_a_worker(request: Any) -> None:
+    """Raises LocalProtocolError: it is no request in hand."""
+    if not hasattr(request, "reply_to"):
+        raise wrong("request", request, "a request that a worker of this client was given")
 
 
 OPEN, QUEUED, SENT, OVER = range(4)
@@ -573,6 +600,11 @@ class Steps:
         return not self._queue and not self._sent and not self._put_off
 
     @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+        return len(self._queue) + len(self._sent) + len(self._put_off)
+
+    @property
     def waits(self) -> bool:
         """Something may leave with the next take()."""
         return bool(self._queue)
@@ -713,7 +745,7 @@ class Steps:
         """Make the parts; when one cannot be made, its step fails and the others go on."""
         try:
             bundle.encode(self._random, self._limits)
-        except (MalamuteError, TypeError, ValueError, OverflowError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it fails these steps only
             if len(bundle.steps) > 1:
                 self._halve(bundle, -1)
                 return False

@@ -16,13 +16,21 @@ import numpy as np
 from malamute_protocol.batch import encode_bulk, encode_columns
 from malamute_protocol.commands import ListStreams, PlanRead
 from malamute_protocol.content import HEAD
-from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.errors import LocalProtocolError, MalamuteError
+from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.pattern import Pattern, from_text, validate
-from malamute_py.client.position import (
-    StartPoint,
-    milliseconds,
-    start_on_wire,
+from malamute_py.client.arguments import (
+    column_time,
+    fields_of,
+    integer,
+    one_of,
+    pattern_of,
+    properties_of,
+    several,
+    subject_of,
+    wrong,
 )
+from malamute_py.client.position import StartPoint, start_on_wire
 from malamute_py.client.publishing import Row
 from malamute_py.client.reading import VISIBILITIES, Request
 
@@ -34,6 +42,9 @@ Time: TypeAlias = int | datetime
 """Milliseconds since 1970, or a datetime."""
 
 _ROWS_MAX: Final = 65_536
+_SUBJECT_MAX: Final = DEFAULT_LIMITS.subject_bytes_max
+_VISIBILITIES: Final = ("live", "durable")
+"""What a reader may ask for; `committed` is reserved."""
 
 
 def make_row(
@@ -45,24 +56,37 @@ def make_row(
     properties: Properties | None,
     token: Any,
 ) -> Row:
-    """One record as the publisher gathers it. Raises LocalProtocolError for a wrong body."""
+    """One record as the publisher gathers it. Raises LocalProtocolError: an argument is wrong."""
     if type(body) is not bytes:
         body = _body_bytes(body)
-    if client_time_ms is not None and type(client_time_ms) is not int:
-        client_time_ms = milliseconds(client_time_ms)
-    if expires_ms is not None and type(expires_ms) is not int:
-        expires_ms = milliseconds(expires_ms)
+    # Almost all subjects are short ASCII strings: those need no look at their bytes.
+    if type(subject) is not str or len(subject) > _SUBJECT_MAX or not subject.isascii():
+        subject = subject_of(subject)
+    if fields is not None:
+        fields = fields_of(fields)
+    if client_time_ms is not None:
+        client_time_ms = column_time("client_time_ms", client_time_ms)
+    if expires_ms is not None:
+        expires_ms = column_time("expires_ms", expires_ms)
+    if properties is not None:
+        properties = properties_of(properties)
     return (body, subject, fields, client_time_ms, expires_ms, properties, token)
 
 
 def _body_bytes(body: Any) -> bytes:
     if isinstance(body, str):
-        return body.encode()
+        try:
+            return body.encode()
+        except UnicodeEncodeError:
+            raise wrong("body", body, "text that UTF-8 can express", "bad_batch") from None
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise LocalProtocolError(
         "bad_batch", f"a body is bytes or str, not {type(body).__name__}; encode it first"
     )
+
+
+_BULK_OPTIONS: Final = frozenset({"fields", "client_time_ms", "expires_ms", "properties", "codec"})
 
 
 class Bulk:
@@ -81,6 +105,7 @@ class Bulk:
 
         Raises LocalProtocolError: the columns differ in length.
         """
+        several("bodies", bodies)
         self._bodies = bodies
         self._batch_bytes = batch_bytes
         self._start = 0
@@ -93,7 +118,13 @@ class Bulk:
                 raise LocalProtocolError("bad_batch", "give subject or subjects, not both")
             self._columns["subject"] = subjects
         else:
-            self._whole["subject"] = subject
+            self._whole["subject"] = subject if subject is None else subject_of(subject)
+        unknown = options.keys() - _BULK_OPTIONS
+        if unknown:
+            known = ", ".join(sorted(_BULK_OPTIONS))
+            raise LocalProtocolError(
+                "bad_setting", f"there is no option {min(unknown)!r}; known are {known}"
+            )
         for name, value in options.items():
             if value is None:
                 continue
@@ -113,7 +144,10 @@ class Bulk:
             part = bodies[start : start + _ROWS_MAX] if len(bodies) > _ROWS_MAX else bodies
             count = len(part)
             bounds = np.zeros(count + 1, np.int64)
-            np.cumsum(np.fromiter(map(len, part), np.int64, count), out=bounds[1:])
+            try:
+                np.cumsum(np.fromiter(map(len, part), np.int64, count), out=bounds[1:])
+            except TypeError as error:
+                raise LocalProtocolError("bad_batch", f"bodies are bytes: {error}") from error
             self._start, self._bounds = start, bounds
             first = 0
             while first < count:
@@ -130,15 +164,21 @@ class Bulk:
         if columns and not whole:
             columns = {name: column[first:end] for name, column in columns.items()}
         producer_id, producer_epoch, sequence = producer
-        return encode_bulk(
-            bodies,
-            self._bounds[first - self._start : end - self._start + 1],
-            **self._whole,
-            **columns,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            first_sequence=sequence,
-        )
+        try:
+            return encode_bulk(
+                bodies,
+                self._bounds[first - self._start : end - self._start + 1],
+                **self._whole,
+                **columns,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                first_sequence=sequence,
+            )
+        except MalamuteError:
+            raise
+        except Exception as error:  # whatever a value of another type raises, it is this call's
+            reason = f"records {first} to {end} cannot be encoded: {error}"
+            raise LocalProtocolError("bad_batch", reason) from error
 
 
 def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes, int]]:
@@ -207,29 +247,31 @@ def make_request(
 
     Raises PatternError or LocalProtocolError for what the broker would refuse anyway.
     """
-    if visibility not in VISIBILITIES:
-        known = ", ".join(VISIBILITIES)
-        raise LocalProtocolError("bad_setting", f"visibility={visibility!r}; known are {known}")
-    if until not in ("", "tail"):
-        raise LocalProtocolError("bad_setting", f"until={until!r}; known is 'tail'")
-    if credit_records < 1 or credit_bytes < 1:
-        raise LocalProtocolError("bad_setting", "credit must be greater than 0")
-    times = None
-    if client_time is not None:
-        times = (milliseconds(client_time[0]), milliseconds(client_time[1]))
+    one_of("visibility", visibility, _VISIBILITIES)
+    one_of("until", until, ("", "tail"))
     return Request(
         stream=stream,
         pattern=make_pattern(pattern),
         start=start_on_wire(start),
         visibility=VISIBILITIES[visibility],
-        end=-1 if end is None else end,
+        end=-1 if end is None else integer("end", end, -1),
         until=until,
-        client_time=times,
+        client_time=_times(client_time),
         create=create,
         whole=whole,
-        credit_records=credit_records,
-        credit_bytes=credit_bytes,
+        credit_records=integer("credit_records", credit_records, 1),
+        credit_bytes=integer("credit_bytes", credit_bytes, 1),
     )
+
+
+def _times(client_time: Any) -> tuple[int, int] | None:
+    """The two times of a range, or None. Raises LocalProtocolError."""
+    if client_time is None:
+        return None
+    if not isinstance(client_time, Sequence) or len(client_time) != 2:
+        raise wrong("client_time", client_time, "a pair of times, or None")
+    first, end = client_time
+    return column_time("client_time", first), column_time("client_time", end)
 
 
 def make_plan(
@@ -245,13 +287,8 @@ def make_plan(
     client_time: tuple[Time, Time] | None,
 ) -> Callable[[int], PlanRead]:
     """PLAN_READ by its request number. Raises PatternError or LocalProtocolError."""
-    if visibility not in VISIBILITIES:
-        known = ", ".join(VISIBILITIES)
-        raise LocalProtocolError("bad_setting", f"visibility={visibility!r}; known are {known}")
-    selected, wire = make_pattern(pattern), start_on_wire(start)
-    times = None
-    if client_time is not None:
-        times = (milliseconds(client_time[0]), milliseconds(client_time[1]))
+    one_of("visibility", visibility, _VISIBILITIES)
+    selected, wire, times = make_pattern(pattern), start_on_wire(start), _times(client_time)
     return lambda number: PlanRead(
         number,
         stream,
@@ -272,7 +309,10 @@ def make_page(prefix: str, after: str) -> Callable[[int], ListStreams]:
 
 
 def make_pattern(pattern: str | Pattern) -> Pattern:
-    """Wire form of a pattern; "#" and "" select everything. Raises PatternError."""
+    """Wire form of a pattern; "#" and "" select everything.
+
+    Raises PatternError or LocalProtocolError.
+    """
     if isinstance(pattern, str):
         return ["all"] if pattern in ("", "#") else from_text(pattern)
-    return validate(pattern)
+    return validate(pattern_of(pattern))

@@ -16,6 +16,8 @@ from malamute_py.client.position import Position
 from malamute_py.client.reading import GapError, GapNotice, ModeNotice, Notice, RewoundNotice, cut
 
 LOG = logging.getLogger("malamute.client")
+LINK_LOG = logging.getLogger("malamute.client.link")
+"""One line when the link is lost and one when it is back."""
 
 _NOTICES_KEPT: Final = 1000
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import LocalProtocolError
+from malamute_py.client.arguments import name_of
 from malamute_py.client.atomic import Step
 from malamute_py.client.position import Position
 
@@ -22,7 +23,8 @@ class CursorName:
 
     def __init__(self, stream: str, name: str) -> None:
         """Raises LocalProtocolError `bad_name`."""
-        for what in (stream, name):
+        for argument, what in (("stream", stream), ("name", name)):
+            name_of(argument, what)
             fault = name_fault(what)
             if fault:
                 raise LocalProtocolError("bad_name", fault)

@@ -82,6 +82,8 @@ class Warned(msgspec.Struct, frozen=True, gc=False):
     """Event: something went wrong that no caller waits for; the log should have it."""
 
     message: str
+    link: bool = False
+    """It is about the link: whoever shows changes of the link by itself may leave it out."""
 
 
 class Inner:

@@ -40,6 +40,7 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.limits import Limits
 from malamute_py.client.acks import Ack, Acks, Form, Range, merged
+from malamute_py.client.arguments import duration, integer, name_of, one_of
 from malamute_py.client.cursor import Cursor
 from malamute_py.client.events import Event, Settled
 from malamute_py.client.letters import chosen, ranges_of, rows_of
@@ -72,15 +73,15 @@ class Joining(msgspec.Struct, frozen=True):
 
     def check(self) -> Joining:
         """Raises LocalProtocolError `bad_setting` for what the broker would refuse anyway."""
-        if self.kind not in KINDS:
-            raise LocalProtocolError(
-                "bad_setting", f"kind={self.kind!r}; known: {', '.join(KINDS)}"
-            )
-        if self.credit_records < 1 or self.credit_bytes < 1:
-            raise LocalProtocolError("bad_setting", "credit must be greater than 0")
-        if self.hold_ms < 0:
-            raise LocalProtocolError("bad_setting", "hold_ms must not be negative")
-        return self
+        name_of("stream", self.stream)
+        name_of("group", self.group)
+        one_of("kind", self.kind, KINDS)
+        return msgspec.structs.replace(
+            self,
+            credit_records=integer("credit_records", self.credit_records, 1),
+            credit_bytes=integer("credit_bytes", self.credit_bytes, 1),
+            hold_ms=duration("hold_ms", self.hold_ms),
+        )
 
 
 class HeldBatch(Batch):
@@ -445,6 +446,11 @@ class Memberships:
     def idle(self) -> bool:
         """Every acknowledgement is confirmed."""
         return self.acks.idle
+
+    @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+        return self.acks.unanswered
 
     @property
     def waits(self) -> bool:

@@ -17,7 +17,7 @@ import zmq
 
 from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError
-from malamute_py.client.cursor import LOG, guarded
+from malamute_py.client.cursor import LINK_LOG, LOG, guarded
 from malamute_py.client.engine import Engine, clock_ms
 from malamute_py.client.events import (
     Answered,
@@ -267,7 +267,7 @@ class LoopLink:
         elif type(event) is Answered:
             _settle(event.token, event.outcome)
         elif type(event) is Warned:
-            LOG.warning("%s", event.message)
+            (LINK_LOG if event.link else LOG).warning("%s", event.message)
         elif isinstance(event, Linked | Unlinked | Closed):
             self.last = event
             self.changed.set()

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any, Final, Generic, TypeVar
 
 from malamute_protocol.batch import Batch
-from malamute_protocol.errors import LocalProtocolError
+from malamute_py.client.arguments import integer, name_of, one_of, settings_of
 from malamute_py.client.letters import Delivered, chosen, ranges_of, rows_of
 from malamute_py.client.mailboxes import Asked, Mailboxes, View
 
@@ -30,11 +30,15 @@ def make_asked(
     ack: str,
 ) -> Asked:
     """How a mailbox is to be read. Raises LocalProtocolError `bad_setting`."""
-    if ack not in ACKS:
-        raise LocalProtocolError("bad_setting", f"ack={ack!r}; known are {', '.join(ACKS)}")
-    if credit_records < 1 or credit_bytes < 1:
-        raise LocalProtocolError("bad_setting", "credit must be greater than 0")
-    return Asked(mailbox or "", credit_records, credit_bytes, dict(settings or {}))
+    one_of("ack", ack, ACKS)
+    if mailbox is not None:
+        name_of("mailbox", mailbox)
+    return Asked(
+        mailbox or "",
+        integer("credit_records", credit_records, 1),
+        integer("credit_bytes", credit_bytes, 1),
+        settings_of(settings),
+    )
 
 
 class MailBatchOf(Generic[One]):

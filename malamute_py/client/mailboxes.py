@@ -550,6 +550,11 @@ class Mailboxes:
         return self.acks.idle and not self.have_read
 
     @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+        return self.acks.unanswered
+
+    @property
     def waits(self) -> bool:
         """Something may be said with the next take()."""
         return self.acks.waits or bool(self.have_read)

@@ -22,8 +22,9 @@ from malamute_protocol.errors import (
     RequestRejected,
     Timeout,
 )
-from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.limits import DEFAULT_LIMITS, PRIORITY_MAX, PRIORITY_MIN, Limits
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
+from malamute_py.client.arguments import name_of, priority_of
 from malamute_py.client.events import Confirmed, Event, Settled
 from malamute_py.client.opened import Opened
 from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
@@ -279,16 +280,30 @@ class Outbox:
         return not self._active and not self._sent
 
     @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+        return sum(
+            len(lane.sent) + len(lane.queue) for home in self.homes for lane in home.values()
+        )
+
+    @property
     def waits(self) -> bool:
         """Something may leave with the next take()."""
         return bool(self._active)
 
-    def lane(self, home: dict[Any, Lane], place: Hashable) -> Lane:
-        """The lane to a place, made when there is none. Raises what ended the session."""
+    def lane(self, home: dict[Any, Lane], place: Hashable, name: str = "") -> Lane:
+        """The lane to a place, made when there is none. Raises what ended the session.
+
+        name: of the argument that names the place. Raises LocalProtocolError: it cannot be a name.
+        """
         if self._fatal is not None:
             raise self._fatal
+        if name and type(place) is not str:
+            name_of(name, place)
         lane = home.get(place)
         if lane is None:
+            if name:
+                name_of(name, place)
             lane = home[place] = Lane(self, home, place)
         return lane
 
@@ -308,7 +323,9 @@ class Outbox:
         until_ms: when its caller gives it up; 0: never. key: the caller's own: the message
         then leaves alone. Raises LocalProtocolError `too_large`, or what ended the session.
         """
-        lane = self.lane(self.mailboxes, mailbox)
+        if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+            priority = priority_of(priority)
+        lane = self.lane(self.mailboxes, mailbox, "mailbox")
         queue = lane.queue
         last = queue[-1] if queue else None
         if (
@@ -339,10 +356,9 @@ class Outbox:
                 "too_large",
                 f"a batch of {len(content)} bytes; the broker takes {self.limits.batch_bytes_max}",
             )
-        lane = self.lane(self.mailboxes, mailbox)
-        parcel = MailParcel(
-            lane, level, options.get("priority", 0), options.get("deliver_at_ms", 0)
-        )
+        priority = priority_of(options.get("priority", 0))
+        lane = self.lane(self.mailboxes, mailbox, "mailbox")
+        parcel = MailParcel(lane, level, priority, options.get("deliver_at_ms", 0))
         parcel.content = content
         parcel.tally = tally
         # Its rows are read back only if the broker wants fewer at a time.
@@ -534,7 +550,7 @@ class Outbox:
                 return False
         try:
             parcel.content = content_of(parcel.rows, self.limits)
-        except (MalamuteError, TypeError, ValueError, OverflowError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it fails these rows only
             if parcel.count > 1:
                 self._divide(parcel, (parcel.count + 1) // 2)
                 return False

@@ -100,6 +100,10 @@ class Outgoing(Protocol):
         """Nothing waits and nothing is unconfirmed."""
 
     @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+
+    @property
     def waits(self) -> bool:
         """Something may leave with the next take()."""
 

@@ -7,6 +7,7 @@ Source: SPEC.md, section 6.
 
 from __future__ import annotations
 
+import operator
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -15,6 +16,7 @@ import msgspec
 from malamute_protocol.commands import StartKind
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.stamp import message_id
+from malamute_py.client.arguments import column_time, integer, wrong
 
 
 class Position(NamedTuple):
@@ -84,11 +86,8 @@ StartPoint: TypeAlias = OtherStart | LastPerSubject | FromCursor | list[Any]
 
 
 def milliseconds(time: datetime | int) -> int:
-    """Milliseconds since 1970 of a datetime, or the number itself."""
-    if isinstance(time, datetime):
-        zoned = time if time.tzinfo is not None else time.astimezone()
-        return int(zoned.timestamp() * 1000)
-    return time
+    """Milliseconds since 1970 of a datetime, or the number itself. Raises LocalProtocolError."""
+    return column_time("time", time)
 
 
 def as_datetime(time_ms: int) -> datetime:
@@ -98,6 +97,9 @@ def as_datetime(time_ms: int) -> datetime:
 
 def start_on_wire(start: StartPoint) -> list[Any]:
     """Wire form of a start point; raises LocalProtocolError `bad_start`."""
+    given: Any = start
+    if hasattr(given, "__index__") and not isinstance(given, int):
+        return start_on_wire(operator.index(given))
     match start:
         case "earliest":
             return [int(StartKind.EARLIEST)]
@@ -105,18 +107,28 @@ def start_on_wire(start: StartPoint) -> list[Any]:
             return [int(StartKind.LATEST)]
         case bool():
             pass
-        case int() if start >= 0:
+        case int() if 0 <= start < 1 << 63:
             return [int(StartKind.OFFSET), start]
         case datetime():
             return [int(StartKind.TIME), milliseconds(start), True]
         case Position():
-            return [int(StartKind.OFFSET), start.next, start.epoch, start.stream]
+            following = integer("next of the position", start.next, 0, code="bad_start")
+            epoch = integer("epoch of the position", start.epoch, 0, code="bad_start")
+            uuid: Any = start.stream
+            if not isinstance(uuid, bytes):
+                raise wrong(
+                    "stream of the position", uuid, "the stream's UUID, 16 bytes", "bad_start"
+                )
+            return [int(StartKind.OFFSET), following, epoch, start.stream]
         case AtTime():
-            return [int(StartKind.TIME), milliseconds(start.time), start.inclusive]
+            return [int(StartKind.TIME), milliseconds(start.time), bool(start.inclusive)]
         case AtClientTime():
-            return [int(StartKind.CLIENT_TIME), milliseconds(start.time), start.inclusive]
+            return [int(StartKind.CLIENT_TIME), milliseconds(start.time), bool(start.inclusive)]
         case AfterMessage():
-            return [int(StartKind.AFTER_ID), start.id]
+            after: Any = start.id
+            if not isinstance(after, bytes):
+                raise wrong("id of AfterMessage", after, "a message id, 16 bytes", "bad_start")
+            return [int(StartKind.AFTER_ID), after]
         case LastPerSubject():
             return [int(StartKind.LAST_PER_SUBJECT)]
         case FromCursor():

@@ -33,6 +33,7 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.client.arguments import name_of, one_of
 from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
 from malamute_py.client.position import Confirmation
 from malamute_py.client.settings import ClientSettings
@@ -41,6 +42,8 @@ LEVELS: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Lev
 """Confirm level -> its number on the wire; "default" is the stream's own."""
 LEVEL_NAMES: Final = {number: name for name, number in LEVELS.items()}
 NONE: Final = int(Level.NONE)
+_ASKED_LEVELS: Final = {name: n for name, n in LEVELS.items() if n <= Level.SYNCED}
+"""What a caller may ask for; `replicated` is reserved."""
 
 Row: TypeAlias = tuple[Any, Any, Any, int | None, int | None, Any, Any]
 """(body, subject or key list, fields, client time, expiry, properties, token) of one record."""
@@ -62,11 +65,10 @@ _CRC = struct.Struct("<I")
 def level_number(confirm: str) -> int:
     """Wire number of a level's name; raises LocalProtocolError `bad_setting`."""
     try:
-        return LEVELS[confirm]
-    except KeyError:
-        raise LocalProtocolError(
-            "bad_setting", f"confirm={confirm!r}; known are {', '.join(LEVELS)}"
-        ) from None
+        return _ASKED_LEVELS[confirm]
+    except (KeyError, TypeError):
+        one_of("confirm", confirm, tuple(_ASKED_LEVELS))
+        raise  # pragma: no cover - the line above does
 
 
 def restamp(content: Any, producer_id: int, producer_epoch: int, sequence: int) -> bytearray:
@@ -250,6 +252,14 @@ class Publisher:
         return not self._active and not self._sent
 
     @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+        return sum(
+            len(sender.inflight) + len(sender.returned) + len(sender.queue)
+            for sender in self._senders.values()
+        )
+
+    @property
     def waits(self) -> bool:
         """Something may leave with the next take()."""
         return bool(self._active)
@@ -317,8 +327,11 @@ class Publisher:
     def _sender(self, stream: str) -> Sender:
         if self._fatal is not None:
             raise self._fatal
+        if type(stream) is not str:
+            name_of("stream", stream)
         sender = self._senders.get(stream)
         if sender is None:
+            name_of("stream", stream)
             sender = self._senders[stream] = Sender(stream)
         self._active[sender] = None
         return sender
@@ -562,7 +575,7 @@ class Publisher:
         """One batch of these rows; of halves, when one is bad or all are too much for a batch."""
         try:
             return [self._encode_rows(gathering, rows, promised)]
-        except (MalamuteError, TypeError, ValueError, OverflowError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it fails these records only
             if len(rows) == 1:
                 refused = (
                     error

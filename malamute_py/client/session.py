@@ -10,6 +10,7 @@ and 8.
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -58,14 +59,23 @@ from malamute_protocol.commands import (
 from malamute_protocol.commands import Request as RequestCommand
 from malamute_protocol.errors import (
     ConnectionLost,
+    LocalProtocolError,
     MalamuteError,
     ProtocolError,
     RemoteProtocolError,
     RequestRejected,
 )
-from malamute_protocol.framing import NUMBERS, decode_message, encode_message
+from malamute_protocol.framing import (
+    NUMBERS,
+    check_command,
+    decode_message,
+    encode_message,
+    reference_of,
+)
+from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.link import Link, Side
 from malamute_protocol.version import VERSIONS
+from malamute_py.client.arguments import checked
 from malamute_py.client.asking import Asking, Replies
 from malamute_py.client.atomic import Steps
 from malamute_py.client.events import (
@@ -128,9 +138,17 @@ _OPENING: Final = frozenset(
     NUMBERS[command] for command in (Subscribe, OpenInbox, Offer, JoinGroup)
 )
 """Commands that SUBSCRIBED answers and whose refusal names their subscription."""
+_BLAMED: Final = frozenset({"malformed", "too_large"})
+"""Codes by which a broker ends a link for what one of the client's commands was."""
 _MESSAGE_BYTES: Final = 1 << 20
 """Where a message is closed and the next begun: bounds what one burst holds back."""
+_FRAME_BYTES_MAX: Final = DEFAULT_LIMITS.command_frame_bytes_max
+_FRAMES_MAX: Final = DEFAULT_LIMITS.message_frames_max
 _JITTER: Final = 0.5
+_CLEARED_MS: Final = 60_000
+"""How long a link must last on which each command leaves by itself for them to be sent together."""
+_STEADY_MS: Final = 2_000
+"""A link that lived so long was good: the pause before the next attempt begins small again."""
 
 
 Kind = TypeVar("Kind", bound=Opened)
@@ -202,6 +220,21 @@ class Session:
         self._request = 0
         self._subscription = 0
         self._attempt = 0
+        """Which endpoint is tried next."""
+        self._failures = 0
+        """Attempts that failed, and links that did not last, since one that did."""
+        self._down_since_ms = now_ms
+        """While there is no link: since when."""
+        self._down_reason = ""
+        """While there is no link: why the last attempt failed, or the link was lost."""
+        self._linked_ms = now_ms
+        self._attempts_failed = 0
+        """Since the link was lost."""
+        self._suspicious = False
+        """The broker ended a link for a command that it did not name: each leaves by itself."""
+        self._suspects: deque[tuple[int, list[Command]]] = deque()
+        """Commands that left by themselves, each with the token of the PING behind it."""
+        self._probe = 0
         self._retry_at_ms = now_ms
         self._deadline_ms = now_ms
         self._heard_ms = now_ms
@@ -217,6 +250,8 @@ class Session:
         self._again: dict[Opened, int] = {}
         """What the broker put off on being opened, and when to try again."""
         self._events: list[Event] = []
+        self._unsendable: list[tuple[list[Command], LocalProtocolError]] = []
+        """What the messages of this turn could not take in, and why."""
         self._arrived: dict[Watched, None] = {}
         self.wake(now_ms)
 
@@ -254,6 +289,9 @@ class Session:
                 self._commands.append(Ping())
                 # Not only when it leaves: a socket that takes nothing must gather no PINGs.
                 self._sent_ms = now_ms
+            if self._suspicious and now_ms - self._linked_ms >= _CLEARED_MS:
+                # What the broker took for malformed was given up, or has not come again.
+                self._suspicious = bool(self._suspects)
             for opened, at_ms in list(self._again.items()):
                 if now_ms >= at_ms:
                     del self._again[opened]
@@ -300,15 +338,30 @@ class Session:
             ended = code == "closed"
             self._close(ConnectionLost(reason) if ended else RequestRejected(code, reason))
             return
+        self._down_reason = f"{code}: {reason}"
         if was_linked:
             self._attempt = 0
+            self._down_since_ms = now_ms
+            self._attempts_failed = 0
+            if now_ms - self._linked_ms >= _STEADY_MS:
+                self._failures = 0
+        else:
+            self._attempts_failed += 1
         pause_ms = min(
-            self.settings.retry_max_ms,
-            self.settings.retry_min_ms << min(20, max(0, self._attempt - 1)),
+            self.settings.retry_max_ms, self.settings.retry_min_ms << min(20, self._failures)
         )
+        self._failures += 1
         fraction = int.from_bytes(self._random(2), "little") / 65536
         pause_ms = max(int(pause_ms * (1 - _JITTER * fraction)), retry_ms)
+        if was_linked:
+            self._tell_of_link(
+                f"the link to the broker was lost ({self._down_reason}); "
+                f"{self.unanswered} commands are unanswered; trying again in {pause_ms} ms"
+            )
+        elif self._attempts_failed == 1 and not self.links:
+            self._tell_of_link(f"no link to a broker yet ({self._down_reason}); trying again")
         self.state = State.WAITING
+        self._suspects.clear()
         self._retry_at_ms = now_ms + pause_ms
         self._transport = Disconnect()
         self._commands = []
@@ -358,17 +411,37 @@ class Session:
         self._requests.clear()
         self._events.append(Closed(error))
 
+    def _tell_of_link(self, message: str) -> None:
+        self._events.append(Warned(message, link=True))
+
+    @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+        return len(self._requests) + sum(outgoing.unanswered for outgoing in self.outgoing)
+
+    def standing(self, now_ms: int) -> str:
+        """In words: whether there is a link, else since when there is none, and why."""
+        if self.state is State.LINKED:
+            return "the link to the broker is up"
+        if self.state is State.CLOSED:
+            return "the client is closed"
+        since = "was lost" if self.links else "has been sought for"
+        why = f" ({self._down_reason})" if self._down_reason else ""
+        seconds = max(0, now_ms - self._down_since_ms) / 1000
+        ago = f"{since} {seconds:.1f} s" + (" ago" if self.links else "")
+        return f"there is no link to a broker: it {ago}{why}"
+
     # --- what the caller asks for ----------------------------------------------------------
 
     def request(self, make: Callable[[int], Command], token: Any) -> None:
         """Send the command that `make(request number)` gives; ANSWERED comes with the token.
 
         It is sent again after a reconnect, unless repeating it could do harm.
-        Raises what ended the session.
+        Raises what ended the session, or LocalProtocolError: an argument is wrong.
         """
         self._raise_if_closed()
         number = self._next_request()
-        self._requests[number] = _Asked(make(number), token, False)
+        self._requests[number] = _Asked(checked(make(number)), token, False)
 
     def subscribe(self, request: Request) -> Reading:
         """Begin a subscription. Raises what ended the session."""
@@ -377,14 +450,15 @@ class Session:
     def open(self, make: Callable[[int], Kind]) -> Kind:
         """Open what `make(number)` gives, on this link and every later one, until it ends.
 
-        Raises what ended the session.
+        Raises what ended the session, or LocalProtocolError: an argument is wrong.
         """
         self._raise_if_closed()
+        opened = make(self._subscription + 1)
+        command = checked(opened.open())
         self._subscription += 1
-        opened = make(self._subscription)
         self.opened[self._subscription] = opened
         if self.state is State.LINKED:
-            self._commands.append(opened.open())
+            self._commands.append(command)
         return opened
 
     def unsubscribe(self, opened: Opened) -> None:
@@ -489,7 +563,26 @@ class Session:
 
     def take_outgoing(self, now_ms: int) -> list[list[Any]]:
         """The messages to be sent now, in order, each a list of frames."""
-        message = _Messages(1 if self.welcome is None else self.welcome.message_commands_max)
+        messages = self._take_messages(now_ms)
+        while self._unsendable:
+            # Whoever asked for what cannot be sent is told; what that sets free leaves, too.
+            for commands, error in self._take_unsendable():
+                self._blame(commands, error)
+            messages += self._take_messages(now_ms)
+        if messages:
+            self._sent_ms = now_ms
+        return messages
+
+    def _take_unsendable(self) -> list[tuple[list[Command], LocalProtocolError]]:
+        found, self._unsendable = self._unsendable, []
+        return found
+
+    def _take_messages(self, now_ms: int) -> list[list[Any]]:
+        message = _Messages(
+            1 if self.welcome is None else self.welcome.message_commands_max,
+            self._unsendable,
+            self._suspect if self._suspicious and self.state is State.LINKED else None,
+        )
         for command in self._commands:
             self._link.sent(command)
             message.put(command, None)
@@ -508,10 +601,25 @@ class Session:
                 if not asked.sent:
                     asked.sent = True
                     message.put(asked.command, None)
-        messages = message.finish()
-        if messages:
-            self._sent_ms = now_ms
-        return messages
+        return message.finish()
+
+    def _suspect(self, commands: list[Command]) -> Command:
+        """These leave by themselves; returns the PING whose answer will clear them."""
+        self._probe += 1
+        self._suspects.append((self._probe, commands))
+        return Ping(self._probe)
+
+    def _blame(self, commands: list[Command], error: ProtocolError | RequestRejected) -> None:
+        """A command, or a step with its parts, can never be sent: it fails, and nothing else."""
+        command = commands[0]
+        number = NUMBERS[type(command)]
+        if type(command) is Hello:
+            self._close(RequestRejected(error.code, error.reason))
+            return
+        reference = reference_of(command)
+        if not reference:
+            self.tell(Warned(f"{type(command).__name__} cannot be sent and is dropped: {error}"))
+        self._on_refused(Refused(number, reference, error.code, error.reason), ())
 
     # --- in --------------------------------------------------------------------------------
 
@@ -541,6 +649,15 @@ class Session:
             return
         self.state = State.LINKED
         self.welcome = command
+        if self.links:
+            seconds = (self._now_ms - self._down_since_ms) / 1000
+            self._tell_of_link(
+                f"the link to the broker is back after {seconds:.1f} s and "
+                f"{self._attempts_failed + 1} attempts; {self.unanswered} commands go on"
+            )
+        elif self._attempts_failed:
+            self._tell_of_link(f"linked to a broker after {self._attempts_failed + 1} attempts")
+        self._linked_ms = self._now_ms
         self._clock_ahead_ms = command.now_ms - self._now_ms
         self.links += 1
         self.window.bytes_max = min(self.settings.window_bytes, command.window_bytes)
@@ -555,9 +672,32 @@ class Session:
         self._commands.append(Pong(command.token))
 
     def _on_pong(self, command: Pong, _: Sequence[Any]) -> None:
-        pass  # having heard it is what counts
+        # Having heard it is what counts, but where commands leave one by one: what was sent before
+        # the PING was understood.
+        while self._suspects and self._suspects[0][0] <= command.token:
+            self._suspects.popleft()
+
+    def _find_malformed(self, code: str, reason: str) -> bool:
+        """The broker ended the link for what one command was: find it, so that it is not repeated.
+
+        The first command that left by itself and was not understood is the one. On a link where
+        commands shared messages nobody knows: on the next one each leaves by itself. Returns True
+        when HELLO is at fault, and no link can be.
+        """
+        if self.state is State.CONNECTING:
+            return True
+        if not self._suspects:
+            self._suspicious = True
+            return False
+        _, commands = self._suspects.popleft()
+        self._suspicious = False
+        self._blame(commands, RequestRejected(code, f"{reason}; the broker ended the link for it"))
+        return False
 
     def _on_bye(self, command: Bye, _: Sequence[Any]) -> None:
+        if command.code in _BLAMED and self._find_malformed(command.code, command.reason):
+            self.lost(command.code, command.reason, self._now_ms, final=True)
+            return
         self.lost(
             command.code,
             command.reason or "the broker ended the link",
@@ -581,12 +721,11 @@ class Session:
         ):
             pass
         elif number in (0, NUMBERS[Hello]):
+            final = command.code in _FINAL_CODES
+            if command.code in _BLAMED:
+                final = self._find_malformed(command.code, command.reason)
             self.lost(
-                command.code,
-                command.reason,
-                self._now_ms,
-                final=command.code in _FINAL_CODES,
-                retry_ms=command.retry_ms,
+                command.code, command.reason, self._now_ms, final=final, retry_ms=command.retry_ms
             )
         else:
             asked = self._requests.get(reference)
@@ -681,8 +820,20 @@ _HANDLERS: Final[dict[type[Command], Callable[[Session, Any, Sequence[Any]], Non
 class _Messages:
     """Commands and their frames, cut into messages within the broker's limits."""
 
-    def __init__(self, commands_max: int) -> None:
-        self._commands_max = commands_max
+    def __init__(
+        self,
+        commands_max: int,
+        unsendable: list[tuple[list[Command], LocalProtocolError]],
+        suspect: Callable[[list[Command]], Command] | None,
+    ) -> None:
+        """unsendable: gets the commands that no message can carry, each with the parts of its step.
+
+        suspect: each command leaves by itself, and behind it the PING that this returns.
+        """
+        # The commands take a frame of their own, beside at most one for each.
+        self._commands_max = min(commands_max, _FRAMES_MAX - 1)
+        self._unsendable = unsendable
+        self._suspect = suspect
         self._commands: list[Command] = []
         self._frames: list[Any] = []
         self._bytes = 0
@@ -713,6 +864,61 @@ class _Messages:
         return self._messages
 
     def _cut(self) -> None:
-        if self._commands:
-            self._messages.append(encode_message(self._commands, self._frames))
-            self._commands, self._frames, self._bytes = [], [], 0
+        commands, frames = self._commands, self._frames
+        if not commands:
+            return
+        self._commands, self._frames, self._bytes = [], [], 0
+        if self._suspect is not None:
+            for unit, contents in _units(commands, frames):
+                if self._sent_whole(unit, contents):
+                    self._messages.append(encode_message([self._suspect(unit)]))
+                else:
+                    self._fails(unit)
+        elif not self._sent_whole(commands, frames):
+            self._send_parts(_units(commands, frames))
+
+    def _sent_whole(self, commands: list[Command], frames: list[Any]) -> bool:
+        """Make one message of these; False: it cannot be, or would be too long."""
+        try:
+            message = encode_message(commands, frames)
+        except Exception:  # noqa: BLE001 - which command it is, and why, is found one by one
+            return False
+        if len(message[0]) > _FRAME_BYTES_MAX:
+            return False
+        self._messages.append(message)
+        return True
+
+    def _send_parts(self, units: list[tuple[list[Command], list[Any]]]) -> None:
+        """In halves, down to the commands that cannot be sent at all."""
+        if len(units) == 1:
+            self._fails(units[0][0])
+            return
+        for half in (units[: len(units) // 2], units[len(units) // 2 :]):
+            commands = [command for unit, _ in half for command in unit]
+            if not self._sent_whole(commands, [frame for _, frames in half for frame in frames]):
+                self._send_parts(half)
+
+    def _fails(self, commands: list[Command]) -> None:
+        try:
+            for command in commands:
+                check_command(command)
+            fault = f"{len(commands)} commands that must share a message are too long for one"
+            error = LocalProtocolError("too_large", fault)
+        except LocalProtocolError as found:
+            error = found
+        self._unsendable.append((commands, error))
+
+
+def _units(commands: list[Command], frames: list[Any]) -> list[tuple[list[Command], list[Any]]]:
+    """The commands that may leave by themselves, a step with its parts, and their frames."""
+    found: list[tuple[list[Command], list[Any]]] = []
+    place = frame = 0
+    while place < len(commands):
+        command = commands[place]
+        count = 1 + (command.count if type(command) is Atomic else 0)
+        unit = commands[place : place + count]
+        owned = sum(part.content_frames for part in unit)
+        found.append((unit, frames[frame : frame + owned]))
+        place += count
+        frame += owned
+    return found

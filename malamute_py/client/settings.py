@@ -12,11 +12,28 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from malamute_protocol import DEFAULT_ENDPOINT
+from malamute_protocol.address import name_fault
 from malamute_protocol.errors import MalamuteError, Timeout
 from malamute_protocol.limits import Limits
 
 _SCHEMES: Final = ("tcp://", "ipc://", "inproc://")
 _CURVE_KEY_CHARACTERS: Final = 40
+
+
+_KINDS: Final[dict[str, type]] = {
+    "endpoints": tuple,
+    "identity": str,
+    "software": str,
+    "heartbeat_ms": int,
+    "retry_min_ms": int,
+    "retry_max_ms": int,
+    "attempt_ms": int,
+    "window_bytes": int,
+    "batch_bytes": int,
+    "linger_ms": int,
+    "frame_bytes_max": int,
+    "idempotent": bool,
+}
 
 
 class SettingError(MalamuteError, ValueError):
@@ -91,9 +108,30 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> ClientSettings:
         """Return the settings themselves; raises SettingError for what cannot work."""
+        for key, kind in _KINDS.items():
+            value = getattr(self, key)
+            if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+                wanted = "an integer" if kind is int else f"a {kind.__name__}"
+                raise SettingError(key, f"{value!r} is not {wanted}")
+        credential: Any = self.credential
+        if credential is not None and not isinstance(credential, Plain | Curve):
+            kind_name = type(credential).__name__
+            raise SettingError(
+                "credential", f"Plain(user, password) or Curve(...), not a {kind_name}"
+            )
+        if isinstance(self.credential, Plain | Curve):
+            for field in self.credential.__struct_fields__:
+                if not isinstance(getattr(self.credential, field), str):
+                    raise SettingError(f"credential.{field}", "must be a str")
+        if self.identity:
+            fault = name_fault(self.identity)
+            if fault:
+                raise SettingError("identity", fault)
         if not self.endpoints:
             raise SettingError("endpoints", f"name at least one, such as {DEFAULT_ENDPOINT}")
         for endpoint in self.endpoints:
+            if not isinstance(endpoint, str):
+                raise SettingError("endpoints", f"{endpoint!r} is not a str")
             if not endpoint.startswith(_SCHEMES):
                 known = ", ".join(_SCHEMES)
                 raise SettingError("endpoints", f"{endpoint!r} does not begin with {known}")
@@ -126,7 +164,10 @@ def make_settings(endpoints: str | Sequence[str], options: dict[str, Any]) -> Cl
 
     Raises SettingError: an option is unknown or cannot work.
     """
-    names = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+    try:
+        names = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+    except TypeError:
+        raise SettingError("endpoints", f"{endpoints!r} is not a str, nor several") from None
     unknown = set(options) - set(ClientSettings.__struct_fields__)
     if unknown:
         known = ", ".join(ClientSettings.__struct_fields__)

@@ -18,6 +18,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.commands import Confirm, Level
 from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejected, Timeout
 from malamute_protocol.pattern import Pattern
+from malamute_py.client.arguments import settings_of
 from malamute_py.client.calls import (
     Body,
     Bulk,
@@ -386,7 +387,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
         Raises RequestRejected: `stream_exists` with other settings, `bad_setting`, ...
         """
-        named = {**(settings or {}), **more}
+        named = settings_of(settings, more)
         value = self._ask(lambda number: c.CreateStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})
 
@@ -394,7 +395,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> StreamFacts:
         """Change settings of a stream; those not named stay. Raises RequestRejected."""
-        named = {**(settings or {}), **more}
+        named = settings_of(settings, more)
         value = self._ask(lambda number: c.EditStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})
 

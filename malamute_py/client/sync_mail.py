@@ -14,6 +14,7 @@ from typing import Any
 
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_py.client.arguments import duration, key_of, time_of
 from malamute_py.client.asking import Replies
 from malamute_py.client.calls import Body, Bulk, Fields, Properties, Time, make_row
 from malamute_py.client.engine import clock_ms
@@ -21,7 +22,7 @@ from malamute_py.client.letters import Letter, Reply, ranges_of
 from malamute_py.client.mail_reader import MailBatchOf, MailReader, make_asked
 from malamute_py.client.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
 from malamute_py.client.outbox import Tally
-from malamute_py.client.position import Confirmation, milliseconds
+from malamute_py.client.position import Confirmation
 from malamute_py.client.publishing import level_number
 from malamute_py.client.session import State
 from malamute_py.client.thread import Pending, PendingConfirm, ThreadLink
@@ -116,7 +117,7 @@ class SyncMailVerbs(SyncVerbs):
     ) -> PendingConfirm:
         link = self._link
         level = level_number(confirm)
-        at_ms = 0 if deliver_at_ms is None else milliseconds(deliver_at_ms)
+        at_ms = 0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms)
         with link.lock:
             self._room(room_ms)
             self._session.outbox.send(
@@ -125,7 +126,7 @@ class SyncMailVerbs(SyncVerbs):
                 level,
                 priority=priority,
                 deliver_at_ms=at_ms,
-                key=key or b"",
+                key=b"" if key is None else key_of(key),
                 until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
             )
             link.wake_up()
@@ -190,7 +191,7 @@ class SyncMailVerbs(SyncVerbs):
         tally = Tally(pending)
         tally.left = len(bodies)
         until_ms = 0 if timeout_ms is None else clock_ms() + timeout_ms
-        at_ms = 0 if deliver_at_ms is None else milliseconds(deliver_at_ms)
+        at_ms = 0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms)
         for first, end in bulk.cuts():
             # Encoded outside the lock: the link's thread goes on sending meanwhile.
             content = bulk.encode(first, end, (0, 0, 0))
@@ -273,7 +274,7 @@ class SyncMailVerbs(SyncVerbs):
             timeout_ms,
             reply_to=reply_to,
             timeout_ms=timeout_ms or 0,
-            key=key or b"",
+            key=b"" if key is None else key_of(key),
         )
         try:
             return pending.result()
@@ -327,7 +328,7 @@ class SyncMailVerbs(SyncVerbs):
             timeout_ms,
             reply_to=reply_to,
             timeout_ms=timeout_ms or 0,
-            key=key or b"",
+            key=b"" if key is None else key_of(key),
         )
         return self._replies(link, replies)
 
@@ -374,8 +375,10 @@ class SyncMailVerbs(SyncVerbs):
             level_number(confirm),
             timeout_ms,
             reply_to=reply_to,
-            timeout_ms=request_timeout_ms or 0,
-            key=key or b"",
+            timeout_ms=0
+            if request_timeout_ms is None
+            else duration("request_timeout_ms", request_timeout_ms),
+            key=b"" if key is None else key_of(key),
             waits=False,
         )
         return pending.result()
@@ -418,7 +421,9 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
     def again(self, delay_ms: int = 0, timeout_ms: int | None = None) -> bool:
         """Have it delivered again, to any reader, after so many milliseconds."""
         number = self.number
-        return self._inbox.acknowledge([(number, number + 1)], delay_ms, timeout_ms)
+        return self._inbox.acknowledge(
+            [(number, number + 1)], duration("delay_ms", delay_ms), timeout_ms
+        )
 
 
 class SyncMailBatch(MailBatchOf[SyncMail]):
@@ -431,7 +436,9 @@ class SyncMailBatch(MailBatchOf[SyncMail]):
 
     def again(self, delay_ms: int = 0, timeout_ms: int | None = None) -> bool:
         """Have all of them delivered again after so many milliseconds."""
-        acked: bool = self._reader.acknowledge(ranges_of(self.batch), delay_ms, timeout_ms)
+        acked: bool = self._reader.acknowledge(
+            ranges_of(self.batch), duration("delay_ms", delay_ms), timeout_ms
+        )
         return acked
 
 

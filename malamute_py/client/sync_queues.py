@@ -16,6 +16,12 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import RequestRejected
 from malamute_protocol.pattern import Pattern
+from malamute_py.client.arguments import (
+    beginning,
+    duration,
+    numbers_of_requests,
+    settings_of,
+)
 from malamute_py.client.atomic import Step
 from malamute_py.client.calls import make_pattern
 from malamute_py.client.cursors import CursorName
@@ -154,7 +160,7 @@ class SyncStreamCursor(CursorName):
         **more: Any,
     ) -> CursorFacts:
         """Change its settings, or create it where `start` says. Raises RequestRejected."""
-        named, wire = {**(settings or {}), **more}, start_on_wire(start)
+        named, wire = settings_of(settings, more), start_on_wire(start)
         value = self._link.ask(
             lambda number: c.EditCursor(number, self.stream, self.name, named, wire), None
         )
@@ -287,7 +293,7 @@ class SyncMember(Handed):
 
     def again(self, held: Any, delay_ms: int = 0, timeout_ms: int | None = None) -> bool:
         """A record or batch is wanted again, by any member, after a time. As ack()."""
-        return self._ack(held, max(0, delay_ms)).result(timeout_ms)
+        return self._ack(held, duration("delay_ms", delay_ms)).result(timeout_ms)
 
     def _ack(self, held: Any, again_ms: int) -> Pending[bool]:
         offsets = numbers_of(held, self._membership)
@@ -359,7 +365,7 @@ class SyncQueueVerbs(SyncVerbs):
         """Facts about the cursors of a stream (empty: of all), those that begin so."""
         return self._pages(
             CursorFacts,
-            lambda number, after: c.CursorInfo(number, stream, f"{prefix}*", after),
+            lambda number, after: c.CursorInfo(number, stream, beginning(prefix), after),
         )
 
     # --- groups ------------------------------------------------------------------------------
@@ -406,7 +412,7 @@ class SyncQueueVerbs(SyncVerbs):
         """Facts about the groups of a stream (empty: of all), those that begin so."""
         return self._pages(
             GroupFacts,
-            lambda number, after: c.GroupInfo(number, stream, f"{prefix}*", after),
+            lambda number, after: c.GroupInfo(number, stream, beginning(prefix), after),
         )
 
     def remove_group(self, stream: str, group: str) -> None:
@@ -418,7 +424,7 @@ class SyncQueueVerbs(SyncVerbs):
     def mailboxes(self, prefix: str = "") -> list[MailboxFacts]:
         """Facts about all mailboxes whose name begins so, in name order."""
         return self._pages(
-            MailboxFacts, lambda number, after: c.MailboxInfo(number, f"{prefix}*", after)
+            MailboxFacts, lambda number, after: c.MailboxInfo(number, beginning(prefix), after)
         )
 
     def mailbox_info(self, mailbox: str) -> MailboxFacts:
@@ -445,7 +451,7 @@ class SyncQueueVerbs(SyncVerbs):
         self, mailbox: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> MailboxFacts:
         """Create a mailbox or change its settings. Raises RequestRejected `bad_setting`."""
-        named = {**(settings or {}), **more}
+        named = settings_of(settings, more)
         value = self._ask(lambda number: c.EditMailbox(number, mailbox, named))
         return facts(MailboxFacts, {"name": mailbox, **value})
 
@@ -459,7 +465,7 @@ class SyncQueueVerbs(SyncVerbs):
     def services(self, prefix: str = "") -> list[ServiceFacts]:
         """Facts about all service queues whose name begins so, in name order."""
         return self._pages(
-            ServiceFacts, lambda number, after: c.ServiceInfo(number, f"{prefix}*", after)
+            ServiceFacts, lambda number, after: c.ServiceInfo(number, beginning(prefix), after)
         )
 
     def service_info(self, service: str) -> ServiceFacts:
@@ -471,7 +477,7 @@ class SyncQueueVerbs(SyncVerbs):
         self, service: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> ServiceFacts:
         """Create a service queue or change its settings. Raises RequestRejected."""
-        named = {**(settings or {}), **more}
+        named = settings_of(settings, more)
         value = self._ask(lambda number: c.EditService(number, service, named))
         return facts(ServiceFacts, {"name": service, **value})
 
@@ -480,7 +486,7 @@ class SyncQueueVerbs(SyncVerbs):
 
         numbers: which; none: all dead letters. Returns how many. Raises RequestRejected.
         """
-        listed = list(numbers)
+        listed = numbers_of_requests(numbers)
         value = self._ask(lambda number: c.Requeue(number, service, listed))
         return int(value.get("count", 0))
 

@@ -22,7 +22,7 @@ import zmq
 
 from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError, Timeout
-from malamute_py.client.cursor import LOG, guarded
+from malamute_py.client.cursor import LINK_LOG, LOG, guarded
 from malamute_py.client.engine import Engine, clock_ms
 from malamute_py.client.events import (
     Answered,
@@ -279,7 +279,7 @@ class ThreadLink:
             for token, outcome in event.pairs:
                 token.settle(outcome)
         elif isinstance(event, Warned):
-            LOG.warning("%s", event.message)
+            (LINK_LOG if event.link else LOG).warning("%s", event.message)
         elif isinstance(event, Arrived):
             pass  # whoever waits looks at the reading itself
         else:

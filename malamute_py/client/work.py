@@ -33,14 +33,21 @@ from malamute_protocol.commands import (
 from malamute_protocol.commands import Reply as ReplyCommand
 from malamute_protocol.errors import (
     ConnectionLost,
-    LocalProtocolError,
     MalamuteError,
     ProtocolError,
     RemoteProtocolError,
     RequestRejected,
 )
-from malamute_protocol.limits import REASON_BYTES_MAX, Limits
+from malamute_protocol.limits import Limits
 from malamute_py.client.acks import Ack, Acks, Form, Range
+from malamute_py.client.arguments import (
+    duration,
+    integer,
+    name_of,
+    one_of,
+    reason_of,
+    settings_of,
+)
 from malamute_py.client.calls import make_pattern
 from malamute_py.client.events import Event, Settled
 from malamute_py.client.letters import Delivered, received, rows_of
@@ -92,26 +99,21 @@ def make_offered(
     settings: Mapping[str, Any] | None,
 ) -> Offered:
     """An offer as asked for. Raises PatternError or LocalProtocolError `bad_setting`."""
-    if concurrency < 1 or credit_bytes < 1:
-        raise LocalProtocolError("bad_setting", "concurrency and credit must be greater than 0")
-    if lease_ms is not None and lease_ms < 1:
-        raise LocalProtocolError("bad_setting", "lease_ms must be greater than 0")
+    name_of("service", service)
     return Offered(
         service,
         make_pattern(pattern),
-        concurrency,
-        credit_bytes,
-        lease_ms or 0,
+        integer("concurrency", concurrency, 1),
+        integer("credit_bytes", credit_bytes, 1),
+        0 if lease_ms is None else duration("lease_ms", lease_ms, 1),
         level_number(confirm),
-        dict(settings or {}),
+        settings_of(settings),
     )
 
 
 def make_on_error(on_error: str) -> None:
     """Raises LocalProtocolError `bad_setting` for what is not in ON_ERROR."""
-    if on_error not in ON_ERROR:
-        known = ", ".join(ON_ERROR)
-        raise LocalProtocolError("bad_setting", f"on_error={on_error!r}; known are {known}")
+    one_of("on_error", on_error, ON_ERROR)
 
 
 class Job:
@@ -737,6 +739,7 @@ class Workings:
         has had its end already: nothing was done.
         """
         offering = request.offering
+        again_ms, reason = duration("delay_ms", again_ms), reason_of(reason)
         if offering.ended:
             raise offering.error or ConnectionLost("the worker is closed")
         if request.broken:
@@ -746,7 +749,7 @@ class Workings:
         if not offering.finish(request):
             return False
         self.finished(offering)
-        request.end = Form(state, again_ms, reason[:REASON_BYTES_MAX]), token
+        request.end = Form(state, again_ms, reason), token
         if not request.replying:
             self.end_at_last(request)
         return True
@@ -795,7 +798,7 @@ class Workings:
             self._take_back_last(request, error)
         if request.end is not None and request.end[0].state == COMPLETED:
             token = request.end[1]
-            request.end = Form(FAILED, 0, reason[:REASON_BYTES_MAX]), None
+            request.end = Form(FAILED, 0, reason_of(reason)), None
             if token is not None:
                 self.tell(Settled([(token, error)]))
         else:
@@ -873,6 +876,11 @@ class Workings:
     def idle(self) -> bool:
         """Everything that was said is confirmed."""
         return self.acks.idle
+
+    @property
+    def unanswered(self) -> int:
+        """Commands that wait to leave, or for their answers."""
+        return self.acks.unanswered
 
     @property
     def waits(self) -> bool:

@@ -101,6 +101,9 @@ class Options(TypedDict, total=False):
     limits: Limits
 
 
+_OPTIONS: Final = frozenset(Options.__annotations__)
+
+
 def encode(bodies: Sequence[bytes], **options: Unpack[Options]) -> bytes:
     """A content of records with one blob each.
 
@@ -353,6 +356,12 @@ def _head(
     options: Options,
 ) -> tuple[bytes, list[Any]]:  # fmt: skip
     """(the head behind its CRC, the padded sections before the body), all limits checked."""
+    if not options.keys() <= _OPTIONS:
+        unknown = min(options.keys() - _OPTIONS)
+        known = ", ".join(sorted(_OPTIONS))
+        raise LocalProtocolError(
+            "bad_setting", f"there is no option {unknown!r}; known are {known}"
+        )
     limits = options.get("limits", DEFAULT_LIMITS)
     if not 0 < count <= limits.batch_records_max:
         if count:

@@ -7,6 +7,7 @@ and where. Source: SPEC.md, section 3.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, get_args, get_type_hints
 
@@ -32,8 +33,12 @@ COMMANDS: Final[dict[int, type[Command]]] = {
 NUMBERS: Final[dict[type[Command], int]] = {command: n for n, command in COMMANDS.items()}
 """Number by command type."""
 
-_encoder: Final = msgspec.msgpack.Encoder()
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=operator.index)
+"""Asked only for types that MessagePack has not: what counts as an integer is sent as one."""
 _decoder: Final = msgspec.msgpack.Decoder(list[AnyCommand])
+_one_decoders: Final[dict[type[Command], msgspec.msgpack.Decoder[Any]]] = {
+    command: msgspec.msgpack.Decoder(command) for command in COMMANDS.values()
+}
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
@@ -59,6 +64,52 @@ def encode_message(commands: Sequence[Command], frames: Sequence[Any] = ()) -> l
             "malformed", f"{len(commands)} commands own {owned} frames, not {len(frames)}"
         )
     return [_encoder.encode(commands), *frames]
+
+
+def check_command(command: Command, limits: Limits = DEFAULT_LIMITS) -> Command:
+    """The command as a peer that gets it will read it.
+
+    Raises LocalProtocolError, which names the field: a peer would not understand the command.
+    """
+    name = type(command).__name__
+    try:
+        data = _encoder.encode(command)
+    except Exception as error:  # whatever the value of a field raises
+        fault = f"{name}: {_unencodable(command)}: {error}"
+        raise LocalProtocolError("malformed", fault) from error
+    if len(data) >= limits.command_frame_bytes_max:
+        fault = f"{name}: {len(data)} bytes, at most {limits.command_frame_bytes_max - 1}"
+        raise LocalProtocolError("too_large", fault)
+    try:
+        read: Command = _one_decoders[type(command)].decode(data)
+        for field in _FREE.get(type(command), ()):
+            _check_nesting(getattr(read, field), limits.nesting_max, 0, read, field)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        fault = _name_fields(type(command), error)
+        raise LocalProtocolError(_code(fault), f"{name}: {fault}") from error
+    except RemoteProtocolError as error:
+        raise LocalProtocolError(error.code, error.reason) from error
+    return read
+
+
+def reference_of(command: Command) -> int:
+    """The number that an answer to a command names: its tracker, subscription or request, or 0."""
+    for name in ("tracker", "request", "subscription"):
+        found: int | None = getattr(command, name, None)
+        if found is not None:
+            return found
+    return 0
+
+
+def _unencodable(command: Command) -> str:
+    """Name and value of the field that cannot be encoded."""
+    for field in command.__struct_fields__:
+        value = getattr(command, field)
+        try:
+            _encoder.encode(value)
+        except Exception:  # noqa: BLE001 - which field it is, is what is asked
+            return f"{field.rstrip('_')}={value!r:.60}"
+    return "a field"
 
 
 def decode_message(

@@ -333,7 +333,7 @@ def test_steps_of_different_levels_are_not_merged() -> None:
 def test_a_row_that_cannot_be_encoded_fails_its_own_step_only() -> None:
     script = Stepping()
     bad = Step()
-    bad.publish("out", b"bad", subject="x" * 256)
+    bad.publish("out", b"bad", properties={"a": "x" * 70_000})
     script.add(published(b"one"), "1")
     script.add(bad, "bad")
     script.add(published(b"two"), "2")

@@ -67,14 +67,18 @@ class World:
             for command, _ in decode_message(message):
                 self.hear(command)
         self.session.take_transport()
+        self.hear_outcomes()
+        self.hand_out()
+        if self.dice.random() < 0.02:
+            self.lose()
+            self.hear_outcomes()
+
+    def hear_outcomes(self) -> None:
         for event in self.session.take_events():
             if isinstance(event, Settled):
                 for token, outcome in event.pairs:
                     assert token not in self.outcomes
                     self.outcomes[token] = outcome
-        self.hand_out()
-        if self.dice.random() < 0.02:
-            self.lose()
 
     def lose(self) -> None:
         self.session.lost("closed", "the cable", self.now_ms)

@@ -49,6 +49,14 @@ def test_every_public_name_is_there() -> None:
         ({"retry_min_ms": 50, "retry_max_ms": 10}, "retry_max_ms"),
         ({"linger_ms": -1}, "linger_ms"),
         ({"colour": "red"}, "colour"),
+        ({"identity": 5}, "identity"),
+        ({"identity": "a b"}, "identity"),
+        ({"software": None}, "software"),
+        ({"credential": ("ann", "secret")}, "credential"),
+        ({"credential": malamute.Plain("ann", 5)}, "credential.password"),  # type: ignore[arg-type]
+        ({"heartbeat_ms": "often"}, "heartbeat_ms"),
+        ({"window_bytes": 1.5}, "window_bytes"),
+        ({"idempotent": 1}, "idempotent"),
         ({"credential": malamute.Curve("short", "x" * 40, "y" * 40)}, "credential.server_key"),
     ],
 )

@@ -570,12 +570,12 @@ async def test_what_cannot_be_sent_behind_an_answer_is_told_at_once(
         link = ann._link
         await ann.request("svc", b"q")
         # In the turn of the answer, so that it leaves in the call.
-        asking = ann.request("svc", b"q", properties={"a": object()})
+        asking = ann.request("svc", b"q", properties={"a": "x" * 70_000})
         told = asking.send(None)
         assert link._resting, "else this shows nothing"
         assert link._scheduled, "a step tells it, and not the next heartbeat"
         await asyncio.wait([told])
-        with pytest.raises(LocalProtocolError, match="bad_batch"):
+        with pytest.raises(LocalProtocolError, match="too_large"):
             asking.send(None)
         working.cancel()
 

@@ -590,7 +590,7 @@ def test_replies_of_which_one_cannot_be_encoded_do_not_look_whole(confirmed: str
     job = offering.take()
     assert job is not None
     reply(script, job, b"one", last=False)
-    bad = make_row(b"two", "", None, None, None, {"a": object()}, (job, None))
+    bad = make_row(b"two", "", None, None, None, {"a": "x" * 70_000}, (job, None))
     assert script.session.workings.reply(job, bad, False)
     reply(script, job, b"three", last=False)
     reply(script, job, b"four")

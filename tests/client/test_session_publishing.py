@@ -11,6 +11,8 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import Content
 from malamute_protocol.errors import LocalProtocolError, RequestRejected
 from malamute_protocol.framing import NUMBERS
+from malamute_py.client.calls import make_row
+from malamute_py.client.publishing import level_number
 from tests.client.script import Script, bodies_of
 
 
@@ -363,7 +365,8 @@ def test_expected_sequences_spare_the_restamping() -> None:
 def test_a_record_that_cannot_be_encoded_fails_alone() -> None:
     script = ready()
     script.publish(b"good")
-    script.publish(b"bad", fields={"n" * 300: "too long a name"})
+    row = make_row(b"bad", "a", None, None, None, {"too much": "x" * 70_000}, b"bad")
+    script.session.publisher.add("s", level_number("synced"), row)
     script.publish(b"fine")
     assert len(publishes(script.step())) == 2
     [(tokens, error)] = script.outcomes()

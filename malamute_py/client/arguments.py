@@ -1,0 +1,237 @@
+"""What callers may hand in, checked in the call that was made.
+
+Owns the types and bounds of arguments, and the words in which a wrong one is refused. The rule:
+whatever a caller got wrong is raised as LocalProtocolError before anything was queued: `too_large`
+for what is over a limit, `bad_batch` for what makes a record, `bad_start` for a place in a stream,
+else `bad_setting`; the reason names the argument, shows its value and says what is allowed. A
+right value costs a comparison.
+Source: SPEC.md, sections 3, 11 and 12.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from malamute_protocol.address import NAME_BYTES_MAX
+from malamute_protocol.commands import Command
+from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.framing import check_command
+from malamute_protocol.limits import (
+    DEFAULT_LIMITS,
+    KEY_BYTES_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    REASON_BYTES_MAX,
+    TIME_MAX,
+)
+
+_SHOWN_MAX: Final = 60
+_INT64: Final = 1 << 63
+_SCALARS: Final = (bool, int, float, str, bytes, type(None))
+
+
+def wrong(name: str, value: Any, allowed: str, code: str = "bad_setting") -> LocalProtocolError:
+    """The error for an argument: its name, its value, and what is allowed instead."""
+    shown = repr(value)
+    if len(shown) > _SHOWN_MAX:
+        shown = f"{shown[:_SHOWN_MAX]}..."
+    return LocalProtocolError(code, f"{name}={shown}: allowed is {allowed}")
+
+
+def integer(
+    name: str, value: Any, least: int, most: int = _INT64 - 1, code: str = "bad_setting"
+) -> int:
+    """A whole number in [least, most], of any type that has __index__ but bool.
+
+    Raises LocalProtocolError, `bad_setting` or as `code` says.
+    """
+    if type(value) is int and least <= value <= most:
+        return value
+    allowed = f"an integer from {least} to {most}"
+    if isinstance(value, bool):
+        raise wrong(name, value, allowed, code)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise wrong(name, value, f"{allowed}, not a {type(value).__name__}", code) from None
+    if not least <= number <= most:
+        raise wrong(name, value, allowed, code)
+    return number
+
+
+def text(name: str, value: Any, most: int, code: str = "bad_setting") -> str:
+    """A string of at most so many bytes as UTF-8. Raises LocalProtocolError."""
+    if not isinstance(value, str):
+        raise wrong(name, value, f"a str, not a {type(value).__name__}", code)
+    # An ASCII string, which most are, has as many bytes as characters.
+    size = len(value)
+    if not value.isascii():
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError:
+            raise wrong(name, value, "text that UTF-8 can express", code) from None
+    if size > most:
+        raise wrong(name, value, f"at most {most} bytes, not {size}", "too_large")
+    return value
+
+
+def name_of(name: str, value: Any) -> None:
+    """The name of a stream, mailbox or service, as far as it decides whether it can be sent.
+
+    Which characters a name may have the broker says, in its answer to the command.
+    Raises LocalProtocolError.
+    """
+    if type(value) is not str or len(value) > NAME_BYTES_MAX or not value.isascii():
+        text(name, value, NAME_BYTES_MAX, "bad_name")
+
+
+def key_of(value: Any) -> bytes:
+    """A sender's name for a message, request or step. Raises LocalProtocolError."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise wrong("key", value, f"bytes, at most {KEY_BYTES_MAX}, not a {type(value).__name__}")
+    key = bytes(value)
+    if len(key) > KEY_BYTES_MAX:
+        raise wrong("key", value, f"at most {KEY_BYTES_MAX} bytes, not {len(key)}", "too_large")
+    return key
+
+
+def priority_of(value: Any) -> int:
+    """A message's priority. Raises LocalProtocolError."""
+    return integer("priority", value, PRIORITY_MIN, PRIORITY_MAX)
+
+
+def time_of(
+    name: str, value: Any, least: int = 0, most: int = TIME_MAX, code: str = "bad_setting"
+) -> int:
+    """Milliseconds since 1970 of a time: an integer or a datetime. Raises LocalProtocolError."""
+    if isinstance(value, datetime):
+        zoned = value if value.tzinfo is not None else value.astimezone()
+        value = int(zoned.timestamp() * 1000)
+    elif isinstance(value, float):
+        allowed = "whole milliseconds since 1970, which int(...) makes of it, or a datetime"
+        raise wrong(name, value, allowed, code)
+    return integer(name, value, least, most, code)
+
+
+def column_time(name: str, value: Any) -> int:
+    """A time in a column of a batch, which has 64 bits. Raises LocalProtocolError."""
+    return time_of(name, value, 1 - _INT64, _INT64 - 1, "bad_batch")
+
+
+def duration(name: str, value: Any, least: int = 0) -> int:
+    """So many milliseconds. Raises LocalProtocolError."""
+    return integer(name, value, least, TIME_MAX)
+
+
+def reason_of(value: Any) -> str:
+    """Words for a person, cut to what a command may carry. Raises LocalProtocolError."""
+    if not isinstance(value, str):
+        raise wrong("reason", value, f"a str, not a {type(value).__name__}")
+    # What UTF-8 cannot express came from a file name or the like: it must not cost the reason.
+    return value[:REASON_BYTES_MAX].encode(errors="backslashreplace").decode()[:REASON_BYTES_MAX]
+
+
+def one_of(name: str, value: Any, known: Sequence[str]) -> None:
+    """One of a few words. Raises LocalProtocolError `bad_setting`."""
+    if not isinstance(value, str) or value not in known:
+        raise wrong(name, value, f"one of {', '.join(known)}", "bad_setting")
+
+
+def subject_of(value: Any) -> Any:
+    """A subject, or a sequence of the subject and further keys. Raises LocalProtocolError."""
+    limits = DEFAULT_LIMITS
+    if isinstance(value, str):
+        text("subject", value, limits.subject_bytes_max, "bad_batch")
+        return value
+    if isinstance(value, bytes | bytearray | Mapping) or not isinstance(value, Sequence):
+        kind = type(value).__name__
+        raise wrong("subject", value, f"a str, or a sequence of several, not a {kind}", "bad_batch")
+    if not 1 <= len(value) <= limits.keys_max:
+        allowed = f"1 to {limits.keys_max} keys, not {len(value)}"
+        raise wrong("subject", value, allowed, "too_large" if value else "bad_batch")
+    for key in value:
+        text("subject", key, limits.subject_bytes_max, "bad_batch")
+    return value
+
+
+def fields_of(value: Any) -> Mapping[str, str]:
+    """Field values by name. Raises LocalProtocolError."""
+    if not isinstance(value, Mapping):
+        raise wrong(
+            "fields", value, f"a mapping of str to str, not a {type(value).__name__}", "bad_batch"
+        )
+    limits = DEFAULT_LIMITS
+    if len(value) > limits.fields_max:
+        raise wrong("fields", value, f"at most {limits.fields_max}, not {len(value)}", "too_large")
+    for name, entry in value.items():
+        text("name of a field", name, limits.field_name_bytes_max, "bad_batch")
+        text(f"fields[{name!r}]", entry, limits.field_value_bytes_max, "bad_batch")
+    return value
+
+
+def properties_of(value: Any) -> Mapping[str, Any]:
+    """Properties of a record: names and scalars. Raises LocalProtocolError."""
+    if not isinstance(value, Mapping):
+        raise wrong(
+            "properties", value, f"a mapping by str, not a {type(value).__name__}", "bad_batch"
+        )
+    for name, entry in value.items():
+        if not isinstance(name, str):
+            raise wrong(
+                "name of a property", name, f"a str, not a {type(name).__name__}", "bad_batch"
+            )
+        if not isinstance(entry, _SCALARS):
+            kind = type(entry).__name__
+            raise wrong(
+                f"properties[{name!r}]",
+                entry,
+                f"None, bool, int, float, str or bytes, not {kind}",
+                "bad_batch",
+            )
+    return value
+
+
+def several(name: str, value: Any) -> None:
+    """A sequence of bodies, no single one. Raises LocalProtocolError `bad_batch`."""
+    if isinstance(value, str | bytes | bytearray | Mapping) or not hasattr(value, "__getitem__"):
+        raise wrong(name, value, f"a sequence of bytes, not a {type(value).__name__}", "bad_batch")
+
+
+def pattern_of(value: Any) -> Any:
+    """A pattern in its wire form. Raises LocalProtocolError."""
+    if isinstance(value, bytes) or not isinstance(value, Sequence):
+        kind = type(value).__name__
+        raise wrong("pattern", value, f"text or what makes a pattern, not a {kind}")
+    return value
+
+
+def settings_of(settings: Any, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Settings from a mapping and by name. Raises LocalProtocolError."""
+    if settings is None:
+        return dict(more or {})
+    if not isinstance(settings, Mapping):
+        raise wrong("settings", settings, f"a mapping by str, not a {type(settings).__name__}")
+    return {**settings, **(more or {})}
+
+
+def beginning(prefix: Any) -> str:
+    """The question for all names that begin so. Raises LocalProtocolError."""
+    return f"{text('prefix', prefix, NAME_BYTES_MAX)}*"
+
+
+def numbers_of_requests(value: Any) -> list[int]:
+    """Numbers of requests. Raises LocalProtocolError."""
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+        raise wrong("numbers", value, "several integers")
+    return [integer("numbers", number, 0) for number in value]
+
+
+def checked(command: Command) -> Command:
+    """The command as the broker will read it, numbers of other types made plain ones.
+
+    Raises LocalProtocolError: it could not be sent, or would be refused as malformed.
+    """
+    return check_command(command)

@@ -1,0 +1,268 @@
+"""One command that cannot be sent, or that the broker cannot read, costs its own caller only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from malamute_protocol import commands as c
+from malamute_protocol.errors import LocalProtocolError, RequestRejected
+from malamute_protocol.framing import decode_message, encode_message
+from malamute_protocol.limits import DEFAULT_LIMITS
+from malamute_py.client.session import Answered, Closed, Connect, State, Warned, _Asked
+from malamute_py.client.work import Offered
+from tests.client.script import Script, welcome
+from tests.client.test_session_mail import opened
+
+
+def answers(script: Script) -> dict[Any, Any]:
+    found = {event.token: event.outcome for event in script.happened if isinstance(event, Answered)}
+    script.happened = [event for event in script.happened if not isinstance(event, Answered)]
+    return found
+
+
+def told(script: Script) -> list[str]:
+    """Lines for the log since the last call."""
+    found = [event.message for event in script.happened if isinstance(event, Warned)]
+    script.happened = [event for event in script.happened if not isinstance(event, Warned)]
+    return found
+
+
+def ask(script: Script, token: str, command: type[Any] = c.StreamInfo, **more: Any) -> None:
+    script.session.request(lambda number: command(number, token, **more), token)
+
+
+def sneak_in(script: Script, token: str, command: Any) -> None:
+    """A command that got past all checks."""
+    script.session._request += 1
+    made = command(script.session._request)
+    script.session._requests[script.session._request] = _Asked(made, token, False)
+
+
+def kinds(commands: list[c.Command]) -> list[str]:
+    return [type(command).__name__ for command in commands]
+
+
+def test_a_command_that_cannot_be_encoded_fails_alone() -> None:
+    script = opened()
+    ask(script, "one")
+    sneak_in(script, "bad", lambda number: c.StreamInfo(number, object()))  # type: ignore[arg-type]
+    script.session.outbox.send("m", (b"x", "", None, None, None, None, "mail"), 0)
+    ask(script, "two")
+    sent = script.step()
+    assert sorted(kinds(sent)) == ["Send", "StreamInfo", "StreamInfo"]
+    [(token, error)] = answers(script).items()
+    assert token == "bad"
+    assert isinstance(error, RequestRejected)
+    assert error.code == "malformed"
+    assert "stream=<object" in error.reason
+    assert script.state() is State.LINKED
+    ask(script, "three")
+    assert kinds(script.step()) == ["StreamInfo"]
+
+
+def test_a_step_of_which_a_part_cannot_be_encoded_fails_whole() -> None:
+    script = opened()
+    tracked: list[Any] = []
+
+    class Waiting:
+        def confirmed(self, confirm: c.Confirm) -> None:
+            raise AssertionError
+
+        def refused(self, error: RequestRejected, now_ms: int) -> None:
+            tracked.append(error)
+
+    tracker = script.session.trackers.give(Waiting())
+    bad: list[c.Command] = [
+        c.Atomic(tracker, 2),
+        c.MoveCursor("s", "c", 2**70, 0),
+        c.MoveCursor("s", "d", 5, 0),
+    ]
+    script.session._commands += bad
+    ask(script, "one")
+    assert kinds(script.step()) == ["StreamInfo"]
+    [error] = tracked
+    assert "MoveCursor: next=" in str(error)
+
+
+def test_messages_keep_within_the_bytes_that_a_command_frame_may_have() -> None:
+    script = Script()
+    script.open(message_commands_max=4096)
+    for n in range(64):
+        ask(script, f"s{n}", c.CreateStream, settings={"description": "d" * 50_000})
+    messages = script.session.take_outgoing(script.now_ms)
+    assert all(len(frames[0]) <= DEFAULT_LIMITS.command_frame_bytes_max for frames in messages)
+    sent = [command for frames in messages for command, _ in decode_message(frames)]
+    assert kinds(sent) == ["CreateStream"] * 64
+    assert len(messages) < 16, "they still leave together as far as they may"
+
+
+def test_messages_keep_within_the_frames_that_one_may_have() -> None:
+    script = Script(idempotent=False)
+    script.open(message_commands_max=4096)
+    for n in range(4096):
+        script.publish(b"x", stream=f"s{n}", confirm="none")
+    messages = script.session.take_outgoing(script.now_ms)
+    # What a broker refuses to read, this would raise for.
+    sent = [command for frames in messages for command, _ in decode_message(frames)]
+    assert kinds(sent) == ["Publish"] * 4096
+
+
+def end_as_malformed(script: Script) -> None:
+    """As a broker does: nothing in it says which command it was."""
+    refused = c.Refused(0, 0, "malformed", "command 3 (StreamInfo): as the test wants")
+    script.session.receive(
+        encode_message([refused, c.Bye("malformed", refused.reason)]), script.now_ms
+    )
+    script.step()
+
+
+def greet(script: Script) -> None:
+    """The link opens; what leaves then is for the test to take."""
+    script.wait(60_000)
+    script.session.receive(encode_message([welcome()]), script.now_ms)
+
+
+def take_as_a_broker(script: Script, bad: str) -> tuple[list[str], bool]:
+    """Read message by message, as a broker that cannot understand a name; what was understood."""
+    understood: list[str] = []
+    for frames in script.session.take_outgoing(script.now_ms):
+        commands = [command for command, _ in decode_message(frames)]
+        if any(getattr(command, "stream", "") == bad for command in commands):
+            end_as_malformed(script)
+            return understood, False
+        for command in commands:
+            understood.append(type(command).__name__)
+            if isinstance(command, c.Ping):
+                script.session.receive(encode_message([c.Pong(command.token)]), script.now_ms)
+    return understood, True
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_what_ended_the_link_is_found_and_never_sent_again(place: int) -> None:
+    script = Script()
+    script.open()
+    names = [f"good{n}" for n in range(4)]
+    names.insert(place, "bad")
+    for name in names:
+        ask(script, name)
+    understood, whole = take_as_a_broker(script, "bad")
+    assert (understood, whole) == ([], False)
+    assert answers(script) == {}, "nobody knows yet which of them it was"
+    links = 1
+    while True:
+        greet(script)
+        links += 1
+        understood, whole = take_as_a_broker(script, "bad")
+        if whole:
+            break
+        assert links < 4, "the command goes on ending links"
+    assert links == 3
+    [(token, error)] = answers(script).items()
+    assert token == "bad"
+    assert isinstance(error, RequestRejected)
+    assert error.code == "malformed"
+    assert understood == ["StreamInfo"] * 4, "all others go on, and together again"
+
+
+def test_an_offer_that_ends_the_link_ends_its_worker_by_name() -> None:
+    script = Script()
+    script.open()
+    # Another version's broker might not read what this one's commands have.
+    offering = script.session.workings.offer(Offered("bad", ["all"]), object)  # type: ignore[arg-type]
+    ask(script, "good")
+    script.step()
+    end_as_malformed(script)
+    greet(script)
+    messages = script.session.take_outgoing(script.now_ms)
+    [offer, _, asked, ping] = [
+        command for frames in messages for command, _ in decode_message(frames)
+    ]
+    assert kinds([offer, asked, ping]) == ["Offer", "StreamInfo", "Ping"]
+    end_as_malformed(script)
+    assert isinstance(offering.error, RequestRejected)
+    script.wait(60_000)
+    assert kinds(script.open()) == ["StreamInfo"]
+
+
+def test_a_hello_that_no_broker_reads_ends_the_client_by_name() -> None:
+    script = Script()
+    end_as_malformed(script)
+    assert script.state() is State.CLOSED
+    closed = script.happened[-1]
+    assert isinstance(closed, Closed)
+    assert isinstance(closed.error, RequestRejected)
+    assert closed.error.code == "malformed"
+
+
+def test_links_that_do_not_last_are_tried_more_and_more_seldom() -> None:
+    script = Script()
+    end_ms = script.now_ms + 60_000
+    while script.now_ms < end_ms:
+        if script.state() is State.CONNECTING:
+            script.open()
+            script.say(c.Bye("internal", "as the test wants"))
+        wake = script.session.next_wake()
+        assert wake is not None
+        script.wait(max(1, wake - script.now_ms))
+    attempts = sum(isinstance(wanted, Connect) for wanted in script.transport)
+    assert attempts < 25, "60 s of links that end at once"
+
+
+def test_a_link_that_lasted_is_sought_again_at_once() -> None:
+    script = Script(retry_min_ms=100)
+    for _ in range(20):
+        script.open()
+        script.wait(2_500)
+        script.say(c.Pong())
+        script.lose()
+        wake = script.session.next_wake()
+        assert wake is not None
+        assert wake - script.now_ms <= 100
+        script.wait(100)
+
+
+def test_the_log_has_a_line_when_the_link_is_lost_and_one_when_it_is_back() -> None:
+    script = Script()
+    script.open()
+    assert told(script) == []
+    ask(script, "one")
+    ask(script, "two")
+    script.step()
+    script.wait(2_500)
+    script.say(c.Pong())
+    script.lose()
+    [lost] = told(script)
+    assert "was lost (closed: the cable)" in lost
+    assert "2 commands are unanswered" in lost
+    for _ in range(3):
+        script.wait(10_000)
+        script.lose()
+    assert told(script) == [], "attempts that fail are not told one by one"
+    script.wait(10_000)
+    script.open()
+    [back] = told(script)
+    assert "is back after 40.0 s and 4 attempts; 2 commands go on" in back
+
+
+def test_a_broker_that_was_never_there_is_told_once_and_when_it_comes() -> None:
+    script = Script()
+    for _ in range(5):
+        script.lose()
+        script.wait(10_000)
+    [missing] = told(script)
+    assert "no link to a broker yet (closed: the cable)" in missing
+    script.open()
+    [there] = told(script)
+    assert "linked to a broker after 6 attempts" in there
+
+
+def test_a_wrong_argument_of_a_question_is_raised_in_the_call() -> None:
+    script = opened()
+    with pytest.raises(LocalProtocolError, match="stream"):
+        ask(script, None)  # type: ignore[arg-type]
+    with pytest.raises(LocalProtocolError, match="credit_records"):
+        script.session.workings.offer(Offered("v", ["all"], 2**80), object)  # type: ignore[arg-type]
+    assert script.step() == []
+    assert not script.session.opened
