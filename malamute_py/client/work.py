@@ -432,6 +432,7 @@ class Offering(Opened):
         if request.finished or request.broken:
             self.finish(request)
             self.done(request)
+            self.workings.finished(self)
         self.workings.warnings.add(
             "answered too late, or taken before the link was lost",
             f"request {request.number} of {self.asked.service}: {error}",

@@ -370,7 +370,8 @@ def test_the_end_of_the_session_fails_who_waits_for_replies() -> None:
 
 def working(script: Script, count: int = 2, **asked: Any) -> Any:
     """An offer, and so many requests of one sender in hand."""
-    offering = script.session.workings.offer(Offered("svc", ["all"], 4, **asked), Job)
+    offered = Offered("svc", ["all"], **{"concurrency": 4, **asked})
+    offering = script.session.workings.offer(offered, Job)
     script.step()
     accept(script, c.Offer)
     work(script, offering, count)
@@ -504,6 +505,16 @@ def test_an_end_behind_a_reply_that_came_too_late_is_not_said() -> None:
     assert not of(script.step(), c.AckWork)
     assert outcomes(script) == {"ended": False}
     assert not offering.in_hand
+
+
+def test_a_worker_whose_first_reply_came_too_late_is_given_the_next_request() -> None:
+    script = opened()
+    job = working(script, 1, concurrency=1).take()
+    assert job is not None
+    reply(script, job, b"one", last=False)
+    [step] = of(script.step(), c.Atomic)
+    [credit] = of(script.say(c.Refused(66, step.tracker, "not_held")), c.Credit)
+    assert credit.credit_records == 2
 
 
 def test_a_reply_that_others_follow_and_that_is_refused_for_good_fails_its_request() -> None:
