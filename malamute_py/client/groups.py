@@ -192,8 +192,14 @@ class Membership(Opened):
     # --- steps -------------------------------------------------------------------------------
 
     def lend(self, numbers: list[int]) -> None:
-        """A step acknowledges these. Raises RequestRejected `not_held`: nothing was lent."""
+        """A step acknowledges these.
+
+        Raises RequestRejected `not_held`: nothing was lent. What the reader has since an earlier
+        link is then shown to it again, should the broker hand it out to this member.
+        """
         if not self.in_hand.issuperset(numbers):
+            for number in numbers:
+                self._away.pop(number, None)
             raise RequestRejected(
                 "not_held", "not in hand: acknowledged already, or the link was lost since"
             )

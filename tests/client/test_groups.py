@@ -280,6 +280,18 @@ def test_a_step_acknowledges_records_and_batches_of_a_group() -> None:
     assert script.member.in_hand == {0, 1, 2, 3, 10, 11}
 
 
+def test_a_record_that_a_step_could_not_acknowledge_is_shown_again() -> None:
+    script = Grouped()
+    script.hand(2, 4)
+    taken = script.take()
+    script.reconnect()
+    script.accept_member(script.member)
+    with pytest.raises(RequestRejected, match="not_held"):
+        Step().ack(taken)
+    script.hand(2, 4)
+    assert script.take().numbers == [4, 5]
+
+
 def test_a_record_of_another_member_is_not_this_ones_to_acknowledge() -> None:
     script = Grouped()
     other = script.join(group="other")
