@@ -48,6 +48,10 @@ class Direction:
         self._schedule()
         return True
 
+    def wants(self) -> None:
+        """Whoever was refused is to be told when there is room."""
+        self._wanted = True
+
     def stall(self, on: bool) -> None:
         """Stop or resume arriving."""
         self.stalled = on

@@ -75,6 +75,10 @@ def scenario(name: str) -> Callable[..., Scenario]:
         from tests.simulation.session_run import SessionRun
 
         return SessionRun
+    if name == "clients":
+        from tests.simulation.clients_run import ClientsRun
+
+        return ClientsRun
     if name == "work":
         from tests.simulation.work_run import WorkRun
 
@@ -82,7 +86,7 @@ def scenario(name: str) -> Callable[..., Scenario]:
     raise KeyError(name)
 
 
-SCENARIOS = ("journal", "broker", "session", "work")
+SCENARIOS = ("journal", "broker", "session", "work", "clients")
 
 
 def run_seed(

@@ -48,6 +48,12 @@ def test_mail_services_groups_and_steps_keep_their_promises_under_every_fault(fi
     check("work", range(first, first + CHUNK))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 100, CHUNK))
+def test_programs_over_the_client_library_get_what_they_were_promised(first: int) -> None:
+    check("clients", range(first, first + CHUNK))
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_few_seeds_pass(scenario: str) -> None:
     check(scenario, range(1000, 1005))

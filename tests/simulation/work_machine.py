@@ -331,6 +331,7 @@ class WorkMachine(Machine):
         super().pump()
 
     def _do(self, ready: Ready) -> None:
+        self.model.turn_lsn = self.model.end_lsn
         super()._do(ready)
         for wanted in ready.bodies:
             self._later(self._reader(self._reading_bodies(wanted)), self.rng.randint(50, 5_000))

@@ -417,6 +417,8 @@ class WorkModel:
         self.rings: dict[str, RingTruth] = {}
         self.logs: dict[Any, Any] = {}
         """For the machine, which empties those in memory; there are none."""
+        self.turn_lsn = 0
+        """Where the log ended before the turn whose messages leave now."""
         self.bundles: list[Bundle] = []
         self.unsure: list[list[Batch]] = []
         """Bundles of which a crash hides whether they were written."""
@@ -521,8 +523,9 @@ class WorkModel:
         for change in changes_of(bundle):
             state.apply(change, bundle.lsn)
             if isinstance(change, r.StepTaken):
-                act = self.steps[change.sender, change.key]
-                acts[act.number] = act
+                step = self._step_of(change)
+                if step is not None:
+                    acts[step.number] = step
             if isinstance(change, r.RequestRevived):
                 for base, _ in change.rows:
                     for number in range(base, base + state.batches[base]):
@@ -533,6 +536,10 @@ class WorkModel:
                             }
             apply(self.tables, self.queues, change)
         return list(acts.values())
+
+    def _step_of(self, change: r.StepTaken) -> Act | None:
+        """The act that has this name; None: it is told by its records."""
+        return self.steps[change.sender, change.key]
 
     def _whole(self, act: Act, bundle: Bundle) -> None:
         """All parts of a step happened in this bundle."""
@@ -673,6 +680,10 @@ class WorkModel:
             if any(serial in state.serials for serial in wish.serials):
                 raise Violation("refused_kept", f"{command.code} for {act}")
 
+    def _just(self, lsn: int | None) -> bool:
+        """It ended in the turn in which it was handed out: who ended it may have been later."""
+        return False
+
     # --- deliveries -------------------------------------------------------------------------
 
     def _hold(self, thing: tuple[Any, ...], owner: tuple[int, int]) -> None:
@@ -728,7 +739,8 @@ class WorkModel:
             owner = next((b for b, name in state.boxes.items() if name == box), -1)
             letter = state.mail.get((owner, number))
             if letter is None:
-                if link not in self.blocked or (link, "mail", number) in self.acknowledged:
+                late = link in self.blocked or self._just(state.gone_mail.get(number))
+                if not late or (link, "mail", number) in self.acknowledged:
                     raise Violation("after_end", f"message {number} of {box}")
                 continue
             if state.records[MAIL_STREAM, number] != serial:
@@ -762,7 +774,9 @@ class WorkModel:
         for number, serial in rows:
             self.delivered += 1
             job = state.jobs.get(number)
-            late = link in self.blocked and (link, "job", number) not in self.acknowledged
+            ended = state.gone_jobs.get(number, [None])[-1]
+            late = link in self.blocked or self._just(ended)
+            late = late and (link, "job", number) not in self.acknowledged
             if late and (job is None or (job.holder, job.attempts) != (holder, command.attempts)):
                 continue
             if job is None:
@@ -807,7 +821,8 @@ class WorkModel:
                 raise Violation("not_selected", f"{place}: offset {offset}")
             position, done = state.groups.get(at, (0, frozenset()))
             if offset < position or offset in done:
-                if link not in self.blocked or (link, "record", place, offset) in self.acknowledged:
+                late = link in self.blocked or self._just(state.gone_records.get((*at, offset)))
+                if not late or (link, "record", place, offset) in self.acknowledged:
                     raise Violation("after_end", f"{place}: offset {offset} is done")
                 continue
             if not command.from_ <= offset < command.next:
@@ -888,10 +903,13 @@ class WorkModel:
 
     def _again(self) -> None:
         """Some bundles are gone: what the others make."""
-        self.state = State(self.state.slack_ms, self.state.unordered)
+        self.state = self._new_state()
         self.queues, self.tables = Queues(), Tables()
         for bundle in self.bundles:
             self._enter(bundle)
+
+    def _new_state(self) -> State:
+        return State(self.state.slack_ms, self.state.unordered)
 
     def compare(self, queues: Queues) -> None:
         """Hold the tables of a broker that was just started against both."""
