@@ -591,6 +591,8 @@ class Broker:
         for number, first in firsts.items():
             stream = self._catalogue.by_number(number)
             if stream is not None and stream.ring.name == ring and first > stream.first:
+                if not stream.settings.ring_bytes:
+                    self._retention.overwritten(stream, first)
                 stream.first = min(first, stream.next)
                 stream.ledger.trimmed(first)
                 self._delivery.forget(stream, first)

@@ -183,6 +183,21 @@ class Retention:
             stream.trim_asked = keep_from
             self.trims.append((stream.ring.name, stream.number, keep_from))
 
+    def overwritten(self, stream: Stream, first: int) -> None:
+        """Count the records that a shared ring takes although the stream's own bounds keep them.
+
+        A stream that loses its last record to the other streams of its ring is an event.
+        """
+        taken = min(first, stream.next) - max(stream.first, stream.trim_asked)
+        if taken <= 0:
+            return
+        self._shard.counters["records_overwritten"] += taken
+        if first >= stream.next:
+            self._shard.event(
+                "stream_overwritten", "warning",
+                stream=stream.name, ring=stream.ring.name, offset=stream.next, records=taken,
+            )  # fmt: skip
+
     def _split_ledger(self, stream: Stream) -> None:
         """What was recovered is one piece: learn from the index how its bytes lie."""
 

@@ -392,12 +392,14 @@ def start_point(text: str) -> StartPoint:
 def tell_notice(notice: Notice) -> None:
     """Say on standard error what a reader has to know."""
     from malamute_protocol.errors import CODES
-    from malamute_py.client.reading import GapNotice, RewoundNotice
+    from malamute_py.client.reading import BegunNotice, GapNotice, RewoundNotice
 
     if isinstance(notice, GapNotice):
         why = notice.reason or CODES.get(notice.code, notice.code)
         lost = count_text(notice.to_offset - notice.from_offset, "record")
         say(f"gap: offsets {notice.from_offset} to {notice.to_offset - 1} ({lost}) are gone: {why}")
+    elif isinstance(notice, BegunNotice):
+        say(f"the oldest record that is left has offset {notice.offset}: retention took the others")
     elif isinstance(notice, RewoundNotice):
         say(
             f"rewound: the log ends at {notice.to_offset}, before offset {notice.from_offset}: it"

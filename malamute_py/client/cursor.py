@@ -13,7 +13,15 @@ from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
 from malamute_py.client.position import Position
-from malamute_py.client.reading import GapError, GapNotice, ModeNotice, Notice, RewoundNotice, cut
+from malamute_py.client.reading import (
+    BegunNotice,
+    GapError,
+    GapNotice,
+    ModeNotice,
+    Notice,
+    RewoundNotice,
+    cut,
+)
 
 LOG = logging.getLogger("malamute.client")
 LINK_LOG = logging.getLogger("malamute.client.link")
@@ -72,7 +80,9 @@ class Cursor:
     def _note(self, notice: Notice) -> None:
         """Pass a notice on. Raises GapError when the subscription is strict."""
         self._notices.append(notice)
-        if not isinstance(notice, ModeNotice):
+        if isinstance(notice, BegunNotice):
+            LOG.info("a subscription from the earliest record begins at offset %d", notice.offset)
+        elif not isinstance(notice, ModeNotice):
             self.gaps += 1
             if self._on_notice is None and not self._strict:
                 LOG.warning("a subscription lost records: %s", notice)

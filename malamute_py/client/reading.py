@@ -24,6 +24,7 @@ from malamute_protocol.commands import (
     Pattern,
     Rewound,
     Start,
+    StartKind,
     Subscribe,
     Subscribed,
     Visibility,
@@ -35,6 +36,7 @@ from malamute_py.client.position import Position, start_on_wire
 
 VISIBILITIES: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Visibility}
 """Name of what a reader may see -> its number on the wire."""
+_EARLIEST: Final = [int(StartKind.EARLIEST)]
 
 
 class GapNotice(msgspec.Struct, frozen=True, gc=False):
@@ -54,6 +56,12 @@ class RewoundNotice(msgspec.Struct, frozen=True, gc=False):
     epoch: int
 
 
+class BegunNotice(msgspec.Struct, frozen=True, gc=False):
+    """A subscription from the earliest record begins at `offset`: retention took all before it."""
+
+    offset: int
+
+
 class ModeNotice(msgspec.Struct, frozen=True, gc=False):
     """From `offset` on records come from the tail (live) or from the journal (on demand)."""
 
@@ -61,7 +69,7 @@ class ModeNotice(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
-Notice: TypeAlias = GapNotice | RewoundNotice | ModeNotice
+Notice: TypeAlias = GapNotice | RewoundNotice | BegunNotice | ModeNotice
 
 
 class GapError(MalamuteError):
@@ -283,6 +291,8 @@ class Reading(Opened):
         self.next = command.next
         if expected < 0:
             self.consumed_next = command.next
+            if command.next > 0 and self.request.start[:1] == _EARLIEST:
+                self.inbox.append(BegunNotice(command.next))
         elif command.next < expected or another:
             self._rewind(RewoundNotice(expected, command.next, command.epoch))
         elif command.next > expected:

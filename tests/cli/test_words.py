@@ -14,7 +14,7 @@ from malamute_py.cli.commands import COMMANDS
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.records import printable
 from malamute_py.cli.subscribe import tell_notice
-from malamute_py.client.reading import GapNotice, ModeNotice, RewoundNotice
+from malamute_py.client.reading import BegunNotice, GapNotice, ModeNotice, RewoundNotice
 from tests.cli.running import run_cli
 
 HOUR_MS = 3_600_000
@@ -134,9 +134,11 @@ def test_notices_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     tell_notice(RewoundNotice(120, 100, 3))
     tell_notice(GapNotice(5, 6, "trimmed"))
     tell_notice(ModeNotice(True, 9))
-    rewound, gap = capsys.readouterr().err.splitlines()
+    tell_notice(BegunNotice(7))
+    rewound, gap, begun = capsys.readouterr().err.splitlines()
     assert "ends at 100, before offset 120" in rewound
     assert gap.startswith("gap: offsets 5 to 5 (1 record) are gone: ")
+    assert begun == "the oldest record that is left has offset 7: retention took the others"
 
 
 @pytest.mark.parametrize("width", [20, 50, 200])

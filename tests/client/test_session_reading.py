@@ -8,6 +8,7 @@ from malamute_protocol.errors import BatchError, RemoteProtocolError, RequestRej
 from malamute_py.client.position import Position
 from malamute_py.client.reading import (
     Arrival,
+    BegunNotice,
     GapNotice,
     Item,
     ModeNotice,
@@ -326,3 +327,24 @@ def test_what_crosses_an_unsubscribe_is_left_alone() -> None:
     script.deliver(reading, [b"later"], 1)
     assert script.state() is State.LINKED
     assert reading.number not in script.session.opened
+
+
+def test_a_reader_from_earliest_is_told_what_retention_took_and_told_once() -> None:
+    script = Script()
+    script.open()
+    reading = script.subscribe()
+    script.accept(reading, next=7, first=7, tail=9)
+    script.deliver(reading, [b"a"], 7)
+    assert [type(item) for item in taken(reading)] == [BegunNotice, Arrival]
+    script.reconnect()
+    script.accept(reading, next=8, first=8, tail=9)
+    assert taken(reading) == []
+
+
+def test_a_reader_from_elsewhere_or_of_a_whole_stream_is_told_nothing() -> None:
+    for start, next in ((3, 7), ("latest", 7), ("earliest", 0)):
+        script = Script()
+        script.open()
+        reading = script.subscribe(start=start)
+        script.accept(reading, next=next, first=next, tail=9)
+        assert not any(isinstance(item, BegunNotice) for item in taken(reading))
