@@ -28,7 +28,7 @@ from malamute_protocol.commands import (
 from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.links import Link, Links
-from malamute_py.broker.producers import Producers
+from malamute_py.broker.producers import Producer, Producers
 from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import MAIN, IndexFailure
 from malamute_py.broker.shard import Shard
@@ -295,40 +295,47 @@ class Admin:
                 or producers.places >= settings.producer_places_max
             ):
                 self._forget_producers()
-            self._open(link, command, producers.mint(), 0)
+            self._open(link, command, ProducerOpened(producers.mint(), link.identity, 0))
             return
         known = producers.get(command.id)
         if known is None or known.identity != link.identity:
-            self._refuse(
-                link, command, "unknown_producer",
-                f"there is no producer {command.id} of this identity",
-            )  # fmt: skip
+            self._refuse_unknown(link, command)
         elif command.fence:
-            self._open(link, command, known.id, known.epoch + 1)
+            self._open(
+                link, command, ProducerOpened(known.id, link.identity, known.epoch, fence=True)
+            )
         elif command.epoch != known.epoch:
             code = "fenced" if command.epoch < known.epoch else "unknown_producer"
             self._refuse(link, command, code, f"the producer is at epoch {known.epoch}")
         else:
             producers.used(known.id)
-            self._result(link, command, self._producer_facts(known.id))
+            self._result(link, command, self._producer_facts(known))
 
-    def _open(self, link: Link, command: OpenProducer, id: int, epoch: int) -> None:
-        self._steps.propose(
-            ProducerOpened(id, link.identity, epoch),
-            self._when_durable(link, command, lambda: self._producer_facts(id)),
-            partial(self._refuse, link, command),
-        )
+    def _open(self, link: Link, command: OpenProducer, change: ProducerOpened) -> None:
+        def appended(lsn: int) -> None:
+            producer = self._producers.get(change.id)
+            if producer is None:
+                self._refuse_unknown(link, command)
+                return
+            # As this change leaves it: the next one may raise the epoch before it is durable.
+            value = self._producer_facts(producer)
+            self._when_durable(link, command, lambda: value)(lsn)
 
-    def _producer_facts(self, id: int) -> dict[str, Any]:
-        producer = self._producers.get(id)
-        if producer is None:
-            return {"id": id, "epoch": 0, "next": {}}
+        self._steps.propose(change, appended, partial(self._refuse, link, command))
+
+    def _refuse_unknown(self, link: Link, command: OpenProducer) -> None:
+        self._refuse(
+            link, command, "unknown_producer",
+            f"there is no producer {command.id} of this identity",
+        )  # fmt: skip
+
+    def _producer_facts(self, producer: Producer) -> dict[str, Any]:
         next: dict[str, int] = {}
         for number, place in producer.streams.items():
             stream = self._catalogue.by_number(number)
             if stream is not None and place.epoch == producer.epoch:
                 next[stream.name] = place.next
-        return {"id": id, "epoch": producer.epoch, "next": next}
+        return {"id": producer.id, "epoch": producer.epoch, "next": next}
 
     def _forget_producers(self) -> None:
         ids = self._producers.oldest(min(FORGET_AT_ONCE, max(1, len(self._producers) // 10)))

@@ -607,7 +607,9 @@ class Broker:
         """A change of the log is appended: let it take effect."""
         removed = self._catalogue.apply(change, end_lsn)
         if isinstance(change, ProducerOpened):
-            self._producers.opened(change.id, change.identity, change.epoch)
+            row = self._catalogue.tables.producers.get(change.id)
+            if row is not None:
+                self._producers.opened(row.id, row.identity, row.epoch)
         elif isinstance(change, ProducersForgotten):
             self._producers.forgotten(change.ids)
         elif isinstance(change, StreamRemoved) and removed is not None:

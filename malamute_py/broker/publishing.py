@@ -239,6 +239,19 @@ class Publishing:
                 f"sequence {first} to {first + head.count}, the next is {place.next_taken}",
             )  # fmt: skip
             return False
+        if place.conflicts(first, head.content_crc):
+            self._shard.counters["publishes_conflicting"] += 1
+            if not producer.conflicted:
+                producer.conflicted = True
+                self._shard.event(
+                    "publish_conflicting", "warning", stream=stream.name, producer=producer.id,
+                    identity=producer.identity, sequence=first,
+                )  # fmt: skip
+            self.refuse(
+                link, command, "conflict",
+                f"sequence {first} of the producer is in the log with another content",
+            )  # fmt: skip
+            return False
         self._duplicate(link, command, stream, place, pending)
         return False
 
@@ -384,8 +397,9 @@ class Publishing:
         place = pending.place
         if place is not None:
             place.appended(
-                pending.sequence, count, base, time_ms, shard.settings.producer_batches_max
-            )
+                pending.sequence, count, base, time_ms, pending.content.head.content_crc,
+                shard.settings.producer_batches_max,
+            )  # fmt: skip
         waiter = pending.waiter
         waiters: tuple[Waiter, ...] = ()
         if pending.followers is not None or ring.memory:

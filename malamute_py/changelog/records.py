@@ -67,6 +67,9 @@ class ProducerOpened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
     id: int
     identity: str
     epoch: int
+    """Of a new id. Of a known one: not less, unless `fence` gives it the next one."""
+    fence: bool = False
+    """Its epoch is one above what it was before this record."""
 
 
 class ProducersForgotten(

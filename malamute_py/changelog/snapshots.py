@@ -24,6 +24,8 @@ class Sequence64(msgspec.Struct, array_like=True):
     next: int
     runs: list[tuple[int, int, int, int]] = []
     """(first sequence, offset, append time, count) of remembered batches, oldest first."""
+    contents: bytes = b""
+    """First sequence (u64) and CRC of the content (u32) of the newest batches, oldest first."""
 
 
 PackedSequence: TypeAlias = msgspec.Raw
@@ -40,6 +42,7 @@ class ProducerFact(msgspec.Struct, array_like=True, frozen=True, gc=False):
     count: int
     base_offset: int
     append_time_ms: int
+    content_crc: int
 
 
 class Snapshot(msgspec.Struct):

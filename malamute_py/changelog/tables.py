@@ -288,7 +288,11 @@ def _stream_removed(tables: Tables, queues: Queues, change: StreamRemoved) -> No
 
 def _producer_opened(tables: Tables, queues: Queues, change: ProducerOpened) -> None:
     known = tables.producers.get(change.id)
-    if known is None or known.epoch <= change.epoch:
+    if change.fence:
+        # Two that are on their way at once get an epoch each.
+        if known is not None:
+            known.epoch += 1
+    elif known is None or known.epoch <= change.epoch:
         tables.producers[change.id] = ProducerRow(change.id, change.identity, change.epoch)
 
 

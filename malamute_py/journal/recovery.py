@@ -452,6 +452,7 @@ class Scan:
                         stamp.count,
                         stamp.base_offset,
                         stamp.append_time_ms,
+                        stamp.content_crc,
                     )
                 )
         else:

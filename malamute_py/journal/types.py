@@ -238,6 +238,7 @@ class Produced(msgspec.Struct, frozen=True, gc=False):
     count: int
     base_offset: int
     append_time_ms: int
+    content_crc: int
 
 
 class Damage(NamedTuple):

@@ -67,7 +67,7 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
         tuple(
             ProducerFact(
                 fact.stream, fact.producer_id, fact.producer_epoch, fact.first_sequence,
-                fact.count, fact.base_offset, fact.append_time_ms,
+                fact.count, fact.base_offset, fact.append_time_ms, fact.content_crc,
             )
             for fact in recovery.produced
         ),

@@ -64,7 +64,8 @@ CODES: Final[dict[str, str]] = {
     "not_leader": "another broker leads this shard",
     "moved": "the stream is placed elsewhere",
     "cross_ring": "the parts of one step live in different rings",
-    "conflict": "a condition of the command or step does not hold (any more)",
+    "conflict": "a condition of the command or step does not hold (any more), or the sequence was "
+    "taken by another batch",
     "expired": "the time for it is over",
     "internal": "the broker erred; the log has the cause",
 }

@@ -289,6 +289,7 @@ class Shell:
                         ProducerFact(
                             one.stamp.stream, head.producer_id, head.producer_epoch,
                             head.first_sequence, head.count, one.base, one.stamp.append_time_ms,
+                            head.content_crc,
                         )
                     )  # fmt: skip
             facts[ring] = RingFacts(

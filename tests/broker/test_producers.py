@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Level
 from malamute_protocol.encode import encode
@@ -154,6 +156,120 @@ def test_a_fenced_epoch_is_refused_and_the_new_one_counts_from_zero() -> None:
     assert peer.last(wire.Refused).code == "fenced"
 
 
+def test_two_that_fence_in_one_turn_get_an_epoch_each() -> None:
+    """They used to get the same one: what the second wrote was confirmed as the first one's."""
+    shell = Shell()
+    shell.hello(1)
+    producer = opened(shell, 1)
+    shell.hello(2)
+    shell.hello(3)
+    for link in (2, 3):
+        fence = wire.OpenProducer(7, id=producer["id"], fence=True)
+        shell.broker.receive(link, "", [fence], [], shell.now_ms)
+    shell.run()
+    first, second = (shell.peers[link].last(wire.Result).value for link in (2, 3))
+    assert (first["epoch"], second["epoch"]) == (1, 2)
+    publish(shell, 2, first, 0, b"first", tracker=1)
+    assert shell.peers[2].last(wire.Refused).code == "fenced"
+    publish(shell, 3, second, 0, b"second", tracker=1)
+    assert not shell.peers[3].last(wire.Confirm).duplicate
+    shell.restart()
+    shell.hello(4)
+    assert opened(shell, 4, id=producer["id"], epoch=2) == {**second, "next": {"s": 1}}
+    assert bodies(shell.subscribe(4, 1, "s"), 1) == [b"second"]
+
+
+def test_a_fence_is_told_the_epoch_that_it_made_although_another_follows() -> None:
+    shell = Shell(sync=False)
+    peer = shell.hello(1)
+    shell.send(1, wire.OpenProducer(1))
+    shell.sync()
+    shell.run()
+    producer = peer.last(wire.Result).value
+    for request in (2, 3):
+        shell.send(1, wire.OpenProducer(request, id=producer["id"], fence=True))
+    shell.sync()
+    shell.run()
+    told = {result.request: result.value["epoch"] for result in peer.of(wire.Result)}
+    assert told == {1: 0, 2: 1, 3: 2}
+
+
+def test_a_fence_behind_the_forgetting_of_its_producer_is_refused_by_name() -> None:
+    shell = Shell(producers_max=1)
+    peer = shell.hello(1)
+    producer = opened(shell, 1)
+    fence = wire.OpenProducer(8, id=producer["id"], fence=True)
+    shell.broker.receive(1, "", [wire.OpenProducer(7), fence], [], shell.now_ms)
+    shell.run()
+    assert peer.last(wire.Result).request == 7
+    assert (peer.last(wire.Refused).reference, peer.last(wire.Refused).code) == (
+        8, "unknown_producer",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["at once", "later", "restart", "snapshot"])
+def test_another_batch_under_a_sequence_that_was_taken_is_refused(how: str) -> None:
+    """It used to be confirmed as a duplicate, and was not in the log."""
+    shell = Shell()
+    shell.hello(1)
+    producer = opened(shell, 1)
+    for sequence, body in enumerate((b"a", b"b")):
+        publish(shell, 1, producer, sequence, body, tracker=sequence + 1)
+    if how == "later":
+        publish(shell, 1, producer, 2, b"c", tracker=3, count=7)
+    elif how != "at once":
+        if how == "snapshot":
+            shell.snapshot_now()
+        shell.restart()
+        shell.hello(1)
+    publish(shell, 1, producer, 1, b"b", tracker=11)
+    publish(shell, 1, producer, 1, b"other", tracker=12)
+    peer = shell.peers[1]
+    assert (peer.last(wire.Confirm).tracker, peer.last(wire.Confirm).duplicate) == (11, True)
+    assert (peer.last(wire.Refused).reference, peer.last(wire.Refused).code) == (12, "conflict")
+    assert shell.broker.counters["publishes_conflicting"] == 1
+
+
+def test_another_batch_is_refused_while_the_original_is_on_its_way() -> None:
+    shell = Shell()
+    peer = shell.hello(1)
+    producer = opened(shell, 1)
+    contents = [
+        encode([body] * count, subject="s", producer_id=producer["id"], first_sequence=sequence)
+        for body, count, sequence in ((b"a", 2, 0), (b"b", 2, 0), (b"a", 1, 1), (b"a", 2, 0))
+    ]
+    commands = [wire.Publish("s", tracker) for tracker in range(1, 5)]
+    shell.send(1, wire.CreateStream(9, "s"))
+    shell.send(1, *commands, frames=contents)
+    assert [(c.tracker, c.duplicate) for c in peer.of(wire.Confirm)] == [(1, False), (4, True)]
+    assert [(r.reference, r.code) for r in peer.of(wire.Refused)] == [
+        (2, "conflict"), (3, "conflict"),
+    ]  # fmt: skip
+    assert [e.name for e in shell.events].count("publish_conflicting") == 1, "said once"
+
+
+def test_a_part_of_a_batch_under_its_own_sequence_is_no_duplicate() -> None:
+    shell = Shell()
+    peer = shell.hello(1)
+    producer = opened(shell, 1)
+    publish(shell, 1, producer, 0, b"a", tracker=1, count=4)
+    publish(shell, 1, producer, 2, b"a", tracker=2)
+    publish(shell, 1, producer, 0, b"a", tracker=3, count=2)
+    assert [r.code for r in peer.of(wire.Refused)] == ["conflict", "conflict"]
+
+
+def test_what_is_older_than_the_remembered_checksums_is_taken_for_a_duplicate() -> None:
+    shell = Shell(producer_batches_max=4)
+    peer = shell.hello(1)
+    producer = opened(shell, 1)
+    for n in range(9):
+        publish(shell, 1, producer, n, b"x", tracker=n + 1)
+    publish(shell, 1, producer, 4, b"other", tracker=100)
+    assert peer.last(wire.Confirm).tracker == 100
+    publish(shell, 1, producer, 5, b"other", tracker=101)
+    assert peer.last(wire.Refused).code == "conflict"
+
+
 def test_a_resumed_producer_is_told_its_next_sequences() -> None:
     shell = Shell()
     shell.hello(1)
@@ -250,8 +366,8 @@ def test_a_start_from_a_snapshot_and_what_follows_it_is_a_start_from_the_whole_l
     peer = shell.hello(1)
     shell.send(1, wire.StreamInfo(1, "new"))
     assert peer.last(wire.Result).value["name"] == "new"
-    for sequence in (0, 1, 2):
-        publish(shell, 1, producer, sequence, b"x", tracker=10 + sequence)
+    for sequence, body in enumerate((b"a", b"b", b"x")):
+        publish(shell, 1, producer, sequence, body, tracker=10 + sequence)
     assert [(c.offset, c.duplicate) for c in peer.of(wire.Confirm)] == [
         (0, True), (1, True), (2, False),
     ]  # fmt: skip

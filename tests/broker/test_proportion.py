@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from random import Random
 
@@ -30,7 +31,7 @@ def standing(streams: int, producers: int) -> Producers:
         producer = table.get(id)
         assert producer is not None
         for number in range(1, streams + 1):
-            table.enter(producer, number).appended(0, 1, id, 1_000 + id, 128)
+            table.enter(producer, number).appended(0, 1, id, 1_000 + id, 7, 128)
     return table
 
 
@@ -40,13 +41,14 @@ def test_a_snapshot_packs_anew_only_the_producers_that_wrote_since_the_last_one(
     assert len(first) == 150
     busy = producers.get(7)
     assert busy is not None
-    producers.enter(busy, 2).appended(1, 1, 900, 2_000, 128)
+    producers.enter(busy, 2).appended(1, 1, 900, 2_000, 7, 128)
     second = list(producers.sequences([1, 2, 3], 32))
     kept = {id(packed) for packed in first}
     changed = [packed for packed in second if id(packed) not in kept]
     assert len(second) == 150
     assert len(changed) == 1
-    now = Sequence64(7, 0, 2, 2, [(0, 7, 1_007, 1), (1, 900, 2_000, 1)])
+    contents = struct.pack("<QIQI", 0, 7, 1, 7)
+    now = Sequence64(7, 0, 2, 2, [(0, 7, 1_007, 1), (1, 900, 2_000, 1)], contents)
     assert bytes(changed[0]) == msgspec.msgpack.encode(now)
 
 
