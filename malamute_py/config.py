@@ -25,6 +25,8 @@ PUBLIC_WORDS: Final = "I understand that anyone can read and write"
 
 ENVIRONMENT_PREFIX: Final = "MALAMUTE_"
 
+MaybeCount = Annotated[int, msgspec.Meta(ge=0)]
+"""0: no bound of its own."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 """A count of at least one."""
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
@@ -85,7 +87,7 @@ class Grant(Section, frozen=True):
 class Links(Section, frozen=True):
     """Connections: how many, the silence they may keep, and what waits for each."""
 
-    links_max: Count = 10_000
+    links_max: Count = 12_000
     heartbeat_ms: Milliseconds = 5_000
     heartbeat_min_ms: Milliseconds = 50
     heartbeat_max_ms: Milliseconds = 60_000
@@ -130,13 +132,16 @@ class Streams(Section, frozen=True):
     auto_create: bool = True
     default: dict[str, Any] = {}
     """Settings of streams that first use creates, as in CREATE_STREAM."""
-    streams_max: Count = 10_000
+    streams_max: Count = 20_000
+    rings_max: Count = 256
+    rings_bytes_max: Bytes = 256 << 30
+    rings_memory_bytes_max: Bytes = 4 << 30
     settings_bytes_max: Bytes = 64 << 10
     all_settings_bytes_max: Bytes = 8 << 20
     link_subscriptions_max: Count = 1_000
-    subscriptions_max: Count = 100_000
+    subscriptions_max: Count = 200_000
     pattern_bytes_max: Bytes = 64 << 10
-    all_patterns_bytes_max: Bytes = 64 << 20
+    all_patterns_bytes_max: Bytes = 128 << 20
     producers_max: Count = 10_000
     producer_streams_max: Count = 10_000
     producer_places_max: Count = 20_000
@@ -163,6 +168,7 @@ class JournalSection(Section, frozen=True):
 
     segment_bytes: Bytes = 64 << 20
     ring_bytes: Bytes = 4 << 30
+    memory_ring_bytes: Bytes = 1 << 30
     full: Literal["overwrite", "refuse"] = "overwrite"
     index_interval_bytes: Annotated[int, msgspec.Meta(ge=0)] = 16 << 10
     distinct_headers_max: Count = 16_384
@@ -223,6 +229,33 @@ class Groups(Section, frozen=True):
     flush_ms: Milliseconds = 1_000
 
 
+class Quotas(Section, frozen=True):
+    """What one identity may have of what all share: beyond it `limit`, or `wait` if it passes.
+
+    The defaults leave others at least half of a bound over all, or a sixth of it (links).
+    """
+
+    links: MaybeCount = 10_000
+    streams: MaybeCount = 10_000
+    rings: MaybeCount = 128
+    rings_bytes: MaybeCount = 128 << 30
+    rings_memory_bytes: MaybeCount = 2 << 30
+    mailboxes: MaybeCount = 500_000
+    mail_bytes: MaybeCount = 128 << 30
+    mail_memory_bytes: MaybeCount = 128 << 20
+    services: MaybeCount = 5_000
+    cursors: MaybeCount = 50_000
+    groups: MaybeCount = 5_000
+    subscriptions: MaybeCount = 100_000
+    pattern_bytes: MaybeCount = 64 << 20
+    offers: MaybeCount = 50_000
+    questions: MaybeCount = 5_000
+    publish_bytes_s: MaybeCount = 0
+    messages_s: MaybeCount = 0
+    identities: dict[str, dict[str, MaybeCount]] = {}
+    """Quotas of identities by name, in which `*` stands for any characters."""
+
+
 class CheckpointSection(Section, frozen=True):
     """The tables of mailboxes, services, cursors and groups, which follow ring main."""
 
@@ -269,6 +302,7 @@ class Config(Section, frozen=True):
     mailboxes: Mailboxes = Mailboxes()
     services: Services = Services()
     groups: Groups = Groups()
+    quotas: Quotas = Quotas()
     memory: Memory = Memory()
     journal: JournalSection = JournalSection()
     checkpoint: CheckpointSection = CheckpointSection()
@@ -382,6 +416,9 @@ def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+QUOTAS: Final = tuple(name for name in Quotas.__struct_fields__ if name != "identities")
+"""What a quota may be of."""
+
 KEYS: Final[dict[str, Any]] = _kinds(Config)
 """Every key, dotted -> how its value is written."""
 
@@ -451,8 +488,11 @@ def _there_is(key: str) -> str:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if not near:  # the right key in the wrong section, or without one
+    near: list[str] = []
+    if "." not in name:  # the right key without its section
+        near = [key for key in known if key.rpartition(".")[2] == name][:1]
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not near:  # the right key in the wrong section
         last = name.rpartition(".")[2]
         near = [key for key in known if key.rpartition(".")[2] == last][:1]
     return f"; did you mean {near[0]}?" if near else ""
@@ -535,6 +575,12 @@ def _check_together(config: Config) -> None:
             f"{checkpoint.force_percent} is not below checkpoint.pressure_percent "
             f"({checkpoint.pressure_percent})",
         )
+    for name, quotas in config.quotas.identities.items():
+        for quota in quotas:
+            if quota not in QUOTAS:
+                key = f"quotas.identities.{name}.{quota}"
+                near = _nearest(quota, QUOTAS) or f"; there are {', '.join(QUOTAS)}"
+                raise ConfigError(key, f"there is no such quota{near}")
     authentication = config.authentication
     if authentication.mechanism == "plain" and not (
         authentication.users or authentication.users_file

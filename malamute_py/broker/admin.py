@@ -219,7 +219,7 @@ class Admin:
 
         self._starts.resolve(
             stream, command.start, False, ["all"], found,
-            end=stream.next, wanted=lambda: link.open,
+            end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
 
     def plan_read(self, link: Link, command: PlanRead) -> None:
@@ -245,7 +245,7 @@ class Admin:
 
         self._starts.resolve(
             stream, command.start, durable, command.pattern, begun,
-            end=stream.next, wanted=lambda: link.open,
+            end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
 
     def _plan(
@@ -280,7 +280,7 @@ class Admin:
                 "split_bytes": command.split_bytes, "client_time": command.client_time,
                 "splits_max": self._shard.settings.splits_max,
             },
-            planned, lambda: link.open,
+            planned, link, lambda: link.open,
         )  # fmt: skip
 
     # --- producers --------------------------------------------------------------------------

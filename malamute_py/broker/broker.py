@@ -650,7 +650,7 @@ class Broker:
         sends, closes = self._links.take()
         reads = serving.reads + self._groups.reads
         serving.reads, self._groups.reads = [], []
-        queries, shard.queries = shard.queries, []
+        queries = shard.take_queries()
         bodies = self._bodies.take()
         pins, self._cursors.pins = self._cursors.pins, []
         trims, self._retention.trims = self._retention.trims, []

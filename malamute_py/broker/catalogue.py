@@ -56,6 +56,7 @@ class Catalogue:
         self._settings_bytes = 0
         for row in tables.streams.values():
             self._take_up(row, facts)
+            self._count(row.by, row.settings, 1)
             self._weigh(row.number)
 
     def __len__(self) -> int:
@@ -109,6 +110,31 @@ class Catalogue:
                 )
             )
         return ring
+
+    def _count(self, by: str, settings: StreamSettings, sign: int) -> None:
+        """Count a stream and its ring as its creator's, or no longer."""
+        add = self._shard.quotas.add
+        add(by, "streams", sign)
+        if settings.ring_bytes:
+            add(by, "rings", sign)
+            add(by, _ring_quota(settings), sign * settings.ring_bytes)
+
+    def _check_quotas(self, by: str, wanted: StreamSettings) -> None:
+        """Raises RequestRejected `limit`: by its creator's quotas, or those of all rings."""
+        quotas, settings = self._shard.quotas, self._shard.settings
+        quotas.check(by, "streams")
+        size = wanted.ring_bytes
+        if not size:
+            return
+        quotas.check(by, "rings")
+        quotas.check_total("rings", 1, settings.rings_max, "streams.rings_max")
+        resource = _ring_quota(wanted)
+        quotas.check(by, resource, size)
+        if wanted.memory:
+            bound, key = settings.rings_memory_bytes_max, "streams.rings_memory_bytes_max"
+        else:
+            bound, key = settings.rings_bytes_max, "streams.rings_bytes_max"
+        quotas.check_total(resource, size, bound, key)
 
     def _take_up(self, row: StreamRow, facts: dict[str, RingFacts]) -> Stream:
         ring_facts = facts.get(row.ring)
@@ -204,12 +230,14 @@ class Catalogue:
         self._check_settings(0, wanted)
         if len(self._names) + len(self._waiting) >= shard.settings.streams_max:
             raise RequestRejected("limit", f"at most {shard.settings.streams_max} streams")
+        self._check_quotas(by, wanted)
         number = self._next_number
         self._next_number += 1
         uuid = shard.random(16)
         ring = ring_name(wanted, uuid)
         created = StreamCreated(number, name, uuid, ring, wanted, by, shard.now_ms)
         self._waiting[name] = []
+        self._count(by, wanted, 1)
 
         def appended(end_lsn: int) -> None:
             stream = self._numbers[number]
@@ -217,6 +245,7 @@ class Catalogue:
                 then(stream)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
+            self._count(by, wanted, -1)
             for _, refuse in self._waited(name):
                 refuse(code, reason, retry_ms)
 
@@ -296,6 +325,7 @@ class Catalogue:
 
     def _remove(self, stream: Stream, end_lsn: int) -> None:
         stream.removed = True
+        self._count(stream.row.by, stream.settings, -1)
         stream.ring.numbers.discard(stream.number)
         if self._names.get(stream.name) is stream:
             del self._names[stream.name]
@@ -316,6 +346,11 @@ class Catalogue:
                 self.publishing.ring_failed(ring, "stream_removed", gone)
 
         self.publishing.when_visible(self.rings[MAIN], end_lsn, durable)
+
+
+def _ring_quota(settings: StreamSettings) -> str:
+    """The quota that a ring of a stream's own counts for."""
+    return "rings_memory_bytes" if settings.memory else "rings_bytes"
 
 
 def _same(has: StreamSettings, wanted: StreamSettings) -> bool:

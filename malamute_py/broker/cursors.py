@@ -157,7 +157,7 @@ class Cursors:
         self._steps = steps
         self._starts = starts
         starts.cursor = self.position
-        self._cursors: Named[Cursor] = Named()
+        self._cursors: Named[Cursor] = Named(shard.quotas, "cursors")
         self._coming: dict[Place, list[list[int]]] = {}
         """Positions on their way into the log, in order."""
         self._edits: dict[Place, CursorSettings] = {}
@@ -254,7 +254,7 @@ class Cursors:
         cursor = self._cursors.get(place)
         if cursor is None:
             cursor = Cursor(stream, row)
-            self._cursors.add(place, cursor)
+            self._cursors.add(place, cursor, row.by)
         elif row.next != cursor.row.next or row.settings != cursor.row.settings:
             cursor.clamped = cursor.broken = False
         cursor.row = row
@@ -360,7 +360,7 @@ class Cursors:
         place = stream.number, name
         stands = self._stands(place)
         if stands is None:
-            self._check_new(name)
+            self._check_new(name, link.identity)
         elif not command.force:
             first = stream.first
             if command.from_ >= 0 and max(command.from_, first) != max(stands, first):
@@ -394,13 +394,14 @@ class Cursors:
         cursor = self._cursors.get(place)
         return None if cursor is None else cursor.row.next
 
-    def _check_new(self, name: str) -> None:
+    def _check_new(self, name: str, by: str) -> None:
         fault = name_fault(name)
         if fault:
             raise RequestRejected("bad_name", f"cursor: {fault}")
         most = self._shard.settings.cursors_max
         if len(self._cursors) + len(self._coming) >= most:
             raise RequestRejected("limit", f"at most {most} cursors")
+        self._shard.quotas.check(by, "cursors")
 
     def _go(self, place: Place, going: list[int]) -> None:
         """A position, in a list of its own, is on its way."""
@@ -432,7 +433,7 @@ class Cursors:
                 raise RequestRejected("forbidden", f"you may not pin stream '{command.stream}'")
             stands = self._stands(place)
             if stands is None:
-                self._check_new(command.cursor)
+                self._check_new(command.cursor, link.identity)
         except RequestRejected as error:
             self._refuse(link, command, error.code, error.reason, error.retry_ms)
             return
@@ -462,8 +463,9 @@ class Cursors:
                 self._edit(link, command, stream, next, why)
 
         self._starts.resolve(
-            stream, start, False, ["all"], found, end=stream.next, wanted=lambda: link.open
-        )
+            stream, start, False, ["all"], found,
+            end=stream.next, asker=link, wanted=lambda: link.open,
+        )  # fmt: skip
 
     def _edited(self, place: Place, command: EditCursor) -> CursorSettings:
         """A cursor's settings as a command leaves them. Raises RequestRejected."""

@@ -107,7 +107,7 @@ class Groups:
         self._steps = steps
         self._starts = starts
         self._delivery = delivery
-        self._groups: Named[Group] = Named()
+        self._groups: Named[Group] = Named(shard.quotas, "groups")
         self._members: dict[Link, dict[int, Member]] = {}
         self._member_count = 0
         self._coming: dict[Place, list[tuple[Member, JoinGroup]]] = {}
@@ -254,7 +254,7 @@ class Groups:
 
     def _take_up(self, stream: Stream, row: GroupRow) -> Group:
         group = Group(stream, row, self._shard.settings.group_window_records)
-        self._groups.add((stream.number, row.name), group)
+        self._groups.add((stream.number, row.name), group, row.by)
         return group
 
     # --- members ------------------------------------------------------------------------------
@@ -277,6 +277,8 @@ class Groups:
         member = Member(link, command, self._shard.now_ms, hold_ms)
         self._members.setdefault(link, {})[member.number] = member
         self._member_count += 1
+        member.pattern_bytes = len(msgspec.msgpack.encode(command.pattern))
+        self._hold(member, 1)
 
         def use(stream: Stream) -> None:
             if not member.ended:
@@ -305,6 +307,8 @@ class Groups:
         if size > settings.pattern_bytes_max:
             most = settings.pattern_bytes_max
             raise RequestRejected("too_large", f"a pattern of {size} bytes, at most {most}")
+        self._shard.quotas.check(link.identity, "subscriptions")
+        self._shard.quotas.check(link.identity, "pattern_bytes", size)
         compile_pattern(command.pattern)
 
     def _turn_away(self, member: Member, code: str, reason: str, retry_ms: int = 0) -> None:
@@ -313,9 +317,16 @@ class Groups:
             self._links.refuse(member.link, JOIN_GROUP, member.number, code, reason, retry_ms)
             self._forget(member)
 
+    def _hold(self, member: Member, sign: int) -> None:
+        """Count a membership as its link's identity's, or no longer."""
+        quotas, owner = self._shard.quotas, member.link.identity
+        quotas.add(owner, "subscriptions", sign)
+        quotas.add(owner, "pattern_bytes", sign * member.pattern_bytes)
+
     def _forget(self, member: Member) -> None:
         member.ended = True
         self._member_count -= 1
+        self._hold(member, -1)
         mine = self._members.get(member.link)
         if mine is not None:
             mine.pop(member.number, None)
@@ -336,6 +347,11 @@ class Groups:
         settings, link = self._shard.settings, member.link
         if len(self._groups) + len(self._coming) >= settings.groups_max:
             self._turn_away(member, "limit", f"at most {settings.groups_max} groups")
+            return
+        try:
+            self._shard.quotas.check(link.identity, "groups")
+        except RequestRejected as error:
+            self._turn_away(member, error.code, error.reason)
             return
         if command.start and command.start[0] == StartKind.LAST_PER_SUBJECT:
             self._turn_away(member, "bad_start", "a group reads every record from its start on")
@@ -359,7 +375,7 @@ class Groups:
 
         self._starts.resolve(
             stream, command.start or [int(StartKind.LATEST)], False, command.pattern, found,
-            end=stream.next, wanted=lambda: True,
+            end=stream.next, asker=link, wanted=lambda: True,
         )  # fmt: skip
 
     def _create(self, stream: Stream, command: JoinGroup, next: int, by: str) -> None:

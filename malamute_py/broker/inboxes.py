@@ -163,6 +163,7 @@ class Inboxes:
         inbox = Inbox(link, command, mailbox)
         self._of.setdefault(link.number, {})[inbox.number] = inbox
         self.count += 1
+        self._shard.quotas.add(link.identity, "subscriptions")
         if not mailbox.readers and mailbox.able is NOBODY:
             mailbox.able = deque()
         mailbox.readers[inbox] = None
@@ -194,6 +195,7 @@ class Inboxes:
             )
         if self.count >= settings.subscriptions_max:
             raise RequestRejected("limit", f"at most {settings.subscriptions_max} inboxes in all")
+        self._shard.quotas.check(link.identity, "subscriptions")
         name = command.mailbox or link.identity
         if not name or name.startswith("~"):
             own = temporary_name(link)
@@ -273,6 +275,7 @@ class Inboxes:
         inbox.ended = True
         inbox.started = False
         self.count -= 1
+        self._shard.quotas.add(inbox.link.identity, "subscriptions", -1)
         inbox.pipe.clear()
         mailbox = inbox.mailbox
         mailbox.readers.pop(inbox, None)

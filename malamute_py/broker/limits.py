@@ -25,6 +25,43 @@ def permit_all(identity: str, action: str, name: str) -> bool:
     return action != "identity" or identity in ("", name)
 
 
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """What one identity may have; 0: as much as all may have together. See quotas.py."""
+
+    links: int = 0
+    streams: int = 0
+    rings: int = 0
+    """Streams with a ring of their own, on disk or in memory."""
+    rings_bytes: int = 0
+    """Of its streams' own rings on disk."""
+    rings_memory_bytes: int = 0
+    """Of its streams' own rings in memory."""
+    mailboxes: int = 0
+    mail_bytes: int = 0
+    """Of batches that it sent and that lie in mailboxes in the log."""
+    mail_memory_bytes: int = 0
+    """The same in mailboxes in memory."""
+    services: int = 0
+    cursors: int = 0
+    groups: int = 0
+    subscriptions: int = 0
+    """Together with inboxes and memberships."""
+    pattern_bytes: int = 0
+    """Of its subscriptions', offers' and memberships' patterns as MessagePack."""
+    offers: int = 0
+    questions: int = 0
+    """Unanswered questions to the journal's index."""
+    publish_bytes_s: int = 0
+    """Bytes a second of published batches, mail and requests."""
+    messages_s: int = 0
+    """Records, messages and requests a second."""
+
+
+def no_quota(identity: str) -> Quota:
+    """No identity has a bound of its own."""
+    return Quota()
+
+
 def no_facts() -> dict[str, Any]:
     """Nothing to add."""
     return {}
@@ -37,6 +74,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of one message, batch and record."""
     software: str = "malamute-py"
     permit: Permit = permit_all
+    quota: Callable[[str], Quota] = no_quota
+    """What an identity may have; "": all links without one."""
     facts: Callable[[], dict[str, Any]] = no_facts
     """The shell's part of BROKER_INFO: rings, disk, endpoints."""
 
@@ -70,6 +109,12 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of one stream's settings as MessagePack; beyond it `bad_setting`."""
     all_settings_bytes_max: int = 8 << 20
     """The same over all streams; beyond it `limit`: each segment begins with all of them."""
+    rings_max: int = 256
+    """Streams with a ring of their own; beyond it `limit`: each has files and descriptors."""
+    rings_bytes_max: int = 256 << 30
+    """Of the rings of streams on disk, all in all; beyond it `limit`."""
+    rings_memory_bytes_max: int = 4 << 30
+    """Of the rings of streams in memory, all in all; beyond it `limit`."""
     link_subscriptions_max: int = 1_000
     subscriptions_max: int = 100_000
     pattern_bytes_max: int = 64 << 10

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.commands import Bye, Command, Hello, Ping, Pong, Refused, Welcome
+from malamute_protocol.errors import RequestRejected
 from malamute_protocol.link import TRANSITIONS, Moves, Side, State
 from malamute_protocol.version import VERSIONS, Feature, negotiate
+from malamute_py.broker.quotas import UNMETERED
 from malamute_py.broker.ready import Send
 from malamute_py.broker.shard import Shard
 
@@ -81,6 +83,7 @@ class Link:
         "subscriptions",
         "timer",
         "unconfirmed_bytes",
+        "usage",
     )
 
     def __init__(self, number: int, credential: str, now_ms: int) -> None:
@@ -131,6 +134,8 @@ class Link:
         """Of what is in the outbox, how many are RESULTs: these may be large."""
         self.timer = 0
         """Number of its one timer that counts."""
+        self.usage = UNMETERED
+        """What its identity holds of what all share; known once it is open."""
 
     @property
     def open(self) -> bool:
@@ -213,6 +218,12 @@ class Links:
         older = self._sessions.get(hello.session)
         if refusal is None and older is not None and older.identity != wanted:
             refusal = "forbidden", "the session belongs to another identity"
+        if refusal is None and older is None and hello.identity not in self._identities:
+            # Else it takes the place of one that is counted.
+            try:
+                shard.quotas.check(wanted, "links")
+            except RequestRejected as error:
+                refusal = error.code, error.reason
         if version is None or refusal is not None:
             assert refusal is not None
             self.refuse(link, 1, 0, *refusal)
@@ -231,6 +242,8 @@ class Links:
         # Others are told it: the session itself would let them take the link over.
         link.holder = wanted or f"~{blake2b(hello.session, digest_size=16).hexdigest()}"
         link.software = hello.software[:200]
+        link.usage = shard.quotas.of(wanted)
+        shard.quotas.add(wanted, "links")
         self._sessions[hello.session] = link
         link.state = State.OPEN
         link.room = self._share()
@@ -280,6 +293,8 @@ class Links:
                 # What it could not take before it will not take now.
                 link.out, link.frames = [], []
             self.say(link, Bye(code, reason))
+        if link.state is State.OPEN:
+            shard.quotas.add(link.identity, "links", -1)
         link.state = State.CLOSED
         link.room = 0
         self.table.pop(link.number, None)

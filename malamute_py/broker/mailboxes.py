@@ -35,6 +35,7 @@ from malamute_py.broker.mailbox import (
     temporary_name,
 )
 from malamute_py.broker.ordered import Ordered, Place, Schedule
+from malamute_py.broker.quotas import owner_of
 from malamute_py.broker.ready import MAIL_STREAM
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
@@ -72,6 +73,7 @@ class Mailboxes:
         self._steps = steps
         self.bodies = bodies
         self._queues = shard.queues
+        self._quotas = shard.quotas
         self._in_memory = Queues()
         """Tables of what is in memory only."""
         self._tables = Tables()
@@ -167,6 +169,7 @@ class Mailboxes:
             mailbox.bytes += message.size
             self.messages += count
             self.bytes += message.size
+            self._weigh(mailbox, message, 1)
             if message.expires_ms:
                 self.expiries.set((number, base), message.expires_ms)
             rare = message.rare
@@ -199,12 +202,16 @@ class Mailboxes:
         self._names[mailbox.name] = mailbox
         self._numbers[mailbox.number] = mailbox
         self.names.add(mailbox.name)
+        if not mailbox.temporary:
+            self._quotas.add(mailbox.created_by, "mailboxes")
 
     def _delist(self, mailbox: Mailbox) -> None:
         if self._names.get(mailbox.name) is mailbox:
             del self._names[mailbox.name]
             self.names.discard(mailbox.name)
-        self._numbers.pop(mailbox.number, None)
+        known = self._numbers.pop(mailbox.number, None)
+        if known is not None and not mailbox.temporary:
+            self._quotas.add(mailbox.created_by, "mailboxes", -1)
 
     # --- first use ------------------------------------------------------------------------------
 
@@ -243,6 +250,7 @@ class Mailboxes:
         most = self._shard.settings.mailboxes_max
         if len(self._names) + len(self._drafts) - (name in self._drafts) >= most:
             raise RequestRejected("limit", f"at most {most} mailboxes")
+        self._quotas.check(by, "mailboxes", 1 + len(self._drafts))
         rows = (self._in_memory if settings.memory else self._queues).messages
         mailbox = Mailbox(self.number(), name, rows, settings, by, self._shard.now_ms)
         self._drafts[name] = mailbox
@@ -484,6 +492,7 @@ class Mailboxes:
             raise RequestRejected(
                 "too_large", f"{head.count} messages in a batch, at most {settings.mail_rows_max}"
             )
+        shard.quotas.spend(link.identity, head.count, STAMP_BYTES + head.content_bytes)
         shard.counters["mail_sends"] += 1
         return self.put(
             name, sender=link.holder, content=content, frame=frame, by=link.identity,
@@ -520,6 +529,8 @@ class Mailboxes:
         size = STAMP_BYTES + head.content_bytes
         if not force:
             self._check_room(mailbox, count, size)
+            resource = "mail_memory_bytes" if mailbox.memory else "mail_bytes"
+            self._quotas.check(owner_of(sender), resource, size)
         now_ms = self._shard.now_ms
         put = MailPut(
             mailbox.number, -1, count, size, sender, now_ms, key, priority,
@@ -697,6 +708,7 @@ class Mailboxes:
                 self.memory_bytes += row.size
             else:
                 self.bytes += row.size
+            self._weigh(mailbox, row, 1)
         mailbox.messages += count
         self.messages += count
         self._shard.counters["mail_in"] += count
@@ -711,6 +723,11 @@ class Mailboxes:
         if mailbox.able and not mailbox.queued:
             mailbox.queued = True
             self.hungry.append(mailbox)
+
+    def _weigh(self, mailbox: Mailbox, row: MessageRow, sign: int) -> None:
+        """Count the bytes of a put as its sender's, or no longer."""
+        resource = "mail_memory_bytes" if mailbox.memory else "mail_bytes"
+        self._quotas.add(owner_of(row.sender), resource, sign * row.size)
 
     def wake(self, mailbox: Mailbox) -> None:
         """A mailbox may have something for a reader."""
@@ -755,6 +772,7 @@ class Mailboxes:
             self.memory_bytes -= row.size
         else:
             self.bytes -= row.size
+        self._weigh(mailbox, row, -1)
         self.bodies.drop(base)
         if row.expires_ms:
             self.expiries.drop(place)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from malamute_py.broker.catalogue import Catalogue
+from malamute_py.broker.quotas import Quotas
 from malamute_py.broker.streams import Stream
 
 _T = TypeVar("_T")
@@ -21,9 +22,17 @@ Place = tuple[int, str]
 
 
 class Named(Generic[_T]):
-    """Things by stream and name."""
+    """Things by stream and name, each counted as its creator's.
 
-    def __init__(self) -> None:
+    A cursor belongs to whom moved it last, as the log knows no other; while the broker runs, to
+    whom it was taken up for.
+    """
+
+    def __init__(self, quotas: Quotas, resource: str) -> None:
+        """resource: the quota that each counts for."""
+        self._quotas = quotas
+        self._resource = resource
+        self._owners: dict[Place, str] = {}
         self._of: dict[int, dict[str, _T]] = {}
         self._sorted: dict[int, list[str]] = {}
         self._count = 0
@@ -45,11 +54,13 @@ class Named(Generic[_T]):
         things = self._of.get(stream)
         return () if things is None else things.values()
 
-    def add(self, place: Place, thing: _T) -> None:
-        """Take one up, in the place of one of the same name."""
+    def add(self, place: Place, thing: _T, by: str) -> None:
+        """Take one up, in the place of one of the same name. by: whose it is, if it is new."""
         things = self._of.setdefault(place[0], {})
         if place[1] not in things:
             self._count += 1
+            self._owners[place] = by
+            self._quotas.add(by, self._resource)
             self._sorted.pop(place[0], None)
         things[place[1]] = thing
 
@@ -60,6 +71,7 @@ class Named(Generic[_T]):
         if things is None or thing is None:
             return None
         self._count -= 1
+        self._quotas.add(self._owners.pop(place), self._resource, -1)
         self._sorted.pop(place[0], None)
         if not things:
             del self._of[place[0]]
@@ -70,6 +82,8 @@ class Named(Generic[_T]):
         things = self._of.pop(stream, {})
         self._sorted.pop(stream, None)
         self._count -= len(things)
+        for name in things:
+            self._quotas.add(self._owners.pop((stream, name)), self._resource, -1)
         return things
 
     def page(

@@ -145,6 +145,9 @@ class Offers:
             raise RequestRejected(
                 "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
             )
+        quotas = self._shard.quotas
+        quotas.check(link.identity, "offers")
+        quotas.check(link.identity, "pattern_bytes", size)
         service = self._requests.use(command.service, link.identity, command.settings or None)
         offer = Offer(link, number, service, command.pattern)
         try:
@@ -158,6 +161,8 @@ class Offers:
         offer.credit_bytes = offer.left_bytes = command.credit_bytes
         self.pattern_bytes += size
         self.count += 1
+        quotas.add(link.identity, "offers")
+        quotas.add(link.identity, "pattern_bytes", size)
         link.offers[number] = offer
         return offer
 
@@ -245,6 +250,8 @@ class Offers:
         offer.link.offers.pop(offer.number, None)
         self.count -= 1
         self.pattern_bytes -= offer.pattern_bytes
+        self._shard.quotas.add(offer.link.identity, "offers", -1)
+        self._shard.quotas.add(offer.link.identity, "pattern_bytes", -offer.pattern_bytes)
         self._requests.unused(offer.service)
 
     def _back(self, offer: Offer, why: str, again_ms: int | None) -> None:

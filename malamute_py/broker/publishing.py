@@ -143,6 +143,13 @@ class Publishing:
         if self.unsettled_bytes + size > shard.settings.unsynced_bytes_max:
             self.refuse(link, command, "wait", "too much waits for the disk")
             return
+        usage = link.usage
+        if usage.metered:
+            wait_ms = usage.spend(head.count, size, shard.now_ms)
+            if wait_ms:
+                slower = shard.quotas.too_fast(usage, wait_ms)
+                self.refuse(link, command, slower.code, slower.reason, slower.retry_ms)
+                return
         waiter: Waiter | None = None
         if tracker:
             waiter = Waiter(link, tracker, level, size)
@@ -304,6 +311,7 @@ class Publishing:
                 "bad_batch",
                 f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
             )
+        self._shard.quotas.spend(link.identity, head.count, STAMP_BYTES + head.content_bytes)
 
         def come(count: int, *_: Any) -> None:
             stream.coming += count

@@ -127,6 +127,7 @@ class Requests:
             raise RequestRejected("unknown_service", f"there is no service '{name}'")
         if len(self.by_name) >= limits.services_max:
             raise RequestRejected("limit", f"at most {limits.services_max} services")
+        self._shard.quotas.check(by, "services")
         made = queue_settings(
             ServiceSettings,
             {**limits.default_service, **(settings or {})},
@@ -149,12 +150,14 @@ class Requests:
     def _enter(self, service: Service) -> None:
         self.by_name[service.name] = service
         insort(self.names, service.name)
+        self._shard.quotas.add(service.row.by, "services")
 
     def forget(self, service: Service) -> None:
         """A service is gone, or never came to be."""
         if self.by_name.get(service.name) is service:
             del self.by_name[service.name]
             del self.names[bisect_left(self.names, service.name)]
+            self._shard.quotas.add(service.row.by, "services", -1)
         service.removing = True
         self.hungry.pop(service, None)
 
@@ -226,6 +229,7 @@ class Requests:
             )
         size = content_size(content)
         self._check_room(service, count, size)
+        self._shard.quotas.spend(link.identity, count, size)
         if not 0 <= command.timeout_ms <= TIME_MAX_MS:
             raise RequestRejected("malformed", f"a timeout is 0 to {TIME_MAX_MS} ms")
         reply_to = command.reply_to

@@ -7,30 +7,43 @@ shell says. Source: DESIGN.md, sections 4 and 12 (a shard is one core with its r
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, Protocol
 
+from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.limits import BrokerSettings
+from malamute_py.broker.quotas import Quotas
 from malamute_py.broker.ready import Event, IndexFailure, IndexQuery
 from malamute_py.changelog.tables import Queues
 
 Answered = Callable[[Any], None]
 """What goes on with the value of an answer, or with an IndexFailure."""
+QUESTIONS_AT_ONCE: Final = 4
+"""Questions that the shell has at one time: each link's wait here, and each link has its turn. One
+client with 1,000 of them delayed another's replay by 14 s when the shell had them all."""
+
+
+class Asker(Protocol):
+    """A link that has questions."""
+
+    identity: str
 
 
 class Shard:
     """One core's common ground."""
 
     __slots__ = (
+        "_asking",
         "_tokens",
+        "_under_way",
         "_waiting",
         "counters",
         "epoch",
         "events",
         "now_ms",
-        "queries",
         "queues",
+        "quotas",
         "random",
         "settings",
         "uuid",
@@ -53,8 +66,11 @@ class Shard:
         self.counters: defaultdict[str, int] = defaultdict(int)
         """Not a Counter: adding to one costs two and a half times as much."""
         self.events: list[Event] = []
-        self.queries: list[IndexQuery] = []
-        self._waiting: dict[int, Answered] = {}
+        self.quotas = Quotas(self)
+        self._asking: dict[Asker | None, deque[IndexQuery]] = {}
+        """Questions that the shell has not been given, by link, in the order of their turns."""
+        self._under_way: set[int] = set()
+        self._waiting: dict[int, tuple[Answered, Asker | None]] = {}
         self._tokens = 0
 
     def advance(self, now_ms: int) -> None:
@@ -78,18 +94,48 @@ class Shard:
 
     def ask(
         self, ring: str, stream: int, kind: str, arguments: dict[str, Any], then: Answered,
-        wanted: Callable[[], bool] | None = None,
+        asker: Asker | None = None, wanted: Callable[[], bool] | None = None,
     ) -> None:  # fmt: skip
-        """Ask the journal's index; `then` gets the value, later. wanted: see IndexQuery."""
+        """Ask the journal's index; `then` gets the value, later.
+
+        asker: None: the broker itself. wanted: see IndexQuery.
+        """
         if len(self._waiting) >= self.settings.queries_max:
             then(IndexFailure("wait", "too many questions to the journal are under way"))
             return
+        if asker is not None:
+            try:
+                self.quotas.check(asker.identity, "questions")
+            except RequestRejected as error:
+                then(IndexFailure(error.code, error.reason))
+                return
+            self.quotas.add(asker.identity, "questions")
         token = self.token()
-        self._waiting[token] = then
-        self.queries.append(IndexQuery(ring, stream, token, kind, arguments, wanted))
+        self._waiting[token] = then, asker
+        self._asking.setdefault(asker, deque()).append(
+            IndexQuery(ring, stream, token, kind, arguments, wanted)
+        )
+
+    def take_queries(self) -> list[IndexQuery]:
+        """What the index is to be asked now: of each link one, in turn."""
+        taken: list[IndexQuery] = []
+        asking = self._asking
+        while asking and len(self._under_way) < QUESTIONS_AT_ONCE:
+            asker = next(iter(asking))
+            queue = asking.pop(asker)
+            query = queue.popleft()
+            if queue:
+                asking[asker] = queue
+            self._under_way.add(query.token)
+            taken.append(query)
+        return taken
 
     def answered(self, token: int, value: Any) -> None:
         """The index answered; an answer that nobody waits for is dropped."""
-        then = self._waiting.pop(token, None)
-        if then is not None:
+        self._under_way.discard(token)
+        waiting = self._waiting.pop(token, None)
+        if waiting is not None:
+            then, asker = waiting
+            if asker is not None:
+                self.quotas.add(asker.identity, "questions", -1)
             then(value)

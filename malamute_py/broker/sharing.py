@@ -82,6 +82,7 @@ class Member:
         "link",
         "number",
         "pace_ms",
+        "pattern_bytes",
         "place",
         "served",
         "session",
@@ -102,6 +103,7 @@ class Member:
         self.joined_ms = now_ms
         self.credit_records = self.left_records = command.credit_records
         self.credit_bytes = self.left_bytes = command.credit_bytes
+        self.pattern_bytes = 0
         self.held = 0
         """How many records it has and has not acknowledged."""
         self.covered = 0

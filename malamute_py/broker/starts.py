@@ -18,7 +18,7 @@ from malamute_protocol.commands import StartKind
 from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_protocol.stamp import parse_message_id
 from malamute_py.broker.ready import IndexFailure
-from malamute_py.broker.shard import Shard
+from malamute_py.broker.shard import Asker, Shard
 from malamute_py.broker.streams import Stream
 from malamute_py.matcher import candidates
 
@@ -53,11 +53,12 @@ class Starts:
 
     def resolve(
         self, stream: Stream, start: Sequence[Any], durable: bool, pattern: Any, found: Found,
-        *, end: int, wanted: Callable[[], bool],
+        *, end: int, asker: Asker, wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
         """Call `found`, now or later, with where to begin or why that cannot be said.
 
-        end: nothing at or beyond it is wanted. wanted: whether somebody still waits.
+        end: nothing at or beyond it is wanted. asker: the link that asks. wanted: whether
+        somebody still waits.
         """
         try:
             kind, arguments = _parse(start)
@@ -75,7 +76,10 @@ class Starts:
             elif otherwise is None:
                 found(RequestRejected("unknown_cursor", f"there is no cursor '{name}'"))
             else:
-                self.resolve(stream, otherwise, durable, pattern, found, end=end, wanted=wanted)
+                self.resolve(
+                    stream, otherwise, durable, pattern, found,
+                    end=end, asker=asker, wanted=wanted,
+                )  # fmt: skip
         elif kind == StartKind.EARLIEST:
             found(Begin(min(stream.first, tail)))
         elif kind == StartKind.LATEST:
@@ -86,13 +90,14 @@ class Starts:
             next = arguments[0] + 1
             found(Begin(next) if next <= tail else Begin(tail, rewound_from=next))
         elif kind == StartKind.LAST_PER_SUBJECT:
-            self._last_per_subject(stream, tail, min(tail, end), pattern, found, wanted)
+            self._last_per_subject(stream, tail, min(tail, end), pattern, found, asker, wanted)
         else:
-            self._by_time(stream, kind, durable, arguments[0], arguments[1], found, wanted)
+            time_ms, inclusive = arguments
+            self._by_time(stream, kind, durable, time_ms, inclusive, found, asker, wanted)
 
     def _by_time(
         self, stream: Stream, kind: int, durable: bool, time_ms: int, inclusive: bool,
-        found: Found, wanted: Callable[[], bool],
+        found: Found, asker: Asker, wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
         tail = stream.visible_next if durable else stream.next
         late = kind == StartKind.TIME and (
@@ -113,11 +118,11 @@ class Starts:
         self._shard.ask(
             stream.ring.name, stream.number,
             "find_time" if kind == StartKind.TIME else "find_client_time",
-            {"time_ms": time_ms, "inclusive": inclusive}, answered, wanted,
+            {"time_ms": time_ms, "inclusive": inclusive}, answered, asker, wanted,
         )  # fmt: skip
 
     def _last_per_subject(
-        self, stream: Stream, tail: int, end: int, pattern: Any, found: Found,
+        self, stream: Stream, tail: int, end: int, pattern: Any, found: Found, asker: Asker,
         wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
         first = stream.first
@@ -141,7 +146,7 @@ class Starts:
                 "pattern": pattern, "candidates": partial(may_match, pattern),
                 "from": first, "end": end, "limit": limit,
             },
-            answered, wanted,
+            answered, asker, wanted,
         )  # fmt: skip
 
 

@@ -170,6 +170,11 @@ class Subscriptions:
             return "too_large", f"a pattern of {size} bytes, at most {settings.pattern_bytes_max}"
         if self.pattern_bytes + size > settings.all_patterns_bytes_max:
             return "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
+        try:
+            self._shard.quotas.check(link.identity, "subscriptions")
+            self._shard.quotas.check(link.identity, "pattern_bytes", size)
+        except RequestRejected as error:
+            return error.code, error.reason
         return None
 
     def enter(self, link: Link, command: Subscribe) -> Subscription:
@@ -179,7 +184,14 @@ class Subscriptions:
         self.pattern_bytes += sub.pattern_bytes
         link.subscriptions[sub.number] = sub
         self.count += 1
+        self._hold(sub, 1)
         return sub
+
+    def _hold(self, sub: Subscription, sign: int) -> None:
+        """Count a subscription as its link's identity's, or no longer."""
+        quotas, owner = self._shard.quotas, sub.link.identity
+        quotas.add(owner, "subscriptions", sign)
+        quotas.add(owner, "pattern_bytes", sign * sub.pattern_bytes)
 
     def begin(self, sub: Subscription, command: Subscribe, stream: Stream) -> None:
         """Its stream is known: file the pattern and find where it begins."""
@@ -223,7 +235,7 @@ class Subscriptions:
         link.queries += 1
         self._starts.resolve(
             stream, command.start, sub.durable, sub.pattern, found,
-            end=sub.stop, wanted=lambda: not sub.ended,
+            end=sub.stop, asker=link, wanted=lambda: not sub.ended,
         )  # fmt: skip
 
     def _start(self, sub: Subscription, begin: Begin) -> None:
@@ -311,6 +323,7 @@ class Subscriptions:
         sub.started = sub.live = False
         self.count -= 1
         self.pattern_bytes -= sub.pattern_bytes
+        self._hold(sub, -1)
         sub.link.subscriptions.pop(sub.number, None)
         stream = getattr(sub, "stream", None)
         if stream is None:

@@ -1,6 +1,6 @@
-"""What an identity may do: allow lists from the configuration.
+"""What an identity may do and have: allow lists and quotas from the configuration.
 
-Owns the one question the core asks about permission. The rules: without any list everything
+Owns the two questions the core asks about an identity. The rules: without any list everything
 is allowed; with one, what is not named is refused, and so is what cannot be a name at all: it
 is neither compared with a list nor remembered. Nobody gets an identity other than that
 of the credential. Source: DESIGN.md, section 11.
@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from malamute_protocol.address import NAME_BYTES_MAX
-from malamute_py.config import Grant
+from malamute_py.broker.limits import Quota
+from malamute_py.config import QUOTAS, Grant, Quotas
 
 LISTED: Final = ("read", "write", "send", "receive", "request", "work")
 """Actions on named streams, mailboxes and services: a grant has a list for each."""
@@ -65,6 +66,29 @@ class Permissions:
         if names is not None:
             return names.fullmatch(name) is not None
         return admin and action == "admin"
+
+
+class QuotaTable:
+    """Answers (identity), the `quota` of the broker core."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        """quotas: of every identity, and those of some that differ."""
+        common = {name: getattr(quotas, name) for name in QUOTAS}
+        self._common = Quota(**common)
+        self._named = {
+            pattern: Quota(**{**common, **values}) for pattern, values in quotas.identities.items()
+        }
+        self._patterns = [(_compiled([name]), name) for name in self._named if "*" in name]
+
+    def of(self, identity: str) -> Quota:
+        """By its own name, else by the first pattern that fits, else what all have."""
+        found = self._named.get(identity)
+        if found is None:
+            fitting = (
+                self._named[name] for names, name in self._patterns if names.fullmatch(identity)
+            )
+            found = next(fitting, self._common)
+        return found
 
 
 def _compiled(patterns: list[str]) -> re.Pattern[str]:

@@ -84,7 +84,8 @@ def ring_settings(
     A segment holds two of the largest batches where three such segments fit into the ring, as
     they do into ring main (config.py checks it); else it is a third of the ring.
     """
-    ring_bytes = asked.get("ring_bytes") or config.ring_bytes
+    shared_bytes = config.memory_ring_bytes if asked.get("memory") else config.ring_bytes
+    ring_bytes = asked.get("ring_bytes") or shared_bytes
     # A small ring has small segments: at least eight, so that one can be prepared in time.
     segment_bytes = config.segment_bytes
     while segment_bytes > 1 << 20 and ring_bytes < 8 * segment_bytes:

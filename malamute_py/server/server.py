@@ -52,7 +52,7 @@ from malamute_py.server.errors import ServerFailed, StartError
 from malamute_py.server.guard import Guard
 from malamute_py.server.keeper import Inbox
 from malamute_py.server.loop import Loop
-from malamute_py.server.permissions import Permissions
+from malamute_py.server.permissions import Permissions, QuotaTable
 from malamute_py.server.recovered import QueuesFound, find_queues, ring_facts, rings_asked
 from malamute_py.server.rings import Rings
 from malamute_py.server.sockets import Listener, check_public, parse_endpoint
@@ -454,6 +454,7 @@ class Server:
             limits=_limits(config),
             software=f"malamute-py {_version()}",
             permit=Permissions(config.permissions),
+            quota=QuotaTable(config.quotas).of,
             facts=self._facts,
             links_max=links.links_max,
             heartbeat_ms=links.heartbeat_ms,
@@ -467,6 +468,9 @@ class Server:
             share_min_bytes=memory.share_min_bytes,
             share_max_bytes=memory.share_max_bytes,
             streams_max=streams.streams_max,
+            rings_max=streams.rings_max,
+            rings_bytes_max=streams.rings_bytes_max,
+            rings_memory_bytes_max=streams.rings_memory_bytes_max,
             settings_bytes_max=streams.settings_bytes_max,
             all_settings_bytes_max=streams.all_settings_bytes_max,
             link_subscriptions_max=streams.link_subscriptions_max,

@@ -53,7 +53,7 @@ def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
 def beside(gathered: Gathering, count: int, runs: int) -> None:
     """A pair beside so many clients; their coming and going, and the broker at rest with them."""
     # Room for the pair, which comes on top of the most that the default allows.
-    with broker([f"links.links_max={max(10_000, count + SPARE)}"]) as daemon:
+    with broker([f"links.links_max={max(10_000, count + SPARE)}", "quotas.links=0"]) as daemon:
         before = daemon.own_bytes()
         with Cost(daemon) as coming, crowd(daemon.endpoint, count, SUBSCRIPTIONS) as processes:
             coming.__exit__()

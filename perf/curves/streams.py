@@ -40,7 +40,9 @@ def measure(points: Sequence[int], runs: int, say: Say) -> Curve:
     gathered = Gathering()
     for count in points:
         say(f"{count:,} streams")
-        with broker([f"streams.streams_max={max(10_000, count + 1)}"]) as daemon:
+        with broker(
+            [f"streams.streams_max={max(10_000, count + 1)}", "quotas.streams=0"]
+        ) as daemon:
             asyncio.run(with_streams(gathered, daemon, count, runs))
             costs = pair_costs(daemon, runs, BULK)
             gathered.add("one in bulk, CPU a record", "us", count, [c.bulk_cpu_us for c in costs])

@@ -124,7 +124,7 @@ def on_the_wire(gathered: Gathering, count: int, runs: int) -> None:
     each = -(-count // clients)
     # The pair's own comes on top of the most that the default allows.
     with (
-        broker([f"streams.subscriptions_max={WIRE_MAX + 10}"]) as daemon,
+        broker([f"streams.subscriptions_max={WIRE_MAX + 10}", "quotas.subscriptions=0"]) as daemon,
         crowd(daemon.endpoint, clients, each),
     ):
         share = idle_share(daemon)

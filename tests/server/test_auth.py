@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import zmq
 
-from malamute_py.config import Authentication, Config, ConfigError, Grant
+from malamute_py.config import Authentication, Config, ConfigError, Grant, from_table
 from malamute_py.server.auth import (
     Authenticator,
     PlainTable,
@@ -23,7 +23,7 @@ from malamute_py.server.auth import (
     read_users_file,
 )
 from malamute_py.server.errors import StartError
-from malamute_py.server.permissions import MEMO_MAX, Permissions
+from malamute_py.server.permissions import MEMO_MAX, Permissions, QuotaTable
 from malamute_py.server.sockets import Listener, parse_endpoint
 from tests.waiting import WAIT_MS, WAIT_S
 
@@ -292,6 +292,32 @@ def test_permissions_remember_a_bounded_number_of_answers_and_no_name_that_is_no
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < MEMO_MAX * 600
+
+
+def test_quotas_are_those_of_the_name_then_of_the_first_pattern_then_of_all() -> None:
+    quotas = from_table(
+        {
+            "quotas": {
+                "streams": 50,
+                "identities": {
+                    "web-*": {"streams": 5, "messages_s": 100},
+                    "*-7": {"streams": 6},
+                    "web-1": {"streams": 7},
+                },
+            }
+        }
+    ).quotas
+    table = QuotaTable(quotas)
+    assert [table.of(name).streams for name in ("", "web", "web-2", "web-7", "a-7", "web-1")] == [
+        50, 50, 5, 5, 6, 7,
+    ]  # fmt: skip
+    assert (table.of("web-2").messages_s, table.of("web-1").messages_s) == (100, 0)
+    assert table.of("web-2").cursors == quotas.cursors
+
+
+def test_a_quota_that_there_is_not_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"quotas\.identities\.web\.steams: .*streams"):
+        from_table({"quotas": {"identities": {"web": {"steams": 5}}}})
 
 
 def test_nobody_takes_another_identity_than_its_credential_carries() -> None:

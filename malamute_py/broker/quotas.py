@@ -1,0 +1,192 @@
+"""Quotas: what one identity may have of what all clients share.
+
+Owns the counts by identity, and the buckets of its rates. The rules: what outlives a link (a
+stream, a mailbox, a service, a cursor, a group, messages in mailboxes) is its creator's or its
+sender's, as the change log has it, so that a restart counts the same; what ends with a link is
+the link's identity's; all links without an identity are one owner. A count that is reached is
+refused `limit`, a rate and what drains by itself `wait`; each is counted, and said once until it
+is eased. Nothing is looked up for a batch of records: a link carries its owner's counts.
+Source: SPEC.md, section 4.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.limits import Quota
+
+if TYPE_CHECKING:
+    from malamute_py.broker.shard import Shard
+
+PASSING: Final = frozenset({"mail_bytes", "mail_memory_bytes", "questions"})
+"""What becomes less by itself: refused `wait`."""
+EASED_PERCENT: Final = 90
+"""Of a quota: once no more than this is held, the next refusal is said again."""
+IDLE_OWNERS_MAX: Final = 1_024
+"""Owners in the table from which on those that hold nothing are looked for and forgotten."""
+
+
+class Bucket:
+    """A rate: what a second brings may be spent at once, and a batch may go into debt for more."""
+
+    __slots__ = ("_at_ms", "_level", "rate")
+
+    def __init__(self, rate: int, now_ms: int) -> None:
+        """rate: a second, at least 1."""
+        self.rate = rate
+        self._level = rate * 1_000
+        """In thousandths."""
+        self._at_ms = now_ms
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long until something may be spent; 0: now."""
+        if now_ms > self._at_ms:
+            gained = self.rate * (now_ms - self._at_ms)
+            self._level = min(self.rate * 1_000, self._level + gained)
+            self._at_ms = now_ms
+        return 0 if self._level > 0 else -self._level // self.rate + 1
+
+    def spend(self, amount: int) -> None:
+        """Take something out; the level may fall below nothing."""
+        self._level -= amount * 1_000
+
+    def full(self, now_ms: int) -> bool:
+        """Whether it is as if nothing had ever been spent."""
+        self.wait_ms(now_ms)
+        return self._level >= self.rate * 1_000
+
+
+class Usage:
+    """What one owner holds."""
+
+    __slots__ = ("_bytes", "_messages", "held", "metered", "owner", "quota", "told")
+
+    def __init__(self, owner: str, quota: Quota, now_ms: int) -> None:
+        self.owner = owner
+        self.quota = quota
+        self.held: defaultdict[str, int] = defaultdict(int)
+        """By the name of the quota."""
+        self.told: set[str] = set()
+        """Quotas that were said to be reached, and have not been eased since."""
+        self._bytes = Bucket(quota.publish_bytes_s, now_ms) if quota.publish_bytes_s else None
+        self._messages = Bucket(quota.messages_s, now_ms) if quota.messages_s else None
+        self.metered = bool(self._bytes or self._messages)
+        """Whether it has a rate."""
+
+    def spend(self, count: int, size: int, now_ms: int) -> int:
+        """Spend messages and their bytes; returns how long to wait first, and 0 when it did."""
+        wait_ms = 0
+        if self._bytes is not None:
+            wait_ms = self._bytes.wait_ms(now_ms)
+        if self._messages is not None:
+            wait_ms = max(wait_ms, self._messages.wait_ms(now_ms))
+        if not wait_ms:
+            if self._bytes is not None:
+                self._bytes.spend(size)
+            if self._messages is not None:
+                self._messages.spend(count)
+        return wait_ms
+
+    def idle(self, now_ms: int) -> bool:
+        """Whether forgetting it changes nothing."""
+        return not any(self.held.values()) and all(
+            bucket is None or bucket.full(now_ms) for bucket in (self._bytes, self._messages)
+        )
+
+
+UNMETERED: Final = Usage("", Quota(), 0)
+"""Of a link that was not welcomed yet: it can spend nothing."""
+
+
+class Quotas:
+    """What all owners hold."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._owners: dict[str, Usage] = {}
+        self._prune_at = IDLE_OWNERS_MAX
+        self.total: defaultdict[str, int] = defaultdict(int)
+        """Over all owners, of what has a bound over all that is counted nowhere else."""
+
+    def of(self, owner: str) -> Usage:
+        """What an owner holds, which is kept while it holds anything."""
+        usage = self._owners.get(owner)
+        if usage is None:
+            now_ms = self._shard.now_ms
+            if len(self._owners) >= self._prune_at:
+                self._owners = {
+                    name: usage for name, usage in self._owners.items() if not usage.idle(now_ms)
+                }
+                self._prune_at = max(IDLE_OWNERS_MAX, 2 * len(self._owners))
+            usage = self._owners[owner] = Usage(owner, self._shard.settings.quota(owner), now_ms)
+        return usage
+
+    def check(self, owner: str, resource: str, amount: int = 1) -> None:
+        """Raises RequestRejected when so much more is more than the owner may have."""
+        usage = self.of(owner)
+        bound: int = getattr(usage.quota, resource)
+        if bound and usage.held[resource] + amount > bound:
+            raise self._refusal(usage, resource, bound, amount)
+
+    def add(self, owner: str, resource: str, amount: int = 1) -> None:
+        """Count what an owner has more, or less."""
+        usage = self.of(owner)
+        held = usage.held[resource] = usage.held[resource] + amount
+        self.total[resource] += amount
+        if usage.told and amount < 0:
+            bound: int = getattr(usage.quota, resource)
+            if held * 100 <= bound * EASED_PERCENT:
+                usage.told.discard(resource)
+
+    def spend(self, owner: str, count: int, size: int) -> None:
+        """Spend messages of an owner and their bytes. Raises RequestRejected `wait`."""
+        usage = self.of(owner)
+        if usage.metered:
+            wait_ms = usage.spend(count, size, self._shard.now_ms)
+            if wait_ms:
+                raise self.too_fast(usage, wait_ms)
+
+    def too_fast(self, usage: Usage, wait_ms: int) -> RequestRejected:
+        """Note that a rate was exceeded; returns what is to be answered."""
+        quota = usage.quota
+        self._note(usage, "rate", quota.publish_bytes_s or quota.messages_s)
+        return RequestRejected(
+            "wait", f"{_named(usage.owner)} sends more than quotas.publish_bytes_s "
+            f"({quota.publish_bytes_s}) or quotas.messages_s ({quota.messages_s})", wait_ms,
+        )  # fmt: skip
+
+    def check_total(self, resource: str, amount: int, bound: int, key: str) -> None:
+        """Raises RequestRejected `limit` when so much more is more than all may have together."""
+        if self.total[resource] + amount > bound:
+            raise RequestRejected(
+                "limit", f"{key} is {bound}, over all clients, and {self.total[resource]} are taken"
+            )
+
+    def _refusal(self, usage: Usage, resource: str, bound: int, amount: int) -> RequestRejected:
+        self._note(usage, resource, bound)
+        reason = (
+            f"{_named(usage.owner)} has {usage.held[resource]} and asks for {amount} more: "
+            f"quotas.{resource} is {bound}"
+        )
+        if resource in PASSING and amount <= bound:
+            return RequestRejected("wait", reason, self._shard.settings.retry_ms)
+        return RequestRejected("limit", f"{reason}; remove some, or ask the operator for more")
+
+    def _note(self, usage: Usage, resource: str, bound: int) -> None:
+        self._shard.counters[f"quota_{resource}"] += 1
+        if resource not in usage.told:
+            usage.told.add(resource)
+            self._shard.event(
+                "quota_reached", "warning", identity=usage.owner, resource=resource, bound=bound
+            )
+
+
+def owner_of(holder: str) -> str:
+    """The owner of what a holder sent: its identity; clients without one are one owner."""
+    return "" if holder.startswith("~") else holder
+
+
+def _named(owner: str) -> str:
+    return f"identity '{owner}'" if owner else "the clients without an identity"

@@ -1,0 +1,278 @@
+"""Quotas: what one identity may have, what is left to others, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from malamute_protocol import commands as wire
+from malamute_protocol.encode import encode
+from malamute_py.broker.limits import Quota
+from malamute_py.broker.quotas import Bucket, Quotas
+from malamute_py.broker.ready import IndexAnswer
+from malamute_py.broker.shard import QUESTIONS_AT_ONCE
+from tests.broker.post import Post
+
+ALL = ["all"]
+
+
+def post(quota: Quota, **settings: Any) -> Post:
+    """A broker where anna (1) has a quota; bert (2) and carla (3) have none."""
+    return Post(quota=lambda name: quota if name == "anna" else Quota(), **settings)
+
+
+def refused(box: Post, link: int) -> list[wire.Refused]:
+    return box.peers[link].of(wire.Refused)
+
+
+def stream(at: int, **settings: Any) -> wire.Command:
+    return wire.CreateStream(1_000 + at, f"s{at}", settings)
+
+
+MAKES: dict[str, Callable[[int], tuple[list[wire.Command], list[Any]]]] = {
+    "streams": lambda at: ([stream(at)], []),
+    "rings": lambda at: ([stream(at, ring_bytes=1 << 20)], []),
+    "mailboxes": lambda at: ([wire.Send(f"m{at}", at)], [encode([b"x"])]),
+    "services": lambda at: ([wire.Request(f"v{at}", at)], [encode([b"x"], subject="s")]),
+    "cursors": lambda at: ([wire.MoveCursor("shared", f"c{at}", 1, at)], []),
+    "groups": lambda at: ([wire.JoinGroup(at, "shared", f"g{at}", ALL)], []),
+    "subscriptions": lambda at: ([wire.Subscribe(at, "shared", ALL, [0])], []),
+    "offers": lambda at: ([wire.Offer(at, "shared", ALL)], []),
+}
+"""What makes one more of a resource; at: a number of its own."""
+
+
+@pytest.mark.parametrize("resource", MAKES)
+def test_a_quota_that_is_reached_is_refused_by_name_and_leaves_the_rest_to_others(
+    resource: str,
+) -> None:
+    box = post(Quota(**{resource: 3}))
+    box.publish(3, "shared", [b"a", b"b"])
+    for link in (1, 2):
+        for at in range(10, 18):
+            commands, frames = MAKES[resource](100 * link + at)
+            box.send(link, *commands, frames=frames)
+    answers = refused(box, 1)
+    assert [answer.code for answer in answers] == ["limit"] * 5
+    assert f"quotas.{resource} is 3" in answers[0].reason
+    assert "'anna' has 3" in answers[0].reason
+    assert not refused(box, 2), "bert has no quota, and takes nothing of anna's"
+    assert box.broker.counters[f"quota_{resource}"] == 5
+    said = [event.facts for event in box.events if event.name == "quota_reached"]
+    assert said == [{"identity": "anna", "resource": resource, "bound": 3}]
+
+
+@pytest.mark.parametrize("resource", ["streams", "rings", "mailboxes", "services", "cursors"])
+def test_what_outlives_a_link_counts_for_its_creator_after_a_restart(resource: str) -> None:
+    box = post(Quota(**{resource: 3}))
+    box.publish(3, "shared", [b"a", b"b"])
+    for at in range(3):
+        commands, frames = MAKES[resource](10 + at)
+        box.send(1, *commands, frames=frames)
+    assert not refused(box, 1)
+    box.restart()
+    commands, frames = MAKES[resource](20)
+    box.send(1, *commands, frames=frames)
+    assert [answer.code for answer in refused(box, 1)] == ["limit"]
+
+
+REMOVES: dict[str, Callable[[int], wire.Command]] = {
+    "streams": lambda at: wire.RemoveStream(at, f"s{at}"),
+    "rings": lambda at: wire.RemoveStream(at, f"s{at}"),
+    "mailboxes": lambda at: wire.RemoveMailbox(at, f"m{at}", f"m{at}"),
+    "services": lambda at: wire.RemoveService(at, f"v{at}", f"v{at}"),
+    "cursors": lambda at: wire.RemoveCursor(at, "shared", f"c{at}"),
+    "groups": lambda at: wire.RemoveGroup(at, "shared", f"g{at}"),
+    "subscriptions": wire.Unsubscribe,
+    "offers": wire.Unsubscribe,
+}
+
+
+@pytest.mark.parametrize("resource", MAKES)
+def test_what_was_given_back_can_be_had_again(resource: str) -> None:
+    box = post(Quota(**{resource: 2}))
+    box.publish(3, "shared", [b"a", b"b"])
+    for at in range(10, 40):
+        commands, frames = MAKES[resource](at)
+        box.send(1, *commands, frames=frames)
+        if resource == "groups":
+            box.send(1, wire.Unsubscribe(at))
+        box.send(1, REMOVES[resource](at))
+        box.run()
+    assert not [r for r in refused(box, 1) if r.code == "limit"]
+    assert not box.broker._shard.quotas.of("anna").held[resource]
+
+
+def test_what_ends_with_a_link_is_given_back_with_it() -> None:
+    box = post(Quota(subscriptions=3, offers=2, pattern_bytes=1_000, links=1))
+    box.publish(3, "shared", [b"a"])
+    for _ in range(5):
+        for at, resource in enumerate(("subscriptions", "offers", "groups"), 10):
+            commands, frames = MAKES[resource](at)
+            box.send(1, *commands, frames=frames)
+        box.send(1, wire.OpenInbox(20, ""))
+        assert not refused(box, 1)
+        held = box.broker._shard.quotas.of("anna").held
+        assert (held["subscriptions"], held["offers"], held["links"]) == (3, 1, 1)
+        box.broker.link_lost(1, box.now_ms)
+        box.run()
+        assert (held["subscriptions"], held["offers"], held["links"]) == (0, 0, 0)
+        assert held["pattern_bytes"] == 0
+        box.peers.pop(1)
+        box.hello(1, identity="anna")
+
+
+def test_links_of_one_identity_are_bounded_and_the_newest_session_still_takes_its_name() -> None:
+    box = post(Quota(links=1))
+    box.hello(9, identity="anna", session=b"9" * 16)
+    assert box.peers[9].of(wire.Welcome), "it takes the place of the one that is counted"
+    box.broker.receive(10, "anna", [wire.Hello((1, 1), b"a" * 16)], [], box.now_ms)
+    box.run()
+    assert box.peers[10].last(wire.Refused).code == "limit"
+
+
+def test_bytes_in_mailboxes_wait_until_somebody_acknowledges_them() -> None:
+    box = post(Quota(mail_bytes=2_500))
+    box.inbox(2)
+    for _ in range(3):
+        box.mail(1, "bert", [b"x" * 700])
+    answer = box.mail(1, "bert", [b"x" * 700])
+    assert (answer.code, answer.retry_ms) == ("wait", 100)
+    assert box.mail(3, "bert", [b"x" * 700]).offset >= 0
+    first = box.peers[2].mail[7][0].number
+    box.ack(2, (first, first + 1))
+    assert isinstance(box.mail(1, "bert", [b"x" * 700]), wire.Confirm)
+    assert box.mail(1, "bert", [b"x" * 5_000]).code == "limit"
+    box.restart()
+    assert box.mail(1, "bert", [b"x" * 700]).code == "wait", "the log says whose they are"
+
+
+def test_rings_in_memory_and_on_disk_are_bounded_over_all_clients() -> None:
+    box = Post(rings_max=3, rings_bytes_max=4 << 20, rings_memory_bytes_max=2 << 20)
+    for link, at, settings in (
+        (1, 1, {"ring_bytes": 3 << 20}),
+        (2, 2, {"ring_bytes": 2 << 20}),
+        (2, 3, {"ring_bytes": 2 << 20, "memory": True}),
+        (3, 4, {"ring_bytes": 1 << 20, "memory": True}),
+        (3, 5, {"ring_bytes": 1 << 20}),
+        (1, 6, {"ring_bytes": 1 << 20}),
+    ):
+        box.send(link, stream(at, **settings))
+    keys = [r.reason.partition(" ")[0] for link in (1, 2, 3) for r in refused(box, link)]
+    assert keys == [
+        "streams.rings_max", "streams.rings_bytes_max", "streams.rings_memory_bytes_max",
+    ]  # fmt: skip
+    box.send(1, wire.RemoveStream(1, "s1"))
+    box.run()
+    box.send(2, stream(7, ring_bytes=2 << 20))
+    assert len(refused(box, 2)) == 1
+
+
+def publishes(box: Post, link: int, bodies: int, tracker: int) -> str:
+    """One publish of records of 1,000 bytes: `confirmed`, or the code of the refusal."""
+    frame = encode([b"x" * 1_000] * bodies, subject="s")
+    box.send(link, wire.Publish("s", tracker), frames=[frame])
+    answer = box.answer(link, tracker)
+    return answer.code if isinstance(answer, wire.Refused) else "confirmed"
+
+
+def test_a_rate_lets_a_second_through_at_once_and_says_when_more_may_come() -> None:
+    box = post(Quota(messages_s=100))
+    assert publishes(box, 1, 60, 1) == "confirmed"
+    assert publishes(box, 1, 60, 2) == "confirmed", "a batch may go into debt"
+    assert publishes(box, 1, 1, 3) == "wait"
+    retry_ms = box.peers[1].last(wire.Refused).retry_ms
+    assert 200 <= retry_ms <= 202
+    assert publishes(box, 2, 1_000, 1) == "confirmed"
+    box.wait(retry_ms - 2)
+    assert publishes(box, 1, 1, 4) == "wait"
+    box.wait(2)
+    assert publishes(box, 1, 1, 5) == "confirmed"
+    assert box.mail(1, "bert", [b"x"] * 50).code == "wait", "mail is metered with it"
+    assert box.broker.counters["quota_rate"] == 3
+
+
+def test_a_rate_of_bytes_holds_over_time_whatever_the_batches() -> None:
+    box = post(Quota(publish_bytes_s=100_000))
+    taken = tracker = 0
+    for _ in range(200):
+        for size in (1, 40, 3, 90):
+            tracker += 1
+            if publishes(box, 1, size, tracker) == "confirmed":
+                taken += size * 1_000
+        box.wait(50)
+    # Ten seconds, what the first brought along, and the debt of the last batch.
+    assert 9 * 100_000 <= taken <= 11 * 100_000 + 90_000
+
+
+def test_a_clock_that_stands_still_or_jumps_lends_no_more_than_a_second() -> None:
+    bucket = Bucket(10, 1_000)
+    bucket.spend(25)
+    assert bucket.wait_ms(1_000) == 1_501
+    assert bucket.wait_ms(500) == 1_501
+    assert bucket.wait_ms(1 << 50) == 0
+    bucket.spend(10)
+    assert bucket.wait_ms(1 << 50) > 0
+
+
+def test_questions_of_one_link_wait_behind_one_another_and_not_before_those_of_another() -> None:
+    box = Post(ask=False)
+    box.publish(1, "s", [b"x"])
+    for at in range(200):
+        box.send(1, wire.FindOffset(at, "s", [3, 5, True]))
+    box.send(2, wire.FindOffset(7, "s", [3, 5, True]))
+    answered = 0
+    while not box.peers[2].of(wire.Result):
+        query = box.queries.pop(0)
+        box.broker.answered(IndexAnswer(query.token, 0))
+        box.run()
+        answered += 1
+        assert len(box.queries) <= QUESTIONS_AT_ONCE
+    assert answered <= QUESTIONS_AT_ONCE + 2
+    assert len(box.peers[1].of(wire.Result)) < answered
+
+
+def test_questions_of_one_identity_are_bounded() -> None:
+    box = post(Quota(questions=5), ask=False)
+    box.publish(2, "s", [b"x"])
+    for at in range(9):
+        box.send(1, wire.FindOffset(at, "s", [3, 5, True]))
+    assert [answer.code for answer in refused(box, 1)] == ["wait"] * 4
+    while box.queries:
+        box.answer_queries()
+        box.run()
+    assert len(box.peers[1].of(wire.Result)) == 5
+    assert not box.broker._shard.quotas.of("anna").held["questions"]
+
+
+def test_a_quota_that_was_reached_is_said_again_once_it_was_eased() -> None:
+    box = post(Quota(subscriptions=10))
+    box.publish(3, "shared", [b"a"])
+
+    def subscribe(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            box.send(1, wire.Subscribe(number, "shared", ALL, [0]))
+
+    def said() -> int:
+        return sum(event.name == "quota_reached" for event in box.events)
+
+    subscribe(range(20))
+    assert said() == 1
+    box.send(1, wire.Unsubscribe(0))
+    box.send(1, wire.Unsubscribe(1))
+    subscribe(range(20, 30))
+    assert said() == 2
+
+
+def test_owners_who_hold_nothing_are_forgotten() -> None:
+    box = Post()
+    quotas: Quotas = box.broker._shard.quotas
+    for at in range(10_000):
+        quotas.check(f"passer-by-{at}", "streams")
+    quotas.add("holder", "streams")
+    assert len(quotas._owners) <= 1_100
+    for at in range(10_000):
+        quotas.check(f"passer-by-{at}", "streams")
+    assert quotas.of("holder").held["streams"] == 1
