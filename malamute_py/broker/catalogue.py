@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.publishing import Publishing
-from malamute_py.broker.ready import MAIN, RingFacts
+from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Refusal, Steps
 from malamute_py.broker.streams import EPOCH_SHIFT, RingState, Stream, ring_name
@@ -139,7 +139,10 @@ class Catalogue:
     def _take_up(self, row: StreamRow, facts: dict[str, RingFacts]) -> Stream:
         ring_facts = facts.get(row.ring)
         ring = self._ring(row, ring_facts)
-        stream = Stream(row, ring, ring_facts.streams.get(row.number) if ring_facts else None)
+        found = ring_facts.streams.get(row.number) if ring_facts else None
+        if found is None and ring_facts is not None and ring_facts.unseen_next:
+            found = StreamFacts(0, ring_facts.unseen_next)
+        stream = Stream(row, ring, found)
         if ring.memory and facts:
             # It existed in an earlier run: its offsets go on where no earlier one can be.
             base = self._shard.epoch << EPOCH_SHIFT

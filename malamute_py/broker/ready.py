@@ -271,6 +271,10 @@ class RingFacts(msgspec.Struct, frozen=True, gc=False):
     """By number; number 0 is the change log."""
     clean: bool = True
     """It was closed in order: nothing that was appended can have been lost since."""
+    unseen_next: int = 0
+    """Damage took all that the ring knew of a stream that is not in `streams`: it goes on here."""
+    doubtful_bytes: int = 0
+    """Damage of so many bytes may have held the newest records of the change log."""
 
 
 class RecoveredState(msgspec.Struct, frozen=True):

@@ -13,6 +13,9 @@ from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import decode_snapshot
 from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
 
+STREAM_RECORD_BYTES = 32
+"""No creation of a stream takes less in the log: its uuid alone is 16."""
+
 
 def recover_queues(state: RecoveredState) -> Queues:
     """The checkpoint's queues, and what the log says since."""
@@ -43,6 +46,9 @@ def recover(state: RecoveredState, producers: Producers, runs_max: int) -> Table
                 change = decode_change(body)
                 if isinstance(change, TABLE_CHANGES):
                     apply(tables, queues, change)
+        # A stream whose creation was in what cannot be read has its number for ever: another one
+        # under it would be given its records.
+        tables.next_number += main.doubtful_bytes // STREAM_RECORD_BYTES
     for row in tables.producers.values():
         producers.opened(row.id, row.identity, row.epoch)
     for name, facts in state.rings.items():

@@ -32,9 +32,10 @@ app = group("journal")
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="The broker's data directory.", show_default=False)
 ]
-_BAD: Final = frozenset({"damaged", "unknown"})
+_BAD: Final = frozenset({"damaged", "missing", "unknown", "restorable"})
 _STYLES: Final = {
-    "ok": "green", "damaged": "bold red", "unknown": "red", "dropped": "yellow", "index": "yellow",
+    "ok": "green", "damaged": "bold red", "missing": "bold red", "unknown": "red",
+    "restorable": "yellow", "dropped": "yellow", "index": "yellow",
 }  # fmt: skip
 
 
@@ -46,7 +47,10 @@ def _stopped(directory: Path) -> None:
 
     if not directory.is_dir():
         raise CommandFailed(f"{directory}: there is no such directory; name a broker's --data")
-    if not (directory / IDENTITY_FILE).exists() and not (directory / RINGS).is_dir():
+    from malamute_py.journal.directory import EPOCH_FILE
+
+    ours = [IDENTITY_FILE, EPOCH_FILE, RINGS]
+    if not any((directory / name).exists() for name in ours):
         raise CommandFailed(f"{directory}: holds no journal; name the directory of --data")
     if in_use(FileStorage(directory, read_only=True)):
         raise CommandFailed(
@@ -260,7 +264,7 @@ def dump(
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines; the default.")] = False,
 ) -> int:
     """Print the records in the files as JSON lines, or bodies; exit code 1 on damage."""
-    from malamute_py.journal.directory import ring_names
+    from malamute_py.journal.inspect import all_names
     from malamute_py.journal.storage import FileStorage
 
     if bodies_only and (as_json or batches):
@@ -268,7 +272,7 @@ def dump(
     if not batches and stream is None and any(map(_bare, (begin, end))):
         raise CommandFailed("offsets count within one stream: name it with --stream", USAGE)
     _stopped(directory)
-    rings = ring_names(FileStorage(directory, read_only=True))
+    rings = all_names(FileStorage(directory, read_only=True))
     if ring is not None and ring not in rings:
         raise CommandFailed(
             f"{directory}: there is no ring {ring}; there are: {', '.join(rings) or 'none'}"

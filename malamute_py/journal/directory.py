@@ -15,8 +15,16 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from malamute_py.journal.appending import SnapshotSource
-from malamute_py.journal.errors import JournalCorrupt, JournalError
-from malamute_py.journal.layout import LOCK_FILE, RING_FILE, pack_file, unpack_file
+from malamute_py.journal.errors import JournalCorrupt, JournalError, NotAFile
+from malamute_py.journal.layout import (
+    LOCK_FILE,
+    RING_FILE,
+    pack_file,
+    segment_number,
+    unpack_file,
+)
+from malamute_py.journal.manifest import Expected, Manifest
+from malamute_py.journal.marks import read_mark
 from malamute_py.journal.ring import Ring
 from malamute_py.journal.storage import (
     FileStorage,
@@ -31,8 +39,13 @@ IDENTITY_FILE = "journal"
 EPOCH_FILE = "epoch"
 RINGS = "rings"
 FAILED = "failed"
+MANIFESTS = "manifest"
+PLACE_FILE = "place"
+_LEAP_MAX = 1 << 10
+"""Epochs that a copy of a directory may be ahead of the original. Small: numbers of what is kept
+in memory are counted from the epoch."""
 _NAME_BYTES_MAX = 200
-_OURS = frozenset([IDENTITY_FILE, EPOCH_FILE, LOCK_FILE])
+_OURS = frozenset([IDENTITY_FILE, EPOCH_FILE, LOCK_FILE, PLACE_FILE])
 _BESIDE = frozenset(
     [
         *("queues", "queues.tmp", "queues.lock", "queues.db", "queues.db-wal", "queues.db-shm"),
@@ -57,6 +70,21 @@ class Epoch(msgspec.Struct, array_like=True):
     """How often the directory was opened; unlike the epoch, never given from outside."""
 
 
+class Place(msgspec.Struct, array_like=True):
+    """The file `place`: where the directory was when it was opened last.
+
+    A copy takes the file along, and so finds itself elsewhere than it says.
+    """
+
+    uuid: bytes
+    host: str
+    device: int
+    directory: int
+    """Inode of the data directory."""
+    identity: int
+    """Inode of the file `journal`."""
+
+
 class Journal:
     """An open data directory. One thread opens and closes; see Ring for the rest."""
 
@@ -74,6 +102,11 @@ class Journal:
         """Files and directories that were left alone."""
         self.exposure = storage.exposure() if isinstance(storage, FileStorage) else ""
         """Who besides the owner may change the directory; "" when nobody may."""
+        self.restored: tuple[Unknown, ...] = ()
+        """Files that were missing or damaged, and were made anew from what else says the same."""
+        self.moved: tuple[str, ...] = ()
+        """What of the place is not as it was: the directory was copied, or moved. The epoch has
+        leapt then, lest the original and its copy give out the same ones."""
         self._release = release
         self._entropy: Callable[[int], bytes] = os.urandom
 
@@ -93,33 +126,46 @@ class Journal:
         storage = FileStorage(where) if isinstance(where, (str, Path)) else where
         lock = storage.lock(LOCK_FILE)
         try:
-            identity = read_identity(storage)
+            restored: list[Unknown] = []
+            identity, why = find_identity(storage)
             if identity is None:
                 if storage.child(RINGS).children():
                     raise JournalCorrupt(
                         IDENTITY_FILE,
                         f"{storage.describe()} holds rings but not this file: restore it from a"
-                        " backup, or move the directory away to begin a new journal",
+                        " snapshot, or move the directory away to begin a new journal",
                     )
                 identity = Identity(entropy(16))
+            if why or read_identity(storage) is None:
                 replace_file(storage, IDENTITY_FILE, pack_file(identity))
-            last = read_epoch(storage, identity, given=epoch is not None)
-            new = last.epoch + 1 if epoch is None else epoch
+            if why:
+                restored.append(Unknown(IDENTITY_FILE, why))
+            last, why = find_epoch(storage, identity, given=epoch is not None)
+            if why:
+                restored.append(Unknown(EPOCH_FILE, why))
+            moved = _moved(storage, identity)
+            leap = 1 + int.from_bytes(entropy(4), "little") % _LEAP_MAX if moved else 1
+            new = last.epoch + leap if epoch is None else epoch
             if new <= last.epoch:
                 raise ValueError(f"epoch {new} must be above {last.epoch}, the last one")
             raised = Epoch(identity.uuid, new, last.openings + 1)
             replace_file(storage, EPOCH_FILE, pack_file(raised))
+            # Behind the epoch: a crash between the two leaps once more.
+            place = _place(storage, identity)
+            if place is not None and (moved or PLACE_FILE not in storage.names()):
+                replace_file(storage, PLACE_FILE, pack_file(place))
             journal = cls(storage, identity, raised, lock.release)
             journal._entropy = entropy
             journal.unknown = unknown_entries(storage)
+            journal.restored, journal.moved = tuple(restored), moved
         except BaseException:
             lock.release()
             raise
         return journal
 
     def names(self) -> list[str]:
-        """Names of the rings that are there, open or not."""
-        return ring_names(self.storage)
+        """Names of the rings that are there, or should be, open or not."""
+        return sorted({*ring_names(self.storage), *expected_names(self.storage)})
 
     def ring(
         self,
@@ -141,6 +187,7 @@ class Journal:
             snapshot=snapshot,
             marks=self.storage.child(FAILED),
             failed_name=directory_name(name),
+            manifests=self.storage.child(MANIFESTS),
             entropy=self._entropy,
             held=held,
         )
@@ -164,6 +211,13 @@ class Journal:
         )
         self.rings[name] = ring
         return ring, recovery
+
+    def forget(self, name: str) -> None:
+        """Expect nothing of a ring any more: its files are about to be removed."""
+        manifests = self.storage.child(MANIFESTS)
+        if directory_name(name) in manifests.names():
+            manifests.remove(directory_name(name))
+            manifests.sync_directory()
 
     def close(self) -> None:
         """Close every ring and let go of the directory.
@@ -200,8 +254,34 @@ def ring_names(storage: Storage) -> list[str]:
     return [
         unquote(directory)
         for directory in rings.children()
-        if is_directory_name(directory) and RING_FILE in rings.child(directory).names()
+        if is_directory_name(directory) and _is_ring(rings.child(directory))
     ]
+
+
+def _is_ring(storage: Storage) -> bool:
+    names = storage.names()
+    # The file that says so may be missing: its segments tell as well.
+    return RING_FILE in names or any(segment_number(name) is not None for name in names)
+
+
+def expected_names(storage: Storage) -> list[str]:
+    """Names of the rings that have a manifest: each of them should be there."""
+    if MANIFESTS not in storage.children():
+        return []
+    names = storage.child(MANIFESTS).names()
+    return [unquote(name) for name in names if is_directory_name(name) and not _is_half(name)]
+
+
+def _is_half(name: str) -> bool:
+    """True for what a crash left of a manifest that was just being made."""
+    return name.endswith(".tmp")
+
+
+def expected_of(storage: Storage, name: str) -> Expected | None:
+    """What the manifest of a ring says; None when it has none."""
+    if MANIFESTS not in storage.children():
+        return None
+    return Manifest(storage.child(MANIFESTS), directory_name(name)).expected
 
 
 def is_directory_name(directory: str) -> bool:
@@ -216,11 +296,12 @@ def unknown_entries(storage: Storage) -> tuple[Unknown, ...]:
     """What a data directory holds beside its own."""
     temporary = {f"{name}.tmp" for name in _OURS}
     found = [name for name in storage.names() if name not in _OURS | temporary | _BESIDE]
-    found += [f"{name}/" for name in storage.children() if name not in (RINGS, FAILED)]
+    known = (RINGS, FAILED, MANIFESTS)
+    found += [f"{name}/" for name in storage.children() if name not in known]
     if RINGS in storage.children():
         rings = storage.child(RINGS)
-        known = {directory_name(name) for name in ring_names(storage)}
-        found += [f"{RINGS}/{name}/" for name in rings.children() if name not in known]
+        ours = {directory_name(name) for name in (*ring_names(storage), *expected_names(storage))}
+        found += [f"{RINGS}/{name}/" for name in rings.children() if name not in ours]
         found += [f"{RINGS}/{name}" for name in rings.names()]
     return tuple(Unknown(name, "not ours; it was left alone") for name in found)
 
@@ -237,6 +318,70 @@ def read_identity(storage: Storage) -> Identity | None:
             f"the identity of {storage.describe()} is damaged: restore this file from a backup",
         )
     return identity
+
+
+def find_identity(storage: Storage) -> tuple[Identity | None, str]:
+    """The directory's identity, and why its file has to be made anew ("": it is good).
+
+    The file `epoch` says the same. Raises JournalCorrupt: the file is damaged, and nothing tells.
+    """
+    try:
+        identity, what = read_identity(storage), "missing"
+        if identity is not None:
+            return identity, ""
+    except (JournalCorrupt, NotAFile):
+        what = "damaged"
+    epoch = read_mark(storage, EPOCH_FILE, Epoch)
+    if epoch is not None:
+        return Identity(epoch.uuid), f"it was {what}; the file {EPOCH_FILE} says the same"
+    if what == "missing":
+        return None, ""
+    return read_identity(storage), ""
+
+
+def find_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> tuple[Epoch, str]:
+    """The last epoch, and why its file had to be found out otherwise ("": it is good).
+
+    Every opening writes its epoch into the manifest of each ring that it opens, and ring main is
+    among them: the highest of these is the last one that was used. Raises JournalCorrupt.
+    """
+    try:
+        return read_epoch(storage, identity, given=given), ""
+    except (JournalCorrupt, NotAFile):
+        known = [expected_of(storage, name) for name in expected_names(storage)]
+        epochs = [each.epoch for each in known if each is not None]
+        if not epochs:
+            raise
+        # One more: it may have been raised and not yet used when the broker was killed.
+        highest = max(epochs) + 1
+        return (
+            Epoch(identity.uuid, highest, 0),
+            f"it was missing or damaged; by the manifests of the rings it was {highest} at most",
+        )
+
+
+def _place(storage: Storage, identity: Identity) -> Place | None:
+    """Where the directory is now; None where that means nothing."""
+    if not isinstance(storage, FileStorage):
+        return None
+    directory = Path(storage.describe())
+    try:
+        host = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        host = ""
+    facts = directory.stat()
+    own = (directory / IDENTITY_FILE).lstat().st_ino
+    return Place(identity.uuid, host, facts.st_dev, facts.st_ino, own)
+
+
+def _moved(storage: Storage, identity: Identity) -> tuple[str, ...]:
+    """What of the directory's place is not as it was when it was opened last."""
+    now, before = _place(storage, identity), read_mark(storage, PLACE_FILE, Place)
+    if now is None or before is None or before.uuid != identity.uuid:
+        return ()
+    differ = [("host", now.host != before.host), ("device", now.device != before.device)]
+    inodes = now.directory != before.directory or now.identity != before.identity
+    return tuple(name for name, differs in (*differ, ("inode", inodes)) if differs)
 
 
 def read_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> Epoch:

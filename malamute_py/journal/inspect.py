@@ -17,11 +17,15 @@ import numpy as np
 from malamute_protocol.stamp import CONTROL_KINDS, PADDING, STAMP_BYTES, Stamp
 from malamute_py.journal.check import Found, candidates, check
 from malamute_py.journal.directory import (
+    EPOCH_FILE,
     FAILED,
+    IDENTITY_FILE,
     RINGS,
     directory_name,
-    read_epoch,
-    read_identity,
+    expected_names,
+    expected_of,
+    find_epoch,
+    find_identity,
     ring_names,
     unknown_entries,
 )
@@ -30,6 +34,7 @@ from malamute_py.journal.index import ENTRY_DTYPE, StoredIndex, read_index
 from malamute_py.journal.layout import (
     FAILED_FILE,
     LOCK_FILE,
+    RING_FILE,
     Failed,
     RingMeta,
     index_name,
@@ -37,9 +42,9 @@ from malamute_py.journal.layout import (
     segment_name,
     segment_number,
 )
-from malamute_py.journal.marks import read_mark, read_meta
-from malamute_py.journal.recovery import Scan
-from malamute_py.journal.storage import FileStorage, Storage, read_file
+from malamute_py.journal.marks import find_meta, read_mark
+from malamute_py.journal.recovery import MISSING, Scan
+from malamute_py.journal.storage import FileStorage, MemoryStorage, Storage, read_file
 from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
     UNINDEXED_FROM,
@@ -95,12 +100,12 @@ class Dumped(NamedTuple):
 def stat(directory: str | Path) -> JournalStat:
     """What a data directory holds. Raises FileNotFoundError, JournalCorrupt."""
     storage = FileStorage(directory, read_only=True)
-    identity = read_identity(storage)
+    identity, _ = find_identity(storage)
     if identity is None:
         raise JournalCorrupt("journal", f"{storage.describe()} is not a data directory")
-    epoch = read_epoch(storage, identity)
+    epoch, _ = find_epoch(storage, identity)
     rings = []
-    for name in ring_names(storage):
+    for name in all_names(storage):
         scan = _scan(storage, name, trust_indexes=True).run()
         first = scan.segments[0].number if scan.segments else 0
         files = len(scan.segments) + len(scan.spares)
@@ -168,16 +173,20 @@ def verify(directory: str | Path, ring: str | None = None) -> Iterator[Finding]:
     if in_use(storage):
         yield Finding("", "locked", "a broker has this directory open: what follows may change")
     try:
-        identity = read_identity(storage)
+        identity, why = find_identity(storage)
+        if why:
+            yield Finding("", "restorable", f"{IDENTITY_FILE}: {why}")
         if identity is None:
-            yield Finding("", "damaged", f"{storage.describe()} is not a data directory")
+            yield Finding("", "missing", f"{storage.describe()} has no file {IDENTITY_FILE}")
         else:
-            read_epoch(storage, identity)
-    except JournalCorrupt as error:
+            _, why = find_epoch(storage, identity)
+            if why:
+                yield Finding("", "restorable", f"{EPOCH_FILE}: {why}")
+    except (JournalCorrupt, OSError) as error:
         yield Finding("", "damaged", str(error))
     for entry in unknown_entries(storage):
         yield Finding("", "unknown", f"{entry.file}: {entry.reason}")
-    for name in ring_names(storage):
+    for name in all_names(storage):
         if ring is None or name == ring:
             yield from _verify_ring(storage, name)
 
@@ -185,15 +194,28 @@ def verify(directory: str | Path, ring: str | None = None) -> Iterator[Finding]:
 def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
     try:
         scan = _scan(storage, name, trust_indexes=False)
+        _, why = find_meta(scan.storage, expected_of(storage, name))
     except (JournalError, OSError) as error:
         yield Finding(name, "damaged", str(error))
         return
+    if why:
+        yield Finding(name, "restorable", f"{RING_FILE}: {why}")
     done = total = 0
     for done, total in scan.steps():
         yield Finding(name, "progress", f"{done} of {total} segments", done, total)
     findings = [
-        Finding(name, "damaged", f"positions {d.from_lsn} to {d.to_lsn}: {d.reason}", done, total)
+        Finding(
+            name,
+            "missing" if d.reason == MISSING else "damaged",
+            f"positions {d.from_lsn} to {d.to_lsn}: {d.reason}",
+            done,
+            total,
+        )
         for d in scan.damages
+    ]
+    findings += [
+        Finding(name, "restorable", f"{segment_name(number)} was cut off at {size} bytes")
+        for number, size in scan.short.items()
     ]
     findings += [
         Finding(
@@ -263,9 +285,22 @@ def _covered(table: bytes) -> dict[int, list[int]]:
     return covered
 
 
+def all_names(storage: Storage) -> list[str]:
+    """Names of the rings that are there, and of those that should be."""
+    return sorted({*ring_names(storage), *expected_names(storage)})
+
+
+def ring_storage(storage: Storage, name: str) -> Storage:
+    """The directory of a ring; an empty one of a ring that is missing."""
+    if name in ring_names(storage):
+        return storage.child(RINGS).child(directory_name(name))
+    return MemoryStorage(f"{storage.describe()}/{RINGS}/{directory_name(name)}")
+
+
 def _scan(storage: Storage, name: str, *, trust_indexes: bool) -> Scan:
-    ring = storage.child(RINGS).child(directory_name(name))
-    meta = read_meta(ring)
+    ring = ring_storage(storage, name)
+    expected = expected_of(storage, name)
+    meta, _ = find_meta(ring, expected)
     if meta is None:
         raise JournalCorrupt("ring", f"missing in {ring.describe()}")
     settings = RingSettings(segment_bytes=meta.segment_bytes)
@@ -273,32 +308,50 @@ def _scan(storage: Storage, name: str, *, trust_indexes: bool) -> Scan:
     if FAILED in storage.children():
         marks, failed_name = storage.child(FAILED), directory_name(name)
     failed = read_mark(marks, failed_name, Failed)
-    return Scan(ring, meta, settings, failed=failed, trust_indexes=trust_indexes)
+    return Scan(ring, meta, settings, failed=failed, expected=expected, trust_indexes=trust_indexes)
 
 
 def dump(
     directory: str | Path, ring: str, from_lsn: int = 0, to_lsn: int | None = None
 ) -> Iterator[Dumped]:
-    """Every batch between two positions, damaged places named and stepped over.
+    """Every batch between two positions, damaged and missing places named and stepped over.
 
     It ends where the last segment's batches end. Raises FileNotFoundError, JournalCorrupt.
     """
     storage = FileStorage(directory, read_only=True)
-    if ring not in ring_names(storage):
+    if ring not in all_names(storage):
         raise JournalCorrupt(RINGS, f"there is no ring {ring} in {storage.describe()}")
-    place = storage.child(RINGS).child(directory_name(ring))
-    meta = read_meta(place)
-    assert meta is not None
-    numbers = sorted(n for n in map(segment_number, place.names()) if n is not None)
-    for number in numbers:
-        base = number * meta.segment_bytes
-        if base + meta.segment_bytes <= from_lsn or (to_lsn is not None and base >= to_lsn):
-            continue
-        for dumped in _dump_segment(place, meta, number):
-            if to_lsn is not None and dumped.lsn >= to_lsn:
-                return
-            if dumped.lsn >= from_lsn:
+    # Read once more as an opening does: what is missing, or cut off at the end of a segment, the
+    # batches that are there do not tell.
+    scan = _scan(storage, ring, trust_indexes=False).run()
+    meta = RingMeta(scan.ring, scan.segment_bytes)
+    lost = [(damage.from_lsn, damage.to_lsn, damage.reason) for damage in scan.damages]
+    for dumped in _dump_found(scan.storage, meta, lost):
+        if to_lsn is not None and dumped.lsn >= to_lsn:
+            return
+        if dumped.lsn >= from_lsn or (dumped.fault and dumped.lsn + dumped.size > from_lsn):
+            yield dumped
+
+
+def _dump_found(
+    place: Storage, meta: RingMeta, lost: list[tuple[int, int, str]]
+) -> Iterator[Dumped]:
+    """All segments, with what is lost where the batches themselves do not name it."""
+    size = meta.segment_bytes
+    numbers = {n for n in map(segment_number, place.names()) if n is not None}
+    numbers |= {low // size for low, _, _ in lost}
+    for number in sorted(numbers):
+        base = number * size
+        here = [each for each in lost if base <= each[0] < base + size]
+        named: list[int] = []
+        if segment_name(number) in place.names():
+            for dumped in _dump_segment(place, meta, number):
+                if dumped.fault:
+                    named.append(dumped.lsn)
                 yield dumped
+        for low, high, reason in here:
+            if not any(low <= lsn < high for lsn in named):
+                yield Dumped(low, high - low, None, "damaged", b"", reason)
 
 
 def _dump_segment(place: Storage, meta: RingMeta, number: int) -> Iterator[Dumped]:

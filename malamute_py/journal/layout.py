@@ -29,6 +29,8 @@ FAILED_FILE: Final = "failed"
 TRIMS_FILE: Final = "trims"
 TRUNCATING_FILE: Final = "truncating"
 LOCK_FILE: Final = "lock"
+MANIFEST_FILE: Final = "manifest"
+"""Its name where a ring is alone in its directory, without a data directory around it."""
 PREPARING_FILE: Final = "preparing.tmp"
 REWRITE_FILE: Final = "rewrite.tmp"
 TEMPORARIES: Final = frozenset(
@@ -42,6 +44,7 @@ TEMPORARIES: Final = frozenset(
             FAILED_FILE,
             TRIMS_FILE,
             TRUNCATING_FILE,
+            MANIFEST_FILE,
         )
     ]
 )

@@ -17,6 +17,7 @@ from malamute_py.journal.layout import (
     CLOSED_FILE,
     FAILED_FILE,
     LOCK_FILE,
+    MANIFEST_FILE,
     RING_FILE,
     TEMPORARIES,
     TRIMS_FILE,
@@ -31,7 +32,10 @@ from malamute_py.journal.storage import Storage, read_file
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Unknown
 
 _OWN_FILES: Final = frozenset(
-    [RING_FILE, CLOSED_FILE, ACTIVE_FILE, FAILED_FILE, TRIMS_FILE, TRUNCATING_FILE, LOCK_FILE]
+    [
+        *(RING_FILE, CLOSED_FILE, ACTIVE_FILE, FAILED_FILE, TRIMS_FILE, TRUNCATING_FILE),
+        *(LOCK_FILE, MANIFEST_FILE),
+    ]
 )
 
 
@@ -46,6 +50,8 @@ class Listing:
         """Numbers of those whose header cannot be read."""
         self.stale: set[int] = set()
         """Numbers of those with an older number in their header."""
+        self.short: dict[int, int] = {}
+        """Number -> bytes of those whose file was cut off."""
         self.indexed: set[int] = set()
         """Numbers of those with a good index file."""
         self.unknown: list[Unknown] = []
@@ -88,10 +94,13 @@ class Listing:
         except OSError as error:
             self._leave(name, f"cannot be read ({error})")
             return
-        if file.size != self._segment_bytes:
-            self._leave(name, f"has {file.size} bytes, a segment has {self._segment_bytes}")
-            return
         header = read_segment_header(head)
+        if file.size != self._segment_bytes:
+            if file.size > self._segment_bytes or (header is None and any(head)):
+                self._leave(name, f"has {file.size} bytes, a segment has {self._segment_bytes}")
+                return
+            # A segment has its whole size from its first moment: this one was cut off.
+            self.short[number] = file.size
         segment = Segment(number, self._segment_bytes, None)
         if header is None:
             self.headless.add(number)
@@ -124,6 +133,11 @@ class Listing:
                 continue
             index = read_index(data, self._ring, segment.number)
             if index is None:
+                self.orphans.append(name)
+                continue
+            if segment.number in self.short:
+                # What is left of it is read; that all of it was durable, the index proves.
+                segment.header_lsn = max(segment.header_lsn, segment.base_lsn + self._segment_bytes)
                 self.orphans.append(name)
                 continue
             segment.spans = index.spans

@@ -7,6 +7,7 @@ sections 1, 4 and 7.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,9 +20,13 @@ from malamute_py.journal.layout import (
     RingMeta,
     SnapshotFacts,
     control_bodies,
+    read_segment_header,
+    segment_number,
     unpack_file,
 )
+from malamute_py.journal.manifest import Expected
 from malamute_py.journal.storage import Storage, read_file
+from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 
 _Mark = TypeVar("_Mark", bound=msgspec.Struct)
 
@@ -56,19 +61,50 @@ def read_mark(storage: Storage, name: str, kind: type[_Mark]) -> _Mark | None:
     return found
 
 
-def read_meta(storage: Storage) -> RingMeta | None:
-    """The ring's fixed facts; None in a new directory.
+def read_meta(storage: Storage, expected: Expected | None = None) -> RingMeta | None:
+    """The ring's fixed facts; None in a new directory. See find_meta()."""
+    return find_meta(storage, expected)[0]
 
-    Raises JournalCorrupt when the file is there and cannot be understood.
+
+def find_meta(storage: Storage, expected: Expected | None) -> tuple[RingMeta | None, str]:
+    """The ring's fixed facts, and why the file `ring` has to be made anew ("": it is good).
+
+    Where the file is missing or damaged the ring's manifest says the same, and so do the headers
+    of its segments. (None, ""): a new directory. Raises JournalCorrupt: nothing tells.
     """
-    data = read_file(storage, RING_FILE)
-    if data is None:
-        return None
-    meta: RingMeta | None = unpack_file(data, RingMeta)
-    if meta is None:
-        raise JournalCorrupt(
-            RING_FILE,
-            f"the ring's own facts in {storage.describe()} are damaged; restore this file from a"
-            " backup, or move the directory away to begin a new ring",
-        )
-    return meta
+    data: bytes | None
+    try:
+        data = read_file(storage, RING_FILE)
+    except NotAFile:
+        data = b""
+    meta: RingMeta | None = None if data is None else unpack_file(data, RingMeta)
+    if meta is not None:
+        return meta, ""
+    what = "it was missing" if data is None else "it was damaged"
+    if expected is not None:
+        found = RingMeta(expected.ring, expected.segment_bytes)
+        return found, f"{what}; the ring's manifest says the same"
+    said = _said_by_headers(storage)
+    if len(said) == 1:
+        return RingMeta(*said.pop()), f"{what}; the headers of the ring's segments say the same"
+    if data is None and not any(segment_number(name) is not None for name in storage.names()):
+        return None, ""
+    raise JournalCorrupt(
+        RING_FILE,
+        f"the ring's own facts in {storage.describe()} are {what.removeprefix('it was ')}, and"
+        " neither a manifest nor the headers of its segments tell them: restore this file from a"
+        " snapshot, or move the directory away to go on without what is in it",
+    )
+
+
+def _said_by_headers(storage: Storage) -> set[tuple[bytes, int]]:
+    """(uuid, segment_bytes) of every segment's header."""
+    said = set()
+    for name in storage.names():
+        if segment_number(name) is not None:
+            with contextlib.suppress(OSError):
+                data = storage.read(storage.open(name), 0, SEGMENT_HEADER_BYTES)
+                header = read_segment_header(data)
+                if header is not None:
+                    said.add((header.ring, header.segment_bytes))
+    return said

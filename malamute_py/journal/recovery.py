@@ -49,9 +49,10 @@ from malamute_py.journal.layout import (
     Trims,
 )
 from malamute_py.journal.listing import Listing
+from malamute_py.journal.manifest import Expected, skipped
 from malamute_py.journal.marks import Snapshot, parse_snapshot, read_mark
 from malamute_py.journal.segment import Segment
-from malamute_py.journal.storage import File, Storage
+from malamute_py.journal.storage import File, Storage, read_around
 from malamute_py.journal.streams import StreamTable
 from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
@@ -67,6 +68,9 @@ from malamute_py.journal.types import (
 _ANY_BUNDLE = -1
 _CLOSED_BUNDLE = -2
 _PIECE = 4096
+_CONTROLS = -1
+_UNSEEN = -2
+MISSING = "the segment's file is missing"
 
 
 class _Later(NamedTuple):
@@ -85,10 +89,12 @@ class Scan:
         settings: RingSettings,
         *,
         failed: Failed | None = None,
+        expected: Expected | None = None,
         trust_indexes: bool = True,
     ) -> None:
         """failed: the mark of a failed sync, kept elsewhere than the ring's files.
 
+        expected: what should be there, as the ring's manifest says.
         trust_indexes: False reads every segment even when it has a valid index file.
         """
         self.storage = storage
@@ -104,9 +110,13 @@ class Scan:
         self.temporaries: list[str] = []
         self.orphans: list[str] = []
         """Index files without their segment, or unreadable."""
+        self.short: dict[int, int] = {}
+        """Number -> bytes of segments whose file was cut off."""
         self.unknown: list[Unknown] = []
         self.damages: list[Damage] = []
         self.dropped: list[Dropped] = []
+        self.first_number = 0
+        """Of the segment with which the ring begins, be it there or missing."""
         self.end_lsn = 0
         self.epoch = 0
         self.last_time_ms = 0
@@ -118,11 +128,24 @@ class Scan:
         self.controls: list[Control] = []
         self.produced: list[Produced] = []
         self.streams = StreamTable(settings.epochs_max)
+        self.skipped: dict[int, tuple[int, int]] = {}
+        """Stream -> offsets [from, to) that nobody has and nobody gets, lest one be given twice."""
+        self.doubtful_bytes = 0
+        """Of what may have held control batches behind all that were found."""
+        self.unseen_next = 0
+        """A stream of which nothing was found may have had offsets up to here."""
         self.clean = False
         self.batches = 0
         closed = read_mark(storage, CLOSED_FILE, Closed)
         self._closed = closed if closed is not None and closed.ring == self.ring else None
         self._failed = failed if failed is not None and failed.ring == self.ring else None
+        mine = expected is not None and expected.ring == self.ring
+        self._expected = expected if mine else None
+        self._present: set[int] = set()
+        self._doubts: list[tuple[int, int]] = []
+        """Positions of damage that may have held anything."""
+        self._sure: dict[int, int] = {}
+        """Stream -> how many of these doubts lay before its last batch; _CONTROLS: for those."""
         self._trust_indexes = trust_indexes
         self._active: Active | None = None
         if trust_indexes and self._closed is not None and self._closed.clean:
@@ -159,8 +182,11 @@ class Scan:
         self._known = set(listing.indexed)
         self._headless, self._stale = listing.headless, listing.stale
         self.unknown, self.temporaries = listing.unknown, listing.temporaries
-        self.orphans = listing.orphans
+        self.orphans, self.short = listing.orphans, listing.short
+        self._present = {segment.number for segment in self._all}
         self._floor = listing.proven_lsn()
+        if self._expected is not None and self._expected.clean:
+            self._floor = max(self._floor, self._expected.end_lsn)
         for mark in (self._closed, self._failed):
             if mark is not None:
                 proven = mark.end_lsn if isinstance(mark, Closed) else mark.synced_lsn
@@ -178,6 +204,8 @@ class Scan:
 
     def _read(self, file: File) -> bytes | bytearray:
         size = self.segment_bytes
+        if file.size < size:
+            return read_around(self.storage, file, 0, file.size).ljust(size, b"\0")
         try:
             # By read, not by mapping: a bad sector is an OSError here and would be
             # the death of the process (SIGBUS) under a mapping.
@@ -198,17 +226,19 @@ class Scan:
     # --- the walk -------------------------------------------------------------------
 
     def _walk_segments(self) -> Iterator[int]:
-        if not self._all:
-            return
         size = self.segment_bytes
-        self._complete = self._all[0].base_lsn
-        expected = self._all[0].number
+        self.first_number = expected = self._first()
+        self._complete = expected * size
         for at, segment in enumerate(self._all):
             if segment.number != expected:
                 missing = expected * size
-                if not self._proven(missing, at) and not self._any_later(missing):
+                if not (
+                    self._is_missing(expected)
+                    or self._proven(missing, at)
+                    or self._any_later(missing)
+                ):
                     break
-                self._damage(missing, segment.base_lsn, "the segment's file is missing")
+                self._damage(missing, segment.base_lsn, MISSING, doubtful=True)
             expected = segment.number + 1
             if segment.number in self._indexed:
                 self._accept_indexed(segment)
@@ -218,11 +248,44 @@ class Scan:
             elif not self._walk(segment, at):
                 break
             yield at + 1
+        else:
+            self._miss_the_newest(expected)
         if self._complete < self._floor:
             self._flush()
             self._damage(
-                self._complete, self._floor, "the log was longer when it was closed or synced"
+                self._complete,
+                self._floor,
+                "the log was longer when it was closed or synced",
+                doubtful=True,
             )
+
+    def _first(self) -> int:
+        """Number of the segment with which the ring begins, be it there or not."""
+        lowest = self._all[0].number if self._all else None
+        known = self._expected
+        if known is None or not known.has(known.first):
+            return lowest or 0
+        # A lower one was about to be removed or used again: it is as good as ever.
+        return known.first if lowest is None else min(lowest, known.first)
+
+    def _is_missing(self, number: int) -> bool:
+        """True when the manifest says that a segment may have held something, and it is gone."""
+        known = self._expected
+        if known is None or not known.has(number) or number in self._present:
+            return False
+        # The oldest was to be used again under this number, and still has its own.
+        return not (number == known.last and known.first - 1 in self._present)
+
+    def _miss_the_newest(self, number: int) -> None:
+        """See whether the segments are missing in which the log went on."""
+        begin = number
+        while self._is_missing(number):
+            number += 1
+        if number > begin:
+            known = self._expected
+            assert known is not None
+            stop = known.end_lsn if known.clean else number * self.segment_bytes
+            self._damage(begin * self.segment_bytes, stop, MISSING, doubtful=True)
 
     def _accept_indexed(self, segment: Segment) -> None:
         self._flush()
@@ -230,6 +293,7 @@ class Scan:
         self.last_time_ms = max(self.last_time_ms, segment.last_time_ms)
         for number, span in segment.spans.items():
             self.streams.note_span(number, span)
+            self._sure[number] = len(self._doubts)
         self.segments.append(segment)
         self._bundle = _ANY_BUNDLE
         self._complete = segment.base_lsn + self.segment_bytes
@@ -256,7 +320,8 @@ class Scan:
                 position += found.stamp.size
                 continue
             lsn = base + position
-            if not self._proven(lsn, at):
+            cut = self._is_cut(segment, found, lsn, at)
+            if not cut and not self._proven(lsn, at):
                 self._note_tail(found, lsn, fault, at)
                 return False
             if not begun:
@@ -266,17 +331,28 @@ class Scan:
             if resume is None:
                 stop = base + size
                 unknown = max(self._floor, lsn)
-                if unknown < stop and not self._proven(unknown, at):
+                if not cut and unknown < stop and not self._proven(unknown, at):
                     # Only as far as was proven: what lies behind may be a torn tail.
                     stop = unknown
-                self._damage(lsn, stop, fault, segment)
+                self._damage(lsn, stop, cut or fault, segment, doubtful=True)
                 return stop == base + size
-            self._damage(lsn, base + resume, fault, segment)
+            self._damage(lsn, base + resume, fault, segment, doubtful=isinstance(found, str))
             if isinstance(found, Found):
                 self.streams.note_lost(found.stamp)
+                self._sure[found.stamp.stream] = len(self._doubts)
             position = resume
         self._close_segment(base + size)
         return True
+
+    def _is_cut(self, segment: Segment, found: Found | str, lsn: int, at: int) -> str:
+        """Whether the file was cut off where the log went on: what to call that; "": it was not."""
+        left = self.short.get(segment.number)
+        if left is None:
+            return ""
+        position = lsn - segment.base_lsn
+        if left - position >= STAMP_BYTES and not self._is_torn(found, lsn, at):
+            return ""  # the log had ended before
+        return f"the segment's file was cut off at {left} bytes"
 
     def _accept_active(self, segment: Segment) -> bool:
         """Take the last segment from the file `active`; False: it has to be walked."""
@@ -286,6 +362,7 @@ class Scan:
             or closed is None
             or self._failed is not None
             or segment.number in self._headless | self._stale
+            or segment.number in self.short
             or (active.ring, active.number) != (self.ring, segment.number)
             or (active.end_lsn, active.epoch) != (closed.end_lsn, closed.epoch)
             or not self._is_last(segment, active)
@@ -312,6 +389,7 @@ class Scan:
             self.streams.note_span(number, span)
         for number, row in active.streams.items():
             self.streams.note_row(number, row)
+            self._sure[number] = len(self._doubts)
         self._bundle = _CLOSED_BUNDLE
         self._complete = active.end_lsn
         self.safe_lsn = max(self.safe_lsn, active.end_lsn)
@@ -402,6 +480,8 @@ class Scan:
         sparse: dict[tuple[Segment, int], list[Place]] = {}
         for segment, found, data in batches:
             stamp = found.stamp
+            key = stamp.stream if stamp.control_kind == DATA else _CONTROLS
+            self._sure[key] = len(self._doubts)
             segment.last_epoch = stamp.epoch
             segment.last_time_ms = time_ms = stamp.append_time_ms
             self.last_time_ms = max(self.last_time_ms, time_ms)
@@ -541,9 +621,18 @@ class Scan:
         return None
 
     def _damage(
-        self, from_lsn: int, to_lsn: int, reason: str, segment: Segment | None = None
+        self,
+        from_lsn: int,
+        to_lsn: int,
+        reason: str,
+        segment: Segment | None = None,
+        *,
+        doubtful: bool,
     ) -> None:
+        """doubtful: not even the stamps tell what was in it."""
         self._flush()
+        if doubtful:
+            self._doubts.append((from_lsn, to_lsn))
         number = from_lsn // self.segment_bytes
         self.damages.append(Damage(from_lsn, to_lsn, number, reason))
         if segment is not None:
@@ -610,6 +699,7 @@ class Scan:
         )
         self._data = None
         self._load_state()
+        self._go_beyond_doubts()
         trims = read_mark(self.storage, TRIMS_FILE, Trims)
         if trims is not None and trims.ring == self.ring:
             for number, first in trims.first.items():
@@ -645,6 +735,36 @@ class Scan:
         produced = [p for part in parts for p in part.produced if p.lsn >= least]
         self.controls = sorted(controls, key=lambda control: control.lsn)
         self.produced = sorted(produced, key=lambda fact: fact.lsn)
+
+    def _go_beyond_doubts(self) -> None:
+        """Have no offset given again that may have been given in what cannot be read."""
+        known = self._expected
+        first = known.first * self.segment_bytes if known is not None else 0
+        if any(low <= first < high for low, high in self._doubts):
+            # What is missing in front was not retired, and so is not called that.
+            begun = {} if known is None or known.streams is None else known.streams
+            self.streams.note_lost_beginning({n: oldest for n, (_, oldest) in begun.items()})
+        as_of = 0 if self.snapshot is None else self.snapshot.facts.as_of_lsn
+        rows = None if known is None else known.streams
+        for number in self.streams.states.keys() | (rows or {}).keys():
+            lost = self._doubtful_bytes(number, as_of)
+            if lost and known is not None and rows is not None:
+                # Only here: they may tell of records that a power loss took back in order.
+                self.streams.note_next(number, rows.get(number, (0, 0))[0])
+                lost = self._doubtful_bytes(number, max(as_of, known.end_lsn))
+            if lost:
+                state = self.streams.state(number)
+                self.skipped[number] = (state.next, state.next + skipped(lost))
+                state.next += skipped(lost)
+        self.doubtful_bytes = self._doubtful_bytes(_CONTROLS, as_of)
+        if known is not None and rows is not None:
+            as_of = max(as_of, known.end_lsn)
+        self.unseen_next = skipped(self._doubtful_bytes(_UNSEEN, as_of))
+
+    def _doubtful_bytes(self, stream: int, as_of_lsn: int) -> int:
+        """Bytes behind all that is known of a stream, of which nothing is known."""
+        doubts = self._doubts[self._sure.get(stream, 0) :]
+        return sum(max(high - max(low, as_of_lsn), 0) for low, high in doubts)
 
     def index_one(self, segment: Segment, file: File) -> LiveIndex:
         """A new index of one finished segment, from its batches."""

@@ -20,6 +20,7 @@ from malamute_py.journal.layout import (
     read_segment_header,
     segment_number,
 )
+from malamute_py.journal.manifest import Manifest
 from malamute_py.journal.recovery import Scan
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.storage import Storage, read_around
@@ -37,9 +38,15 @@ def repair(scan: Scan, epoch: int, *, after_failed_sync: bool) -> tuple[str, ...
     storage = scan.storage
     for name in scan.temporaries + scan.orphans:
         storage.remove(name)
+    rewritten: list[str] = []
+    for segment in scan.segments + scan.spares:
+        if segment.number in scan.short:
+            # Made whole before anything else is written to it: beyond its end nothing is
+            # allocated, and a full disk would refuse amid an append.
+            rewrite(storage, segment, scan, epoch)
+            rewritten.append(segment.name)
     for segment in scan.unfinished:
         write_header(storage, segment, scan.ring, epoch, scan.segment_bytes, scan.safe_lsn)
-    rewritten: list[str] = []
     tail = _from(scan.segments, scan.safe_lsn, scan.segment_bytes)
     if after_failed_sync:
         for segment in tail + scan.spares:
@@ -86,8 +93,12 @@ def rewrite(storage: Storage, segment: Segment, scan: Scan, epoch: int) -> None:
     segment.file = storage.open(segment.name)
 
 
-def finish_truncation(storage: Storage, meta: RingMeta, lsn: int) -> None:
+def finish_truncation(
+    storage: Storage, meta: RingMeta, lsn: int, manifest: Manifest, epoch: int
+) -> None:
     """Do what the file `truncating` asks, then remove it; may be done twice.
+
+    The manifest is made to expect no more than what is left before the mark goes.
 
     Everything from the position on becomes zeros and not merely forgotten: a batch left
     behind could prove by its synced_lsn that what was cut off had been durable.
@@ -113,6 +124,10 @@ def finish_truncation(storage: Storage, meta: RingMeta, lsn: int) -> None:
             storage.write(file, position, [bytes(part)])
         storage.sync(file)
     storage.sync_directory()
+    known = manifest.expected
+    if known is not None:
+        last = min(known.last, -(-lsn // size) - 1)
+        manifest.write(meta.uuid, size, epoch, known.first, last, min(known.end_lsn, lsn), None)
     storage.remove(TRUNCATING_FILE)
     storage.sync_directory()
 

@@ -28,6 +28,7 @@ from malamute_py.journal.layout import (
     ACTIVE_FILE,
     CLOSED_FILE,
     FAILED_FILE,
+    MANIFEST_FILE,
     RING_FILE,
     TRUNCATING_FILE,
     ActiveOut,
@@ -36,8 +37,10 @@ from malamute_py.journal.layout import (
     RingMeta,
     Truncating,
     pack_file,
+    segment_name,
 )
-from malamute_py.journal.marks import read_mark, read_meta
+from malamute_py.journal.manifest import STREAMS_MAX, Manifest
+from malamute_py.journal.marks import find_meta, read_mark
 from malamute_py.journal.reading import Reader
 from malamute_py.journal.recovery import Scan
 from malamute_py.journal.repair import finish_truncation, repair
@@ -57,6 +60,7 @@ from malamute_py.journal.types import (
     RingEvent,
     RingSettings,
     StreamFacts,
+    Unknown,
 )
 
 
@@ -68,7 +72,13 @@ class Ring:
     """See the module. Made by open()."""
 
     def __init__(
-        self, storage: Storage, meta: RingMeta, settings: RingSettings, epoch: int, scan: Scan
+        self,
+        storage: Storage,
+        meta: RingMeta,
+        settings: RingSettings,
+        epoch: int,
+        scan: Scan,
+        manifest: Manifest,
     ) -> None:
         """Use open()."""
         self.uuid = meta.uuid
@@ -78,11 +88,13 @@ class Ring:
         """Gives the caller's state, as of all bundles appended so far, when a segment begins."""
         self._storage = storage
         self._marks = storage
+        self._manifest = manifest
         self._failed_name = FAILED_FILE
         self._segment_bytes = meta.segment_bytes
         self._meta = meta
         self._failure: JournalFailed | None = None
         self._closed = False
+        self._expected_at_close = False
         self._marked = 0
         self._syncing = threading.Lock()
         self._synced_before = -1
@@ -102,6 +114,7 @@ class Ring:
             lambda: self._appender.end,
             lambda: self._synced,
             self.sync,
+            self._expect,
         )
         self._reader = Reader(
             self._storage,
@@ -128,6 +141,7 @@ class Ring:
         snapshot: SnapshotSource | None = None,
         marks: Storage | None = None,
         failed_name: str = FAILED_FILE,
+        manifests: Storage | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
         held: bool = False,
     ) -> tuple[Ring, Recovery]:
@@ -135,33 +149,42 @@ class Ring:
 
         settings: `segment_bytes` counts for a new ring only. epoch: above every epoch
         that the ring has seen. marks: where a failed sync is written down; on another
-        place than the ring's own when there is one. entropy: makes a new ring's uuid.
+        place than the ring's own when there is one, as are manifests, where what should be there
+        is written down under the same name. entropy: makes a new ring's uuid.
         held: nothing at all is retired until hold() says from where on, or that nothing is.
         Raises JournalCorrupt, DiskFull, OSError, ValueError.
         """
-        meta = read_meta(storage)
+        if manifests is None:
+            manifest = Manifest(storage, MANIFEST_FILE)
+        else:
+            manifest = Manifest(manifests, failed_name)
+        meta, why = find_meta(storage, manifest.expected)
         if meta is None:
             settings.check()
             meta = RingMeta(entropy(16), settings.segment_bytes)
             replace_file(storage, RING_FILE, pack_file(meta))
         else:
             settings = _with_segment_bytes(settings, meta.segment_bytes).check()
+            if why:
+                replace_file(storage, RING_FILE, pack_file(meta))
         marks = storage if marks is None else marks
-        scan, rewritten = _load(storage, meta, settings, epoch, marks, failed_name)
+        scan, rewritten = _load(storage, meta, settings, epoch, marks, failed_name, manifest)
         if epoch <= scan.epoch:
             raise ValueError(f"epoch {epoch} must be above {scan.epoch}, the ring's last one")
-        ring = cls(storage, meta, settings, epoch, scan)
+        ring = cls(storage, meta, settings, epoch, scan, manifest)
         ring._marks, ring._failed_name = marks, failed_name
         if snapshot is not None:
             ring.snapshot = snapshot
         if held:
             ring._space.held_lsn = ring.start_lsn
         ring._mark(clean=False)
+        ring._space.expect()
         # After the mark without which it means nothing; what a power loss brings back of it
         # has nothing to stand beside.
         with contextlib.suppress(OSError):
             storage.remove(ACTIVE_FILE)
-        return ring, _recovery(scan, rewritten)
+        restored = [Unknown(RING_FILE, why)] if why else []
+        return ring, _recovery(scan, rewritten, restored)
 
     def _place(self, scan: Scan) -> None:
         space, size = self._space, self._segment_bytes
@@ -169,6 +192,8 @@ class Ring:
         space.unknown = {unknown.file for unknown in scan.unknown}
         end = scan.end_lsn
         space.next_number = -(-end // size)
+        oldest = space.segments[0].number if space.segments else space.next_number
+        space.missing_from = scan.first_number if scan.first_number < oldest else None
         if scan.snapshot is not None:
             space.state_lsn = scan.snapshot.facts.as_of_lsn
         if end % size and (not scan.segments or scan.segments[-1].number != end // size):
@@ -197,6 +222,8 @@ class Ring:
             self._space.save_floors()
             self._write_active()
             self._mark(clean=True)
+            self._expected_at_close = True
+            self._space.expect()
         except (OSError, DiskFull) as error:
             self._closed = True
             raise self._fail(f"its end could not be written down ({error})") from error
@@ -236,6 +263,19 @@ class Ring:
         mark = Closed(self.uuid, synced, self._appender.last_epoch, clean)
         replace_file(self._storage, CLOSED_FILE, pack_file(mark))
         self._marked = synced
+
+    def _expect(self, first: int, last: int) -> None:
+        """Write down durably which segments there should be, and how far the streams came."""
+        if not self._storage.persistent:
+            return
+        # The end first: a batch that comes meanwhile is in the rows and not before the end.
+        end, rows = self._appender.end, None
+        if len(self._streams.states) <= STREAMS_MAX:
+            rows = {number: (row[0], row[1]) for number, row in self._streams.rows().items()}
+        self._manifest.write(
+            self.uuid, self._segment_bytes, self.epoch, first, last, end, rows,
+            clean=self._expected_at_close,
+        )  # fmt: skip
 
     # --- appending (loop thread) --------------------------------------------------------
 
@@ -279,14 +319,16 @@ class Ring:
         replace_file(self._storage, TRUNCATING_FILE, pack_file(mark))
         held = self._space.held_lsn
         scan, rewritten = _load(
-            self._storage, self._meta, self.settings, self.epoch, self._marks, self._failed_name
-        )
+            self._storage, self._meta, self.settings, self.epoch, self._marks, self._failed_name,
+            self._manifest,
+        )  # fmt: skip
         self._set_up(scan)
         if held is not None:
             # What is appended in place of what was cut off is held, too.
             self._space.held_lsn = min(held, self.end_lsn)
         self._mark(clean=False)
-        return _recovery(scan, rewritten)
+        self._space.expect()
+        return _recovery(scan, rewritten, ())
 
     # --- syncing (sync thread) ------------------------------------------------------------
 
@@ -615,13 +657,14 @@ def _load(
     epoch: int,
     marks: Storage,
     failed_name: str,
+    manifest: Manifest,
 ) -> tuple[Scan, tuple[str, ...]]:
     """Read a ring back and repair it; returns the scan and the files written anew."""
     truncating = read_mark(storage, TRUNCATING_FILE, Truncating)
     if truncating is not None and truncating.ring == meta.uuid:
-        finish_truncation(storage, meta, truncating.lsn)
+        finish_truncation(storage, meta, truncating.lsn, manifest, epoch)
     failed = read_mark(marks, failed_name, Failed)
-    scan = Scan(storage, meta, settings, failed=failed).run()
+    scan = Scan(storage, meta, settings, failed=failed, expected=manifest.expected).run()
     if epoch < scan.epoch:
         raise ValueError(
             f"epoch {epoch} is below {scan.epoch}, the last one in {storage.describe()}"
@@ -641,8 +684,12 @@ def _with_segment_bytes(settings: RingSettings, segment_bytes: int) -> RingSetti
     return RingSettings(**{**values, "segment_bytes": segment_bytes})
 
 
-def _recovery(scan: Scan, rewritten: tuple[str, ...]) -> Recovery:
+def _recovery(scan: Scan, rewritten: tuple[str, ...], restored: Sequence[Unknown]) -> Recovery:
     snapshot = scan.snapshot
+    cut = [
+        Unknown(segment_name(number), f"it had {size} bytes of {scan.segment_bytes}")
+        for number, size in scan.short.items()
+    ]
     return Recovery(
         end_lsn=scan.end_lsn,
         epoch=scan.epoch,
@@ -656,5 +703,9 @@ def _recovery(scan: Scan, rewritten: tuple[str, ...]) -> Recovery:
         dropped=tuple(scan.dropped),
         unknown=tuple(scan.unknown),
         rewritten=rewritten,
-        unreadable_state=snapshot is None and bool(scan.segments),
+        unreadable_state=snapshot is None and bool(scan.segments or scan.damages),
+        restored=(*restored, *cut),
+        skipped=scan.skipped,
+        doubtful_bytes=scan.doubtful_bytes,
+        unseen_next=scan.unseen_next,
     )

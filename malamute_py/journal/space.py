@@ -71,8 +71,12 @@ class Space:
         end: Callable[[], int],
         synced: Callable[[], int],
         sync: Callable[[], int],
+        expect: Callable[[int, int], None],
     ) -> None:
-        """settings: with the ring's own segment_bytes. forget: drop caches of a segment."""
+        """settings: with the ring's own segment_bytes. forget: drop caches of a segment.
+
+        expect: writes the manifest: numbers of the oldest and the newest segment.
+        """
         self.storage = storage
         self.settings = settings
         self.segments: tuple[Segment, ...] = ()
@@ -80,6 +84,9 @@ class Space:
         self.strays: dict[int, Segment] = {}
         """Empty segments of ours further ahead than the next one, by number."""
         self.unknown: set[str] = set()
+        self.missing_from: int | None = None
+        """Segments from this number to the oldest were missing at the opening: they are named so
+        at each one, until the ring gives up what lay behind them."""
         self.next_number = 0
         """Number of the first segment that append() has not begun."""
         self.state_lsn = 0
@@ -98,6 +105,7 @@ class Space:
         self._end = end
         self._synced = synced
         self._sync = sync
+        self._expect = expect
         self._snapshots: deque[tuple[int, int]] = deque()
         self._pins: dict[str, tuple[int, int]] = {}
         self._work: _Work | None = None
@@ -306,6 +314,7 @@ class Space:
         if not over and self._unwanted(oldest) and self._soon_wanted(now_ms):
             return False
         self._retire(oldest)
+        self.expect()
         self.storage.remove(index_name(oldest.number))
         self.storage.remove(oldest.name)
         self.storage.sync_directory()
@@ -355,6 +364,7 @@ class Space:
             return self._reuse(self._leaving, number)
         stray = self.strays.pop(number, None)
         if stray is not None:
+            self.expect(1)
             self.spares.append(stray)
             return False
         if segment_name(number) in self.unknown:
@@ -433,6 +443,7 @@ class Space:
         self._write_header(segment)
         self.storage.rename(PREPARING_FILE, segment.name)
         self.storage.sync_directory()
+        self.expect(1)
         self.spares.append(segment)
         return False
 
@@ -458,6 +469,8 @@ class Space:
         """Make a retired segment the next spare; tried again where it failed."""
         name = segment_name(number)
         file = old.file or self.storage.open(old.name)
+        # Both that the old one goes and that the new one comes: the rename does both at once.
+        self.expect(1)
         self.storage.remove(index_name(old.number))
         if old.name != name:
             # Renamed before its header is changed: a crash between the two leaves an older
@@ -470,6 +483,14 @@ class Space:
         self._leaving = None
         self.spares.append(segment)
         return False
+
+    def expect(self, more: int = 0) -> None:
+        """Write down which segments there should be. more: spares that are about to be added."""
+        with self.turn:
+            segments = self.segments
+            last = self.next_number + len(self.spares) + more - 1
+        first = segments[0].number if segments else self.next_number
+        self._expect(first if self.missing_from is None else self.missing_from, last)
 
     def _write_header(self, segment: Segment) -> None:
         write_header(
@@ -488,6 +509,7 @@ class Space:
         with self.turn:
             assert self.segments[0] is segment
             self.segments = self.segments[1:]
+        self.missing_from = None
         segment.retired = True
         self._leaving = segment
         self._forget(segment.number)

@@ -98,6 +98,19 @@ class StreamTable:
         state.epochs = merged
         state.last_epoch = merged[-1].epoch if merged else 0
 
+    def note_next(self, number: int, after: int) -> None:
+        """Offsets before this one were given."""
+        state = self.state(number)
+        state.next = max(state.next, after)
+
+    def note_lost_beginning(self, floors: dict[int, int]) -> None:
+        """The oldest segments are missing; floors: where streams began, as far as is known."""
+        for number in floors:
+            self.state(number)
+        for number, state in self.states.items():
+            state.kept = 0
+            state.floor = max(state.floor, floors.get(number, 0))
+
     def note_epoch(self, number: int, epoch: int, first: int) -> None:
         """A batch of this epoch lies here: the epoch began here or before."""
         state = self.state(number)

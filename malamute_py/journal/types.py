@@ -263,7 +263,8 @@ class Finding(NamedTuple):
 
     ring: str
     kind: str
-    """`progress`, `damaged`, `dropped`, `unknown`, `index`, `locked` or `ok`."""
+    """`progress`, `damaged`, `missing`, `dropped`, `unknown`, `restorable` (the next start makes
+    it anew from what else says the same), `index`, `locked` or `ok`."""
     message: str
     done: int = 0
     """Segments read, of `total`."""
@@ -306,3 +307,12 @@ class Recovery(msgspec.Struct, frozen=True):
     """Segment files written anew after a failed sync."""
     unreadable_state: bool = False
     """True when no snapshot could be read although the ring once had one: state is partial."""
+    restored: tuple[Unknown, ...] = ()
+    """Files that were missing, damaged or cut off, and were made anew from what else says the
+    same."""
+    skipped: dict[int, tuple[int, int]] = {}
+    """Stream -> offsets [from, to) left out, as damage may have held records with them."""
+    doubtful_bytes: int = 0
+    """Bytes of damage that may have held control batches after the last that was found."""
+    unseen_next: int = 0
+    """A stream that there is, and of which nothing was found, goes on here; 0: it begins."""

@@ -59,6 +59,8 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
         after = decode_snapshot(recovery.snapshot).change_next if recovery.snapshot else 0
         if changes:
             after = max(after, changes[-1][0] + 1)
+        # Offsets of changes are not given twice either: by them a start sees what is missing.
+        after += recovery.doubtful_bytes
         streams[CHANGE_STREAM] = StreamFacts(0, after)
     return RingFacts(
         recovery.end_lsn,
@@ -73,6 +75,8 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
         ),
         streams,
         recovery.clean,
+        recovery.unseen_next,
+        recovery.doubtful_bytes,
     )  # fmt: skip
 
 

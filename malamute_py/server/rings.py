@@ -138,7 +138,7 @@ class Rings:
         self._batch_bytes_max = batch_bytes_max
         self._inbox = inbox
         self._rings = journal.rings
-        self._removals: deque[Storage] = deque()
+        self._removals: deque[tuple[str, Storage]] = deque()
         self._unready: dict[str, Unready] = {}
         self._stopping = False
         self._dirty: dict[str, Ring] = {}
@@ -162,6 +162,8 @@ class Rings:
         self._opener: Worker[Change] = Worker("opener", self._change, inbox)
         self._housekeeper = Housekeeper(self._keep, inbox, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S)
         self._complaints: dict[str, str] = {}
+        self._damaged: dict[str, int] = {}
+        """Ring -> bytes that were missing or damaged at the start."""
 
     # --- life ------------------------------------------------------------------------
 
@@ -194,7 +196,9 @@ class Rings:
         held: see Ring.open.
         """
         settings = ring_settings(self._config, asked, self._batch_bytes_max)
-        return self._journal.ring(name, settings, self._snapshot(name), held=held)
+        ring, recovery = self._journal.ring(name, settings, self._snapshot(name), held=held)
+        self._damaged[name] = sum(each.to_lsn - each.from_lsn for each in recovery.damages)
+        return ring, recovery
 
     def prepare(self, name: str) -> None:
         """Have the first segment of a new ring ready. Raises DiskFull, OSError."""
@@ -213,6 +217,7 @@ class Rings:
                 "start_lsn": ring.start_lsn,
                 "disk_bytes": ring.bytes_on_disk(),
                 "prepared_in_append_total": ring.prepared_in_append,
+                "damaged_bytes": self._damaged.get(name, 0),
             }
             for name, ring in self._rings.copy().items()
         }
@@ -383,7 +388,7 @@ class Rings:
             self._rings.pop(name, None)
             rings = self._journal.storage.child(RINGS)
             if directory_name(name) in rings.children():
-                self._removals.append(rings.child(directory_name(name)))
+                self._removals.append((name, rings.child(directory_name(name))))
             self._housekeeper.nudge()
             return None
         if self._stopping:
@@ -490,7 +495,9 @@ class Rings:
         """Remove one file of a removed ring; True when there are more."""
         if not self._removals:
             return False
-        storage = self._removals[0]
+        name, storage = self._removals[0]
+        # First of all: from here on nothing of it is missed.
+        self._journal.forget(name)
         # The file that makes it a ring goes first: a crash half way leaves no ring.
         names = sorted(storage.names(), key=lambda name: name != RING_FILE)
         if names:

@@ -66,6 +66,7 @@ EXIT_BUG = 70
 _COLLECT = (10_000, 20, 50)
 """Python's collector looks at young objects once there are so many: half a millisecond a pass."""
 _KEPT_BYTES = 4 << 20
+_DAMAGE_SHOWN = 100
 _SWITCH_S = 0.001
 """How long a thread of Python may keep the others waiting: the loop shares the lock with
 threads that hand over results, and 5 ms would be added to a confirm."""
@@ -101,6 +102,8 @@ class Server:
         self._thread: threading.Thread | None = None
         self._listeners: list[Listener] = []
         self._started_ms = 0
+        self._damage: list[str] = []
+        """What was missing or damaged at the start."""
         self._inbox: Inbox
         self._rings: Rings
         self._core: Broker
@@ -213,6 +216,7 @@ class Server:
             "gauges": self._gauges(),
             "shell": dict(self._counters),
             "disk": self._rings.facts(),
+            "damage": self._damage,
             **self._checkpoint_facts(),
         }
 
@@ -345,6 +349,16 @@ class Server:
                 "directory_exposed", directory=where, reason=exposed,
                 do=f"let it belong to the broker's user alone: chmod -R go-rwx {where}",
             )  # fmt: skip
+        for file, reason in self._journal.restored:
+            self.log.error("file_restored", file=file, reason=reason)
+            self._note_damage(f"{file}: {reason}")
+        if self._journal.moved:
+            self.log.warning(
+                "directory_moved", directory=where, differs=list(self._journal.moved),
+                epoch=self._journal.epoch,
+                do="nothing if it was moved, or its disk. If it is a copy and the original goes on,"
+                " let no client use both: make second directories with malamute snapshot restore",
+            )  # fmt: skip
         for unknown in self._journal.unknown:
             self.log.warning("file_left_alone", file=unknown.file, reason=unknown.reason)
         try:
@@ -437,14 +451,30 @@ class Server:
     def _report(self, name: str, recovery: Recovery) -> None:
         for damage in recovery.damages:
             self.log.error("journal_damaged", ring=name, **damage._asdict())
+            self._note_damage(
+                f"ring {name}, positions {damage.from_lsn} to {damage.to_lsn}: {damage.reason}"
+            )
         for dropped in recovery.dropped:
             self.log.warning("unconfirmed_tail_dropped", ring=name, **dropped._asdict())
         for unknown in recovery.unknown:
             self.log.error("file_left_alone", ring=name, **unknown._asdict())
+            self._note_damage(f"ring {name}, {unknown.file}: {unknown.reason}")
+        for file, reason in recovery.restored:
+            self.log.error("file_restored", ring=name, file=file, reason=reason)
+            self._note_damage(f"ring {name}, {file}: {reason}")
+        for number, (first, following) in recovery.skipped.items():
+            self.log.error(
+                "offsets_left_out", ring=name, stream=number, **{"from": first, "to": following}
+            )
         for file in recovery.rewritten:
             self.log.warning("segment_rewritten", ring=name, file=file)
         if recovery.end_lsn:
             self.log.info("recovered", ring=name, end_lsn=recovery.end_lsn, clean=recovery.clean)
+
+    def _note_damage(self, text: str) -> None:
+        """Show it in BROKER_INFO, while the broker runs."""
+        if len(self._damage) < _DAMAGE_SHOWN:
+            self._damage.append(text)
 
     def _broker_settings(self) -> BrokerSettings:
         config = self.config

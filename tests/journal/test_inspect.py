@@ -150,7 +150,7 @@ def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
         stat(tmp_path / "missing")
     with pytest.raises(JournalCorrupt, match="not a data directory"):
         stat(tmp_path)
-    assert findings(tmp_path)[0][0] == "damaged"
+    assert findings(tmp_path)[0][0] == "missing"
     make(tmp_path / "data")
     with pytest.raises(JournalCorrupt, match="no ring"):
         list(dump(tmp_path / "data", "other"))

@@ -93,6 +93,12 @@ def test_a_lost_identity_or_epoch_is_never_guessed(where: Storage, name: str, fa
         where.remove(name)
     else:
         where.write(where.open(name), 18, [b"\xff"])
+    # Nothing else says the same: neither the manifests nor, for the identity, the epoch.
+    manifests = where.child("manifest")
+    for manifest in manifests.names():
+        manifests.remove(manifest)
+    if name == "journal":
+        where.remove("epoch")
     with pytest.raises(JournalCorrupt, match="restore"):
         Journal.open(where)
 
@@ -184,6 +190,7 @@ def test_a_lost_epoch_can_be_given_but_not_below_what_a_ring_has_seen(tmp_path: 
     with Log.open(tmp_path) as log:
         log.append(b"b")
     (tmp_path / "epoch").unlink()
+    (tmp_path / "manifest" / "log").unlink()
     with pytest.raises(JournalCorrupt, match="give an epoch above"):
         Journal.open(tmp_path)
     low = Journal.open(tmp_path, epoch=2)

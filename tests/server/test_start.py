@@ -173,12 +173,25 @@ def test_a_disk_too_small_for_the_first_segment_refuses_the_start(small_disk: Pa
     assert not any((small_disk / "data").rglob("*.segment"))
 
 
-def test_a_damaged_identity_refuses_the_start_and_is_left_alone(tmp_path: Path) -> None:
-    Server(config(tmp_path), log=Lines()).start().stop()
+def test_a_damaged_epoch_is_made_anew_and_said(tmp_path: Path) -> None:
+    with Server(config(tmp_path), log=Lines()) as server:
+        before = server._journal.epoch
     (tmp_path / "epoch").write_bytes(b"damaged")
+    log = Lines()
+    with Server(config(tmp_path), log=log) as server:
+        assert server._journal.epoch > before
+        (event,) = log.of("file_restored")
+        assert event["file"] == "epoch"
+        assert server.metrics()["damage"] == [f"epoch: {event['reason']}"]
+
+
+def test_a_damaged_identity_of_which_nothing_tells_refuses_the_start(tmp_path: Path) -> None:
+    Server(config(tmp_path), log=Lines()).start().stop()
+    for name in ("epoch", "journal"):
+        (tmp_path / name).write_bytes(b"damaged")
     text = refusal(config(tmp_path))
-    assert "epoch" in text
-    assert (tmp_path / "epoch").read_bytes() == b"damaged"
+    assert "journal" in text
+    assert (tmp_path / "journal").read_bytes() == b"damaged"
 
 
 def test_a_file_that_is_not_ours_is_left_alone_and_named(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ the *durable* one, compared in sectors of 512 bytes.
   clean*: the cache goes on showing content that a later, succeeding sync does not write.
   Rewriting a sector makes it dirty again.
 - Allocation beyond the capacity raises ENOSPC and changes nothing.
-- A read error: reads that touch a bad sector raise EIO, until it is written again.
+- A read error: reads that touch a bad sector raise EIO, until its page is written to again.
 - Bit rot: one bit of a durable sector flips, in both images.
 
 Not modelled: misdirected writes, a disk that acknowledges a sync and forgets, writes that
@@ -40,6 +40,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 SECTOR_BYTES = 512
+PAGE_SECTORS = 8
 
 
 class CrashNow(BaseException):
@@ -95,7 +96,10 @@ class Inode:
         if self.lost or self.bad:
             whole = range(position // SECTOR_BYTES, (end - 1) // SECTOR_BYTES + 1)
             self.lost.difference_update(whole)
-            self.bad.difference_update(whole)
+            # By pages, as the kernel keeps them: what is in its cache is read from there.
+            first = whole.start // PAGE_SECTORS * PAGE_SECTORS
+            stop = -(-whole.stop // PAGE_SECTORS) * PAGE_SECTORS
+            self.bad.difference_update(range(first, stop))
 
     def settle(self, sectors: Iterable[int]) -> None:
         """Make sectors durable as the page cache shows them."""

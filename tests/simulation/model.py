@@ -140,6 +140,31 @@ class RingTruth:
     """Of so many of them the core knows it."""
 
 
+class Named:
+    """The offsets that a ring names as damaged, in ranges."""
+
+    def __init__(self, missing: Iterable[tuple[int, int, int]]) -> None:
+        self._ranges = list(missing)
+        self.left_out: dict[int, tuple[int, int]] = {}
+        """Stream -> [from, to): offsets behind its last record that nobody gets."""
+
+    def leave_out(self, number: int, last: int, following: int) -> None:
+        """What is named behind the last record of a stream is no damage of a known one."""
+        for low, high in [(low, high) for n, low, high in self._ranges if n == number]:
+            if high == following and low >= last:
+                self._ranges.remove((number, low, high))
+                self.left_out[number] = (low, high)
+
+    def __contains__(self, place: tuple[int, int]) -> bool:
+        number, offset = place
+        return any(n == number and low <= offset < high for n, low, high in self._ranges)
+
+    def covers(self, number: int, offset: int) -> bool:
+        """Whether a hole at this offset is named."""
+        low, high = self.left_out.get(number, (0, 0))
+        return low <= offset < high or (number, offset) in self
+
+
 class Model:
     """All rings, logs, sends and promises of one run."""
 
@@ -343,7 +368,13 @@ class Model:
         """
         self.recoveries += 1
         truth = self.ring(ring)
-        named = {(number, offset) for number, low, high in missing for offset in range(low, high)}
+        named = Named(missing)
+        if any(bundle.damaged for bundle in truth.bundles):
+            # What is damaged may have held newer records of any stream: offsets are left out, as
+            # one given twice would name two records.
+            for number, (_, following, batches) in kept.items():
+                last = batches[-1].base_offset + batches[-1].count if batches else 0
+                named.leave_out(number, max(last, self.log(ring, number).first), following)
         present: dict[int, dict[int, Batch]] = {
             number: {batch.base_offset: batch for batch in batches}
             for number, (_, _, batches) in kept.items()
@@ -410,7 +441,7 @@ class Model:
         truth: RingTruth,
         kept: dict[int, tuple[int, int, list[Batch]]],
         present: dict[int, dict[int, Batch]],
-        named: set[tuple[int, int]],
+        named: Named,
         power: bool,
     ) -> None:
         survivors: list[Bundle] = []
@@ -518,7 +549,7 @@ class Model:
         first: int,
         following: int,
         batches: list[Batch],
-        named: set[tuple[int, int]],
+        named: Named,
     ) -> None:
         if following < log.tail and following < log.first:
             raise Violation("lost", f"stream {log.name} ends at {following}, before its first")
@@ -528,7 +559,8 @@ class Model:
                 expected is not None
                 and batch.base_offset != expected
                 and not all(
-                    (log.number, offset) in named for offset in range(expected, batch.base_offset)
+                    named.covers(log.number, offset)
+                    for offset in range(expected, batch.base_offset)
                 )
             ):
                 raise Violation(
@@ -548,13 +580,11 @@ class Model:
             if entry.bundle.damaged and log.serials.get(entry.serial) == offset:
                 del log.serials[entry.serial]
         self._learn_producers(log)
-        rest = [
-            log.entries[offset] for offset in range(following, log.tail) if offset in log.entries
-        ]
-        if rest and all(entry.bundle.damaged for entry in rest):
-            # The newest records of the stream had their stamps damaged: nothing tells any
-            # more which offsets they had; the ring names the damage, the epoch tells positions.
-            self.cut(log, following)
+        left_out = named.left_out.get(log.number)
+        if left_out is not None and left_out[0] <= log.tail < following:
+            # The newest records of the stream may have had their stamps damaged: nothing tells
+            # any more which offsets they had, and none of these is given again.
+            log.tail = following
         if following != log.tail:
             raise Violation(
                 "ghost" if following > log.tail else "lost",
