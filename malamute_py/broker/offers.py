@@ -54,7 +54,7 @@ from malamute_py.broker.waiting import (
     rows_in,
 )
 from malamute_py.changelog.records import Run, WorkReceived
-from malamute_py.changelog.tables import WITHDRAWN
+from malamute_py.changelog.tables import RELEASED, WITHDRAWN
 
 OFFER: Final = 51
 REASON_MAX: Final = 1_000
@@ -674,8 +674,10 @@ class Offers:
             return self._requests.bury(service, items, f"failed: {reason}" if reason else "failed")
         if state == WorkState.RETURNED:
             return self._requests.returned(
-                service, items, "returned", max(0, min(command.again_ms, TIME_MAX_MS))
+                service, items, "returned", max(0, min(command.again_ms, TIME_MAX_MS)), reason
             )
+        if state == WorkState.RELEASED:
+            return self._requests.returned(service, items, RELEASED, 0)
         raise RequestRejected("unsupported", f"no state {state} of work")
 
     def _received(self, service: Service, items: list[Rows]) -> Part:

@@ -38,6 +38,7 @@ from malamute_py.changelog.records import (
 )
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
 from malamute_py.changelog.tables import (
+    RELEASED,
     WITHDRAWN,
     ServiceRow,
     Tables,
@@ -51,6 +52,8 @@ TIME_MAX_MS: Final = 1 << 53
 """The longest time that a client can name: SPEC.md, section 11."""
 RETRY_MS: Final = 1_000
 """After which what a timer decided and the log refused is decided again."""
+_NO_ATTEMPT: Final = frozenset({"requeued", RELEASED, WITHDRAWN})
+"""Why rows come back whose attempts are not over with this return."""
 DEAD: Final = ".dead"
 """Added to a service's name: its dead-letter mailbox, unless another was named."""
 
@@ -635,11 +638,13 @@ class Requests:
     # --- back into the queue ----------------------------------------------------------------
 
     def returned(
-        self, service: Service, items: Sequence[Rows], why: str, again_ms: int | None
-    ) -> Part:
+        self, service: Service, items: Sequence[Rows], why: str, again_ms: int | None,
+        said: str = "",
+    ) -> Part:  # fmt: skip
         """A step's part by which rows in hand wait again; the exhausted become dead letters.
 
-        again_ms: not before so long; None: by the service's back-off.
+        again_ms: not before so long; None: by the service's back-off. said: the worker's reason,
+        which the dead letters of the exhausted repeat.
         """
         now_ms = self._shard.now_ms
         by_time: dict[int, list[Rows]] = {}
@@ -647,7 +652,7 @@ class Requests:
         for put, rows in items:
             for times, some in attempts_of(put, rows):
                 pause_ms = self._pause(service, times, why, again_ms)
-                if times >= self.attempts_max(service) and why not in ("requeued", WITHDRAWN):
+                if times >= self.attempts_max(service) and why not in _NO_ATTEMPT:
                     exhausted.append((put, some))
                     pause_ms = 0
                 not_before_ms = now_ms + pause_ms if pause_ms else 0
@@ -668,7 +673,7 @@ class Requests:
                 put.moving &= ~rows
                 put.returning &= ~rows
             self._shard.counters["requests_returned"] += sum(rows.bit_count() for _, rows in items)
-            if why == WITHDRAWN:
+            if why in (RELEASED, WITHDRAWN):
                 # The log has taken back what was no attempt.
                 for put, rows in items:
                     exhausted.extend((put, some) for some in self._spent(put, rows & put.alive))
@@ -680,7 +685,9 @@ class Requests:
                     if rows:
                         self._wait_again(put, rows, at_ms)
             if spent:
-                self._exhausted(service, [(put, rows & put.alive) for put, rows in spent], why)
+                self._exhausted(
+                    service, [(put, rows & put.alive) for put, rows in spent], why, said
+                )
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             for put, rows in items:
@@ -709,14 +716,16 @@ class Requests:
             put.service.wait(put, rows, again=True)
             self.hungry[put.service] = None
 
-    def _exhausted(self, service: Service, items: list[Rows], why: str) -> None:
+    def _exhausted(self, service: Service, items: list[Rows], why: str, said: str = "") -> None:
         """Rows that were handed out as often as may be become dead letters."""
         items = [(put, rows) for put, rows in items if rows]
         if not items:
             return
         most = self.attempts_max(service)
-        word = {"fenced": "died", WITHDRAWN: "returned"}.get(why, why)
+        word = {"fenced": "died", RELEASED: "returned", WITHDRAWN: "returned"}.get(why, why)
         reason = f"{word}: handed out {most} times"
+        if said:
+            reason = f"{reason}, at last: {said}"
 
         def failed(code: str, why_not: str, retry_ms: int) -> None:
             self._later([put for put, _ in items])

@@ -202,9 +202,11 @@ class WorkReceived(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 
 
 class WorkReturned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work_returned"):
-    """Requests in hand wait again. why: died, lease, returned, fenced, requeued or withdrawn.
+    """Requests in hand wait again.
 
-    Withdrawn: the offer ended in order, and what it had not said to have received was no attempt.
+    why: died, lease, returned, fenced, requeued, withdrawn or released. Withdrawn: the offer ended
+    in order, and what it had not said to have received was no attempt. Released: the worker
+    stopped, and none of it was an attempt.
     """
 
     service: int

@@ -56,6 +56,8 @@ from malamute_py.changelog.settings import (
 
 WITHDRAWN: Final = "withdrawn"
 """Why work comes back that its worker, ending its offer in order, had not begun."""
+RELEASED: Final = "released"
+"""Why work comes back whose worker stopped before it came to an end."""
 KEYS_MAX: Final = 100_000
 """Keys of batches and steps that are remembered; beyond it the oldest is forgotten."""
 
@@ -485,6 +487,8 @@ def _work_returned(tables: Tables, queues: Queues, change: WorkReturned) -> None
         mask = mask_of(rows, row.left & ~row.waiting)
         if change.why == WITHDRAWN:
             _uncount(row, mask & ~_received(row))
+        elif change.why == RELEASED:
+            _uncount(row, mask)
         _release(row, mask)
         row.waiting |= mask
         if mask and change.not_before_ms:

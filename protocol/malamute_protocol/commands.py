@@ -643,17 +643,20 @@ class WorkState(enum.IntEnum):
     """To the dead-letter mailbox, with the reason."""
     RETURNED = 5
     """Back into the queue, for any worker."""
+    RELEASED = 6
+    """Back into the queue at once, for any worker; the hand-out counts as no attempt."""
 
 
 class AckWork(Command, tag=53, frozen=True):
-    """Worker: received, renewed, completed, failed or returned requests.
+    """Worker: received, renewed, completed, failed, returned or released requests.
 
-    state: 1 received, 2 renewed (lease), 3 completed, 4 failed (dead letter), 5 returned.
+    state: 1 received, 2 renewed (lease), 3 completed, 4 failed (dead letter), 5 returned,
+    6 released.
     """
 
     subscription: int
     ranges: Ranges
-    state: Annotated[int, msgspec.Meta(ge=1, le=5)]
+    state: Annotated[int, msgspec.Meta(ge=1, le=6)]
     tracker: int = 0
     level: int = 0
     again_ms: Time = 0

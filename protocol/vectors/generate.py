@@ -212,7 +212,7 @@ def messages() -> Iterator[Vector]:
     yield wrong("a time below 0", [[40, "s", 1, 0, b"", -1]], b"c")
     yield wrong("a timeout beyond 2^53", [[50, "s", 1, "", (1 << 53) + 1]], b"c")
     yield wrong("a redelivery after -2", [[43, 1, [[1, 2]], 0, 0, -2]])
-    yield wrong("a state of work that is none", [[53, 1, [[1, 2]], 6]])
+    yield wrong("a state of work that is none", [[53, 1, [[1, 2]], 7]])
     yield wrong("a cursor below 0", [[60, "s", "c", -1, 1]])
     yield wrong("mail without its frames", [[42, 1, "a", 1, 2]], b"c")
     yield wrong("a reply that is about a string", [[42, 1, "a", 1, 0, None, [["k", 0, 1]]]])

@@ -847,6 +847,43 @@ def test_what_a_withdrawn_offer_had_begun_was_an_attempt() -> None:
     assert world.info(1)["attempts"] == [[0, 1]], "as the log has it"
 
 
+def test_a_worker_that_stops_costs_its_requests_no_attempt() -> None:
+    world = pair(attempts_max=3)
+    world.request(1, b"a", b"b", key=b"k")
+    for _ in range(10):
+        world.offer(2)
+        assert [task.work.attempts for task in world.work(2)] == [1, 1]
+        world.ack(2, [(0, 1)], WorkState.RECEIVED)
+        world.ack(2, [(0, 2)], WorkState.RELEASED)
+        world.shell.send(2, wire.Unsubscribe(1))
+        world.shell.peers[2].work.clear()
+    assert world.info(1)["attempts"] == [[0, 2]]
+    assert world.counter("requests_dead") == 0
+    world.shell.restart()
+    world.client(1)
+    assert world.info(1)["attempts"] == [[0, 2]], "as the log has it"
+
+
+def test_a_released_request_waits_for_no_pause_and_another_worker_has_it() -> None:
+    world = pair(attempts_max=3)
+    world.worker(3, "ben")
+    world.request(1, b"a")
+    world.offer(2, credit=1)
+    world.offer(3, credit=1)
+    world.ack(2, [(0, 1)], WorkState.RELEASED)
+    assert [task.work.attempts for task in world.work(3)] == [1]
+
+
+def test_a_dead_letter_repeats_what_the_worker_said_when_it_gave_the_request_back() -> None:
+    world = pair(attempts_max=2)
+    world.request(1, b"a", key=b"k")
+    world.offer(2, credit=10)
+    world.ack(2, [(0, 1)], WorkState.RETURNED, reason="no database")
+    world.ack(2, [(0, 1)], WorkState.RETURNED, reason="still none")
+    (notice,) = world.mail(1)
+    assert notice.mail.why == "returned: handed out 2 times, at last: still none"
+
+
 def test_what_was_begun_may_be_said_in_the_message_that_ends_the_offer() -> None:
     world = pair(attempts_max=1)
     world.request(1, b"a", b"b", key=b"k")

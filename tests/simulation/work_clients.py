@@ -606,9 +606,8 @@ class Peer(Client):
             self.say(c.AckWork(sub.number, ranges_of(numbers), self.rng.choice((1, 2))))
         else:
             self._let_go(sub, numbers)
-            back = c.AckWork(
-                sub.number, ranges_of(numbers), 5, 0, self.level, self.rng.choice((0, 20))
-            )
+            state, again_ms = self.rng.choice(((5, 0), (5, 20), (6, 0)))
+            back = c.AckWork(sub.number, ranges_of(numbers), state, 0, self.level, again_ms)
             self._act([(back, None)], [Wish("return", sub.place, (), tuple(numbers))],
                       level=self.level)  # fmt: skip
 

@@ -288,8 +288,8 @@ class State:
                 job = self._job(number, f"returned ({change.why})")
                 if not job.holder:
                     raise Violation("two_hands", f"request {number} comes back from nobody")
-                if change.why == "withdrawn" and not job.received:
-                    # It was not begun: that was no attempt.
+                if change.why == "released" or (change.why == "withdrawn" and not job.received):
+                    # It was not begun, or its worker stopped: that was no attempt.
                     job.attempts -= 1
                     job.withdrawn += 1
                 job.holder, job.received = "", False
