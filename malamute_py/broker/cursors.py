@@ -231,14 +231,18 @@ class Cursors:
             if stream is None:
                 changes.append(CursorRemoved(number, name))
                 continue
-            within = max(min(row.next, stream.next), stream.first)
+            end = stream.position_end(row.epoch)
+            within = max(min(row.next, end), stream.first)
             if within != row.next:
-                code = "rewound" if row.next > stream.next else "retention"
+                code = "rewound" if row.next > end else "retention"
                 self._say_clamped(stream, name, row.next, within, code)
                 row.next = within
                 changes.append(
-                    CursorSet(number, name, within, row.moved_ms, None, "clamped", row.by)
-                )
+                    CursorSet(
+                        number, name, within, row.moved_ms, None, "clamped", row.by,
+                        self._shard.epoch,
+                    )
+                )  # fmt: skip
             self._take_up(stream, row)
         for at in range(0, len(changes), REMOVED_AT_ONCE):
             self._steps.take([Part(changes[at : at + REMOVED_AT_ONCE])])
@@ -368,7 +372,10 @@ class Cursors:
             if next <= stands:
                 raise RequestRejected("conflict", f"cursor '{name}' stands at {stands} already")
         why = "created" if stands is None else "reset" if command.force else "moved"
-        change = CursorSet(stream.number, name, next, self._shard.now_ms, None, why, link.identity)
+        change = CursorSet(
+            stream.number, name, next, self._shard.now_ms, None, why, link.identity,
+            self._shard.epoch,
+        )  # fmt: skip
         memory = stream.ring.memory
 
         def appended(end_lsn: int) -> None:

@@ -88,8 +88,8 @@ class Delivery:
         stream = batch.stream
         if not durable:
             self.keep(batch)
-            for wake in stream.readers:
-                wake()
+        for wake in stream.durable_readers if durable else stream.readers:
+            wake()
         if not stream.live:
             return
         content = batch.content

@@ -38,6 +38,7 @@ from malamute_protocol.commands import (
     Mode,
     RemoveGroup,
     Result,
+    Rewound,
     StartKind,
     Subscribed,
     Unsubscribe,
@@ -55,7 +56,7 @@ from malamute_py.broker.ready import MAIN, HistoryRead, ReadFailed, ReadRange
 from malamute_py.broker.selection import Parts, unexpired
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.sharing import KINDS, Group, Member, slots_of
-from malamute_py.broker.starts import Begin, Starts, may_match
+from malamute_py.broker.starts import Begin, Starts, by_offset, may_match
 from malamute_py.broker.steps import Part, Steps
 from malamute_py.broker.streams import Batch, Stream
 from malamute_py.changelog.records import Change, GroupDone, GroupRemoved, GroupSet, Range
@@ -219,8 +220,8 @@ class Groups:
 
     def _clamp(self, stream: Stream, row: GroupRow) -> list[Change]:
         """What brings a group's row within what its stream has; the row is as that will be."""
-        first, end = stream.first, stream.next
-        before = row.next
+        first, end = stream.first, stream.position_end(row.epoch)
+        before, epoch = row.next, self._shard.epoch
         changes: list[Change] = []
         if row.next > end or (row.done and row.done[-1][1] > end):
             # A power loss took records back: their offsets will be given again.
@@ -228,15 +229,15 @@ class Groups:
             changes.append(
                 GroupSet(
                     row.stream, row.name, row.kind, row.pattern, min(row.next, end),
-                    row.moved_ms, "clamped", row.by,
+                    row.moved_ms, "clamped", row.by, epoch, row.durable,
                 )
             )  # fmt: skip
             if done:
-                changes.append(GroupDone(row.stream, row.name, done))
+                changes.append(GroupDone(row.stream, row.name, done, epoch))
             row.next, row.done = min(row.next, end), done
             self._clamped(stream, row.name, before, row.next, "rewound")
         if row.next < first:
-            changes.append(GroupDone(row.stream, row.name, [(row.next, first)]))
+            changes.append(GroupDone(row.stream, row.name, [(row.next, first)], epoch))
             row.next, row.done = with_done(row.next, row.done, [(row.next, first)])
             self._clamped(stream, row.name, before, row.next, "retention")
         return changes
@@ -374,15 +375,15 @@ class Groups:
                 self._create(stream, command, max(begin.next, stream.first), link.identity)
 
         self._starts.resolve(
-            stream, command.start or [int(StartKind.LATEST)], False, command.pattern, found,
-            end=stream.next, asker=link, wanted=lambda: True,
+            stream, command.start or [int(StartKind.LATEST)], bool(command.visibility),
+            command.pattern, found, end=stream.next, asker=link, wanted=lambda: True,
         )  # fmt: skip
 
     def _create(self, stream: Stream, command: JoinGroup, next: int, by: str) -> None:
         place = stream.number, command.group
         change = GroupSet(
             stream.number, command.group, command.kind, msgspec.msgpack.encode(command.pattern),
-            next, self._shard.now_ms, "created", by,
+            next, self._shard.now_ms, "created", by, self._shard.epoch, bool(command.visibility),
         )  # fmt: skip
 
         def appended(end_lsn: int) -> None:
@@ -428,16 +429,20 @@ class Groups:
             self._turn_away(
                 member, "bad_setting", f"group '{group.name}' selects by another pattern"
             )
+        elif command.visibility >= 0 and command.visibility != group.durable:
+            name = "durable" if group.durable else "live"
+            self._turn_away(member, "bad_setting", f"group '{group.name}' has visibility '{name}'")
         elif len(group.members) >= most:
             self._turn_away(member, "limit", f"at most {most} members of a group")
         else:
-            self._begin(member, group)
+            self._begin(member, command, group)
 
-    def _begin(self, member: Member, group: Group) -> None:
+    def _begin(self, member: Member, command: JoinGroup, group: Group) -> None:
         stream, links = group.stream, self._links
         if not group.members:
             group.waker = partial(self.wake, group)
-            stream.readers.append(group.waker)
+            (stream.durable_readers if group.durable else stream.readers).append(group.waker)
+            stream.durable += group.durable
         returned = group.enter(member)
         low = group.holdings.low
         links.say(
@@ -446,6 +451,11 @@ class Groups:
                 member.number, stream.uuid, self._shard.epoch, low, stream.first, stream.next, -1
             ),
         )
+        if command.seen:
+            begin = by_offset(stream, stream.next, *command.seen)
+            if begin.rewound_from is not None:
+                rewound = Rewound(member.number, begin.rewound_from, begin.next, self._shard.epoch)
+                links.say(member.link, rewound)
         if group.kind == "exclusive":
             links.say(member.link, Mode(member.number, member is group.holder, low))
         self._shard.event(
@@ -503,7 +513,9 @@ class Groups:
         held = group.leave(member, now_ms + keep_ms if keep_ms else 0)
         self._gone_by(group)
         if not group.members and group.waker is not None:
-            group.stream.readers.remove(group.waker)
+            stream = group.stream
+            (stream.durable_readers if group.durable else stream.readers).remove(group.waker)
+            stream.durable -= group.durable
             group.waker = None
         if held:
             self._shard.counters["group_records_returned"] += held
@@ -629,7 +641,7 @@ class Groups:
             self.wake(group)
 
         memory = group.stream.ring.memory
-        change = GroupDone(group.stream.number, group.name, ranges)
+        change = GroupDone(group.stream.number, group.name, ranges, self._shard.epoch)
         return Part(
             [] if memory else [change], taken=taken, appended=appended, refused=refused,
             level=group.stream.level, memory=memory,
@@ -720,7 +732,7 @@ class Groups:
                 page.dirty = True
             self._flush_later(group)
 
-        change = GroupDone(group.stream.number, group.name, ranges)
+        change = GroupDone(group.stream.number, group.name, ranges, self._shard.epoch)
         self._put(group.stream, [change], appended, refused)
 
     # --- serving ------------------------------------------------------------------------------
@@ -852,7 +864,7 @@ class Groups:
         self.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token, offset,
-                min(stream.next, stream.hot_first),
+                min(group.tail, stream.hot_first),
                 min(self._shard.settings.quantum_bytes, READ_BYTES_MAX),
                 None if group.everything else partial(may_match, group.pattern),
             )
@@ -927,7 +939,7 @@ class Groups:
         for gap in gaps:
             self._gap(group, gap)
         if answer.next > holdings.read:
-            group.read_to(min(answer.next, stream.next))
+            group.read_to(min(answer.next, group.tail))
             if not holdings.open:
                 self._flush_later(group)
 
@@ -1074,6 +1086,7 @@ class Groups:
             "stream": stream.name,
             "group": group.name,
             "kind": group.kind,
+            "visibility": int(group.durable),
             "pattern": group.pattern,
             "next": low,
             "read": holdings.read,

@@ -324,6 +324,7 @@ class Group:
         "by_place",
         "deliveries",
         "done",
+        "durable",
         "everything",
         "filed",
         "flushing",
@@ -359,6 +360,8 @@ class Group:
         self.name = row.name
         self.kind = row.kind
         self.window = window
+        self.durable = row.durable
+        """Its members see only what is visible."""
         self.pattern: Any = msgspec.msgpack.decode(row.pattern)
         compiled = compile_pattern(self.pattern)
         self.everything = compiled.canonical == ("all",) or self.pattern == ["topic", "#"]
@@ -547,11 +550,16 @@ class Group:
         return self.holdings.read if offset is None and reads_on else offset
 
     @property
+    def tail(self) -> int:
+        """Offset after the newest record that its members may see."""
+        return self.stream.visible_next if self.durable else self.stream.next
+
+    @property
     def reads_on(self) -> bool:
         """Whether the reader may go on: there is more, and the window has room."""
         holdings = self.holdings
         read = holdings.read
-        if read >= self.stream.next:
+        if read >= self.tail:
             return False
         return not holdings.open or read - holdings.low < self.window
 
@@ -560,7 +568,7 @@ class Group:
         """Whether it reads no further until something is acknowledged."""
         holdings = self.holdings
         ahead = holdings.read - holdings.low
-        return bool(self.members) and holdings.read < self.stream.next and ahead >= self.window
+        return bool(self.members) and holdings.read < self.tail and ahead >= self.window
 
     def _waiting_for(self) -> int | None:
         slots = self.slots
@@ -671,7 +679,7 @@ class Group:
             return
         given: list[Member] = []
         while bits and self.filed:
-            total = self.holdings.waiting + self.stream.next - self.holdings.read
+            total = self.holdings.waiting + self.tail - self.holdings.read
             share, deals = -(-total // self.filed), min(total, self.filed)
             while bits:
                 member = self._freest()

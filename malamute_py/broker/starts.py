@@ -85,7 +85,7 @@ class Starts:
         elif kind == StartKind.LATEST:
             found(Begin(tail))
         elif kind == StartKind.OFFSET:
-            found(_by_offset(stream, tail, *arguments))
+            found(by_offset(stream, tail, *arguments))
         elif kind == StartKind.AFTER_ID:
             next = arguments[0] + 1
             found(Begin(next) if next <= tail else Begin(tail, rewound_from=next))
@@ -200,7 +200,8 @@ def _number(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _by_offset(stream: Stream, tail: int, offset: int, epoch: int, uuid: bytes) -> Begin:
+def by_offset(stream: Stream, tail: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> Begin:
+    """Where a reader goes on that stood at an offset, in an epoch of the stream of a uuid."""
     if uuid and uuid != stream.uuid:
         return Begin(min(stream.first, tail), rewound_from=offset)
     end = stream.epoch_end(epoch, tail) if epoch else tail

@@ -122,6 +122,7 @@ class Stream:
         "coming",
         "created_lsn",
         "durable",
+        "durable_readers",
         "epochs",
         "everyone",
         "first",
@@ -177,9 +178,11 @@ class Stream:
         self._index: Index | None = None
         self.readers: list[Callable[[], None]] = []
         """Groups with members: what wakes them when there is more to read."""
+        self.durable_readers: list[Callable[[], None]] = []
+        """The same of those whose members get only what is visible."""
         self.subscriptions: set[Subscription] = set()
         self.durable = 0
-        """How many of them see only what is visible."""
+        """How many of them, and of the groups with members, see only what is visible."""
         self.numbers: dict[int, dict[Subscription, None]] = {}
         """Pattern number -> its subscriptions in their order, whether live or not. No lists: of
         10,000 clients that leave together each would be looked for among all the others."""
@@ -259,6 +262,10 @@ class Stream:
             if later > epoch:
                 return first
         return tail
+
+    def position_end(self, epoch: int) -> int:
+        """Where what was a position of the stream in an epoch ends now; 0: nothing is known."""
+        return self.epoch_end(epoch, self.next) if epoch else self.next
 
     def regroup(self) -> None:
         """Its subscriptions changed."""

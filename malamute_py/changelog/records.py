@@ -256,6 +256,8 @@ class CursorSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cur
     """None: as they were."""
     why: str = "moved"
     by: str = ""
+    epoch: int = 0
+    """Of the log when `next` was a position of the stream; 0: not known."""
 
 
 class CursorRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cursor_removed"):
@@ -278,6 +280,10 @@ class GroupSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="grou
     at_ms: int
     why: str = "created"
     by: str = ""
+    epoch: int = 0
+    """Of the log when `next` was a position of the stream; 0: not known."""
+    durable: bool = False
+    """Its members get only records that no power loss can take back."""
 
 
 class GroupDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_done"):
@@ -286,6 +292,8 @@ class GroupDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="gro
     stream: int
     name: str
     ranges: list[Range]
+    epoch: int = 0
+    """Of the log when these were offsets of the stream; 0: not known."""
 
 
 class GroupRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_removed"):

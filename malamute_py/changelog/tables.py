@@ -185,6 +185,8 @@ class CursorRow(msgspec.Struct):
     settings: CursorSettings
     moved_ms: int
     by: str = ""
+    epoch: int = 0
+    """Of the log when `next` was a position of the stream; 0: not known."""
 
 
 class GroupRow(msgspec.Struct):
@@ -199,6 +201,10 @@ class GroupRow(msgspec.Struct):
     """Behind `next`: ascending, apart from one another."""
     moved_ms: int = 0
     by: str = ""
+    epoch: int = 0
+    """Of the log when all of this was a position of the stream; 0: not known."""
+    durable: bool = False
+    """Its members get only records that no power loss can take back."""
 
 
 class KeyRow(msgspec.Struct, gc=False):
@@ -601,8 +607,8 @@ def _cursor_set(tables: Tables, queues: Queues, change: CursorSet) -> None:
     if settings is None:
         settings = CursorSettings() if known is None else known.settings
     queues.cursors[place] = CursorRow(
-        change.stream, change.name, change.next, settings, change.at_ms, change.by
-    )
+        change.stream, change.name, change.next, settings, change.at_ms, change.by, change.epoch
+    )  # fmt: skip
 
 
 def _cursor_removed(tables: Tables, queues: Queues, change: CursorRemoved) -> None:
@@ -612,7 +618,7 @@ def _cursor_removed(tables: Tables, queues: Queues, change: CursorRemoved) -> No
 def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
     queues.groups[change.stream, change.name] = GroupRow(
         change.stream, change.name, change.kind, change.pattern, change.next, [],
-        change.at_ms, change.by,
+        change.at_ms, change.by, change.epoch, change.durable,
     )  # fmt: skip
 
 
@@ -622,6 +628,7 @@ def _group_done(tables: Tables, queues: Queues, change: GroupDone) -> None:
     if row is None:
         return
     row.next, row.done = with_done(row.next, row.done, change.ranges)
+    row.epoch = change.epoch
     queues.groups[place] = row
 
 

@@ -306,7 +306,9 @@ class _Member(_Reader):
         strict: bool,
         count: int | None,
     ) -> None:
-        credit = {} if count is None else {"credit_records": min(count, _MEMBER_CREDIT)}
+        credit: dict[str, Any] = {}
+        if count is not None:
+            credit["credit_records"] = min(count, _MEMBER_CREDIT)
         self._member = client.group(
             stream, group, kind=kind, pattern=pattern, start=start, strict=strict,
             on_notice=tell_notice, ack="manual", **credit,

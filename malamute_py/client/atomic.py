@@ -312,7 +312,8 @@ class Step:
             )
         numbers = getattr(held, "numbers", None)
         if numbers is None:
-            numbers = [held.number if hasattr(held, "number") else held.offset]
+            # Mail and requests have a number, records of a group an offset.
+            numbers = [held.number] if hasattr(held, "number") else batch.known([held.offset])
         self._lend(opened, numbers)
         self.parts.setdefault((_ACK, opened, form), []).extend(numbers)
         self.count += len(numbers)

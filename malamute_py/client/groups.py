@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -51,10 +52,20 @@ from malamute_py.client.warned import Warnings
 
 DONE: Final = Form()
 KINDS: Final = ("shared", "exclusive", "keyed")
+VISIBILITIES: Final = {"": -1, "live": 0, "durable": 1}
 CREDIT_RECORDS: Final = 8192
 CREDIT_BYTES: Final = 8 << 20
 _AWAY_MAX: Final = 1 << 17
 """Records of lost links that are remembered; beyond it the oldest may be handed over again."""
+
+
+def group_visibility(name: str) -> int:
+    """A visibility as JOIN_GROUP has it. Raises LocalProtocolError `bad_setting`."""
+    if name not in VISIBILITIES:
+        raise LocalProtocolError(
+            "bad_setting", f"visibility={name!r}; known are 'live' and 'durable'"
+        )
+    return VISIBILITIES[name]
 
 
 class Joining(msgspec.Struct, frozen=True):
@@ -70,6 +81,8 @@ class Joining(msgspec.Struct, frozen=True):
     credit_bytes: int = CREDIT_BYTES
     """Bytes that may wait in this client, not taken by its reader."""
     hold_ms: int = 0
+    visibility: int = -1
+    """0 live, 1 durable; -1: as the group has it, and durable for a new one."""
 
     def check(self) -> Joining:
         """Raises LocalProtocolError `bad_setting` for what the broker would refuse anyway."""
@@ -87,19 +100,28 @@ class Joining(msgspec.Struct, frozen=True):
 class HeldBatch(Batch):
     """Records of a group in hand; their member knows them by it."""
 
-    def __init__(self, batch: Batch, opened: Membership) -> None:
+    def __init__(self, batch: Batch, opened: Membership, uuid: bytes) -> None:
+        """uuid: of the stream, which may be another one by now."""
         super().__init__(batch.stamp, batch.content, batch.rows)
         self.opened = opened
+        self.uuid = uuid
 
     @property
     def numbers(self) -> list[int]:
-        """Offsets of its records."""
+        """Offsets of its records, as its member knows them now."""
         listed: list[int] = self.offsets.tolist()
-        return listed
+        return self.known(listed)
+
+    def known(self, offsets: list[int]) -> list[int]:
+        """Offsets of some of its records; of those that were rewound numbers that no record has."""
+        since = self.opened.void_since(self.uuid, self.stamp.epoch)
+        if since == inf:
+            return offsets
+        return [-1 - offset if offset >= since else offset for offset in offsets]
 
     def cut(self, first: int, end: int) -> HeldBatch:
         """Its records [first, end), counted among those delivered."""
-        return HeldBatch(cut(self, first, end), self.opened)
+        return HeldBatch(cut(self, first, end), self.opened, self.uuid)
 
 
 class Membership(Opened):
@@ -123,6 +145,10 @@ class Membership(Opened):
         """In a step that is not answered."""
         self._acked: set[int] = set()
         """Acknowledged, and not yet confirmed by the broker."""
+        self._seen: tuple[int, int] = (0, 0)
+        """(epoch, offset) behind the newest record that was delivered."""
+        self._rewinds: list[tuple[int, int]] = []
+        """(epoch, offset): of that epoch and those before it, records from there on are void."""
         self._away: dict[int, None] = {}
         """With the reader since an earlier link; the broker may have given them to others."""
         self._queued_bytes = 0
@@ -183,6 +209,12 @@ class Membership(Opened):
         """Drop what waits: the broker gives it to others."""
         self.queue.clear()
         self._queued_bytes = 0
+
+    def void_since(self, uuid: bytes, epoch: int) -> float:
+        """From which offset on records of a stream and an epoch were rewound; inf: none were."""
+        if uuid != self.stream_uuid:
+            return 0
+        return min((to for until, to in self._rewinds if epoch <= until), default=inf)
 
     @property
     def settling(self) -> bool:
@@ -277,6 +309,8 @@ class Membership(Opened):
             self._granted_records,
             self._granted_bytes,
             asked.hold_ms,
+            asked.visibility,
+            (self._seen[1], self._seen[0], self.stream_uuid) if self._seen[1] else None,
         )
 
     @property
@@ -311,15 +345,32 @@ class Membership(Opened):
             self._deliver(command, frames, limits)
         elif kind is Subscribed:
             self.active = self._accepted = True
+            if self.stream_uuid != command.stream:
+                # Another stream of the name: nothing that was delivered of the first one counts.
+                self._seen = 0, 0
+                self._rewinds.clear()
+                self._away.clear()
+                self._acked.clear()
             self.stream_uuid = command.stream
             self.tail = command.tail
         elif kind is Gap:
             self.queue.append(GapNotice(command.from_, command.to, command.code, command.reason))
         elif kind is Rewound:
-            self.queue.append(RewoundNotice(command.from_, command.to, command.epoch))
+            self._rewind(command)
         elif kind is not Cover and kind is not Mode:
             # Covers and modes are the group's reader's, and say nothing of this member.
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for a member of a group")
+
+    def _rewind(self, command: Rewound) -> None:
+        """What was delivered from an offset on is void: its offsets are those of other records."""
+        epoch = self._seen[0]
+        if epoch:
+            self._rewinds.append((epoch, command.to))
+            self._seen = epoch, command.to
+        for offset in [offset for offset in self._away if offset >= command.to]:
+            del self._away[offset]
+        self._acked -= {offset for offset in self._acked if offset >= command.to}
+        self.queue.append(RewoundNotice(command.from_, command.to, command.epoch))
 
     def _deliver(self, command: Deliver, frames: Sequence[Any], limits: Limits) -> None:
         batches = [
@@ -338,7 +389,8 @@ class Membership(Opened):
             left = self._without_known(batch) if self._away else batch
             if left is None:
                 continue
-            held = HeldBatch(left, self)
+            held = HeldBatch(left, self, self.stream_uuid)
+            self._seen = max(self._seen, (held.stamp.epoch, int(batch.offsets[-1]) + 1))
             self.in_hand.update(held.numbers)
             self.queue.append(held)
             self._queued_bytes += held.stamp.size
@@ -515,10 +567,18 @@ class Handed(Cursor):
         self._by_itself = ack == "next"
         self._handed: list[int] = []
         """Handed over last; acknowledged when the next is asked for."""
+        self._handed_of: Any = None
+        """The batch that this is of."""
 
-    def _handing(self, numbers: list[int]) -> None:
+    def _handing(self, batch: Any, offsets: list[int]) -> None:
         if self._by_itself:
-            self._handed = numbers
+            self._handed_of, self._handed = batch, offsets
+
+    def _take_handed(self) -> list[int]:
+        """What was handed over last and is done now."""
+        handed, self._handed = self._handed, []
+        known: list[int] = self._handed_of.known(handed)
+        return known
 
     def _unhand(self, offsets: list[int]) -> None:
         """These were acknowledged by name."""
@@ -531,7 +591,7 @@ class Handed(Cursor):
         if rest is None or isinstance(rest, HeldBatch):
             return rest
         assert isinstance(self._batch, HeldBatch)
-        return HeldBatch(rest, self._batch.opened)
+        return HeldBatch(rest, self._batch.opened, self._batch.uuid)
 
 
 def numbers_of(held: Any, membership: Membership) -> list[int]:
@@ -539,4 +599,4 @@ def numbers_of(held: Any, membership: Membership) -> list[int]:
     batch = held if isinstance(held, HeldBatch) else getattr(held, "batch", None)
     if not isinstance(batch, HeldBatch) or batch.opened is not membership:
         raise LocalProtocolError("unexpected", f"{held!r} did not come from this member")
-    return held.numbers if held is batch else [held.offset]
+    return held.numbers if held is batch else batch.known([held.offset])

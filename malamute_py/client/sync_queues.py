@@ -43,6 +43,7 @@ from malamute_py.client.groups import (
     Handed,
     HeldBatch,
     Joining,
+    group_visibility,
     numbers_of,
 )
 from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
@@ -224,7 +225,7 @@ class SyncMember(Handed):
         if batch is None:
             batch = self._next(timeout_ms)
         if batch is not None:
-            self._handing(batch.numbers)
+            self._handing(batch, batch.offsets.tolist())
         return batch
 
     def _next(self, timeout_ms: int | None) -> HeldBatch | None:
@@ -266,16 +267,15 @@ class SyncMember(Handed):
             self._open(batch)
         record = next(self._rows)
         self._left -= 1
-        self._handing([record.offset])
+        self._handing(self._batch, [record.offset])
         return record
 
     # --- acknowledging ---------------------------------------------------------------------
 
     def _acknowledge_handed(self) -> None:
         if self._handed:
-            handed, self._handed = self._handed, []
             with self._link.lock:
-                self._membership.ack(handed)
+                self._membership.ack(self._take_handed())
                 self._link.wake_up()
 
     def ack_nowait(self, held: Any) -> Pending[bool]:
@@ -382,6 +382,7 @@ class SyncQueueVerbs(SyncVerbs):
         credit_records: int = CREDIT_RECORDS,
         credit_bytes: int = CREDIT_BYTES,
         hold_ms: int = 0,
+        visibility: str = "",
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
         timeout_ms: int | None = None,
@@ -392,12 +393,14 @@ class SyncQueueVerbs(SyncVerbs):
         order) or "exclusive" (one member at a time, whose place is kept for hold_ms). start:
         where a new group begins. ack: "next": what was handed over is done when the next is
         asked for; "manual": only ack() says so. credit_records: how many may be in hand.
+        visibility: "durable", what a new group is (only what no power loss takes back), or
+        "live". A rewind is told as a subscription tells it: on_notice, or GapError when strict.
         timeout_ms: how long the iteration waits for a record.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = Joining(
             stream, group, make_pattern(pattern), kind, start_on_wire(start),
-            credit_records, credit_bytes, hold_ms,
+            credit_records, credit_bytes, hold_ms, group_visibility(visibility),
         ).check()  # fmt: skip
         return SyncMember(
             self._link, asked, ack=ack, strict=strict, on_notice=on_notice, timeout_ms=timeout_ms

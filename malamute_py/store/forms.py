@@ -75,6 +75,7 @@ class _CursorForm(msgspec.Struct, array_like=True):
     settings: CursorSettings
     moved_ms: int
     by: str
+    epoch: int = 0
 
 
 class _GroupForm(msgspec.Struct, array_like=True):
@@ -86,6 +87,8 @@ class _GroupForm(msgspec.Struct, array_like=True):
     done: list[Range]
     moved_ms: int
     by: str
+    epoch: int = 0
+    durable: bool = False
 
 
 _MAILBOX = msgspec.msgpack.Decoder(_MailboxForm).decode
@@ -171,18 +174,21 @@ def _request(data: Any) -> tuple[int, RequestRow]:
 
 
 def _pack_cursor(key: tuple[int, str], row: CursorRow) -> bytes:
-    return _ENCODE((row.stream, row.name, row.next, row.settings, row.moved_ms, row.by))
+    return _ENCODE((row.stream, row.name, row.next, row.settings, row.moved_ms, row.by, row.epoch))
 
 
 def _cursor(data: Any) -> tuple[tuple[int, str], CursorRow]:
     form = _CURSOR(data)
-    row = CursorRow(form.stream, form.name, form.next, form.settings, form.moved_ms, form.by)
+    row = CursorRow(
+        form.stream, form.name, form.next, form.settings, form.moved_ms, form.by, form.epoch
+    )
     return (form.stream, form.name), row
 
 
 def _pack_group(key: tuple[int, str], row: GroupRow) -> bytes:
     return _ENCODE((
         row.stream, row.name, row.kind, row.pattern, row.next, row.done, row.moved_ms, row.by,
+        row.epoch, row.durable,
     ))  # fmt: skip
 
 
@@ -190,7 +196,7 @@ def _group(data: Any) -> tuple[tuple[int, str], GroupRow]:
     form = _GROUP(data)
     row = GroupRow(
         form.stream, form.name, form.kind, form.pattern, form.next, form.done,
-        form.moved_ms, form.by,
+        form.moved_ms, form.by, form.epoch, form.durable,
     )  # fmt: skip
     return (form.stream, form.name), row
 

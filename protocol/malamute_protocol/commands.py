@@ -795,6 +795,12 @@ class JoinGroup(Command, tag=63, frozen=True):
     credit_bytes: int = 0
     hold_ms: Time = 0
     """Exclusive: how long a lost holder may take to return; 0: the broker's default."""
+    visibility: Annotated[int, msgspec.Meta(ge=-1, le=1)] = -1
+    """0 live, 1 durable: for a new group; else it must be the group's. -1: as the group has it, and
+    durable for a new one."""
+    seen: tuple[int, int, bytes] | None = None
+    """[offset, epoch, stream uuid] behind the newest record that this member was delivered: what
+    was rewound of it is told by REWOUND. None: it was delivered none."""
 
 
 class AckRecords(Command, tag=64, frozen=True):

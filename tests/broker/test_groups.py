@@ -360,7 +360,7 @@ def test_limits_of_groups_and_members() -> None:
 
 def test_members_that_came_before_their_stream_begin_with_it() -> None:
     shell = world(sync=False)
-    join(shell, 2)
+    join(shell, 2, visibility=0)
     join(shell, 3)
     assert not shell.peers[2].of(wire.Subscribed)
     shell.sync()
@@ -1033,7 +1033,7 @@ def test_what_a_power_loss_took_back_is_not_taken_for_done() -> None:
     """A stream with a ring of its own may lose more than the log of the group."""
     shell = world()
     shell.send(1, wire.CreateStream(1, "s", {"ring_bytes": 1 << 20}))
-    join(shell, 2)
+    join(shell, 2, visibility=0)
     publish(shell, 4)
     shell.auto_sync = False
     publish(shell, 4, level=2)
@@ -1051,6 +1051,136 @@ def test_what_a_power_loss_took_back_is_not_taken_for_done() -> None:
     shell.restart()
     join(shell, 2)
     assert got(shell, 2) == [2, 4, 5, 6, 7]
+
+
+def test_what_took_the_offsets_of_lost_records_is_not_done_however_late_that_is_found() -> None:
+    """The second start used to find a tail behind the group's position, and clamped nothing."""
+    shell = world()
+    shell.send(1, wire.CreateStream(1, "s", {"ring_bytes": 1 << 20}))
+    shell.send(1, wire.CreateStream(2, "t", {"ring_bytes": 1 << 20}))
+    join(shell, 2, visibility=0)
+    publish(shell, 2)
+    shell.auto_sync = False
+    publish(shell, 4, level=2)
+    ack(shell, 2, (0, 6), level=2)
+    shell.send(1, wire.MoveCursor("s", "c", 6, 5, 2))
+    shell.synced_to["main"] = shell.ends["main"]
+    # What brings group and cursor back within the stream is lost with the next power loss; the
+    # records that take the offsets of the lost ones are not.
+    shell.restart(power_loss=True)
+    shell.hello(1)
+    publish(shell, 4, level=2)
+    own = next(ring for ring in shell.rings if shell.stream("s").ring.name == ring)
+    shell.synced_to[own] = shell.ends[own]
+    shell.restart(power_loss=True)
+    shell.auto_sync = True
+    shell.run()
+    shell.hello(1)
+    assert {fact["code"] for fact in events(shell, "group_clamped")} == {"rewound"}
+    assert shell.stream("s").next == 6
+    assert info(shell)["next"] == 2
+    value = shell.send(1, wire.CursorInfo(4, "s", "c")).last(wire.Result).value
+    assert value["next"] == 2
+    join(shell, 2)
+    assert got(shell, 2) == [2, 3, 4, 5]
+
+
+# --- what is not on the disk ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive", "keyed"])
+def test_members_of_a_new_group_are_given_what_is_on_the_disk_only(kind: str) -> None:
+    shell = world()
+    shell.send(1, wire.CreateStream(1, "s"))
+    join(shell, 2, kind)
+    shell.auto_sync = False
+    publish(shell, 4, level=2)
+    assert got(shell, 2) == []
+    assert info(shell)["visibility"] == 1
+    shell.sync()
+    shell.run()
+    assert got(shell, 2) == [0, 1, 2, 3]
+    publish(shell, 2, level=2)
+    shell.send(2, wire.Unsubscribe(M))
+    assert info(shell)["tail"] == 6
+    join(shell, 3, kind)
+    assert got(shell, 3) == [0, 1, 2, 3]
+    shell.sync()
+    shell.run()
+    assert got(shell, 3) == [0, 1, 2, 3, 4, 5]
+    assert isinstance(ack(shell, 3, (0, 6), level=2), wire.Confirm)
+
+
+def test_somebody_waits_for_the_disk_while_a_durable_group_has_members() -> None:
+    shell = world(sync=False)
+    shell.send(1, wire.CreateStream(1, "s"))
+    shell.sync()
+    shell.run()
+    stream = shell.stream("s")
+    join(shell, 2)
+    shell.sync()
+    shell.run()
+    publish(shell, 1, level=2)
+    assert stream.ring.awaited == stream.ring.end_lsn
+    lose(shell, 2)
+    assert (stream.durable, stream.durable_readers, stream.readers) == (0, [], [])
+
+
+def test_a_durable_group_reads_history_no_further_than_the_disk_has_it() -> None:
+    shell = world(read=False)
+    publish(shell, 4)
+    shell.auto_sync = False
+    publish(shell, 4, level=2)
+    shell.evict()
+    join(shell, 2)
+    shell.sync()
+    shell.run()
+    publish(shell, 4, level=2)
+    shell.evict()
+    shell.answer_reads()
+    shell.run()
+    assert all(read.end_offset <= shell.stream("s").visible_next for read in shell.reads)
+    shell.auto_read = True
+    shell.answer_reads()
+    shell.run()
+    assert got(shell, 2) == [0, 1, 2, 3, 4, 5, 6, 7]
+    shell.sync()
+    shell.run()
+    assert got(shell, 2) == list(range(12))
+
+
+def test_the_visibility_of_a_group_is_that_of_its_first_member() -> None:
+    shell = world()
+    join(shell, 2, visibility=0)
+    join(shell, 3)
+    refused = join(shell, 4, visibility=1).last(wire.Refused)
+    assert (refused.code, info(shell)["visibility"]) == ("bad_setting", 0)
+    shell.restart()
+    shell.hello(1)
+    assert info(shell)["visibility"] == 0
+
+
+def test_a_member_that_comes_back_is_told_what_was_rewound_of_what_it_saw() -> None:
+    shell = world()
+    shell.send(1, wire.CreateStream(1, "s", {}))
+    join(shell, 2, visibility=0)
+    publish(shell, 2)
+    shell.auto_sync = False
+    publish(shell, 2, level=2)
+    assert got(shell, 2) == [0, 1, 2, 3]
+    uuid = shell.peers[2].last(wire.Subscribed).stream
+    shell.restart(power_loss=True)
+    shell.auto_sync = True
+    shell.hello(1)
+    publish(shell, 1)
+    again = join(shell, 2, seen=(4, 1, uuid))
+    (rewound,) = again.of(wire.Rewound)
+    assert rewound == wire.Rewound(M, 4, 2, 2)
+    assert again.commands.index(rewound) == again.commands.index(again.last(wire.Subscribed)) + 1
+    assert got(shell, 2) == [0, 1, 2]
+    for link, seen in enumerate([(2, 1, uuid), (3, 2, uuid), (0, 0, b"")], 3):
+        assert join(shell, link, seen=seen).of(wire.Rewound) == [], seen
+    assert join(shell, 7, seen=(1, 2, bytes(16))).last(wire.Rewound) == wire.Rewound(M, 1, 0, 2)
 
 
 # --- administration ------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from malamute_protocol.commands import Command
 from malamute_protocol.errors import LocalProtocolError, RequestRejected
 from malamute_py.client.atomic import Step
 from malamute_py.client.events import Settled
-from malamute_py.client.groups import HeldBatch, Joining, Membership, numbers_of
-from malamute_py.client.reading import GapNotice
+from malamute_py.client.groups import Handed, HeldBatch, Joining, Membership, numbers_of
+from malamute_py.client.reading import GapNotice, RewoundNotice
 from malamute_py.client.session import State
 from tests.client.script import STREAM_UUID, Script, stamped
 
@@ -38,8 +38,10 @@ class Grouped(Script):
     def accept_member(self, member: Membership) -> list[Command]:
         return self.say(c.Subscribed(member.number, STREAM_UUID, 1, 0, 0, 100))
 
-    def hand(self, count: int, base: int, rows: list[int] | None = None) -> list[Command]:
-        frames = stamped(encode([b"%d" % n for n in range(count)], subject="a"), base)
+    def hand(
+        self, count: int, base: int, rows: list[int] | None = None, epoch: int = 1
+    ) -> list[Command]:
+        frames = stamped(encode([b"%d" % n for n in range(count)], subject="a"), base, epoch=epoch)
         bitmap = None if rows is None else bitmap_of_rows(rows, count)
         deliver = c.Deliver(self.member.number, base, base + count, 2, bitmap)
         return self.say(deliver, frames=frames)
@@ -193,6 +195,101 @@ def test_an_acknowledgement_between_two_links_is_made_good_when_the_record_comes
     [ack] = [command for command in script.hand(1, 0) if isinstance(command, c.AckRecords)]
     assert ack.ranges == [(0, 1)]
     assert script.member.take() is None
+
+
+def rewound_after(script: Grouped, until: int, uuid: bytes = STREAM_UUID) -> HeldBatch:
+    """A member that has records 0 to 3 of epoch 1, and learns that the log ends at `until`."""
+    script.hand(4, 0)
+    batch = script.take()
+    script.reconnect()
+    number = script.member.number
+    assert script.last(c.JoinGroup).seen == (4, 1, STREAM_UUID)
+    script.say(c.Subscribed(number, uuid, 2, 0, 0, until), c.Rewound(number, 4, until, 2))
+    assert script.member.take() == RewoundNotice(4, until, 2)
+    return batch
+
+
+def test_a_rewind_is_a_notice_and_other_records_at_the_same_offsets_are_handed_over() -> None:
+    """They used to be taken for those of before: acknowledged, and seen by no reader."""
+    script = Grouped()
+    old = rewound_after(script, 2)
+    acks = [ack for ack in script.hand(4, 0, epoch=2) if isinstance(ack, c.AckRecords)]
+    assert acks == []
+    new = script.take()
+    assert new.numbers == [2, 3]
+    assert numbers_of(list(old)[1], script.member) == [1]
+    assert numbers_of(list(old)[3], script.member) == [-4], "a number that no record has"
+    [ack] = script.ack(old.numbers, "old")
+    assert ack.ranges == [(0, 2)]
+    assert script.settled() == {"old": False}
+    [ack] = script.ack(new.numbers, "new")
+    assert ack.ranges == [(2, 4)]
+    script.confirmed(ack)
+    assert script.settled() == {"new": True}
+
+
+def test_what_was_acknowledged_before_a_rewind_is_not_acknowledged_after_it() -> None:
+    script = Grouped()
+    script.hand(4, 0)
+    script.take()
+    script.ack([1, 2, 3])
+    script.reconnect()
+    number = script.member.number
+    script.say(c.Subscribed(number, STREAM_UUID, 2, 0, 0, 2), c.Rewound(number, 4, 2, 2))
+    acks = [ack for ack in script.hand(4, 0, epoch=2) if isinstance(ack, c.AckRecords)]
+    assert [ack.ranges for ack in acks] == [[(1, 2)]]
+    assert isinstance(script.member.take(), RewoundNotice)
+    assert script.take().numbers == [2, 3]
+
+
+def test_a_rewound_record_is_no_part_of_a_step() -> None:
+    script = Grouped()
+    old = rewound_after(script, 2)
+    script.hand(4, 0, epoch=2)
+    step = Step()
+    for void in (list(old)[2], old):
+        with pytest.raises(RequestRejected, match="not in hand"):
+            step.ack(void)
+    step.ack(list(old)[1])
+
+
+def test_what_was_handed_over_last_is_looked_at_when_it_is_done() -> None:
+    script = Grouped()
+    old = rewound_after(script, 2)
+    handed = Handed("next", False, None)
+    handed._handing(old, [1, 2])
+    assert handed._take_handed() == [1, -3]
+    assert handed._take_handed() == []
+
+
+def test_records_of_a_stream_that_was_made_anew_are_none_of_the_old_one() -> None:
+    script = Grouped()
+    old = rewound_after(script, 0, bytes(16))
+    script.hand(4, 0)
+    new = script.take()
+    assert new.numbers == [0, 1, 2, 3]
+    assert old.numbers == [-1, -2, -3, -4]
+    script.reconnect()
+    assert script.last(c.JoinGroup).seen == (4, 1, bytes(16))
+    script.say(c.Subscribed(script.member.number, bytes(16), 2, 0, 0, 4))
+    script.hand(4, 0)
+    assert script.member.take() is None, "they are with the reader"
+
+
+def test_a_second_rewind_goes_by_what_was_seen_since_the_first() -> None:
+    script = Grouped()
+    first = rewound_after(script, 2)
+    script.hand(6, 2, epoch=3)
+    second = script.take()
+    script.reconnect()
+    number = script.member.number
+    assert script.last(c.JoinGroup).seen == (8, 3, STREAM_UUID)
+    script.say(c.Subscribed(number, STREAM_UUID, 5, 0, 0, 6), c.Rewound(number, 8, 6, 5))
+    assert script.member.take() == RewoundNotice(8, 6, 5)
+    script.hand(4, 4, epoch=4)
+    assert first.numbers == [0, 1, -3, -4]
+    assert second.numbers == [2, 3, 4, 5, -7, -8]
+    assert script.take().numbers == [6, 7]
 
 
 def test_a_gap_is_a_notice_and_covers_and_modes_are_nothing() -> None:

@@ -111,6 +111,8 @@ def _fits(kind: str, value: Any) -> bool:
         return value is None or _fits(kind.removesuffix(" or nil"), value)
     if kind == "[int, int]":
         return type(value) is list and len(value) == 2 and all(type(x) is int for x in value)
+    if kind == "[int, int, bin]":
+        return type(value) is list and list(map(type, value)) == [int, int, bytes]
     if kind.startswith("[["):
         # Runs of things: each element has the types that stand in the inner brackets.
         inner = kind[2:-2].split(", ")

@@ -60,6 +60,7 @@ TYPES = {
     "[[bin, int, int]]": "list[tuple[bytes, int, int]]",
     "bin or nil": "bytes | None",
     "[int, int] or nil": "tuple[int, int] | None",
+    "[int, int, bin] or nil": "tuple[int, int, bytes] | None",
 }
 DEFAULTS: dict[str, Any] = {
     '""': "",

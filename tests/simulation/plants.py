@@ -242,6 +242,12 @@ def _durable_sees_all(stack: contextlib.ExitStack) -> None:
     stack.enter_context(patch.object(Subscription, "tail", property(lambda sub: sub.stream.next)))
 
 
+def _group_sees_all(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.sharing import Group
+
+    stack.enter_context(patch.object(Group, "tail", property(lambda group: group.stream.next)))
+
+
 def _rewind_forgotten(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker.streams import Stream
 
@@ -483,8 +489,8 @@ def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker import groups
 
     def make(original: Any) -> Any:
-        def done(stream: int, name: str, ranges: Any) -> Any:
-            return original(stream, name, [(ranges[0][0], ranges[-1][1])])
+        def done(stream: int, name: str, ranges: Any, epoch: int) -> Any:
+            return original(stream, name, [(ranges[0][0], ranges[-1][1])], epoch)
 
         return done
 
@@ -659,6 +665,10 @@ PLANTS: dict[str, Planted] = {
     "group-done-over-a-hole": Planted(
         "work", "a group's position passes over what was not acknowledged",
         _group_done_over_a_hole, _codes("after_end", "stuck", "half_step"), 60,
+    ),
+    "group-ignores-the-sync": Planted(
+        "work", "members of a durable group see what is only appended",
+        _group_sees_all, _codes("early"), 60,
     ),
     "notices-forgotten": Planted(
         "work", "requests end without a word to who asked",

@@ -23,7 +23,7 @@ from tests.simulation.model import Violation
 from tests.simulation.network import Connection
 from tests.simulation.readers import selects
 from tests.simulation.records import Sent, encode
-from tests.simulation.work_model import Act, Wish, rows_of
+from tests.simulation.work_model import Act, Wish, is_durable, rows_of
 
 SUBJECTS = ("a", "a.b", "b", "c.d")
 GIVEN_UP = frozenset(
@@ -182,7 +182,7 @@ class Peer(Client):
             self.say(
                 c.JoinGroup(
                     sub.number, stream, group, sub.pattern, sub.group, [0], sub.window, size,
-                    self.rng.choice((0, 20, 200)),
+                    self.rng.choice((0, 20, 200)), int(is_durable(sub.place)),
                 )
             )  # fmt: skip
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from malamute_protocol import commands as c
 from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM
@@ -813,12 +814,16 @@ class WorkModel:
         state = self.state
         at = self.place_of(place)
         owner = link, command.subscription
+        durable = is_durable(place)
         for offset, serial in rows:
             self.delivered += 1
             if state.records.get((at[0], offset)) != serial:
                 raise Violation("wrong_record", f"{place}: offset {offset} shows {serial}")
             if not selects(serial):
                 raise Violation("not_selected", f"{place}: offset {offset}")
+            lsn = state.serials.get(serial)
+            if durable and lsn is not None and self._at(lsn).end_lsn > self.told_lsn:
+                raise Violation("early", f"{place}: offset {offset} is not on the disk yet")
             position, done = state.groups.get(at, (0, frozenset()))
             if offset < position or offset in done:
                 late = link in self.blocked or self._just(state.gone_records.get((*at, offset)))
@@ -970,6 +975,11 @@ def changes_of(bundle: Bundle) -> list[Any]:
         if batch.stream == CHANGE_STREAM and batch.kind
         for body in control_bodies(batch.content)
     ]
+
+
+def is_durable(place: str) -> bool:
+    """Whether the members of a group see only what is on the disk: every second group is so."""
+    return bool(crc32(place.encode()) & 1)
 
 
 def rows_of(rows: bytes | None, frames: list[bytes]) -> list[tuple[int, int]]:

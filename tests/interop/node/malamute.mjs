@@ -63,6 +63,8 @@ const FITS = {
   array: Array.isArray,
   "[int]": (v) => Array.isArray(v) && v.every(integer),
   "[int, int]": (v) => Array.isArray(v) && v.length === 2 && v.every(integer),
+  "[int, int, bin]": (v) =>
+    Array.isArray(v) && v.length === 3 && v.slice(0, 2).every(integer) && FITS.bin(v[2]),
 };
 function fits(kind, v) {
   if (kind.endsWith(" or nil")) return v === null || fits(kind.slice(0, -7), v);
@@ -106,6 +108,7 @@ function checkBounds(name, fields) {
       const least = field === "again_ms" && name !== "ACK_WORK" ? -1 : 0;
       between(least, 2 ** 53)(value);
     }
+    if (name === "JOIN_GROUP" && field === "visibility") between(-1, 1)(value);
     if (name === "MOVE_CURSOR" && field === "next") between(0, 2n ** 64n)(value);
     if (name === "MOVE_CURSOR" && field === "from") between(-1, 2n ** 64n)(value);
   }
