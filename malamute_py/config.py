@@ -88,6 +88,11 @@ class Links(Section, frozen=True):
     """Connections: how many, the silence they may keep, and what waits for each."""
 
     links_max: Count = 12_000
+    connections_max: Count = 16_384
+    address_connections_max: Count = 12_288
+    user_connections_max: Count = 12_288
+    greetings_max: Count = 4_096
+    address_greetings_max: Count = 2_048
     heartbeat_ms: Milliseconds = 5_000
     heartbeat_min_ms: Milliseconds = 50
     heartbeat_max_ms: Milliseconds = 60_000
@@ -98,9 +103,8 @@ class Links(Section, frozen=True):
     queries_max: Count = 1_000
     handshake_ms: Milliseconds = 5_000
     hello_ms: Milliseconds = 10_000
-    transport_heartbeat_ms: Milliseconds = 10_000
+    keepalive_ms: Milliseconds = 30_000
     backlog: Count = 1_024
-    receive_messages_max: Count = 1_000
     send_messages_max: Count = 1_000
     ipv6: bool = False
 
@@ -124,6 +128,8 @@ class LimitsSection(Section, frozen=True):
     nesting_max: Count = 32
     partial_message_bytes_max: Bytes = 48 << 20
     amplified_bytes_max: Bytes = 48 << 20
+    unread_bytes_max: Bytes = 512 << 20
+    unread_share_bytes_max: Bytes = 256 << 20
 
 
 class Streams(Section, frozen=True):
@@ -535,6 +541,18 @@ def _check_together(config: Config) -> None:
             "limits.partial_message_bytes_max",
             f"must be at least limits.batch_bytes_max and links.window_bytes together "
             f"({limits.batch_bytes_max + links.window_bytes}): an honest client may send as much",
+        )
+    if not limits.partial_message_bytes_max <= limits.unread_share_bytes_max:
+        raise ConfigError(
+            "limits.unread_share_bytes_max",
+            f"{limits.unread_share_bytes_max} is less than limits.partial_message_bytes_max "
+            f"({limits.partial_message_bytes_max}): one connection may have as much",
+        )
+    if not limits.unread_share_bytes_max <= limits.unread_bytes_max:
+        raise ConfigError(
+            "limits.unread_bytes_max",
+            f"{limits.unread_bytes_max} is less than limits.unread_share_bytes_max "
+            f"({limits.unread_share_bytes_max})",
         )
     services = config.services
     if not services.lease_min_ms <= services.lease_ms <= services.lease_max_ms:

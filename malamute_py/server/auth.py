@@ -24,6 +24,7 @@ import zmq.utils.z85
 
 from malamute_py.config import Authentication, ConfigError
 from malamute_py.server.errors import StartError
+from malamute_py.server.numbering import seed_libzmq
 from malamute_py.server.sockets import ZAP_DOMAIN
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -204,6 +205,7 @@ class Authenticator:
                         f"is also the key of {self._clients[public]}: one key, one identity",
                     )
                 self._clients[public] = name
+        seed_libzmq()
         self._socket: zmq.Socket[bytes] = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         try:

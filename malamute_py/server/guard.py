@@ -1,18 +1,21 @@
-"""Connections below the protocol: who is connected, and who sends without end.
+"""Connections below the protocol: who is connected, how many, and how much each has unread.
 
-Owns the accepted file descriptors of the listeners. libzmq bounds one frame and counts
-whole messages, so a peer that sends MORE frames for ever grows the broker without a
-message ever arriving (measured: 591 MiB in 1.6 s). The kernel counts what came in on each
-connection; what came in since the last whole message, while the loop had nothing left to
-read, is a partial message, and beyond a bound the connection is shut down. The rule: a
-descriptor belongs to libzmq, so it is only asked, and shut down by a copy that is gone at
-once, and only while its inode is the accepted one. Source: notes/broker-hardening.md; tcp(7);
-zmq_socket_monitor(3).
+Owns the accepted file descriptors of the listeners. libzmq bounds one frame and nothing else: a
+peer that sends MORE frames for ever grows the broker without a message ever arriving (measured:
+591 MiB in 1.6 s), and so does one that sends whole messages faster than the loop takes them, for
+no queue of libzmq is bounded here (sockets.py tells why). The kernel counts what came in on each
+connection; what is more than the whole messages that the loop has taken is unread: messages that
+wait, and the beginning of one. The rules: a connection has a bound, all together have one, and
+each address or user has one; beyond it the largest connection of whoever has most is cut. A
+descriptor belongs to libzmq, so it is only asked, and shut down by a copy that is gone at once,
+and only while its inode is the accepted one. Source: ARCHITECTURE.md, "What a peer may cost";
+tcp(7); zmq_socket_monitor(3).
 
-What holds: over tcp the bytes are exact. Tiny frames cost 20 to 30 times their bytes, so
-growth of the resident memory while a partial message arrives counts as well. Over ipc the
-kernel counts no bytes: there only that growth, while unread bytes lie in the socket, tells;
-a local peer that paces itself is bounded by MAXMSGSIZE a frame alone. inproc is ourselves.
+What holds: over tcp the bytes are exact. Tiny frames cost 20 to 50 times their bytes, so those
+count for more where a connection is seen to send them, and growth of the resident memory while a
+partial message arrives counts as well. Over ipc the kernel counts no bytes: there only that
+growth, while unread bytes lie in the socket, tells; a local peer that paces itself is bounded by
+MAXMSGSIZE a frame alone. inproc is ourselves.
 """
 
 from __future__ import annotations
@@ -25,9 +28,14 @@ import socket
 import stat
 import struct
 import termios
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Self
 
+import msgspec
 import zmq
+
+from malamute_py.config import Config
 
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 _BYTES_RECEIVED = struct.Struct("=Q")
@@ -47,47 +55,103 @@ _AMPLIFICATION = 6
 """Resident growth beyond this many times the partial message is no honest message."""
 
 _SMALL_BYTES = 64 << 10
-"""A partial message up to this is nobody's concern: heartbeats come uncounted, for one."""
+"""Unread bytes up to this are of no concern: ZMTP's handshake and heartbeats, for one."""
 _QUIET_LOOKS = 8
 """So often nothing partial has to be seen before memory is measured anew: over ipc the
 bytes that libzmq has not read yet are all that shows, and often there are none."""
-FRAME_BYTES = 64
-"""The most that a frame takes on the wire beyond its body: length, flags, CURVE's box."""
+_TINY_BYTES, _TINY_FRAMES, _TINY_LOOKS = 64, 256, 3
+"""A connection sends tiny frames when so many of less than so many bytes were taken from it
+between two looks, so often in a row."""
+_FRAME_MEMORY_BYTES = 96
+"""What libzmq needs for a frame that waits, besides its bytes."""
 SUSPECT_MS = 5
 """How soon to look again at connections with a partial message."""
 
 _EVENT = struct.Struct("=Hi")
 _RESET = struct.pack("=ii", 1, 0)
+_CREDENTIALS = struct.Struct("=iII")
+"""struct ucred: process, user, group."""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """What connections may have; the configuration's names."""
+
+    partial_bytes_max: int
+    amplified_bytes_max: int
+    unread_bytes_max: int
+    unread_share_bytes_max: int
+    greeting_bytes_max: int
+    hello_ms: int
+    connections_max: int
+    address_connections_max: int
+    user_connections_max: int
+    greetings_max: int
+    address_greetings_max: int
+
+    @classmethod
+    def of(cls, config: Config, files_max: int | None = None) -> Self:
+        """files_max: descriptors that connections may take; None: as many as they like."""
+        links, limits = config.links, config.limits
+        most = links.connections_max
+        return cls(
+            partial_bytes_max=limits.partial_message_bytes_max,
+            amplified_bytes_max=limits.amplified_bytes_max,
+            unread_bytes_max=limits.unread_bytes_max,
+            unread_share_bytes_max=limits.unread_share_bytes_max,
+            greeting_bytes_max=limits.command_frame_bytes_max + _SMALL_BYTES,
+            hello_ms=links.hello_ms,
+            connections_max=most if files_max is None else min(most, files_max),
+            address_connections_max=links.address_connections_max,
+            user_connections_max=links.user_connections_max,
+            greetings_max=links.greetings_max,
+            address_greetings_max=links.address_greetings_max,
+        )
 
 
 class Connection:
     """One accepted connection, by its descriptor."""
 
     __slots__ = (
-        "accepted_ms", "base", "delivered", "fd", "inode", "is_tcp", "links", "looks", "quiet",
-        "rss", "seen",
+        "accepted_ms", "address", "base", "delivered", "fd", "frames", "inode", "is_tcp", "links",
+        "looks", "memory", "quiet", "rss", "seen", "seen_frames", "tiny", "user",
     )  # fmt: skip
 
-    def __init__(self, fd: int, inode: int, is_tcp: bool, now_ms: int, rss: int) -> None:
-        """rss: resident memory at the time."""
+    def __init__(
+        self, fd: int, inode: int, is_tcp: bool, address: str, now_ms: int, rss: int
+    ) -> None:
+        """address: whom it comes from, as far as the kernel tells. rss: resident memory."""
         self.fd = fd
         self.inode = inode
         self.is_tcp = is_tcp
+        self.address = address
+        self.user = ""
+        """The identity of its credential, once it has sent a message."""
         self.accepted_ms = now_ms
         self.delivered = 0
-        """Bytes of whole messages read from it, by the most they can have been on the wire;
-        the loop counts."""
+        """Bytes on the wire of the whole messages read from it; the loop counts."""
+        self.frames = 0
+        """Frames of these messages; the loop counts."""
         self.seen = 0
-        """`delivered` at the last look."""
+        self.seen_frames = 0
+        """`delivered` and `frames` at the last look."""
         self.base = 0
         """Bytes received that whole messages explain."""
         self.looks = 0
-        """Looks that saw a partial message since the last whole one."""
+        """Looks in a row that saw unread bytes of some size."""
+        self.memory = 0
+        """What its unread bytes take in memory, by the last look."""
+        self.tiny = 0
+        """Looks in a row at which it was sending tiny frames."""
         self.quiet = 0
-        """Looks in a row that saw none."""
+        """Looks in a row that saw nothing unread."""
         self.rss = rss
         """Resident memory when the partial message began."""
         self.links: set[int] = set()
+
+    @property
+    def share(self) -> str:
+        """Whose share of the memory for unread bytes it takes: the user's or the address's."""
+        return f"user {self.user}" if self.user else self.address
 
 
 class Guard:
@@ -95,23 +159,26 @@ class Guard:
 
     def __init__(
         self,
+        bounds: Bounds,
         *,
-        partial_bytes_max: int,
-        amplified_bytes_max: int,
-        hello_ms: int,
         count: Callable[[str], None],
         report: Callable[[str, dict[str, object]], None],
     ) -> None:
         """count: a name, for the counters. report: an event's name and facts."""
-        self._partial_bytes_max = partial_bytes_max
-        self._amplified_bytes_max = amplified_bytes_max
-        self._hello_ms = hello_ms
+        self._bounds = bounds
         self._count = count
         self._report = report
         self._connections: dict[int, Connection] = {}
+        self._by_address: Counter[str] = Counter()
+        self._by_user: Counter[str] = Counter()
+        self._silent: dict[int, Connection] = {}
+        """Connections that have sent no message yet, by descriptor, the oldest first."""
+        self._silent_by_address: Counter[str] = Counter()
+        self.accepted = 0
+        """Connections that have come so far."""
         self._turn: list[int] = []
         self._suspects: list[int] = []
-        """Descriptors at which the last look saw a partial message."""
+        """Descriptors at which the last look saw unread bytes."""
         self._all_at_ms = 0
         self._some_at_ms = 0
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -135,7 +202,16 @@ class Guard:
         """The connection that libzmq has under this descriptor."""
         return self._connections.get(fd)
 
-    # --- monitor events ------------------------------------------------------------
+    def facts(self) -> dict[str, int]:
+        """Gauges: connections, those that have said nothing, and the memory of unread bytes."""
+        suspects = [self._connections.get(fd) for fd in self._suspects]
+        return {
+            "connections": len(self._connections),
+            "silent_connections": len(self._silent),
+            "unread_bytes": sum(each.memory for each in suspects if each is not None),
+        }
+
+    # --- who comes and goes --------------------------------------------------------
 
     def drain(self, monitor: zmq.Socket[bytes], now_ms: int) -> list[Connection]:
         """Take the monitor's events; returns the connections that ended."""
@@ -144,13 +220,15 @@ class Guard:
             head, _ = monitor.recv_multipart()
             event, value = _EVENT.unpack_from(head)
             if event == zmq.EVENT_ACCEPTED:
-                old = self._connections.pop(value, None)
+                old = self._connections.get(value)
                 if old is not None:
+                    self._forget(old)
                     ended.append(old)
                 self._accepted(value, now_ms)
             elif event == zmq.EVENT_DISCONNECTED:
-                gone = self._connections.pop(value, None)
+                gone = self._connections.get(value)
                 if gone is not None:
+                    self._forget(gone)
                     ended.append(gone)
                 self._count("disconnected_total")
             elif event == zmq.EVENT_ACCEPT_FAILED:
@@ -167,22 +245,70 @@ class Guard:
 
     def _accepted(self, fd: int, now_ms: int) -> None:
         self._count("accepted_total")
+        self.accepted += 1
         try:
             facts = os.fstat(fd)
             if not stat.S_ISSOCK(facts.st_mode):
                 return
-            with _Borrowed(fd) as borrowed:
-                is_tcp = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) != socket.AF_UNIX
+            is_tcp, address = _whence(fd)
         except OSError:
             return  # closed before we came to it
-        self._connections[fd] = Connection(fd, facts.st_ino, is_tcp, now_ms, self.rss)
+        connection = Connection(fd, facts.st_ino, is_tcp, address, now_ms, self.rss)
+        self._connections[fd] = self._silent[fd] = connection
+        self._by_address[address] += 1
+        self._silent_by_address[address] += 1
+        self._thin_out(connection)
+
+    def _thin_out(self, newest: Connection) -> None:
+        """Cut one connection if there are too many now."""
+        bounds, address = self._bounds, newest.address
+        if len(self._connections) > bounds.connections_max:
+            self._surplus(newest, f"there are {bounds.connections_max} connections already")
+        elif self._by_address[address] > bounds.address_connections_max:
+            most = bounds.address_connections_max
+            self._surplus(newest, f"its address has {most} connections already")
+        elif self._silent_by_address[address] > bounds.address_greetings_max:
+            self._surplus(self._longest_silent(address), "too many of its address say nothing")
+        elif len(self._silent) > bounds.greetings_max:
+            (most_of, _), *_ = self._silent_by_address.most_common(1)
+            self._surplus(self._longest_silent(most_of), "too many say nothing")
+
+    def _longest_silent(self, address: str) -> Connection:
+        return next(each for each in self._silent.values() if each.address == address)
+
+    def _surplus(self, connection: Connection, reason: str) -> None:
+        self._count("connections_refused_total")
+        self._forget(connection)
+        self._shut_down(connection, reason, abort=True)
+
+    def spoke(self, connection: Connection, user: str) -> bool:
+        """Note a connection's first message; False: its user has too many connections.
+
+        user: the identity of its credential; empty: it has none.
+        """
+        if self._silent.pop(connection.fd, None) is None:
+            return True
+        _less(self._silent_by_address, connection.address)
+        connection.user = user
+        if not user:
+            return True
+        self._by_user[user] += 1
+        return self._by_user[user] <= self._bounds.user_connections_max
+
+    def _forget(self, connection: Connection) -> None:
+        del self._connections[connection.fd]
+        _less(self._by_address, connection.address)
+        if self._silent.pop(connection.fd, None) is not None:
+            _less(self._silent_by_address, connection.address)
+        if connection.user:
+            _less(self._by_user, connection.user)
 
     # --- the check -----------------------------------------------------------------
 
-    def check(self, now_ms: int) -> list[Connection]:
+    def check(self, now_ms: int, *, drained: bool) -> list[Connection]:
         """Look at the connections and shut down offenders; returns those that ended.
 
-        To be called when the sockets have been read until they had nothing more.
+        drained: the sockets have been read until they had nothing more.
         """
         self.rss = self._resident()
         self._rss_at_all = min(self._rss_at_all, self.rss)
@@ -195,7 +321,7 @@ class Guard:
         elif now_ms >= self._some_at_ms:
             if not self._turn:
                 self._turn = list(self._connections)
-            fds = [*fds, *self._turn[:_SOME]]
+            fds = list(dict.fromkeys([*fds, *self._turn[:_SOME]]))
             del self._turn[:_SOME]
             self._some_at_ms = now_ms + _SOME_EACH_MS
         self._suspects = []
@@ -205,46 +331,46 @@ class Guard:
             connection = connections.get(fd)
             if connection is None:
                 continue
-            verdict = self._look(connection, now_ms)
+            verdict = self._look(connection, now_ms, drained)
             if verdict is None:
-                if connection.looks and fd not in self._suspects:
+                if connection.looks:
                     self._suspects.append(fd)
                 continue
-            del connections[fd]
             ended.append(connection)
+            self._forget(connection)
             if verdict:
                 self._shut_down(connection, verdict, abort=True)
+        for connection, verdict in self._too_much(connections[fd] for fd in self._suspects):
+            ended.append(connection)
+            self._forget(connection)
+            self._shut_down(connection, verdict, abort=True)
         return ended
 
-    def _look(self, connection: Connection, now_ms: int) -> str | None:
+    def _look(self, connection: Connection, now_ms: int, drained: bool) -> str | None:
         """None: fine. "": it is gone. Otherwise why it has to end."""
-        fd = connection.fd
-        try:
-            if os.fstat(fd).st_ino != connection.inode:
-                return ""
-            if connection.is_tcp:
-                with _Borrowed(fd) as borrowed:
-                    info = borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 192)
-                received = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0]
-            else:
-                unread = array.array("i", [0])
-                fcntl.ioctl(fd, termios.FIONREAD, unread)
-                received = connection.base + unread[0]
-        except OSError:
+        bounds = self._bounds
+        received = _received(connection)
+        if received is None:
             return ""
-        except struct.error:
-            received = 0  # a kernel before 4.1 does not count
-        if connection.delivered != connection.seen:
-            # What the delivered messages cannot explain is the beginning of the next one.
-            explained = connection.base + connection.delivered - connection.seen
-            connection.base = min(received, explained) if connection.is_tcp else 0
-            connection.seen = connection.delivered
-            connection.looks = 0
-            connection.rss = self.rss
-        elif connection.seen == 0 and now_ms - connection.accepted_ms > self._hello_ms:
+        said = connection.delivered - connection.seen
+        if said:
+            # What the delivered messages cannot explain is unread.
+            base = min(received, connection.base + said) if connection.is_tcp else 0
+            if drained and received - base <= _SMALL_BYTES:
+                base = received  # ZMTP's own commands; the next message may have begun with it
+            connection.base = base
+            frames = connection.frames - connection.seen_frames
+            is_tiny = frames >= _TINY_FRAMES and said < frames * _TINY_BYTES
+            connection.tiny = connection.tiny + 1 if is_tiny else 0
+            connection.seen, connection.seen_frames = connection.delivered, connection.frames
+            if drained:
+                connection.looks = 0
+                connection.rss = self.rss
+        elif connection.seen == 0 and now_ms - connection.accepted_ms > bounds.hello_ms:
             return "nothing was said after connecting"
-        partial = received - connection.base
-        if partial <= (_SMALL_BYTES if connection.is_tcp else 0):
+        unread = received - connection.base
+        if unread <= (_SMALL_BYTES if connection.is_tcp else 0):
+            connection.memory = 0
             connection.quiet += 1
             if connection.quiet >= _QUIET_LOOKS:
                 connection.looks = 0
@@ -252,61 +378,147 @@ class Guard:
             return None
         connection.quiet = 0
         connection.looks += 1
+        connection.memory = unread
+        if connection.tiny >= _TINY_LOOKS:
+            connection.memory += unread * _FRAME_MEMORY_BYTES * frames // said
         if connection.looks < 2:
             return None  # judged at the next look, when the loop has read once more
-        if connection.is_tcp and partial > self._partial_bytes_max:
-            return f"{partial} bytes of a message without end"
+        if connection.is_tcp and connection.memory > bounds.partial_bytes_max:
+            return f"{unread} unread bytes of a message without end or of too many"
+        if not drained:
+            return None
+        if connection.is_tcp and not connection.seen and unread > bounds.greeting_bytes_max:
+            return f"{unread} bytes before its first message"
         growth = self.rss - connection.rss
-        factor = _AMPLIFICATION * partial if connection.is_tcp else 0
-        if growth > self._amplified_bytes_max + factor:
-            return f"memory grew by {growth} bytes during a message of {partial} bytes so far"
+        factor = _AMPLIFICATION * unread if connection.is_tcp else 0
+        if growth > bounds.amplified_bytes_max + factor:
+            return f"memory grew by {growth} bytes during a message of {unread} bytes so far"
         return None
+
+    def _too_much(self, suspects: Iterable[Connection]) -> list[tuple[Connection, str]]:
+        """Whom to cut so that all together, and each user or address, keep to their bounds.
+
+        The largest connection of whoever has most goes first: a peer with one large message is
+        not cut for what another sends by many connections.
+        """
+        bounds = self._bounds
+        shares: dict[str, list[Connection]] = {}
+        for connection in suspects:
+            if connection.looks >= 2:
+                shares.setdefault(connection.share, []).append(connection)
+        sums = {share: sum(each.memory for each in own) for share, own in shares.items()}
+        total = sum(sums.values())
+        chosen: list[tuple[Connection, str]] = []
+        while sums:
+            share = max(sums, key=sums.__getitem__)
+            if sums[share] > bounds.unread_share_bytes_max:
+                why = f"its share, {share}, has {sums[share]} unread bytes"
+            elif total > bounds.unread_bytes_max:
+                why = f"all connections have {total} unread bytes, and {share} most of them"
+            else:
+                break
+            largest = max(shares[share], key=lambda each: each.memory)
+            shares[share].remove(largest)
+            sums[share] -= largest.memory
+            total -= largest.memory
+            chosen.append((largest, why))
+        return chosen
 
     def cut(self, connection: Connection, reason: str) -> None:
         """End a connection for a reason that is not the guard's own."""
         if self._connections.get(connection.fd) is connection:
-            del self._connections[connection.fd]
+            self._forget(connection)
             self._shut_down(connection, reason, abort=False)
 
+    def cut_silent(self, reason: str) -> None:
+        """End every connection that has sent no message yet."""
+        for connection in list(self._silent.values()):
+            self._forget(connection)
+            self._shut_down(connection, reason, abort=True)
+
     def _shut_down(self, connection: Connection, reason: str, *, abort: bool) -> None:
-        peer = ""
         try:
             # A copy, so that nobody else's connection is shut down when libzmq closes this one
             # now and accepts the next under the same number (seen: 14 in 400).
             copy = os.dup(connection.fd)
         except OSError:
-            return  # it went by itself
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=copy) as own:
+            return  # it went by itself, or there is no descriptor left: the next look tries again
+        try:
+            # Compared before it is wrapped: the number may be a file's by now.
             if os.fstat(copy).st_ino != connection.inode:
                 return
-            try:
-                if connection.is_tcp:
-                    peer = "{}:{}".format(*own.getpeername()[:2])
+            with _Borrowed(copy) as own:
                 if abort:
                     # Have libzmq's close() reset the connection: a sender whose window is shut
                     # would learn of a mere end a minute later.
                     own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 own.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return
+        except OSError:
+            return  # the peer was quicker
+        finally:
+            os.close(copy)
         self._count("cut_total")
         self._report(
             "connection_cut",
-            {"peer": peer or "ipc", "reason": reason, "links": sorted(connection.links)},
+            {
+                "peer": connection.share,
+                "reason": reason,
+                "links": sorted(connection.links),
+            },
         )
 
     def _resident(self) -> int:
         return int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE
 
 
+def _less(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]
+
+
+def _whence(fd: int) -> tuple[bool, str]:
+    """Whether a connection is TCP's, and its peer: an address without port, or a local user."""
+    with _Borrowed(fd) as borrowed:
+        domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+        if domain == socket.AF_UNIX:
+            facts = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return False, f"local user {_CREDENTIALS.unpack(facts)[1]}"
+    with _Borrowed(fd, domain) as borrowed:
+        address = str(borrowed.getpeername()[0])
+    return True, address.removeprefix("::ffff:")
+
+
+def _received(connection: Connection) -> int | None:
+    """Bytes that came in on a connection; None: it is gone."""
+    fd = connection.fd
+    try:
+        if os.fstat(fd).st_ino != connection.inode:
+            return None
+        if not connection.is_tcp:
+            unread = array.array("i", [0])
+            fcntl.ioctl(fd, termios.FIONREAD, unread)
+            return connection.base + unread[0]
+        with _Borrowed(fd) as borrowed:
+            info = borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 192)
+        return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0])
+    except OSError:
+        return None
+    except struct.error:
+        return 0  # a kernel before 4.1 does not count
+
+
 class _Borrowed:
-    """A socket object over somebody else's descriptor: it is given back, not closed."""
+    """A socket object over somebody else's descriptor: it is given back, not closed.
+
+    Raises OSError when the descriptor is closed, or is no socket any more.
+    """
 
     __slots__ = ("_socket",)
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, family: int = socket.AF_INET) -> None:
         # With the family named, Python asks the kernel nothing; no address is taken apart.
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+        self._socket = socket.socket(family, socket.SOCK_STREAM, 0, fileno=fd)
 
     def __enter__(self) -> socket.socket:
         return self._socket

@@ -38,8 +38,9 @@ from malamute_py.broker.ready import (
 from malamute_py.config import Config
 from malamute_py.server.checkpoints import Checkpointed, CheckpointFailed, Checkpoints
 from malamute_py.server.errors import ServerFailed
-from malamute_py.server.guard import FRAME_BYTES, SUSPECT_MS, Connection, Guard
+from malamute_py.server.guard import SUSPECT_MS, Connection, Guard
 from malamute_py.server.keeper import Died, Inbox, RingEvent, Synced, SyncFailed, Trimmed
+from malamute_py.server.numbering import Numbering
 from malamute_py.server.peers import Peer, Peers, Unreachable
 from malamute_py.server.sockets import Listener
 from malamute_py.telemetry import Limiter, Log, Refusals
@@ -56,6 +57,8 @@ _ORDERLY = frozenset({"closed", "draining", "silent", "fenced", "kicked", "versi
 _STEPS_MAX = 64
 """Ready after Ready without looking at the sockets."""
 _BLOCKED_POLL_MS = 2
+_LONG_BYTES = 8
+"""What the length of a frame of 255 bytes or more takes besides, over every version of ZMTP."""
 _NOBLOCK = int(zmq.NOBLOCK)
 _POLLIN = int(zmq.POLLIN)
 
@@ -156,6 +159,10 @@ class Loop:
         self._waiting: dict[int, Peer] = {}
         """Peers for whom messages are held, by link."""
         self._ended: list[Connection] = []
+        self._drained_ms = 0
+        self._cut_off: set[bytes] = set()
+        """Routing ids of lost connections, which libzmq gives once: what they sent and has not been
+        taken up yet is dropped, until nothing of it can be left."""
         self._graces: list[tuple[int, Connection]] = []
         self._offences: Counter[int] = Counter()
         self._busy = False
@@ -181,13 +188,18 @@ class Loop:
         for listener in self._listeners:
             if listener.monitor is not None and listener.monitor in ready:
                 self._ended += self._guard.drain(listener.monitor, now_ms)
+                if listener.numbering is not None:
+                    listener.numbering.ask(now_ms)
             if listener.socket in ready and not self._drain(listener, now_ms):
                 drained = False
         self._busy = not drained
         # Under a load that never ends each peer still had its turn within a second, so that
         # what is partial then is partial.
-        if drained or now_ms - self._guard_at_ms > 1000:
-            self._after_drain(now_ms)
+        if drained or now_ms - self._drained_ms > 1000:
+            self._after_drain(now_ms, drained)
+        elif now_ms >= self._guard_at_ms:
+            # Who is cut meanwhile is lost when what it had sent is taken up, or dropped then.
+            self._ended += self._watch(now_ms, drained=False)
         if self._wake_at_ms is not None and now_ms >= self._wake_at_ms:
             self._core.tick(now_ms)
         self.settle(now_ms)
@@ -207,17 +219,18 @@ class Loop:
             at_ms = min(at_ms, self._rings.sync_at_ms)
         return max(0, at_ms - now_ms)
 
-    def _after_drain(self, now_ms: int) -> None:
+    def _after_drain(self, now_ms: int, drained: bool) -> None:
         """What may only be judged when nothing that has arrived is left unread."""
+        self._drained_ms = now_ms
+        if drained:
+            self._cut_off.clear()
         ended, self._ended = self._ended, []
         for connection in ended:
             self._lost(connection, now_ms)
         if now_ms < self._guard_at_ms:
             return
-        for connection in self._guard.check(now_ms):
+        for connection in self._watch(now_ms, drained=drained):
             self._lost(connection, now_ms)
-        soon = self._guard.suspects
-        self._guard_at_ms = now_ms + (SUSPECT_MS if soon else self._guard_ms)
         while self._graces and self._graces[0][0] <= now_ms:
             connection = self._graces.pop(0)[1]
             if not connection.links:
@@ -227,8 +240,17 @@ class Loop:
         for ring, code, count in self._refusals.counts(now_ms):
             self._log.warning("appends_still_refused", ring=ring, code=code, count=count)
 
+    def _watch(self, now_ms: int, *, drained: bool) -> list[Connection]:
+        ended = self._guard.check(now_ms, drained=drained)
+        soon = self._guard.suspects
+        self._guard_at_ms = now_ms + (SUSPECT_MS if soon else self._guard_ms)
+        return ended
+
     def _lost(self, connection: Connection, now_ms: int) -> None:
         for number in list(connection.links):
+            peer = self._peers.get(number)
+            if peer is not None and not peer.strict:
+                self._cut_off.add(peer.routing_id)
             self._core.link_lost(number, now_ms)
         self._offences.pop(connection.inode, None)
 
@@ -241,6 +263,7 @@ class Loop:
         polled = [(listener.socket, _POLLIN)]
         core, limits, frames_max = self._core, self._limits, self._frames_max
         again = zmq.Again
+        frame_bytes = listener.frame_bytes
         taken = 0
         for count in range(self._burst_messages):
             # A lone message is the common end: an exception would cost three times as much.
@@ -257,23 +280,30 @@ class Loop:
             # The whole message has arrived: libzmq shows the first frame no earlier.
             frames: list[Any] = []
             more = head.more
-            size = 0
+            size = parts = 0
             while more:
                 frame = receive(_NOBLOCK, False)
                 more = frame.more
                 length = len(frame)
-                size += length
+                size += length + frame_bytes + (length > 254 and _LONG_BYTES)
+                parts += 1
                 if len(frames) <= frames_max:
                     small = length < _KEEP_FRAME_FROM or not frames
                     frames.append(frame.bytes if small else frame)
             taken += size
             peer = routes.get(head.bytes)
             if peer is None or (peer.strict and not self._peers.is_same(peer, head)):
-                peer = self._admit(listener, head, peer, now_ms)
+                if head.bytes in self._cut_off:
+                    self._counters["messages_dropped_total"] += 1
+                    continue
+                peer = self._admit(listener, head, frames, peer, now_ms)
+                if peer is None:
+                    continue
             if peer.connection is None and peer.fd >= 0:
                 self._peers.attach(peer, self._unsure())
             if peer.connection is not None:
-                peer.connection.delivered += size + FRAME_BYTES * (len(frames) + 1)
+                peer.connection.delivered += size
+                peer.connection.frames += parts
             try:
                 messages = decode_message(frames, limits)
             except RemoteProtocolError as error:
@@ -287,16 +317,44 @@ class Loop:
         self._counters["bytes_in_total"] += taken
         return False
 
-    def _admit(self, listener: Listener, head: zmq.Frame, old: Peer | None, now_ms: int) -> Peer:
-        """A new link for a peer that was not known by this routing id."""
+    def _admit(
+        self, listener: Listener, head: zmq.Frame, frames: list[Any], old: Peer | None, now_ms: int
+    ) -> Peer | None:
+        """A new link for a peer that was not known by this routing id; None: it was refused."""
         if listener.monitor is not None:
             # Its EVENT_ACCEPTED was written before its first message.
             self._ended += self._guard.drain(listener.monitor, now_ms)
+        if listener.numbering is not None and not self._is_numbered(
+            listener.numbering, head, frames
+        ):
+            return None
         if old is not None:
             # The id was the peer's choice, and another connection has chosen it since.
             self._core.link_lost(old.number, now_ms)
             self._peers.remove(old.number)
-        return self._peers.add(listener, head, self._unsure())
+        peer = self._peers.add(listener, head)
+        if self._peers.attach(peer, self._unsure()):
+            return peer
+        self._counters["connections_refused_total"] += 1
+        reason = f"user {peer.identity} has links.user_connections_max connections already"
+        self._core.malformed(peer.number, "limit", reason, now_ms)
+        return None
+
+    def _is_numbered(self, numbering: Numbering, head: zmq.Frame, frames: list[Any]) -> bool:
+        """Whether a message is a peer's, by an id that is the peer's to have."""
+        routing_id = head.bytes
+        if numbering.answers(frames):
+            if numbering.is_claimed(routing_id):
+                self._counters["claimed_ids_total"] += 1
+                self._guard.cut_silent("one of them claims the next routing id")
+            return False
+        if numbering.is_given(routing_id, self._guard.accepted):
+            return True
+        self._counters["claimed_ids_total"] += 1
+        connection = self._peers.connection(head)
+        if connection is not None:
+            self._guard.cut(connection, "it claims a routing id of libzmq's own")
+        return False
 
     def _unsure(self) -> set[int]:
         return {connection.fd for connection in self._ended}
@@ -409,6 +467,10 @@ class Loop:
             code, count = ended
             facts = {"ring": ring, "code": code, "count": count}
             self._event("appends_taken_again", "info", facts, now_ms)
+
+    def report(self, name: str, facts: dict[str, Any]) -> None:
+        """Log a warning of another part of this thread; too many of a name are counted."""
+        self._event(name, "warning", facts, self._clock())
 
     def _event(self, name: str, level: str, facts: dict[str, Any], now_ms: int) -> None:
         if self._limiter.allows(name, now_ms):

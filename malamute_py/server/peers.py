@@ -140,26 +140,31 @@ class Peers:
             and peer.identity == _identity(peer.listener, head)
         )
 
-    def add(self, listener: Listener, head: zmq.Frame, unsure: Container[int]) -> Peer:
-        """A new link for whoever sent the message that begins with this frame.
+    def connection(self, head: zmq.Frame) -> Connection | None:
+        """The connection that a message came by."""
+        return self._guard.get(_descriptor(head))
 
-        unsure: descriptors whose last connection has ended, with messages perhaps unread: a
-        message may be from it or from the next one. The link then gets its connection later.
-        """
+    def add(self, listener: Listener, head: zmq.Frame) -> Peer:
+        """A new link for the peer whose message begins with this frame; attach() comes next."""
         fd = _descriptor(head)
         peer = Peer(self._next, listener, head.bytes, fd, _identity(listener, head), None)
         self._next += 1
-        self.attach(peer, unsure)
         self._by_number[peer.number] = peer
         self.routes(listener)[peer.routing_id] = peer
         return peer
 
-    def attach(self, peer: Peer, unsure: Container[int]) -> None:
-        """Find the connection of a link that has none yet."""
+    def attach(self, peer: Peer, unsure: Container[int]) -> bool:
+        """Find the connection of a link that has none yet; False: its user has too many.
+
+        unsure: descriptors whose last connection has ended, with messages perhaps unread: a
+        message may be from it or from the next one. The link then gets its connection later.
+        """
         if peer.fd >= 0 and peer.fd not in unsure:
             peer.connection = self._guard.get(peer.fd)
             if peer.connection is not None:
                 peer.connection.links.add(peer.number)
+                return self._guard.spoke(peer.connection, peer.identity)
+        return True
 
     def remove(self, number: int) -> Peer | None:
         """Forget a link; what was held for it is dropped."""

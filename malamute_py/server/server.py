@@ -49,7 +49,7 @@ from malamute_py.server.checkpoints import Checkpoints
 from malamute_py.server.clock import Clock
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.errors import ServerFailed, StartError
-from malamute_py.server.guard import Guard
+from malamute_py.server.guard import Bounds, Guard
 from malamute_py.server.keeper import Inbox
 from malamute_py.server.loop import Loop
 from malamute_py.server.permissions import Permissions, QuotaTable
@@ -67,6 +67,8 @@ _COLLECT = (10_000, 20, 50)
 """Python's collector looks at young objects once there are so many: half a millisecond a pass."""
 _KEPT_BYTES = 4 << 20
 _DAMAGE_SHOWN = 100
+_FILES_KEPT, _FILES_MIN = 256, 16
+"""Descriptors that connections leave to the journal, at least; what they get at least."""
 _SWITCH_S = 0.001
 """How long a thread of Python may keep the others waiting: the loop shares the lock with
 threads that hand over results, and 5 ms would be added to a confirm."""
@@ -212,7 +214,7 @@ class Server:
             "data": self._journal.storage.describe(),
             "uptime_ms": self._clock() - self._started_ms,
             "resident_bytes": self._guard.rss,
-            "connections": len(self._guard),
+            **self._guard.facts(),
             "gauges": self._gauges(),
             "shell": dict(self._counters),
             "disk": self._rings.facts(),
@@ -270,11 +272,9 @@ class Server:
                 self._follow(queues)
                 parts.callback(self._stop_checkpoints)
             self._guard = Guard(
-                partial_bytes_max=config.limits.partial_message_bytes_max,
-                amplified_bytes_max=config.limits.amplified_bytes_max,
-                hello_ms=config.links.hello_ms,
+                Bounds.of(config, self._connections_for(config)),
                 count=self._count,
-                report=lambda name, facts: self.log.warning(name, **facts),
+                report=self._report_connection,
             )
             parts.callback(self._guard.close)
             if config.authentication.mechanism != "none":
@@ -556,6 +556,20 @@ class Server:
             group_hold_max_ms=groups.hold_max_ms,
             group_flush_ms=groups.flush_ms,
         )
+
+    def _connections_for(self, config: Config) -> int:
+        """Connections that leave the journal its descriptors."""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = max(_FILES_MIN, files - max(_FILES_KEPT, files // 8))
+        if most < config.links.connections_max:
+            self.log.warning(
+                "connections_bounded", connections=most, configured=config.links.connections_max,
+                do=f"raise the limit of open files (ulimit -n), which is {files}",
+            )  # fmt: skip
+        return most
+
+    def _report_connection(self, name: str, facts: dict[str, object]) -> None:
+        self._loop.report(name, facts)
 
     def _count(self, name: str) -> None:
         self._counters[name] += 1

@@ -21,11 +21,18 @@ import zmq
 
 from malamute_py.config import PUBLIC_WORDS, Config, ConfigError
 from malamute_py.server.errors import StartError
+from malamute_py.server.numbering import Numbering, seed_libzmq
 
 if TYPE_CHECKING:
     from malamute_py.server.auth import Authenticator
 
 ZAP_DOMAIN = b"malamute"
+
+
+_FRAME_BYTES = 2
+"""What a short frame takes on the wire beyond its body: flags and length."""
+_CURVE_FRAME_BYTES = 35
+"""The same by CURVE: `MESSAGE`, a nonce and a box around it (RFC 26)."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -89,7 +96,15 @@ def check_public(endpoints: list[Endpoint], config: Config) -> None:
 class Listener:
     """One bound ROUTER socket."""
 
-    __slots__ = ("authenticated", "endpoint", "monitor", "name", "socket")
+    __slots__ = (
+        "authenticated",
+        "endpoint",
+        "frame_bytes",
+        "monitor",
+        "name",
+        "numbering",
+        "socket",
+    )
 
     def __init__(
         self,
@@ -101,8 +116,12 @@ class Listener:
         """Bind; raises StartError when the address cannot be had."""
         self.endpoint = endpoint
         self.authenticated = authenticator is not None and _is_guarded(endpoint, config)
+        encrypted = self.authenticated and config.authentication.mechanism == "curve"
+        self.frame_bytes = _CURVE_FRAME_BYTES if encrypted else _FRAME_BYTES
+        seed_libzmq()
         self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self.monitor: zmq.Socket[bytes] | None = None
+        self.numbering: Numbering | None = None
         try:
             self._set_options(config)
             if self.authenticated and authenticator is not None:
@@ -120,6 +139,7 @@ class Listener:
                     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
                 )
                 self.monitor.setsockopt(zmq.RCVHWM, 0)
+                self.numbering = Numbering(context, self.socket)
             self._bind()
         except BaseException:
             self.close(0)
@@ -132,17 +152,23 @@ class Listener:
             # One frame; what endless MORE frames add up to is the guard's business.
             zmq.MAXMSGSIZE: max(limits.batch_bytes_max, limits.command_frame_bytes_max),
             zmq.HANDSHAKE_IVL: links.handshake_ms,
-            zmq.HEARTBEAT_IVL: links.transport_heartbeat_ms,
-            zmq.HEARTBEAT_TIMEOUT: links.transport_heartbeat_ms * 3,
-            zmq.HEARTBEAT_TTL: links.transport_heartbeat_ms * 3,
+            # libzmq 4.3.5 aborts when a connection breaks whose queue was full: its heartbeat, or a
+            # PING of the peer's behind what did not fit, writes to it (`!_io_error`). So there is
+            # no heartbeat of libzmq, and no queue is ever full: the guard counts bytes instead.
+            zmq.HEARTBEAT_IVL: 0,
+            zmq.RCVHWM: 0,
             zmq.LINGER: 0,
             zmq.BACKLOG: links.backlog,
-            zmq.RCVHWM: links.receive_messages_max,
             zmq.SNDHWM: links.send_messages_max,
             zmq.ROUTER_MANDATORY: 1,
+            # With it, a peer that claims another's id would be sent what is the other's.
             zmq.ROUTER_HANDOVER: 0,
             zmq.IMMEDIATE: 1,
+            # A machine that vanished: the protocol's heartbeat ends its link, this its connection.
             zmq.TCP_KEEPALIVE: 1,
+            zmq.TCP_KEEPALIVE_IDLE: max(1, links.keepalive_ms // 1000),
+            zmq.TCP_KEEPALIVE_INTVL: max(1, links.keepalive_ms // 3000),
+            zmq.TCP_KEEPALIVE_CNT: 3,
             zmq.IPV6: int(":" in self.endpoint.host or links.ipv6),
         }
         for option, value in options.items():
@@ -165,6 +191,8 @@ class Listener:
             self.socket.disable_monitor()
             self.monitor.close(0)
             self.monitor = None
+        if self.numbering is not None:
+            self.numbering.close()
         self.socket.close(linger_ms)
 
 

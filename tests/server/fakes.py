@@ -15,7 +15,7 @@ from malamute_protocol.commands import Bye, Command, Ping, Pong, Publish
 from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import AppendBundle, Appended, AppendRefused, Event, Ready, Send
 from malamute_py.config import Config
-from malamute_py.server.guard import Guard
+from malamute_py.server.guard import Bounds, Guard
 from malamute_py.server.keeper import Inbox
 from malamute_py.server.loop import Loop
 from malamute_py.server.sockets import Listener, parse_endpoint
@@ -170,9 +170,7 @@ class RunningLoop:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.inbox = Inbox()
         self.guard = Guard(
-            partial_bytes_max=config.limits.partial_message_bytes_max,
-            amplified_bytes_max=config.limits.amplified_bytes_max,
-            hello_ms=config.links.hello_ms,
+            Bounds.of(config),
             count=self._count,
             report=lambda name, facts: self.log.warning(name, **facts),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from malamute_protocol.framing import encode_message
 from malamute_py.broker.ready import AppendBundle
 from malamute_py.config import Config, LimitsSection, Links
 from malamute_py.server.errors import ServerFailed
+from malamute_py.server.guard import Bounds, Guard
 from malamute_py.server.keeper import Died
 from malamute_py.telemetry import Refusals
 from tests.server.fakes import RunningLoop
@@ -225,6 +227,8 @@ def test_endless_frames_over_ipc_cost_the_sender_its_connection(tmp_path: Path) 
 
 def test_a_large_honest_message_on_a_slow_connection_arrives() -> None:
     with RunningLoop(LOCAL) as running, Zmtp(running.endpoint) as peer:
+        peer.send(*encode_message([Ping(1)]))
+        peer.receive_frame()
         content = os.urandom(3 << 20)
         head, body = encode_message([Publish("s", 1)], [content])
         data = frame(head, MORE) + frame(body)
@@ -249,6 +253,25 @@ def test_a_connection_that_says_nothing_is_cut() -> None:
             assert is_ended(silent.socket)
         ping(other, 3)
         assert "nothing was said" in running.log.of("connection_cut")[0]["reason"]
+
+
+def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
+    left, right = socket.socketpair()
+    guard = Guard(Bounds.of(LOCAL), count=lambda name: None, report=lambda name, facts: None)
+    with left, right, tempfile.TemporaryFile() as file:
+        fd = right.fileno()
+        guard._accepted(fd, 0)
+        connection = guard.get(fd)
+        assert connection is not None
+        # What libzmq's thread does at any moment: closed, and opened as something else.
+        os.dup2(file.fileno(), fd)
+        before = os.listdir("/proc/self/fd")
+        guard.cut(connection, "its link ended")
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+        assert guard.get(fd) is None
+        guard._accepted(fd, 0)
+        assert guard.get(fd) is None
+    guard.close()
 
 
 def test_a_lost_connection_is_told_to_the_core_after_what_it_sent_last() -> None:

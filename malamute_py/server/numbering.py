@@ -1,0 +1,123 @@
+"""Routing ids that libzmq gives by itself: which ones it gave, and whether a peer claims the next.
+
+Owns what a ROUTER socket hides. libzmq 4.3.5 numbers peers that bring no id of their own one after
+the other: a byte 0 and four bytes. A peer may bring any id, and when the next number is taken
+libzmq aborts the process (`zmq_assert (ok)` in routing_socket_base_t::add_out_pipe). The rules:
+nobody knows where the numbers begin; a message by a number that was not given costs its
+connection; while connections come in, a peer of our own asks which number is next, and when one
+of those ahead is taken, every connection that has said nothing is cut, the one that claims it
+among them. ARCHITECTURE.md, "What a peer may cost", says how much of a chance that leaves.
+
+Whether a number is taken shows by sending there. Meanwhile honest peers may have been given the
+first numbers behind the answer, so these are left out, a number counts as claimed only when a
+second answer is still below it, and what is sent is a PONG, which a client may always be sent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+from typing import Any, Final
+
+import zmq
+
+from malamute_protocol.commands import Pong
+from malamute_protocol.framing import encode_message
+
+_LEFT_OUT: Final = 64
+_AHEAD: Final = 256
+"""Numbers that are looked at: measured, 40 connections come between two looks at most."""
+_EACH_MS: Final = 10
+_MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_HARMLESS: Final = bytes(encode_message([Pong(0)])[0])
+
+
+def seed_libzmq() -> None:
+    """Have the next socket begin its numbers where nobody can know.
+
+    libzmq draws the first number from the C library's rand(), which it never seeds.
+    """
+    ctypes.CDLL(None).srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
+
+
+class Numbering:
+    """The numbers of one ROUTER socket; used by the thread that has the socket."""
+
+    def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[bytes]) -> None:
+        """socket: not yet bound, so that nothing comes but what is sent here."""
+        self._context = context
+        self._socket = socket
+        self._send = super(zmq.Socket, socket).send
+        self._token = secrets.token_bytes(16)
+        self._name = f"inproc://malamute-{secrets.token_hex(16)}"
+        self._asked: zmq.Socket[bytes] | None = None
+        self._at_ms = 0
+        self._taken: list[int] = []
+        """Numbers ahead of the last answer to which something could be sent."""
+        self._own = 0
+        """Numbers that our own peers took."""
+        socket.bind(self._name)
+        self.ask(0)
+        self._first = _number(socket.recv())
+        socket.recv()
+        self._end_question()
+
+    def ask(self, now_ms: int) -> None:
+        """Have a message come that tells the next number, if none was asked for lately."""
+        if self._asked is None and now_ms >= self._at_ms:
+            self._at_ms = now_ms + _EACH_MS
+            self._own += 1
+            self._asked = self._context.socket(zmq.DEALER)
+            self._asked.setsockopt(zmq.LINGER, 0)
+            self._asked.connect(self._name)
+            self._asked.send(self._token)
+
+    def answers(self, frames: list[Any]) -> bool:
+        """Whether a message is what was asked for."""
+        return self._asked is not None and len(frames) == 1 and frames[0] == self._token
+
+    def is_claimed(self, routing_id: bytes) -> bool:
+        """Take the answer; whether a number that libzmq will give is taken already."""
+        self._end_question()
+        number = _number(routing_id)
+        claimed = any((each - number) & 0xFFFFFFFF <= _AHEAD for each in self._taken)
+        first = number + _LEFT_OUT
+        self._taken = [each for each in range(first, first + _AHEAD) if self._is_taken(each)]
+        if self._taken:
+            self._at_ms = 0
+            self.ask(0)
+        return claimed
+
+    def is_given(self, routing_id: bytes, accepted: int) -> bool:
+        """Whether libzmq may have given this id; accepted: connections that have come so far."""
+        if routing_id[0] != 0:
+            return True  # the peer brought it, and it cannot be one of libzmq's own
+        distance = (_number(routing_id) - self._first) & 0xFFFFFFFF
+        return len(routing_id) == 5 and distance <= accepted + self._own
+
+    def _is_taken(self, number: int) -> bool:
+        try:
+            self._send(b"\0" + (number & 0xFFFFFFFF).to_bytes(4, "big"), _MORE)
+        except zmq.Again:
+            return True
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        self._send(_HARMLESS, _NOBLOCK)
+        return True
+
+    def _end_question(self) -> None:
+        if self._asked is not None:
+            self._asked.close(0)
+            self._asked = None
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._end_question()
+
+
+def _number(routing_id: bytes) -> int:
+    return int.from_bytes(routing_id[1:], "big")
