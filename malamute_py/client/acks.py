@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
-from malamute_protocol.commands import Command, Confirm
+import msgspec
+
+from malamute_protocol.commands import Command, Confirm, WorkState
 from malamute_protocol.errors import MalamuteError, RequestRejected
 from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers
 
@@ -56,13 +58,15 @@ class Owner(Protocol):
 class Ack:
     """Numbers that are acknowledged in one command."""
 
-    __slots__ = ("acks", "form", "owner", "ranges", "tokens")
+    __slots__ = ("acks", "form", "key", "owner", "ranges", "tokens")
 
     def __init__(self, acks: Acks, owner: Owner, form: Form) -> None:
         self.acks = acks
         self.owner = owner
         self.form = form
         self.ranges: list[Range] = []
+        self.key = b""
+        """Its name, should it be sent again: drawn for an end of work that a caller waits for."""
         self.tokens: list[tuple[Any, list[Range]]] = []
         """Who waits, and for which of the numbers."""
 
@@ -78,8 +82,17 @@ class Ack:
 class Acks:
     """The acknowledgements of all that a session has opened."""
 
-    def __init__(self, trackers: Trackers, tell: Callable[[Any, Any], None]) -> None:
-        """tell: called with a token and its outcome: a Confirm, an error, or None."""
+    def __init__(
+        self,
+        trackers: Trackers,
+        tell: Callable[[Any, Any], None],
+        name: Callable[[], bytes] | None = None,
+    ) -> None:
+        """tell: called with a token and its outcome: a Confirm, an error, or None.
+
+        name: draws keys for ends of work; None: there are none here.
+        """
+        self._name = name
         self._trackers = trackers
         self._tell = tell
         self._gathered: Final[dict[tuple[int, Form], Ack]] = {}
@@ -142,7 +155,12 @@ class Acks:
             out.put(ack.owner.ack_command(ack.form, ack.ranges, 0), None)
             return
         self._sent[ack] = None
-        out.put(ack.owner.ack_command(ack.form, ack.ranges, self._trackers.give(ack)), None)
+        command = ack.owner.ack_command(ack.form, ack.ranges, self._trackers.give(ack))
+        if ack.tokens and self._name is not None and ack.form.state >= WorkState.COMPLETED:
+            # Sent again after a reconnect, it is told from an end that came too late.
+            ack.key = ack.key or self._name()
+            command = msgspec.structs.replace(command, key=ack.key)
+        out.put(command, None)
 
     def confirmed(self, ack: Ack, confirm: Confirm) -> None:
         """The broker did it."""

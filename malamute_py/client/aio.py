@@ -27,7 +27,6 @@ from malamute_protocol.errors import (
     ConnectionLost,
     MalamuteError,
     RequestRejected,
-    Timeout,
 )
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.aio_mail import MailVerbs
@@ -60,8 +59,9 @@ from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
 from malamute_py.client.publishing import LEVEL_NAMES, confirmation, level_number
 from malamute_py.client.reading import Notice
 from malamute_py.client.session import Closed, State, Unlinked
-from malamute_py.client.settings import ClientSettings, make_settings, no_link
+from malamute_py.client.settings import ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.subscription import Subscription
+from malamute_py.client.waits import ACKED, PUBLISHED, WINDOW, timed_out
 
 __all__ = ["Client", "Connecting", "Subscription", "Window", "connect"]
 
@@ -161,16 +161,18 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
             why = last.reason if isinstance(last, Unlinked) else "no answer"
             raise no_link(self.settings.endpoints, timeout_ms, why) from None
 
-    async def flush(self, timeout_ms: int | None = None) -> None:
+    async def flush(self, timeout_ms: Wait = "default") -> None:
         """Return once nothing is unconfirmed. Raises Timeout, or what ended the session."""
+        wait_ms = self.settings.wait_ms(timeout_ms)
         try:
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                 while not self._session.idle and self._session.state is not State.CLOSED:
                     self._link.quiet.clear()
                     self._link.wake_up()
                     await self._link.quiet.wait()
         except TimeoutError:
-            raise Timeout(f"not everything was confirmed within {timeout_ms} ms") from None
+            name = "everything that was sent"
+            raise timed_out(ACKED, name, wait_ms, self._link.standing()) from None
         if self._session.error is not None:
             raise self._session.error
 
@@ -235,17 +237,21 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         expires_ms: Time | None = None,
         properties: Properties | None = None,
         confirm: str = "default",
+        timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one record and wait for its confirm; waits before that while the window is full.
 
         subject: also a sequence, of the subject and further keys. confirm: "synced", "stored",
-        "none", or "default": the stream's own, which is "synced" unless it was set.
-        Raises RequestRejected (not in the log), LocalProtocolError (never sent) or
+        "none", or "default": the stream's own, which is "synced" unless it was set. timeout_ms:
+        None waits for ever; by default the client's settings say how long.
+        Raises RequestRejected (not in the log), LocalProtocolError (never sent), Timeout (whether
+        it is in the log is unknown; the client goes on sending it, and it is there once) or
         ConnectionLost (the client was closed; it may be in the log).
         """
-        if not self._link.has_room:
-            await self._link.room(len(body))
-        return await self.publish_nowait(
+        link = self._link
+        if not link.has_room:
+            await link.room(len(body), timeout_ms, stream)
+        future = self.publish_nowait(
             stream,
             body,
             subject=subject,
@@ -255,6 +261,8 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
             properties=properties,
             confirm=confirm,
         )
+        link.limit(future, timeout_ms, PUBLISHED, stream)
+        return await future
 
     def publish_nowait(
         self,
@@ -296,15 +304,17 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         properties: Properties | Sequence[Properties | None] | None = None,
         codec: str | None = None,
         confirm: str = "default",
+        timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish many records in as few batches as their sizes allow; wait for all confirms.
 
         bodies: to be left as they are until this returns. subjects, and any of the others given
         as a sequence: one a record. Times are in milliseconds. Returns one Confirmation a batch,
-        in order, each with its `count`.
+        in order, each with its `count`. timeout_ms: how long nothing may be confirmed, or the
+        window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
-        async with self.window(stream, confirm=confirm) as window:
+        async with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             await window.publish_many(
                 bodies,
                 subject=subject,
@@ -318,14 +328,19 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         return window.confirmations
 
     async def publish_batch(
-        self, stream: str, content: bytes, *, confirm: str = "default"
+        self,
+        stream: str,
+        content: bytes,
+        *,
+        confirm: str = "default",
+        timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one batch content that malamute_protocol.batch encoded.
 
         It goes as it is but for its producer and sequence, unless `idempotent` is off.
         Raises as publish().
         """
-        async with self.window(stream, confirm=confirm) as window:
+        async with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             await window.publish_batch(content)
         return window.confirmations[0]
 
@@ -337,23 +352,33 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         body: str = "body",
         subject: str = "",
         confirm: str = "default",
+        timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish a pyarrow table or record batch, without a Python object a row.
 
         body: the column with the bodies (binary or string). subject: name of a column, or
         one subject for all. Raises as publish().
         """
-        async with self.window(stream, confirm=confirm) as window:
+        async with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             for content, _ in arrow_contents(table, body, subject):
                 await window.publish_batch(content)
         return window.confirmations
 
-    def window(self, stream: str, *, confirm: str = "default", keep: bool = True) -> Window:
+    def window(
+        self,
+        stream: str,
+        *,
+        confirm: str = "default",
+        keep: bool = True,
+        timeout_ms: Wait = "default",
+    ) -> Window:
         """A run of publishing whose confirms are awaited together, at its end.
 
         keep: collect the Confirmations; False for runs without end, where a count is enough.
+        timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
+        full; None: for ever.
         """
-        return Window(self._link, stream, level_number(confirm), keep)
+        return Window(self._link, stream, level_number(confirm), keep, timeout_ms)
 
     # --- subscribing ---------------------------------------------------------------------------
 
@@ -491,9 +516,12 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
 class Window:
     """Batches published one after the other, confirmed together; an async context manager."""
 
-    def __init__(self, link: LoopLink, stream: str, level: int, keep: bool) -> None:
+    def __init__(
+        self, link: LoopLink, stream: str, level: int, keep: bool, timeout_ms: Wait
+    ) -> None:
         """See Client.window()."""
         self._link = link
+        self._timeout_ms = timeout_ms
         self._publisher = link.publisher
         self._stream = stream
         self._level = level
@@ -533,7 +561,9 @@ class Window:
         )
         for first, end in bulk.cuts():
             if not self._link.has_room:
-                await self._link.room(self._link.session.batch_bytes)
+                await self._link.room(
+                    self._link.session.batch_bytes, self._timeout_ms, self._stream
+                )
             expected = self._publisher.expected(self._stream, self._level)
             self._add(bulk.encode(first, end, expected), end - first)
             # The link sends this batch while the next one is encoded.
@@ -543,7 +573,7 @@ class Window:
         """Publish one encoded content; returns when it is in the window."""
         count = content_count(content)
         if not self._link.has_room:
-            await self._link.room(len(content))
+            await self._link.room(len(content), self._timeout_ms, self._stream)
         self._add(content, count)
 
     def _add(self, content: bytes | bytearray, count: int) -> None:
@@ -567,11 +597,17 @@ class Window:
             self.error = outcome
         self._settled.set()
 
-    async def wait(self) -> None:
-        """Return once everything is confirmed. Raises the first failure."""
+    async def wait(self, timeout_ms: Wait = "default") -> None:
+        """Return once everything is confirmed.
+
+        timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
+        Raises the first failure, or Timeout.
+        """
+        wait = self._timeout_ms if timeout_ms == "default" else timeout_ms
+        wait_ms = self._link.engine.settings.wait_ms(wait)
         while self._open:
             self._settled.clear()
-            await self._settled.wait()
+            await self._link.within(self._settled, wait_ms, WINDOW, self._stream)
         if self.error is not None:
             raise self.error
 

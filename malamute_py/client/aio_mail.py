@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from malamute_protocol.commands import CancelRequest
-from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_protocol.errors import RequestRejected
 from malamute_py.client.arguments import duration, key_of, time_of
 from malamute_py.client.asking import Replies
 from malamute_py.client.calls import (
@@ -32,7 +32,9 @@ from malamute_py.client.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
 from malamute_py.client.outbox import Tally
 from malamute_py.client.position import Confirmation
 from malamute_py.client.publishing import level_number
+from malamute_py.client.settings import Wait
 from malamute_py.client.verbs import AsyncVerbs
+from malamute_py.client.waits import ACKED, NOTHING, OPENED, timed_out
 
 _PAUSE_EVERY: Final = 256
 """Messages after which the event loop gets its turn, though more are at hand."""
@@ -56,7 +58,7 @@ class MailVerbs(AsyncVerbs):
         priority: int = 0,
         key: bytes | None = None,
         confirm: str = "default",
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Put one message into a mailbox and wait for the broker's confirm.
 
@@ -64,14 +66,15 @@ class MailVerbs(AsyncVerbs):
         127, higher goes first. key: at most 128 bytes that name the message, so that it is
         taken once even if another process sends it again; without it, retries of this client
         are told apart all the same. confirm: "synced" (default), "stored" or "none". A full
-        mailbox is tried again until timeout_ms is over, or for ever.
+        mailbox is tried again until timeout_ms is over; None: for ever; by default the client's
+        settings say how long.
         Returns a Confirmation whose offset is the message's number.
         Raises RequestRejected (it is not in the mailbox), LocalProtocolError (never sent),
         Timeout (it may still be taken) or ConnectionLost (the client was closed).
         """
         link = self._link
         if not link.has_room:
-            await _room(link, len(body), timeout_ms)
+            await link.room(len(body), timeout_ms, mailbox)
         return await self.send_nowait(
             mailbox,
             body,
@@ -99,7 +102,7 @@ class MailVerbs(AsyncVerbs):
         priority: int = 0,
         key: bytes | None = None,
         confirm: str = "default",
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
     ) -> asyncio.Future[Confirmation]:
         """Put one message into a mailbox without waiting; the future is its confirm.
 
@@ -107,7 +110,7 @@ class MailVerbs(AsyncVerbs):
         Raises RequestRejected `window` when too much is unconfirmed: nothing was taken;
         otherwise as send().
         """
-        link = self._link
+        link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
         if not self._session.window.has_room:
             raise RequestRejected("window", "too much is unconfirmed: await some of it first")
         future: asyncio.Future[Confirmation] = link.loop.create_future()
@@ -118,7 +121,7 @@ class MailVerbs(AsyncVerbs):
             priority=priority,
             deliver_at_ms=0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms),
             key=b"" if key is None else key_of(key),
-            until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
+            until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
         )
         link.wake_up()
         return future
@@ -137,7 +140,7 @@ class MailVerbs(AsyncVerbs):
         priority: int = 0,
         codec: str | None = None,
         confirm: str = "default",
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Put many messages into a mailbox, in order, in as few batches as their sizes allow.
 
@@ -146,6 +149,7 @@ class MailVerbs(AsyncVerbs):
         batches other than the one that failed may be in the mailbox.
         """
         link, session = self._link, self._session
+        wait_ms = session.settings.wait_ms(timeout_ms)
         bulk = Bulk(
             bodies,
             batch_bytes=session.batch_bytes,
@@ -164,11 +168,11 @@ class MailVerbs(AsyncVerbs):
         tally.left = len(bodies)
         if not tally.left:
             return []
-        until_ms = 0 if timeout_ms is None else clock_ms() + timeout_ms
+        until_ms = 0 if wait_ms is None else clock_ms() + wait_ms
         at_ms = 0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms)
         for first, end in bulk.cuts():
             if not link.has_room:
-                await _room(link, session.batch_bytes, timeout_ms)
+                await link.room(session.batch_bytes, timeout_ms, mailbox)
             session.outbox.send_content(
                 mailbox,
                 bulk.encode(first, end, (0, 0, 0)),
@@ -218,7 +222,7 @@ class MailVerbs(AsyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
         confirm: str = "none",
@@ -226,7 +230,8 @@ class MailVerbs(AsyncVerbs):
         """Ask a service and wait for the (first) reply of a worker.
 
         subject: what workers' patterns are matched with. timeout_ms: after it the broker
-        takes the request from whoever has it; None: never. key: at most 128 bytes that name
+        takes the request from whoever has it; None: never; by default the client's settings say
+        when. key: at most 128 bytes that name
         the request, so that it is taken once even if another process sends it again. reply_to:
         a mailbox to be read for replies; empty: the client's own, temporary when it has no
         identity (replies to it are lost while the broker is away).
@@ -237,17 +242,18 @@ class MailVerbs(AsyncVerbs):
         (it was not queued), LocalProtocolError or ConnectionLost.
         """
         link, session = self._link, self._session
+        wait_ms = session.settings.wait_ms(timeout_ms)
         if not link.has_room:
-            await _room(link, len(body), timeout_ms)
+            await link.room(len(body), timeout_ms, service)
         future: asyncio.Future[Reply] = link.loop.create_future()
         session.asking.request(
             service,
             make_row(body, subject, fields, None, None, properties, future),
             level_number(confirm),
             reply_to=reply_to,
-            timeout_ms=timeout_ms or 0,
+            timeout_ms=wait_ms or 0,
             key=b"" if key is None else key_of(key),
-            until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
+            until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
         )
         link.asked()
         try:
@@ -265,7 +271,7 @@ class MailVerbs(AsyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
         confirm: str = "none",
@@ -278,8 +284,9 @@ class MailVerbs(AsyncVerbs):
         Arguments and errors as of request(); timeout_ms is for all of them together.
         """
         link, session = self._link, self._session
+        wait_ms = session.settings.wait_ms(timeout_ms)
         if not link.has_room:
-            await _room(link, len(body), timeout_ms)
+            await link.room(len(body), timeout_ms, service)
         replies = Replies()
         arrival = link.arrivals(replies)
         try:
@@ -288,9 +295,9 @@ class MailVerbs(AsyncVerbs):
                 make_row(body, subject, fields, None, None, properties, replies),
                 level_number(confirm),
                 reply_to=reply_to,
-                timeout_ms=timeout_ms or 0,
+                timeout_ms=wait_ms or 0,
                 key=b"" if key is None else key_of(key),
-                until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
+                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
             )
             link.wake_up()
             while True:
@@ -319,7 +326,7 @@ class MailVerbs(AsyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         confirm: str = "default",
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Queue a request without waiting for a reply; returns when the broker has taken it.
 
@@ -329,8 +336,9 @@ class MailVerbs(AsyncVerbs):
         is the request's number. Raises as send().
         """
         link, session = self._link, self._session
+        wait_ms = session.settings.wait_ms(timeout_ms)
         if not link.has_room:
-            await _room(link, len(body), timeout_ms)
+            await link.room(len(body), timeout_ms, service)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         session.asking.request(
             service,
@@ -341,7 +349,7 @@ class MailVerbs(AsyncVerbs):
             if request_timeout_ms is None
             else duration("request_timeout_ms", request_timeout_ms),
             key=b"" if key is None else key_of(key),
-            until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
+            until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
             waits=False,
         )
         link.wake_up()
@@ -371,7 +379,7 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
         """What an atomic step acknowledges it with."""
         return self._inbox.opened
 
-    async def ack(self) -> bool:
+    async def ack(self, timeout_ms: Wait = "default") -> bool:
         """It was received for good; returns when the broker has confirmed that.
 
         False: this inbox was closed, which gave it back; or the link was lost in between: should
@@ -380,23 +388,24 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
         the inbox or the client.
         """
         number = self.number
-        return await self._inbox.acknowledge([(number, number + 1)])
+        return await self._inbox.acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
 
-    async def again(self, delay_ms: int = 0) -> bool:
+    async def again(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have it delivered again, to any reader, after so many milliseconds."""
         number = self.number
-        return await self._inbox.acknowledge([(number, number + 1)], duration("delay_ms", delay_ms))
+        again_ms = duration("delay_ms", delay_ms)
+        return await self._inbox.acknowledge([(number, number + 1)], again_ms, timeout_ms)
 
 
 class MailBatch(MailBatchOf[Mail]):
     """Messages that were sent together."""
 
-    async def ack(self) -> bool:
+    async def ack(self, timeout_ms: Wait = "default") -> bool:
         """All of them were received for good; see Mail.ack()."""
-        acked: bool = await self._reader.acknowledge(ranges_of(self.batch))
+        acked: bool = await self._reader.acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
         return acked
 
-    async def again(self, delay_ms: int = 0) -> bool:
+    async def again(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have all of them delivered again after so many milliseconds."""
         acked: bool = await self._reader.acknowledge(
             ranges_of(self.batch), duration("delay_ms", delay_ms)
@@ -420,14 +429,15 @@ class Inbox(MailReader[Mail]):
         self._finalizer.atexit = False
         link.wake_up()
 
-    async def accepted(self) -> None:
-        """Wait until the broker has opened the mailbox. Raises the refusal."""
+    async def accepted(self, timeout_ms: Wait = "default") -> None:
+        """Wait until the broker has opened the mailbox. Raises the refusal, or Timeout."""
+        wait_ms = self._link.engine.settings.wait_ms(timeout_ms)
         mailbox = self._view.mailbox
         while not mailbox.accepted:
             if self._view.ended:
                 raise mailbox.error or RequestRejected("cancelled")
             self._arrival.clear()
-            await self._arrival.wait()
+            await self._link.within(self._arrival, wait_ms, OPENED, "the inbox")
 
     def __aiter__(self) -> Inbox:
         return self
@@ -456,7 +466,7 @@ class Inbox(MailReader[Mail]):
                     if not await self._fill():
                         return None
             except TimeoutError:
-                raise Timeout(f"no message within {timeout_ms} ms") from None
+                raise timed_out(NOTHING, "message", timeout_ms, self._link.standing()) from None
         return self._next_at_hand()
 
     async def next_batch(self, timeout_ms: int | None = None) -> MailBatch | None:
@@ -473,7 +483,7 @@ class Inbox(MailReader[Mail]):
                     if not await self._fill():
                         return None
             except TimeoutError:
-                raise Timeout(f"no message within {timeout_ms} ms") from None
+                raise timed_out(NOTHING, "message", timeout_ms, self._link.standing()) from None
             item = self._rest()
         assert item is not None
         delivered, batch = item
@@ -497,7 +507,12 @@ class Inbox(MailReader[Mail]):
             self._arrival.clear()
             await self._arrival.wait()
 
-    async def acknowledge(self, ranges: list[tuple[int, int]], again_ms: int = -1) -> bool:
+    async def acknowledge(
+        self,
+        ranges: list[tuple[int, int]],
+        again_ms: int = -1,
+        timeout_ms: Wait = "default",
+    ) -> bool:
         """Acknowledge messages by their numbers, as half-open ranges; see Mail.ack()."""
         link = self._link
         if self._view.closed:
@@ -505,6 +520,7 @@ class Inbox(MailReader[Mail]):
         future: asyncio.Future[bool] = link.loop.create_future()
         self._view.collect()
         self._view.mailbox.ack(ranges, again_ms, future)
+        link.limit(future, timeout_ms, ACKED, "an acknowledgement")
         link.wake_up()
         return await future
 
@@ -529,11 +545,3 @@ class Inbox(MailReader[Mail]):
         if kind is None:
             self._read()
         await self.close()
-
-
-async def _room(link: LoopLink, size: int, timeout_ms: int | None) -> None:
-    try:
-        async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-            await link.room(size)
-    except TimeoutError:
-        raise Timeout(f"too much was unconfirmed for {timeout_ms} ms") from None

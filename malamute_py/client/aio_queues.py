@@ -49,7 +49,9 @@ from malamute_py.client.groups import (
 )
 from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
 from malamute_py.client.reading import Notice
+from malamute_py.client.settings import Wait
 from malamute_py.client.verbs import AsyncVerbs
+from malamute_py.client.waits import ACKED, NOTHING, OPENED, STEP, timed_out
 
 if TYPE_CHECKING:
     from malamute_py.client.loop import LoopLink
@@ -85,28 +87,29 @@ class AtomicStep(Step):
         else:
             self.give_up()
 
-    async def commit(self) -> Confirmation | None:
+    async def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
         """Have it taken, and wait for the confirm; None: there was nothing in it.
 
-        Raises RequestRejected (nothing of it happened), LocalProtocolError (nothing was sent)
-        or ConnectionLost (the client was closed; it may have been taken, as a whole).
+        Raises RequestRejected (nothing of it happened), LocalProtocolError (nothing was sent),
+        Timeout or ConnectionLost (it may have been taken, as a whole).
         """
         if not self.parts:
             return None
         link = self._link
         if not link.has_room:
             try:
-                await link.room(self.size)
-            except asyncio.CancelledError:
+                await link.room(self.size, timeout_ms, "a step")
+            except (Timeout, asyncio.CancelledError):
                 self.give_up()
                 raise
         steps = link.session.steps
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         steps.add(self, future)
+        link.limit(future, timeout_ms, STEP)
         link.wake_up()
         try:
             return await future
-        except asyncio.CancelledError:
+        except (Timeout, asyncio.CancelledError):
             steps.withdraw(self)
             raise
 
@@ -189,14 +192,15 @@ class Member(Handed):
         """Nothing more will arrive."""
         return self._closed or self._membership.ended
 
-    async def accepted(self) -> None:
-        """Wait until the broker accepted. Raises the refusal."""
+    async def accepted(self, timeout_ms: Wait = "default") -> None:
+        """Wait until the broker accepted. Raises the refusal, or Timeout."""
+        wait_ms = self._link.engine.settings.wait_ms(timeout_ms)
         membership = self._membership
         while not membership.accepted:
             if self.ended:
                 raise membership.error or RequestRejected("cancelled")
             self._arrival.clear()
-            await self._arrival.wait()
+            await self._link.within(self._arrival, wait_ms, OPENED, "the membership")
 
     # --- taking ----------------------------------------------------------------------------
 
@@ -215,7 +219,8 @@ class Member(Handed):
                     async with asyncio.timeout(timeout_ms / 1000):
                         batch = await self._next()
                 except TimeoutError:
-                    raise Timeout(f"no record within {timeout_ms} ms") from None
+                    standing = self._link.standing()
+                    raise timed_out(NOTHING, "record", timeout_ms, standing) from None
         if batch is not None:
             self._handing(batch, batch.offsets.tolist())
         return batch
@@ -276,17 +281,22 @@ class Member(Handed):
         """Say that a record or batch is done; the future is what ack() returns."""
         return self._ack(held, -1)
 
-    async def ack(self, held: Any) -> bool:
+    async def ack(self, held: Any, timeout_ms: Wait = "default") -> bool:
         """A record or batch is done. True: confirmed.
 
         False: the broker does not take all of it for ours (any more), as the link was lost in
-        between: some member gets it again. Raises LocalProtocolError: not from this member.
+        between: some member gets it again. Raises Timeout, or LocalProtocolError: not from
+        this member.
         """
-        return await self._ack(held, -1)
+        future = self._ack(held, -1)
+        self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
+        return await future
 
-    async def again(self, held: Any, delay_ms: int = 0) -> bool:
+    async def again(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """A record or batch is wanted again, by any member, after a time. As ack()."""
-        return await self._ack(held, duration("delay_ms", delay_ms))
+        future = self._ack(held, duration("delay_ms", delay_ms))
+        self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
+        return await future
 
     def _ack(self, held: Any, again_ms: int) -> asyncio.Future[bool]:
         offsets = numbers_of(held, self._membership)

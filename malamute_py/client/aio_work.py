@@ -24,14 +24,15 @@ from malamute_protocol.errors import (
     LocalProtocolError,
     MalamuteError,
     RequestRejected,
-    Timeout,
 )
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.calls import Body, Fields, Properties, make_row
 from malamute_py.client.cursor import LOG
 from malamute_py.client.loop import LoopLink
 from malamute_py.client.position import Confirmation
+from malamute_py.client.settings import Wait
 from malamute_py.client.verbs import AsyncVerbs
+from malamute_py.client.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.work import (
     COMPLETED,
     CREDIT_BYTES,
@@ -155,18 +156,19 @@ class Request(Job):
         fields: Fields | None = None,
         properties: Properties | None = None,
         wait: bool = False,
+        timeout_ms: Wait = "default",
     ) -> Confirmation | None:
         """Answer it, and, with the last reply, complete it in the same step.
 
         Returns once it is on its way, or, with wait=True, when the broker has confirmed it;
         None then: it came too late, the request is not in our hands any more (counted in
         worker.not_held, and logged).
-        Raises LocalProtocolError `conflict` when it was finished already, RequestRejected or
-        ConnectionLost: then it is still in hand.
+        Raises LocalProtocolError `conflict` when it was finished already; RequestRejected or
+        ConnectionLost: then it is still in hand; Timeout: it may still be confirmed.
         """
         link = self.offering.workings.link
         if not link.has_room:
-            await link.room(len(body))
+            await link.room(len(body), timeout_ms, "a reply")
         future = link.loop.create_future() if wait else None
         row = make_row(body, subject, fields, None, None, properties, (self, future))
         if not self.offering.workings.reply(self, row, last):
@@ -174,40 +176,52 @@ class Request(Job):
         link.wake_up()
         if future is None:
             return None
+        link.limit(future, timeout_ms, ACKED, "a reply")
         confirmation: Confirmation | None = await future
         return confirmation
 
-    async def complete(self, *, wait: bool = False) -> bool:
+    async def complete(self, *, wait: bool = False, timeout_ms: Wait = "default") -> bool:
         """It is done, without a (further) reply.
 
         Returns once that is on its way; wait=True: when the broker has confirmed it, False
         then: it is not in our hands any more.
         """
-        return await self._end(COMPLETED, wait)
+        return await self._end(COMPLETED, wait, timeout_ms)
 
-    async def fail(self, reason: str, *, wait: bool = False) -> bool:
+    async def fail(self, reason: str, *, wait: bool = False, timeout_ms: Wait = "default") -> bool:
         """Give it up: to the service's dead letters, with the reason (at most 1,024 characters).
 
         wait, and what is returned: as complete().
         """
-        return await self._end(FAILED, wait, reason=reason)
+        return await self._end(FAILED, wait, timeout_ms, reason=reason)
 
-    async def give_back(self, delay_ms: int = 0, *, wait: bool = False) -> bool:
+    async def give_back(
+        self, delay_ms: int = 0, *, wait: bool = False, timeout_ms: Wait = "default"
+    ) -> bool:
         """Back into the queue, for any worker, after so many milliseconds; see complete()."""
-        return await self._end(RETURNED, wait, again_ms=delay_ms)
+        return await self._end(RETURNED, wait, timeout_ms, again_ms=delay_ms)
 
-    async def received(self) -> bool:
+    async def received(self, timeout_ms: Wait = "default") -> bool:
         """Tell the broker that it has arrived; who asks for the service's facts sees it."""
-        return await self._say(RECEIVED)
+        return await self._say(RECEIVED, timeout_ms)
 
-    async def renew(self) -> bool:
+    async def renew(self, timeout_ms: Wait = "default") -> bool:
         """Begin the lease anew now; it is done by itself every third of a lease.
 
-        False: it is not in our hands any more.
+        False: it is not in our hands any more. While there is no link the answer is waited for:
+        it is said on the next one. Raises Timeout.
         """
-        return await self._say(RENEWED)
+        return await self._say(RENEWED, timeout_ms)
 
-    async def _end(self, state: int, wait: bool, *, again_ms: int = 0, reason: str = "") -> bool:
+    async def _end(
+        self,
+        state: int,
+        wait: bool,
+        timeout_ms: Wait,
+        *,
+        again_ms: int = 0,
+        reason: str = "",
+    ) -> bool:
         link = self.offering.workings.link
         future: asyncio.Future[bool] | None = link.loop.create_future() if wait else None
         if not self.offering.workings.end(
@@ -215,13 +229,17 @@ class Request(Job):
         ):
             raise _over(self)
         link.wake_up()
-        return True if future is None else await future
+        if future is None:
+            return True
+        link.limit(future, timeout_ms, ACKED, "the end of a request")
+        return await future
 
-    async def _say(self, state: int) -> bool:
+    async def _say(self, state: int, timeout_ms: Wait) -> bool:
         link = self.offering.workings.link
         future: asyncio.Future[bool] = link.loop.create_future()
         if not self.offering.workings.say(self, state, future):
             return False
+        link.limit(future, timeout_ms, ACKED, "what was said of a request")
         link.wake_up()
         return await future
 
@@ -250,14 +268,19 @@ class Worker:
         """Answers that came when the request was not in our hands any more."""
         return self._offering.not_held
 
-    async def accepted(self) -> None:
-        """Wait until the broker has taken the offer. Raises the refusal."""
-        while not self._offering.accepted:
-            if self._offering.ended:
-                raise self._offering.error or RequestRejected("cancelled")
-            await self._waker.wait()
-            if self._offering.queue:
-                self._waker.wake_another()  # it was meant for who waits for requests
+    async def accepted(self, timeout_ms: Wait = "default") -> None:
+        """Wait until the broker has taken the offer. Raises the refusal, or Timeout."""
+        wait_ms = self._link.engine.settings.wait_ms(timeout_ms)
+        try:
+            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
+                while not self._offering.accepted:
+                    if self._offering.ended:
+                        raise self._offering.error or RequestRejected("cancelled")
+                    await self._waker.wait()
+                    if self._offering.queue:
+                        self._waker.wake_another()  # it was meant for who waits for requests
+        except TimeoutError:
+            raise timed_out(OPENED, "the offer", wait_ms, self._link.standing()) from None
 
     async def next(self, timeout_ms: int | None = None) -> Request | None:
         """The next request; None when the worker was closed.
@@ -270,7 +293,7 @@ class Worker:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self._next()
         except TimeoutError:
-            raise Timeout(f"no request within {timeout_ms} ms") from None
+            raise timed_out(NOTHING, "request", timeout_ms, self._link.standing()) from None
 
     async def _next(self) -> Request | None:
         offering = self._offering
@@ -323,11 +346,12 @@ class Worker:
     ) -> None:
         # A request that is there already is begun with without a coroutine more.
         while (request := self._begin() or await self._next()) is not None:
+            request.running = True
             try:
                 result = await call(request)
                 if not request.finished:
                     if not self._link.has_room:
-                        await self._link.room(0)
+                        await self._link.room(0, None, "a reply")
                     self._answer(request, result)
             except (Exception, asyncio.CancelledError) as error:
                 # It ends its request and nothing else, unless it is we who are cancelled.
@@ -335,13 +359,19 @@ class Worker:
                 if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                     self._finish(request, RETURNED, 0, "")
                     raise
-                if self._offering.ended:
+                if self._offering.ended or request.lost:
+                    # Somebody else has it, or will: it is not ours to fail.
                     LOG.warning("%r was not finished: %s", request, error)
+                    self._offering.drop(request)
                     continue
                 LOG.warning("the handler of %r failed", request, exc_info=True)
                 state = FAILED if on_error == "fail" else RETURNED
                 reason = f"{type(error).__name__}: {error}"
                 self._finish(request, state, delay_ms, reason if on_error == "fail" else "")
+            finally:
+                request.running = False
+                if request.lost:
+                    self._offering.ran(request)
 
     def _answer(self, request: Request, result: Any) -> None:
         if result is None:

@@ -164,7 +164,7 @@ class Asking:
         self,
         outbox: Outbox,
         mailboxes: Mailboxes,
-        ask: Callable[[Callable[[int], Any], Any], None],
+        ask: Callable[[Callable[[int], Any], Any], Any],
         arrived: Callable[[Any], None],
         tell: Callable[[Event], None],
     ) -> None:
@@ -395,7 +395,10 @@ class Asking:
 
     def timed_out(self, parcel: RequestParcel) -> None:
         """Its callers' time is over. The broker's notice is awaited a while longer."""
-        error = Timeout(f"no answer within {parcel.timeout_ms} ms")
+        error = Timeout(
+            f"no answer from service {parcel.lane.place!r} within {parcel.timeout_ms} ms; "
+            f"{self._outbox.standing()}"
+        )
         if not parcel.tokens:
             if parcel.state == QUEUED:
                 self.failed(parcel, error)

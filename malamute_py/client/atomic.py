@@ -86,6 +86,9 @@ class Holder(Protocol):
     def regained(self, numbers: list[int]) -> None:
         """The step was not taken: these are the caller's again."""
 
+    def lost_to_others(self, numbers: list[int]) -> None:
+        """The broker refused the step as some of what it named is not held by this client."""
+
 
 class Held(Protocol):
     """One message, request or record in hand."""
@@ -375,10 +378,13 @@ class Step:
             self.state = OVER
             self.regain()
 
-    def regain(self) -> None:
-        """What it acknowledged is the caller's again."""
+    def regain(self, error: MalamuteError | None = None) -> None:
+        """What it acknowledged is the caller's again, unless the broker says that it is not."""
+        not_held = isinstance(error, RequestRejected) and error.code == "not_held"
         for holder, numbers in self.lent:
             holder.regained(numbers)
+            if not_held:
+                holder.lost_to_others(numbers)
         self.lent = []
 
     def settle(self) -> None:
@@ -853,7 +859,7 @@ class Steps:
         told = []
         for step in bundle.steps:
             step.state = OVER
-            step.regain()
+            step.regain(error)
             if step.token is not None:
                 told.append((step.token, error))
         self._tell(Settled(told))

@@ -254,6 +254,9 @@ class Membership(Opened):
             # Of an earlier link: if it comes again, the reader is to have it again.
             self._away.pop(number, None)
 
+    def lost_to_others(self, numbers: list[int]) -> None:
+        """An acknowledgement of each by itself, or the link's end, tells whose they are."""
+
     # --- acknowledgements --------------------------------------------------------------------
 
     def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> AckRecords:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import zmq
 
 from malamute_protocol.commands import Confirm
-from malamute_protocol.errors import MalamuteError
+from malamute_protocol.errors import MalamuteError, Timeout
 from malamute_py.client.cursor import LINK_LOG, LOG, guarded
 from malamute_py.client.engine import Engine, clock_ms
 from malamute_py.client.events import (
@@ -33,7 +34,14 @@ from malamute_py.client.events import (
     Watched,
 )
 from malamute_py.client.publishing import confirmation
-from malamute_py.client.settings import ClientSettings
+from malamute_py.client.settings import ClientSettings, Wait
+from malamute_py.client.waits import ASKED, ROOM, timed_out
+
+_STAMP_MS: Final = 100
+"""Bounded waits are counted from the next multiple of this on: no clock is read for each call."""
+_EXACT_BELOW_MS: Final = 2_000
+"""Waits that are shorter are counted from the call."""
+_FRESH_MIN: Final = 1024
 
 LinkEvent = Linked | Unlinked | Closed
 
@@ -86,6 +94,16 @@ class LoopLink:
         self._finished = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
+        self._fresh: list[tuple[asyncio.Future[Any], int, str, str]] = []
+        """Calls of the last moment whose wait is bounded; most are answered before they are looked
+        at, and need no entry below."""
+        self._fresh_max = _FRESH_MIN
+        self._stamped_ms = 0
+        """When it was looked at last."""
+        self._limits: list[tuple[int, int, asyncio.Future[Any], int, str, str]] = []
+        """A heap of (time, number of the entry, who waits, how long, for what, its name)."""
+        self._entries = 0
+        self._sweep_at = _FRESH_MIN
         self._room: deque[tuple[asyncio.Future[None], int]] = deque()
         self._arrivals: dict[Watched, Waker] = {}
         self._dropped: deque[Watched] = deque()
@@ -182,6 +200,8 @@ class LoopLink:
                 self._handle(event)
         if self._room:
             self._give_room()
+        if self._fresh or self._limits:
+            self._look_at_limits(clock_ms())
         if not self.quiet.is_set() and self.session.idle:
             self.quiet.set()
         # Behind the callers who have just been told something: what they ask for leaves together.
@@ -225,6 +245,12 @@ class LoopLink:
 
     def _set_timer(self) -> None:
         at_ms = self.engine.next_wake()
+        for limit_ms in (
+            self._stamped_ms + _STAMP_MS if self._fresh else None,
+            self._limits[0][0] if self._limits else None,
+        ):
+            if limit_ms is not None and (at_ms is None or limit_ms < at_ms):
+                at_ms = limit_ms
         if self._timer is not None:
             # A timer that fires too early costs one step; moving it each time would cost more.
             if at_ms is not None and self._timer_ms <= at_ms:
@@ -293,6 +319,57 @@ class LoopLink:
             arrival.set()
         self.quiet.set()
 
+    # --- bounds of waiting -----------------------------------------------------------------
+
+    def limit(self, future: asyncio.Future[Any], wait: Wait, what: str, name: str = "") -> None:
+        """Have a future fail with Timeout; what, name: see waits.py. Raises LocalProtocolError."""
+        wait_ms = self.engine.settings.wait_ms(wait)
+        if wait_ms is None:
+            return
+        self._fresh.append((future, wait_ms, what, name))
+        if wait_ms < _EXACT_BELOW_MS:
+            self._stamp(clock_ms())
+            self.wake_up()
+        elif len(self._fresh) >= self._fresh_max:
+            self._fresh = [entry for entry in self._fresh if not entry[0].done()]
+            self._fresh_max = max(_FRESH_MIN, 2 * len(self._fresh))
+
+    def _look_at_limits(self, now_ms: int) -> None:
+        if self._fresh and now_ms - self._stamped_ms >= _STAMP_MS:
+            self._stamp(now_ms)
+        limits = self._limits
+        while limits and limits[0][0] <= now_ms:
+            _, _, future, wait_ms, what, name = heapq.heappop(limits)
+            if not future.done():
+                future.set_exception(timed_out(what, name, wait_ms, self.standing()))
+
+    def _stamp(self, now_ms: int) -> None:
+        self._stamped_ms = now_ms
+        for future, wait_ms, what, name in self._fresh:
+            if not future.done():
+                self._entries += 1
+                entry = (now_ms + wait_ms, self._entries, future, wait_ms, what, name)
+                heapq.heappush(self._limits, entry)
+        self._fresh.clear()
+        if len(self._limits) >= self._sweep_at:
+            self._limits = [entry for entry in self._limits if not entry[2].done()]
+            heapq.heapify(self._limits)
+            self._sweep_at = max(_FRESH_MIN, 2 * len(self._limits))
+
+    def standing(self) -> str:
+        """What is known of the link, in words."""
+        return self.session.standing(clock_ms())
+
+    async def within(
+        self, arrival: asyncio.Event, wait_ms: int | None, what: str, name: str = ""
+    ) -> None:
+        """Wait for an event. Raises Timeout."""
+        try:
+            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
+                await arrival.wait()
+        except TimeoutError:
+            raise timed_out(what, name, wait_ms, self.standing()) from None
+
     # --- waiting -------------------------------------------------------------------------------
 
     @property
@@ -301,13 +378,15 @@ class LoopLink:
         window = self.session.window
         return not self._room and window.queued_bytes + window.unconfirmed_bytes < window.bytes_max
 
-    async def room(self, size: int) -> None:
+    async def room(self, size: int, wait: Wait, name: str) -> None:
         """Return when the window has room for more; callers are served in order.
 
-        Who finds the room taken again, by a call that came in between, waits again.
+        Who finds the room taken again, by a call that came in between, waits again. name: of what
+        room is wanted for. Raises Timeout.
         """
         while True:
             future = self.loop.create_future()
+            self.limit(future, wait, ROOM, name)
             self._room.append((future, size))
             self.wake_up()
             try:
@@ -348,11 +427,19 @@ class LoopLink:
             self.loop.call_soon_threadsafe(self.wake_up)
 
     async def ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
-        """Send a request and wait for its answer; raises RequestRejected or ConnectionLost."""
+        """Send a request and wait for its answer.
+
+        Raises RequestRejected, ConnectionLost, or Timeout after the settings' timeout_ms.
+        """
         future: asyncio.Future[dict[str, Any]] = self.loop.create_future()
-        self.session.request(make, future)
+        name = type(self.session.request(make, future)).__name__
+        self.limit(future, "default", ASKED, name)
         self.wake_up()
-        return await future
+        try:
+            return await future
+        except (Timeout, asyncio.CancelledError):
+            self.session.give_up(future)
+            raise
 
 
 def _settle(future: asyncio.Future[Any], outcome: Any) -> None:

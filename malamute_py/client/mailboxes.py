@@ -274,6 +274,9 @@ class Mailbox(Opened):
         self.in_hand |= mine
         self._away.difference_update(numbers)
 
+    def lost_to_others(self, numbers: list[int]) -> None:
+        """An acknowledgement of each by itself, or the link's end, tells whose they are."""
+
     # --- acknowledgements --------------------------------------------------------------------
 
     def ack_command(self, form: Form, ranges: list[Range], tracker: int) -> AckMail:

@@ -167,7 +167,10 @@ class Parcel:
         """Its time is over: those who wait are told."""
         if self.state == OVER:
             return
-        error = Timeout("not confirmed within its time; what was sent may still be taken")
+        error = Timeout(
+            f"what was sent to {self.lane.place!r} was not confirmed within its time; it may be "
+            f"taken yet; {self.lane.outbox.standing()}"
+        )
         if self.tally is not None:
             event = self.tally.settled(self.count, error)
             self.tally = None
@@ -239,8 +242,11 @@ class Outbox:
         trackers: Trackers,
         window: Window,
         tell: Callable[[Event], None],
+        standing: Callable[[], str],
     ) -> None:
+        """standing: in words, whether there is a link."""
         self.tell = tell
+        self.standing = standing
         self.mailboxes: dict[Any, Lane] = {}
         self.homes: list[dict[Any, Lane]] = [self.mailboxes]
         """Where lanes are kept, one a kind of place."""
@@ -290,6 +296,10 @@ class Outbox:
     def waits(self) -> bool:
         """Something may leave with the next take()."""
         return bool(self._active)
+
+    def new_key(self) -> bytes:
+        """A name for what may be sent again."""
+        return self._random(KEY_BYTES)
 
     def lane(self, home: dict[Any, Lane], place: Hashable, name: str = "") -> Lane:
         """The lane to a place, made when there is none. Raises what ended the session.

@@ -188,7 +188,9 @@ class Session:
         self.publisher = Publisher(
             settings, self._next_request, self.trackers, self.window, self._others_wait
         )
-        self.outbox = Outbox(settings, random, self.trackers, self.window, self.tell)
+        self.outbox = Outbox(
+            settings, random, self.trackers, self.window, self.tell, self._standing_now
+        )
         self.mailboxes = Mailboxes(self.trackers, self.tell, self.open, self.end, self.arrived)
         self.mailboxes.own = frozenset({f"~{self.id.hex()}", settings.identity} - {""})
         self.asking = Asking(self.outbox, self.mailboxes, self.request, self.arrived, self.tell)
@@ -419,6 +421,9 @@ class Session:
         """Commands that wait to leave, or for their answers."""
         return len(self._requests) + sum(outgoing.unanswered for outgoing in self.outgoing)
 
+    def _standing_now(self) -> str:
+        return self.standing(self._now_ms)
+
     def standing(self, now_ms: int) -> str:
         """In words: whether there is a link, else since when there is none, and why."""
         if self.state is State.LINKED:
@@ -433,15 +438,24 @@ class Session:
 
     # --- what the caller asks for ----------------------------------------------------------
 
-    def request(self, make: Callable[[int], Command], token: Any) -> None:
+    def request(self, make: Callable[[int], Command], token: Any) -> Command:
         """Send the command that `make(request number)` gives; ANSWERED comes with the token.
 
-        It is sent again after a reconnect, unless repeating it could do harm.
+        It is sent again after a reconnect, unless repeating it could do harm. Returns the command.
         Raises what ended the session, or LocalProtocolError: an argument is wrong.
         """
         self._raise_if_closed()
         number = self._next_request()
-        self._requests[number] = _Asked(checked(make(number)), token, False)
+        command = checked(make(number))
+        self._requests[number] = _Asked(command, token, False)
+        return command
+
+    def give_up(self, token: Any) -> None:
+        """Nobody waits for the answer any more: the command is not sent again."""
+        for number, asked in self._requests.items():
+            if asked.token is token:
+                del self._requests[number]
+                return
 
     def subscribe(self, request: Request) -> Reading:
         """Begin a subscription. Raises what ended the session."""

@@ -7,7 +7,7 @@ refused here, by name, before a socket exists. Source: DESIGN.md, sections 8 and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,7 @@ from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import MalamuteError, Timeout
 from malamute_protocol.limits import Limits
+from malamute_py.client.arguments import duration
 
 _SCHEMES: Final = ("tcp://", "ipc://", "inproc://")
 _CURVE_KEY_CHARACTERS: Final = 40
@@ -72,6 +73,10 @@ class Curve(msgspec.Struct, frozen=True):
 Credential: TypeAlias = Plain | Curve | None
 
 
+Wait: TypeAlias = int | Literal["default"] | None
+"""How long a call waits, in milliseconds; None: for ever; "default": as the client's settings."""
+
+
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a session and its socket are made from; times in milliseconds."""
 
@@ -99,12 +104,20 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     fast, for a confirm of those before them or a millisecond or two, whichever is first."""
     frame_bytes_max: int = 64 << 20
     """The largest frame that is taken from the broker; a larger one ends the connection."""
+    timeout_ms: int | None = 30_000
+    """How long a call waits for the broker when it does not say; None: for ever."""
     idempotent: bool = True
     """Publish with a producer id, so that retries are in the log once."""
 
     def batch_target(self, limits: Limits) -> int:
         """Bytes of bodies to fill a batch with: headers and stamp have the other half."""
         return min(self.batch_bytes, limits.batch_bytes_max // 2, max(self.window_bytes // 4, 1))
+
+    def wait_ms(self, asked: Wait) -> int | None:
+        """How long a call waits, of what it was asked for. Raises LocalProtocolError."""
+        if asked is None:
+            return None
+        return self.timeout_ms if asked == "default" else duration("timeout_ms", asked)
 
     def check(self) -> ClientSettings:
         """Return the settings themselves; raises SettingError for what cannot work."""
@@ -154,6 +167,9 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         for key in ("heartbeat_ms", "linger_ms"):
             if getattr(self, key) < 0:
                 raise SettingError(key, "must not be negative")
+        wait: Any = self.timeout_ms
+        if wait is not None and (not isinstance(wait, int) or wait <= 0):
+            raise SettingError("timeout_ms", "must be greater than 0, or None: for ever")
         if self.retry_max_ms < self.retry_min_ms:
             raise SettingError("retry_max_ms", "must not be less than retry_min_ms")
         return self

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
-from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_protocol.errors import RequestRejected
 from malamute_py.client.cursor import Cursor
 from malamute_py.client.loop import LoopLink
 from malamute_py.client.position import Position
@@ -23,6 +23,8 @@ from malamute_py.client.reading import (
     Request,
     cut,
 )
+from malamute_py.client.settings import Wait
+from malamute_py.client.waits import NOTHING, OPENED, timed_out
 
 _PAUSE_EVERY: Final = 256
 """Records after which the event loop gets its turn, though more are at hand."""
@@ -67,14 +69,15 @@ class Subscription(Cursor):
         """Nothing more will arrive."""
         return self._reading.ended
 
-    async def accepted(self) -> Position:
-        """Wait until the broker accepted; where delivery begins. Raises the refusal."""
+    async def accepted(self, timeout_ms: Wait = "default") -> Position:
+        """Wait until the broker accepted; where delivery begins. Raises the refusal, or Timeout."""
+        wait_ms = self._link.engine.settings.wait_ms(timeout_ms)
         reading = self._reading
         while reading.next < 0:
             if reading.ended:
                 raise reading.error or RequestRejected("cancelled")
             self._arrival.clear()
-            await self._arrival.wait()
+            await self._link.within(self._arrival, wait_ms, OPENED, "the subscription")
         position = reading.position
         assert position is not None
         return position
@@ -95,7 +98,8 @@ class Subscription(Cursor):
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self._next()
         except TimeoutError:
-            raise Timeout(f"no record within {timeout_ms} ms") from None
+            standing = self._link.standing()
+            raise timed_out(NOTHING, "record", timeout_ms, standing) from None
 
     async def _next(self) -> Batch | None:
         reading, arrival, session = self._reading, self._arrival, self._link.session

@@ -44,12 +44,13 @@ from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
 from malamute_py.client.publishing import LEVEL_NAMES, confirmation, level_number
 from malamute_py.client.reading import Notice
 from malamute_py.client.session import State, Unlinked
-from malamute_py.client.settings import ClientSettings, make_settings, no_link
+from malamute_py.client.settings import ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.sync_mail import SyncMailVerbs
 from malamute_py.client.sync_queues import SyncQueueVerbs
 from malamute_py.client.sync_subscription import SyncSubscription
 from malamute_py.client.sync_work import SyncServed, SyncWorkVerbs
 from malamute_py.client.thread import LinkEvent, Pending, PendingConfirm, ThreadLink
+from malamute_py.client.waits import ACKED, OPENED, PUBLISHED, ROOM, WINDOW
 
 __all__ = ["SyncClient", "SyncSubscription", "SyncWindow", "connect_sync"]
 
@@ -113,7 +114,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
         with link.lock:
             try:
-                link.wait_for(ready, timeout_ms, "no link")
+                link.wait_for(ready, timeout_ms, OPENED, "a link")
             except Timeout:
                 why = link.last.reason if isinstance(link.last, Unlinked) else "no answer"
                 raise no_link(self.settings.endpoints, timeout_ms, why) from None
@@ -122,7 +123,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
             if session.state is not State.LINKED and isinstance(link.last, Unlinked):
                 raise ConnectionLost(link.last.reason)
 
-    def flush(self, timeout_ms: int | None = None) -> None:
+    def flush(self, timeout_ms: Wait = "default") -> None:
         """Return once nothing is unconfirmed. Raises Timeout, or what ended the session."""
         link = self._link
         with link.lock:
@@ -130,7 +131,8 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
             link.wait_for(
                 lambda: self._session.idle or self._session.state is State.CLOSED,
                 timeout_ms,
-                "not everything was confirmed",
+                ACKED,
+                "everything that was sent",
             )
             if self._session.error is not None:
                 raise self._session.error
@@ -195,14 +197,16 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         expires_ms: Time | None = None,
         properties: Properties | None = None,
         confirm: str = "default",
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
     ) -> Confirmation:
-        """Publish one record and wait for its confirm.
+        """Publish one record and wait for its confirm; waits before that while the window is full.
 
         subject: also a sequence, of the subject and further keys. confirm: "synced", "stored",
-        "none", or "default": the stream's own, which is "synced" unless it was set.
-        Raises RequestRejected (not in the log), LocalProtocolError (never sent), Timeout
-        (it may still be confirmed) or ConnectionLost (the client was closed).
+        "none", or "default": the stream's own, which is "synced" unless it was set. timeout_ms:
+        None waits for ever; by default the client's settings say how long.
+        Raises RequestRejected (not in the log), LocalProtocolError (never sent), Timeout (whether
+        it is in the log is unknown; the client goes on sending it, and it is there once) or
+        ConnectionLost (the client was closed; it may be in the log).
         """
         return self.publish_nowait(
             stream,
@@ -214,7 +218,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
             properties=properties,
             confirm=confirm,
             timeout_ms=timeout_ms,
-        ).result(timeout_ms)
+        ).result(timeout_ms, PUBLISHED, stream)
 
     def publish_nowait(
         self,
@@ -227,14 +231,14 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         expires_ms: Time | None = None,
         properties: Properties | None = None,
         confirm: str = "default",
-        timeout_ms: int | None = 0,
+        timeout_ms: Wait = 0,
     ) -> PendingConfirm:
         """Publish one record without waiting for its confirm: `result()` of what this returns.
 
         timeout_ms: how long to wait for room in the window; None: until there is some.
         What was not sent when the program ends is lost: flush() or close() before that.
-        Raises RequestRejected `window` when there was none: nothing was taken; otherwise as
-        publish().
+        Raises RequestRejected `window` when there was none and 0 was to be waited, else Timeout:
+        nothing was taken; otherwise as publish().
         """
         link = self._link
         pending: PendingConfirm = Pending(link)
@@ -242,18 +246,23 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         level = level_number(confirm)
         with link.lock:
             if not self._publisher.has_room:
-                self._wait_for_room(timeout_ms)
+                self._wait_for_room(timeout_ms, stream)
             self._publisher.add(stream, level, row)
             link.wake_up()
         return pending
 
-    def _wait_for_room(self, timeout_ms: int | None) -> None:
+    def _wait_for_room(self, timeout_ms: Wait, stream: str) -> None:
         publisher, session = self._publisher, self._session
         try:
             self._link.wait_for(
-                lambda: publisher.has_room or session.state is State.CLOSED, timeout_ms, "no room"
+                lambda: publisher.has_room or session.state is State.CLOSED,
+                timeout_ms,
+                ROOM,
+                stream,
             )
         except Timeout:
+            if timeout_ms:
+                raise
             raise RequestRejected(
                 "window", "too much is unconfirmed: wait for some of it"
             ) from None
@@ -271,15 +280,17 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         properties: Properties | Sequence[Properties | None] | None = None,
         codec: str | None = None,
         confirm: str = "default",
+        timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish many records in as few batches as their sizes allow; wait for all confirms.
 
         bodies: to be left as they are until this returns. subjects, and any of the others given
         as a sequence: one a record. Times are in milliseconds. Returns one Confirmation a batch,
-        in order, each with its `count`.
+        in order, each with its `count`. timeout_ms: how long nothing may be confirmed, or the
+        window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
-        with self.window(stream, confirm=confirm) as window:
+        with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             window.publish_many(
                 bodies,
                 subject=subject,
@@ -293,14 +304,19 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         return window.confirmations
 
     def publish_batch(
-        self, stream: str, content: bytes, *, confirm: str = "default"
+        self,
+        stream: str,
+        content: bytes,
+        *,
+        confirm: str = "default",
+        timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one batch content that malamute_protocol.batch encoded.
 
         It goes as it is but for its producer and sequence, unless `idempotent` is off.
         Raises as publish().
         """
-        with self.window(stream, confirm=confirm) as window:
+        with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             window.publish_batch(content)
         return window.confirmations[0]
 
@@ -312,23 +328,33 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         body: str = "body",
         subject: str = "",
         confirm: str = "default",
+        timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish a pyarrow table or record batch, without a Python object a row.
 
         body: the column with the bodies (binary or string). subject: name of a column, or
         one subject for all. Raises as publish().
         """
-        with self.window(stream, confirm=confirm) as window:
+        with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             for content, _ in arrow_contents(table, body, subject):
                 window.publish_batch(content)
         return window.confirmations
 
-    def window(self, stream: str, *, confirm: str = "default", keep: bool = True) -> SyncWindow:
+    def window(
+        self,
+        stream: str,
+        *,
+        confirm: str = "default",
+        keep: bool = True,
+        timeout_ms: Wait = "default",
+    ) -> SyncWindow:
         """A run of publishing whose confirms are awaited together, at its end.
 
         keep: collect the Confirmations; False for runs without end, where a count is enough.
+        timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
+        full; None: for ever.
         """
-        return SyncWindow(self._link, stream, level_number(confirm), keep)
+        return SyncWindow(self._link, stream, level_number(confirm), keep, timeout_ms)
 
     # --- subscribing ---------------------------------------------------------------------------
 
@@ -466,15 +492,18 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         self._ask(lambda number: c.Kick(number, link, reason))
 
     def _ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
-        return self._link.ask(make, None)
+        return self._link.ask(make)
 
 
 class SyncWindow:
     """Batches published one after the other, confirmed together; a context manager."""
 
-    def __init__(self, link: ThreadLink, stream: str, level: int, keep: bool) -> None:
+    def __init__(
+        self, link: ThreadLink, stream: str, level: int, keep: bool, timeout_ms: Wait
+    ) -> None:
         """See SyncClient.window()."""
         self._link = link
+        self._timeout_ms = timeout_ms
         self._publisher = link.publisher
         self._stream = stream
         self._level = level
@@ -526,7 +555,10 @@ class SyncWindow:
         with link.lock:
             if not publisher.has_room:
                 link.wait_for(
-                    lambda: publisher.has_room or session.state is State.CLOSED, None, "no room"
+                    lambda: publisher.has_room or session.state is State.CLOSED,
+                    self._timeout_ms,
+                    ROOM,
+                    self._stream,
                 )
             if self.error is not None:
                 raise self.error
@@ -547,10 +579,23 @@ class SyncWindow:
         elif self.error is None:
             self.error = outcome
 
-    def wait(self, timeout_ms: int | None = None) -> None:
-        """Return once everything is confirmed. Raises the first failure, or Timeout."""
-        with self._link.lock:
-            self._link.wait_for(lambda: not self._open, timeout_ms, "not all was confirmed")
+    def wait(self, timeout_ms: Wait = "default") -> None:
+        """Return once everything is confirmed.
+
+        timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
+        Raises the first failure, or Timeout.
+        """
+        link = self._link
+        wait = self._timeout_ms if timeout_ms == "default" else timeout_ms
+        with link.lock:
+            while self._open:
+                before = self._open
+                link.wait_for(
+                    lambda before=before: self._open != before,  # type: ignore[misc]
+                    wait,
+                    WINDOW,
+                    self._stream,
+                )
         if self.error is not None:
             raise self.error
 

@@ -25,8 +25,10 @@ from malamute_py.client.outbox import Tally
 from malamute_py.client.position import Confirmation
 from malamute_py.client.publishing import level_number
 from malamute_py.client.session import State
+from malamute_py.client.settings import Wait
 from malamute_py.client.thread import Pending, PendingConfirm, ThreadLink
 from malamute_py.client.verbs import SyncVerbs
+from malamute_py.client.waits import ACKED, ANSWER, NOTHING, OPENED, ROOM
 
 
 class SyncMailVerbs(SyncVerbs):
@@ -47,7 +49,7 @@ class SyncMailVerbs(SyncVerbs):
         priority: int = 0,
         key: bytes | None = None,
         confirm: str = "default",
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Put one message into a mailbox and wait for the broker's confirm.
 
@@ -55,7 +57,8 @@ class SyncMailVerbs(SyncVerbs):
         127, higher goes first. key: at most 128 bytes that name the message, so that it is
         taken once even if another process sends it again; without it, retries of this client
         are told apart all the same. confirm: "synced" (default), "stored" or "none". A full
-        mailbox is tried again until timeout_ms is over, or for ever.
+        mailbox is tried again until timeout_ms is over; None: for ever; by default the client's
+        settings say how long.
         Returns a Confirmation whose offset is the message's number.
         Raises RequestRejected (it is not in the mailbox), LocalProtocolError (never sent),
         Timeout (it may still be taken) or ConnectionLost (the client was closed).
@@ -69,7 +72,7 @@ class SyncMailVerbs(SyncVerbs):
             confirm=confirm,
             timeout_ms=timeout_ms,
             room_ms=timeout_ms,
-        ).result()
+        ).result(None)
 
     def send_nowait(
         self,
@@ -84,7 +87,7 @@ class SyncMailVerbs(SyncVerbs):
         priority: int = 0,
         key: bytes | None = None,
         confirm: str = "default",
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
     ) -> PendingConfirm:
         """Put one message into a mailbox without waiting: `result()` of what this returns.
 
@@ -112,14 +115,14 @@ class SyncMailVerbs(SyncVerbs):
         priority: int,
         key: bytes | None,
         confirm: str,
-        timeout_ms: int | None,
-        room_ms: int | None,
+        timeout_ms: Wait,
+        room_ms: Wait,
     ) -> PendingConfirm:
-        link = self._link
+        link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
         level = level_number(confirm)
         at_ms = 0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms)
         with link.lock:
-            self._room(room_ms)
+            self._room(room_ms, mailbox)
             self._session.outbox.send(
                 mailbox,
                 row,
@@ -127,20 +130,20 @@ class SyncMailVerbs(SyncVerbs):
                 priority=priority,
                 deliver_at_ms=at_ms,
                 key=b"" if key is None else key_of(key),
-                until_ms=0 if timeout_ms is None else clock_ms() + timeout_ms,
+                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
             )
             link.wake_up()
         pending: PendingConfirm = row[6]
         return pending
 
-    def _room(self, timeout_ms: int | None) -> None:
+    def _room(self, timeout_ms: Wait, name: str) -> None:
         """Wait for room in the window, under the lock. Raises RequestRejected or Timeout."""
         session, window = self._session, self._session.window
         if window.has_room:
             return
         try:
             self._link.wait_for(
-                lambda: window.has_room or session.state is State.CLOSED, timeout_ms, "no room"
+                lambda: window.has_room or session.state is State.CLOSED, timeout_ms, ROOM, name
             )
         except Timeout:
             if timeout_ms:
@@ -163,7 +166,7 @@ class SyncMailVerbs(SyncVerbs):
         priority: int = 0,
         codec: str | None = None,
         confirm: str = "default",
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Put many messages into a mailbox, in order, in as few batches as their sizes allow.
 
@@ -172,6 +175,7 @@ class SyncMailVerbs(SyncVerbs):
         batches other than the one that failed may be in the mailbox.
         """
         link, session = self._link, self._session
+        wait_ms = session.settings.wait_ms(timeout_ms)
         bulk = Bulk(
             bodies,
             batch_bytes=session.batch_bytes,
@@ -190,13 +194,13 @@ class SyncMailVerbs(SyncVerbs):
         pending: Pending[list[Confirmation]] = Pending(link)
         tally = Tally(pending)
         tally.left = len(bodies)
-        until_ms = 0 if timeout_ms is None else clock_ms() + timeout_ms
+        until_ms = 0 if wait_ms is None else clock_ms() + wait_ms
         at_ms = 0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms)
         for first, end in bulk.cuts():
             # Encoded outside the lock: the link's thread goes on sending meanwhile.
             content = bulk.encode(first, end, (0, 0, 0))
             with link.lock:
-                self._room(timeout_ms)
+                self._room(timeout_ms, mailbox)
                 session.outbox.send_content(
                     mailbox,
                     content,
@@ -208,7 +212,7 @@ class SyncMailVerbs(SyncVerbs):
                     until_ms=until_ms,
                 )
                 link.wake_up()
-        return pending.result()
+        return pending.result(None)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -246,7 +250,7 @@ class SyncMailVerbs(SyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
         confirm: str = "none",
@@ -254,7 +258,8 @@ class SyncMailVerbs(SyncVerbs):
         """Ask a service and wait for the (first) reply of a worker.
 
         subject: what workers' patterns are matched with. timeout_ms: after it the broker
-        takes the request from whoever has it; None: never. key: at most 128 bytes that name
+        takes the request from whoever has it; None: never; by default the client's settings say
+        when. key: at most 128 bytes that name
         the request, so that it is taken once even if another process sends it again. reply_to:
         a mailbox to be read for replies; empty: the client's own, temporary when it has no
         identity (replies to it are lost while the broker is away).
@@ -264,6 +269,7 @@ class SyncMailVerbs(SyncVerbs):
         Raises Timeout, RequestFailed (a worker gave it up, or too many did), RequestRejected
         (it was not queued), LocalProtocolError or ConnectionLost.
         """
+        wait_ms = self._session.settings.wait_ms(timeout_ms)
         link = self._link
         pending: Pending[Reply] = Pending(link)
         row = make_row(body, subject, fields, None, None, properties, pending)
@@ -271,13 +277,13 @@ class SyncMailVerbs(SyncVerbs):
             service,
             row,
             level_number(confirm),
-            timeout_ms,
+            wait_ms,
             reply_to=reply_to,
-            timeout_ms=timeout_ms or 0,
+            timeout_ms=wait_ms or 0,
             key=b"" if key is None else key_of(key),
         )
         try:
-            return pending.result()
+            return pending.result(None)
         finally:
             if not pending.done:  # interrupted
                 with link.lock:
@@ -289,7 +295,7 @@ class SyncMailVerbs(SyncVerbs):
     ) -> None:
         link = self._link
         with link.lock:
-            self._room(wait_ms)
+            self._room(wait_ms, service)
             self._session.asking.request(
                 service,
                 row,
@@ -307,7 +313,7 @@ class SyncMailVerbs(SyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
         confirm: str = "none",
@@ -319,15 +325,16 @@ class SyncMailVerbs(SyncVerbs):
         memory, however many. Arguments and errors as of request(); timeout_ms is for all of
         them together.
         """
+        wait_ms = self._session.settings.wait_ms(timeout_ms)
         link = self._link
         replies = Replies()
         self._request(
             service,
             make_row(body, subject, fields, None, None, properties, replies),
             level_number(confirm),
-            timeout_ms,
+            wait_ms,
             reply_to=reply_to,
-            timeout_ms=timeout_ms or 0,
+            timeout_ms=wait_ms or 0,
             key=b"" if key is None else key_of(key),
         )
         return self._replies(link, replies)
@@ -336,7 +343,7 @@ class SyncMailVerbs(SyncVerbs):
         try:
             while True:
                 with link.lock:
-                    link.wait_for(lambda: bool(replies.queue) or replies.ended, None, "no reply")
+                    link.wait_for(lambda: bool(replies.queue) or replies.ended, None, ANSWER)
                 while replies.queue:
                     yield replies.queue.popleft()
                 if replies.error is not None:
@@ -359,7 +366,7 @@ class SyncMailVerbs(SyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         confirm: str = "default",
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Queue a request without waiting for a reply; returns when the broker has taken it.
 
@@ -368,12 +375,13 @@ class SyncMailVerbs(SyncVerbs):
         a key to know them by. timeout_ms: for the broker's confirm. The Confirmation's offset
         is the request's number. Raises as send().
         """
+        wait_ms = self._session.settings.wait_ms(timeout_ms)
         pending: PendingConfirm = Pending(self._link)
         self._request(
             service,
             make_row(body, subject, fields, None, None, properties, pending),
             level_number(confirm),
-            timeout_ms,
+            wait_ms,
             reply_to=reply_to,
             timeout_ms=0
             if request_timeout_ms is None
@@ -381,7 +389,7 @@ class SyncMailVerbs(SyncVerbs):
             key=b"" if key is None else key_of(key),
             waits=False,
         )
-        return pending.result()
+        return pending.result(None)
 
     def cancel(self, service: str, key: bytes) -> int:
         """Give up a request that was sent with this key; returns how many were cancelled.
@@ -389,7 +397,7 @@ class SyncMailVerbs(SyncVerbs):
         0: it was answered already, or there is no such request. Raises RequestRejected.
         """
         try:
-            value = self._link.ask(lambda number: CancelRequest(number, service, key), None)
+            value = self._link.ask(lambda number: CancelRequest(number, service, key))
         except RequestRejected as error:
             if error.code != "unknown_request":
                 raise
@@ -407,7 +415,7 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
         """What an atomic step acknowledges it with."""
         return self._inbox.opened
 
-    def ack(self, timeout_ms: int | None = None) -> bool:
+    def ack(self, timeout_ms: Wait = "default") -> bool:
         """It was received for good; returns when the broker has confirmed that.
 
         False: this inbox was closed, which gave it back; or the link was lost in between: should
@@ -418,7 +426,7 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
         number = self.number
         return self._inbox.acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
 
-    def again(self, delay_ms: int = 0, timeout_ms: int | None = None) -> bool:
+    def again(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have it delivered again, to any reader, after so many milliseconds."""
         number = self.number
         return self._inbox.acknowledge(
@@ -429,12 +437,12 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
 class SyncMailBatch(MailBatchOf[SyncMail]):
     """Messages that were sent together."""
 
-    def ack(self, timeout_ms: int | None = None) -> bool:
+    def ack(self, timeout_ms: Wait = "default") -> bool:
         """All of them were received for good; see SyncMail.ack()."""
         acked: bool = self._reader.acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
         return acked
 
-    def again(self, delay_ms: int = 0, timeout_ms: int | None = None) -> bool:
+    def again(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have all of them delivered again after so many milliseconds."""
         acked: bool = self._reader.acknowledge(
             ranges_of(self.batch), duration("delay_ms", delay_ms), timeout_ms
@@ -458,11 +466,13 @@ class SyncInbox(MailReader[SyncMail]):
         self._finalizer = weakref.finalize(self, link.dropped, self._view)
         self._finalizer.atexit = False
 
-    def accepted(self, timeout_ms: int | None = None) -> None:
+    def accepted(self, timeout_ms: Wait = "default") -> None:
         """Wait until the broker has opened the mailbox. Raises the refusal, or Timeout."""
         view, mailbox = self._view, self._view.mailbox
         with self._link.lock:
-            self._link.wait_for(lambda: mailbox.accepted or view.ended, timeout_ms, "not opened")
+            self._link.wait_for(
+                lambda: mailbox.accepted or view.ended, timeout_ms, OPENED, "the inbox"
+            )
         if not mailbox.accepted:
             raise mailbox.error or RequestRejected("cancelled")
 
@@ -521,13 +531,13 @@ class SyncInbox(MailReader[SyncMail]):
                 if mailbox.error is not None and not view.closed:
                     raise mailbox.error
                 return False
-            link.wait_for(lambda: bool(mailbox.queue) or view.ended, timeout_ms, "no message")
+            link.wait_for(lambda: bool(mailbox.queue) or view.ended, timeout_ms, NOTHING, "message")
 
     def acknowledge(
         self,
         ranges: list[tuple[int, int]],
         again_ms: int = -1,
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
     ) -> bool:
         """Acknowledge messages by their numbers, as half-open ranges; see SyncMail.ack()."""
         link = self._link
@@ -538,7 +548,7 @@ class SyncInbox(MailReader[SyncMail]):
             self._view.collect()
             self._view.mailbox.ack(ranges, again_ms, pending)
             link.wake_up()
-        return pending.result(timeout_ms)
+        return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def close(self) -> None:
         """Stop reading, also under a thread that waits for mail.

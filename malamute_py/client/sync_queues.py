@@ -49,8 +49,10 @@ from malamute_py.client.groups import (
 from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
 from malamute_py.client.reading import Notice
 from malamute_py.client.session import State
+from malamute_py.client.settings import Wait
 from malamute_py.client.thread import Pending
 from malamute_py.client.verbs import SyncVerbs
+from malamute_py.client.waits import ACKED, NOTHING, OPENED, ROOM, STEP
 
 if TYPE_CHECKING:
     from malamute_py.client.thread import ThreadLink
@@ -88,7 +90,7 @@ class SyncAtomicStep(Step):
         with self._link.lock:
             super()._lend(holder, numbers)
 
-    def commit(self, timeout_ms: int | None = None) -> Confirmation | None:
+    def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
         """Have it taken, and wait for the confirm; None: there was nothing in it.
 
         Raises RequestRejected (nothing of it happened), LocalProtocolError (nothing was sent),
@@ -98,13 +100,13 @@ class SyncAtomicStep(Step):
             return None
         pending = self.commit_nowait(timeout_ms)
         try:
-            return pending.result(timeout_ms)
+            return pending.result(timeout_ms, STEP)
         except BaseException:
             with self._link.lock:
                 self._link.session.steps.withdraw(self)
             raise
 
-    def commit_nowait(self, timeout_ms: int | None = None) -> Pending[Confirmation]:
+    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
         """Put it on its way; waits only while the window is full. Raises as commit()."""
         link = self._link
         pending: Pending[Confirmation] = Pending(link)
@@ -114,7 +116,8 @@ class SyncAtomicStep(Step):
                 link.wait_for(
                     lambda: session.window.has_room or session.state is State.CLOSED,
                     timeout_ms,
-                    "no room for more that is unconfirmed",
+                    ROOM,
+                    "a step",
                 )
             except BaseException:
                 self.give_up()
@@ -134,7 +137,7 @@ class SyncStreamCursor(CursorName):
 
     def info(self) -> CursorFacts:
         """Where it stands. Raises RequestRejected `unknown_cursor`."""
-        value = self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name), None)
+        value = self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name))
         return facts(CursorFacts, value)
 
     def move(self, next: int | Position, *, since: int | None = None) -> Confirmation | None:
@@ -147,7 +150,7 @@ class SyncStreamCursor(CursorName):
     def reset(self, start: StartPoint) -> int:
         """Have it stand at a start point, wherever it stands; returns the offset."""
         wire = start_on_wire(start)
-        value = self._link.ask(lambda number: c.FindOffset(number, self.stream, wire), None)
+        value = self._link.ask(lambda number: c.FindOffset(number, self.stream, wire))
         offset = int(value["offset"])
         self._moving(SyncAtomicStep(self._link), offset, None, force=True).commit()
         return offset
@@ -163,13 +166,13 @@ class SyncStreamCursor(CursorName):
         """Change its settings, or create it where `start` says. Raises RequestRejected."""
         named, wire = settings_of(settings, more), start_on_wire(start)
         value = self._link.ask(
-            lambda number: c.EditCursor(number, self.stream, self.name, named, wire), None
+            lambda number: c.EditCursor(number, self.stream, self.name, named, wire)
         )
         return facts(CursorFacts, {"stream": self.stream, "cursor": self.name, **value})
 
     def remove(self) -> None:
         """Have the broker forget it. Raises RequestRejected."""
-        self._link.ask(lambda number: c.RemoveCursor(number, self.stream, self.name), None)
+        self._link.ask(lambda number: c.RemoveCursor(number, self.stream, self.name))
 
 
 class SyncMember(Handed):
@@ -203,12 +206,12 @@ class SyncMember(Handed):
         """Nothing more will arrive."""
         return self._closed or self._membership.ended
 
-    def accepted(self, timeout_ms: int | None = None) -> None:
+    def accepted(self, timeout_ms: Wait = "default") -> None:
         """Wait until the broker accepted. Raises the refusal, or Timeout."""
         membership = self._membership
         with self._link.lock:
             self._link.wait_for(
-                lambda: membership.accepted or self.ended, timeout_ms, "not accepted"
+                lambda: membership.accepted or self.ended, timeout_ms, OPENED, "the membership"
             )
         if not membership.accepted:
             raise membership.error or RequestRejected("cancelled")
@@ -243,7 +246,10 @@ class SyncMember(Handed):
                     if membership.ended:
                         return None
                     link.wait_for(
-                        lambda: bool(membership.queue) or self.ended, timeout_ms, "no record"
+                        lambda: bool(membership.queue) or self.ended,
+                        timeout_ms,
+                        NOTHING,
+                        "record",
                     )
                     continue
             if isinstance(item, HeldBatch):
@@ -282,18 +288,19 @@ class SyncMember(Handed):
         """Say that a record or batch is done; its result is what ack() returns."""
         return self._ack(held, -1)
 
-    def ack(self, held: Any, timeout_ms: int | None = None) -> bool:
+    def ack(self, held: Any, timeout_ms: Wait = "default") -> bool:
         """A record or batch is done. True: confirmed.
 
         False: the broker does not take all of it for ours (any more), as the link was lost in
         between: some member gets it again. Raises Timeout, or LocalProtocolError: not from
         this member.
         """
-        return self._ack(held, -1).result(timeout_ms)
+        return self._ack(held, -1).result(timeout_ms, ACKED, "an acknowledgement")
 
-    def again(self, held: Any, delay_ms: int = 0, timeout_ms: int | None = None) -> bool:
+    def again(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """A record or batch is wanted again, by any member, after a time. As ack()."""
-        return self._ack(held, duration("delay_ms", delay_ms)).result(timeout_ms)
+        pending = self._ack(held, duration("delay_ms", delay_ms))
+        return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def _ack(self, held: Any, again_ms: int) -> Pending[bool]:
         offsets = numbers_of(held, self._membership)
@@ -511,7 +518,7 @@ class SyncQueueVerbs(SyncVerbs):
             after = place_of(page[-1])
 
     def _ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
-        return self._link.ask(make, None)
+        return self._link.ask(make)
 
 
 def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:

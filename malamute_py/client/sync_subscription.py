@@ -16,7 +16,9 @@ from malamute_protocol.errors import RequestRejected
 from malamute_py.client.cursor import Cursor
 from malamute_py.client.position import Position
 from malamute_py.client.reading import Arrival, Notice, Request, cut
+from malamute_py.client.settings import Wait
 from malamute_py.client.thread import ThreadLink, over
+from malamute_py.client.waits import NOTHING, OPENED
 
 
 class SyncSubscription(Cursor):
@@ -59,12 +61,15 @@ class SyncSubscription(Cursor):
         """Nothing more will arrive."""
         return self._reading.ended
 
-    def accepted(self, timeout_ms: int | None = None) -> Position:
+    def accepted(self, timeout_ms: Wait = "default") -> Position:
         """Wait until the broker accepted; where delivery begins. Raises the refusal, or Timeout."""
         reading = self._reading
         with self._link.lock:
             self._link.wait_for(
-                lambda: reading.next >= 0 or reading.ended, timeout_ms, "not accepted"
+                lambda: reading.next >= 0 or reading.ended,
+                timeout_ms,
+                OPENED,
+                "the subscription",
             )
         position = reading.position
         if position is None:
@@ -93,7 +98,7 @@ class SyncSubscription(Cursor):
                         raise reading.error
                     if reading.ended:
                         return None
-                    link.wait_for(lambda: over(reading), timeout_ms, "no record")
+                    link.wait_for(lambda: over(reading), timeout_ms, NOTHING, "record")
                     continue
             if not isinstance(item, Arrival):
                 self._note(item)

@@ -27,8 +27,10 @@ from malamute_py.client.calls import Body, Fields, Properties, make_row
 from malamute_py.client.cursor import LOG
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session import State
+from malamute_py.client.settings import Wait
 from malamute_py.client.thread import Pending, ThreadLink
 from malamute_py.client.verbs import SyncVerbs
+from malamute_py.client.waits import ACKED, NOTHING, OPENED, ROOM
 from malamute_py.client.work import (
     COMPLETED,
     CREDIT_BYTES,
@@ -143,7 +145,7 @@ class SyncWorkVerbs(SyncVerbs):
                 self._link.wait_for(
                     lambda: any(run.over for run in runs) or self._session.state is State.CLOSED,
                     None,
-                    "",
+                    NOTHING,
                 )
         for run in runs:
             run.join()
@@ -166,7 +168,7 @@ class SyncRequest(Job):
         fields: Fields | None = None,
         properties: Properties | None = None,
         wait: bool = False,
-        timeout_ms: int | None = None,
+        timeout_ms: Wait = "default",
     ) -> Confirmation | None:
         """Answer it, and, with the last reply, complete it in the same step.
 
@@ -180,13 +182,13 @@ class SyncRequest(Job):
         pending: Pending[Confirmation | None] | None = Pending(link) if wait else None
         row = make_row(body, subject, fields, None, None, properties, (self, pending))
         with link.lock:
-            wait_for_room(link)
+            wait_for_room(link, timeout_ms)
             if not self.offering.workings.reply(self, row, last):
                 raise _over(self)
             link.wake_up()
-        return None if pending is None else pending.result(timeout_ms)
+        return None if pending is None else pending.result(timeout_ms, ACKED, "a reply")
 
-    def complete(self, *, wait: bool = False, timeout_ms: int | None = None) -> bool:
+    def complete(self, *, wait: bool = False, timeout_ms: Wait = "default") -> bool:
         """It is done, without a (further) reply.
 
         Returns once that is on its way; wait=True: when the broker has confirmed it, False
@@ -194,7 +196,7 @@ class SyncRequest(Job):
         """
         return self._end(COMPLETED, wait, timeout_ms)
 
-    def fail(self, reason: str, *, wait: bool = False, timeout_ms: int | None = None) -> bool:
+    def fail(self, reason: str, *, wait: bool = False, timeout_ms: Wait = "default") -> bool:
         """Give it up: to the service's dead letters, with the reason (at most 1,024 characters).
 
         wait, and what is returned: as complete().
@@ -202,19 +204,20 @@ class SyncRequest(Job):
         return self._end(FAILED, wait, timeout_ms, reason=reason)
 
     def give_back(
-        self, delay_ms: int = 0, *, wait: bool = False, timeout_ms: int | None = None
+        self, delay_ms: int = 0, *, wait: bool = False, timeout_ms: Wait = "default"
     ) -> bool:
         """Back into the queue, for any worker, after so many milliseconds; see complete()."""
         return self._end(RETURNED, wait, timeout_ms, again_ms=delay_ms)
 
-    def received(self, timeout_ms: int | None = None) -> bool:
+    def received(self, timeout_ms: Wait = "default") -> bool:
         """Tell the broker that it has arrived; who asks for the service's facts sees it."""
         return self._say(RECEIVED, timeout_ms)
 
-    def renew(self, timeout_ms: int | None = None) -> bool:
+    def renew(self, timeout_ms: Wait = "default") -> bool:
         """Begin the lease anew now; it is done by itself every third of a lease.
 
-        False: it is not in our hands any more.
+        False: it is not in our hands any more. While there is no link the answer is waited for:
+        it is said on the next one. Raises Timeout.
         """
         return self._say(RENEWED, timeout_ms)
 
@@ -222,7 +225,7 @@ class SyncRequest(Job):
         self,
         state: int,
         wait: bool,
-        timeout_ms: int | None,
+        timeout_ms: Wait,
         *,
         again_ms: int = 0,
         reason: str = "",
@@ -235,16 +238,18 @@ class SyncRequest(Job):
             ):
                 raise _over(self)
             link.wake_up()
-        return True if pending is None else pending.result(timeout_ms)
+        return (
+            True if pending is None else pending.result(timeout_ms, ACKED, "the end of a request")
+        )
 
-    def _say(self, state: int, timeout_ms: int | None) -> bool:
+    def _say(self, state: int, timeout_ms: Wait) -> bool:
         link: ThreadLink = self.offering.workings.link
         pending: Pending[bool] = Pending(link)
         with link.lock:
             if not self.offering.workings.say(self, state, pending):
                 return False
             link.wake_up()
-        return pending.result(timeout_ms)
+        return pending.result(timeout_ms, ACKED, "what was said of a request")
 
 
 class SyncWorker:
@@ -271,12 +276,12 @@ class SyncWorker:
         """Answers that came when the request was not in our hands any more."""
         return self._offering.not_held
 
-    def accepted(self, timeout_ms: int | None = None) -> None:
+    def accepted(self, timeout_ms: Wait = "default") -> None:
         """Wait until the broker has taken the offer. Raises the refusal, or Timeout."""
         offering = self._offering
         with self._link.lock:
             self._link.wait_for(
-                lambda: offering.accepted or offering.ended, timeout_ms, "not accepted"
+                lambda: offering.accepted or offering.ended, timeout_ms, OPENED, "the offer"
             )
         if not offering.accepted:
             raise offering.error or RequestRejected("cancelled")
@@ -296,7 +301,7 @@ class SyncWorker:
             return bool(found) or offering.ended or offering.closing
 
         with link.lock:
-            link.wait_for(ready, timeout_ms, "no request")
+            link.wait_for(ready, timeout_ms, NOTHING, "request")
         if found:
             request = found[0]
             assert isinstance(request, SyncRequest)
@@ -351,7 +356,7 @@ class SyncWorker:
             link.wake_up()
             link.tell()
             try:
-                link.wait_for(lambda: offering.ended, wait_ms, "not ended")
+                link.wait_for(lambda: offering.ended, wait_ms, ACKED, "the end")
             except Timeout:
                 link.session.unsubscribe(offering)
                 link.wake_up()
@@ -427,6 +432,17 @@ class HandlerRun:
                 worker.link.tell()
 
     def _handle(self, request: SyncRequest) -> None:
+        request.running = True
+        try:
+            self._run(request)
+        finally:
+            request.running = False
+            if request.lost:
+                with self._worker.link.lock:
+                    request.offering.ran(request)
+                    self._worker.link.tell()
+
+    def _run(self, request: SyncRequest) -> None:
         try:
             result: Any = self._handler(request)
             if inspect.isgenerator(result):
@@ -438,8 +454,11 @@ class HandlerRun:
             if not request.finished:
                 self._answer(request, result)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it ends its request only
-            if request.offering.ended:
+            if request.offering.ended or request.lost:
+                # Somebody else has it, or will: it is not ours to fail.
                 LOG.warning("%r was not finished: %s", request, error)
+                with self._worker.link.lock:
+                    request.offering.drop(request)
                 return
             LOG.warning("the handler of %r failed", request, exc_info=True)
             if self._on_error == "fail":
@@ -454,7 +473,7 @@ class HandlerRun:
             row = make_row(result, "", None, None, None, None, (request, None))
             link = self._worker.link
             with link.lock:
-                wait_for_room(link)
+                wait_for_room(link, None)
                 request.offering.workings.reply(request, row, True)
                 link.wake_up()
         else:
@@ -468,11 +487,13 @@ class HandlerRun:
                 link.wake_up()
 
 
-def wait_for_room(link: ThreadLink) -> None:
+def wait_for_room(link: ThreadLink, wait: Wait) -> None:
     """Wait, under the lock, until the window has room or the session is over."""
     session, window = link.session, link.session.window
     if not window.has_room:
-        link.wait_for(lambda: window.has_room or session.state is State.CLOSED, None, "no room")
+        link.wait_for(
+            lambda: window.has_room or session.state is State.CLOSED, wait, ROOM, "a reply"
+        )
 
 
 def _over(request: Job) -> MalamuteError:

@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, TypeVar
 import zmq
 
 from malamute_protocol.commands import Confirm
-from malamute_protocol.errors import MalamuteError, Timeout
+from malamute_protocol.errors import MalamuteError
 from malamute_py.client.cursor import LINK_LOG, LOG, guarded
 from malamute_py.client.engine import Engine, clock_ms
 from malamute_py.client.events import (
@@ -40,7 +40,8 @@ from malamute_py.client.events import (
 from malamute_py.client.position import Confirmation
 from malamute_py.client.publishing import confirmation
 from malamute_py.client.reading import Reading
-from malamute_py.client.settings import ClientSettings
+from malamute_py.client.settings import ClientSettings, Wait
+from malamute_py.client.waits import ANSWER, ASKED, timed_out
 
 LinkEvent = Linked | Unlinked | Closed
 Value = TypeVar("Value")
@@ -64,14 +65,14 @@ class Pending(Generic[Value]):
         """The value, or what went wrong, is there."""
         return self._done
 
-    def result(self, timeout_ms: int | None = None) -> Value:
-        """Wait for the value.
+    def result(self, timeout_ms: Wait = "default", what: str = ANSWER, name: str = "") -> Value:
+        """Wait for the value; what, name: of the words of a Timeout, see waits.py.
 
         Raises Timeout (it may still come), or what went wrong: see the call that gave this.
         """
         if not self._done:
             with self._link.lock:
-                self._link.wait_for(lambda: self._done, timeout_ms, "no answer")
+                self._link.wait_for(lambda: self._done, timeout_ms, what, name)
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]
@@ -121,8 +122,9 @@ class ThreadLink:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake_writer, b"\0")
 
-    def wait_for(self, ready: Callable[[], bool], timeout_ms: int | None, what: str) -> None:
-        """Give up the lock until `ready()`. Raises Timeout, which says what did not happen."""
+    def wait_for(self, ready: Callable[[], bool], wait: Wait, what: str, name: str = "") -> None:
+        """Give up the lock until `ready()`. Raises Timeout; what, name: see waits.py."""
+        timeout_ms = self.engine.settings.wait_ms(wait)
         if threading.current_thread() is self._thread and not ready():
             raise RuntimeError("on_link runs in the client's own thread: nothing can be awaited")
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
@@ -131,7 +133,8 @@ class ThreadLink:
             while not ready():
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise Timeout(f"{what} within {timeout_ms} ms")
+                    standing = self.session.standing(clock_ms())
+                    raise timed_out(what, name, timeout_ms, standing)
                 self._happened.wait(left)
         finally:
             self._waiting -= 1
@@ -159,13 +162,21 @@ class ThreadLink:
         """Have everybody who waits look again."""
         self._happened.notify_all()
 
-    def ask(self, make: Callable[[int], Any], timeout_ms: int | None) -> dict[str, Any]:
-        """Send a request and wait for its answer; takes the lock itself."""
+    def ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
+        """Send a request and wait for its answer; takes the lock itself.
+
+        Raises RequestRejected, ConnectionLost, or Timeout after the settings' timeout_ms.
+        """
         pending: Pending[dict[str, Any]] = Pending(self)
         with self.lock:
-            self.session.request(make, pending)
+            name = type(self.session.request(make, pending)).__name__
             self.wake_up()
-        return pending.result(timeout_ms)
+        try:
+            return pending.result("default", ASKED, name)
+        finally:
+            if not pending.done:
+                with self.lock:
+                    self.session.give_up(pending)
 
     def stop(self) -> None:
         """Close the session, send its last word, end the thread; may be repeated."""
@@ -220,7 +231,8 @@ class ThreadLink:
                     self.session.drop(self._dropped.popleft())
                 events = self._step()
                 told = [event for event in events if self._handle(event)]
-                if events and self._waiting:
+                # Who waits for everything to be confirmed is told by no event of its own.
+                if self._waiting and (events or self.session.idle):
                     self._happened.notify_all()
                 if self.engine.generation != generation:
                     generation = self.engine.generation

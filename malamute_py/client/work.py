@@ -9,6 +9,7 @@ Source: SPEC.md, sections 4.5 and 8.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -120,6 +121,7 @@ class Job:
     """A request in hand; the shells add what can be done with it."""
 
     __slots__ = (
+        "__weakref__",
         "_batch",
         "_of",
         "_row",
@@ -132,6 +134,7 @@ class Job:
         "number",
         "offering",
         "replying",
+        "running",
     )
 
     def __init__(self, batch: Batch, row: int, of: Delivered, offering: Offering) -> None:
@@ -151,6 +154,8 @@ class Job:
         """The broker has given it to another worker, or it was cancelled or expired."""
         self.broken = False
         """One of its replies came too late: those that follow would leave a hole."""
+        self.running = False
+        """A handler that the client runs is at it."""
         self.replying = 0
         """Replies that were not answered."""
         self.end: tuple[Form, Any] | None = None
@@ -267,7 +272,12 @@ class ReplyParcel(Parcel):
         numbers = [row[6][0].number for row in self.rows]
         if self.last or offering.plain or not tracker:
             patient = not self.awaited and self.lane.outbox.is_roomy
-            reply = ReplyCommand(offering.number, numbers, tracker, self.last, self.level, patient)
+            # Whoever waits is to hear what became of it, also when it has to be sent again; all
+            # others save the broker the remembering.
+            key = self.key if self.awaited and self.last else b""
+            reply = ReplyCommand(
+                offering.number, numbers, tracker, self.last, self.level, patient, key
+            )
             out.put(reply, self.content)
         else:
             step = Atomic(tracker, 1, self.level, self.key)
@@ -369,6 +379,10 @@ class Offering(Opened):
         self._accepted = False
         self._lease_ms = 0
         self._late: dict[int, Row] = {}
+        self._still: dict[int, Job] = {}
+        """Taken from us, while their handlers are at it."""
+        self._behind: dict[int, Job] = {}
+        """Handed to us once more meanwhile: they are begun when those handlers have ended."""
         self._received_records = 0
         self._received_bytes = 0
         self._granted_records = 0
@@ -419,7 +433,7 @@ class Offering(Opened):
         handed to us once more, it is begun anew.
         """
         self.not_held += 1
-        request.lost = True
+        self._taken_away(request)
         if row is not None and not request.broken:
             self._late[request.number] = row
             if len(self._late) > _ANSWERS_MAX:
@@ -438,6 +452,49 @@ class Offering(Opened):
             f"request {request.number} of {self.asked.service}: {error}",
         )
 
+    def _taken_away(self, request: Job) -> None:
+        """It is not ours any more; should it be handed to us again, that is another run of it."""
+        request.lost = True
+        if request.running:
+            self._still[request.number] = request
+
+    def ran(self, request: Job) -> None:
+        """The handler of a request that was taken from us has ended."""
+        if self._still.get(request.number) is not request:
+            return
+        del self._still[request.number]
+        again = self._behind.pop(request.number, None)
+        if again is not None and self.in_hand.get(again.number) is again:
+            self.queue.append(again)
+            self.workings.arrived(self)
+
+    def drop(self, request: Job) -> None:
+        """Nothing more is said of a request that was taken from us."""
+        self.finish(request)
+        self.done(request)
+        self.workings.finished(self)
+
+    def dropped(self) -> list[int]:
+        """Numbers of the requests that the program was given and cannot finish any more.
+
+        It has let go of each without an answer: only this client knew of them.
+        """
+        found = []
+        for number in [
+            number
+            for number, request in self.in_hand.items()
+            if request.begun and not (request.finished or request.replying)
+        ]:
+            # Whether anyone else has it shows when we let go of it, too.
+            known = weakref.ref(self.in_hand.pop(number))
+            request = known()
+            if request is None:
+                self.unfinished -= 1
+                found.append(number)
+            else:
+                self.in_hand[number] = request
+        return found
+
     def reopened(self, request: Job) -> None:
         """Its end was refused: it is still in hand."""
         if request.finished and self.in_hand.get(request.number) is request:
@@ -455,6 +512,10 @@ class Offering(Opened):
         requests = [self.in_hand.get(number) for number in numbers]
         for request in requests:
             if request is None or request.finished or request.lost or request.broken:
+                if request is not None and request.lost:
+                    # The caller hears it now: handed to us again, it is another run.
+                    self._taken_away(request)
+                    self.drop(request)
                 raise RequestRejected("not_held", "not in hand, or it had its end already")
             if request.replying:
                 raise RequestRejected(
@@ -478,6 +539,17 @@ class Offering(Opened):
             request = self.in_hand.get(number)
             if request is not None:
                 self.reopened(request)
+
+    def lost_to_others(self, numbers: list[int]) -> None:
+        """A step was refused `not_held`: these are another worker's, or over.
+
+        Were some of them ours all the same, their leases end, and the broker hands them out anew.
+        """
+        for number in numbers:
+            request = self.in_hand.get(number)
+            if request is not None:
+                self._taken_away(request)
+                self.drop(request)
 
     def discard(self) -> None:
         """Nobody works any more."""
@@ -531,8 +603,8 @@ class Offering(Opened):
         self.workings.arrived(self)
 
     def ack_lost(self, ack: Ack) -> bool:
-        """A renewal is said anew with the next link; everything else is said again."""
-        return ack.form.state != RENEWED
+        """A renewal is said anew with the next link; what a caller waits for is said again."""
+        return ack.form.state != RENEWED or bool(ack.tokens)
 
     # --- commands to the broker --------------------------------------------------------------
 
@@ -595,14 +667,17 @@ class Offering(Opened):
         self._received_records += len(batch)
         self._received_bytes += batch.stamp.size
         in_hand, queue, kind = self.in_hand, self.queue, self._kind
-        known = bool(in_hand or self._late)
+        known = bool(in_hand or self._late or self._still)
         for row in rows_of(batch):
             request = kind(batch, row, delivered, self)
             if known and self._is_known(request, batch, row, delivered):
                 continue
             in_hand[request.number] = request
-            queue.append(request)
             self.unfinished += 1
+            if request.number in self._still:
+                self._behind[request.number] = request
+            else:
+                queue.append(request)
         self._lease_ms = command.lease_ms
         if not self.renew_at_ms:
             self.workings.hold(self)
@@ -638,6 +713,8 @@ class Offering(Opened):
 
     def over(self) -> None:
         """The offer has ended."""
+        self._still.clear()
+        self._behind.clear()
         self.workings.over(self)
 
 
@@ -661,7 +738,7 @@ class Workings:
 
         broker_ms: the broker's clock, about.
         """
-        self.acks = Acks(trackers, self._told)
+        self.acks = Acks(trackers, self._told, outbox.new_key)
         self.link: Any = None
         """The shell's, for its requests."""
         self.tell = tell
@@ -913,7 +990,10 @@ class Workings:
             elif not offering.renew_at_ms:
                 offering.renew_at_ms = now_ms + offering.next_renewal_ms()
             elif offering.active and offering.renew_at_ms <= now_ms:
+                self._give_back_dropped(offering)
                 numbers = sorted(offering.in_hand)
+                if not numbers:
+                    continue
                 self.acks.add(offering, Form(RENEWED, 0), [(n, n + 1) for n in numbers])
                 offering.renew_at_ms = now_ms + offering.next_renewal_ms()
         self.acks.take(now_ms, out)
@@ -925,6 +1005,18 @@ class Workings:
                     out.put(AckWork(offering.number, [(number, number + 1)], RECEIVED), None)
                 out.put(Unsubscribe(offering.number), None)
         return True
+
+    def _give_back_dropped(self, offering: Offering) -> None:
+        """What the program can finish no more goes to whoever can."""
+        numbers = sorted(offering.dropped())
+        if numbers:
+            self.acks.add(offering, Form(RETURNED, 0), [(n, n + 1) for n in numbers])
+            self.finished(offering)
+            for number in numbers:
+                self.warnings.add(
+                    "dropped without an answer, and given back",
+                    f"request {number} of {offering.asked.service}",
+                )
 
     def next_wake(self) -> int | None:
         """When wake() and take() are to be called at the latest; None: no need."""

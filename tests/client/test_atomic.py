@@ -46,6 +46,9 @@ class Bag:
     def settled(self, numbers: list[int]) -> None:
         self.gone.update(numbers)
 
+    def lost_to_others(self, numbers: list[int]) -> None:
+        pass
+
     def regained(self, numbers: list[int]) -> None:
         self.held.update(numbers)
 

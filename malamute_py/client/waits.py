@@ -1,0 +1,33 @@
+"""What calls wait for, in the words of their Timeout.
+
+Owns the sentences that say what did not happen in time, and what may still become of what was
+sent. The rule: a sentence promises nothing that the broker has not confirmed. Each takes what the
+call was about and the time in milliseconds. Source: SPEC.md, section 8.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from malamute_protocol.errors import Timeout
+
+ANSWER: Final = "no answer{} within {} ms; what was asked for may be done yet"
+PUBLISHED: Final = (
+    "a record for stream {!r} was not confirmed within {} ms; whether it is in the log is unknown: "
+    "this client goes on sending it, under the same sequence, so that it is there once"
+)
+ASKED: Final = "{} was not answered within {} ms; it is not asked again, but may have been done"
+ROOM: Final = "no room for {} within {} ms, as too much is unconfirmed; nothing of it was taken"
+STEP: Final = "a step{} was not confirmed within {} ms; it was taken as a whole, or not at all"
+WINDOW: Final = (
+    "no batch for stream {!r} was confirmed for {} ms; what is unconfirmed may be in the log: this "
+    "client goes on sending it, under the same sequence, so that it is there once"
+)
+ACKED: Final = "{} was not confirmed within {} ms; it may be confirmed yet"
+NOTHING: Final = "no {} came within {} ms; nothing is lost"
+OPENED: Final = "{} was not accepted within {} ms; it is asked for again on each new link"
+
+
+def timed_out(what: str, name: str, waited_ms: int | None, standing: str) -> Timeout:
+    """The error of a wait; what: one of the sentences. standing: what is known of the link."""
+    return Timeout(f"{what.format(name, waited_ms)}; {standing}")
