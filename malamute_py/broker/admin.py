@@ -35,7 +35,7 @@ from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import Begin, Starts, may_match
 from malamute_py.broker.steps import Steps
 from malamute_py.broker.streams import Stream
-from malamute_py.changelog.records import ProducerOpened, ProducersForgotten
+from malamute_py.changelog.records import ProducerOpened
 from malamute_py.matcher import compile_pattern
 
 COMMANDS: Final[dict[type, int]] = {
@@ -51,8 +51,6 @@ COMMANDS: Final[dict[type, int]] = {
     ListLinks: 38,
     Kick: 39,
 }
-FORGET_AT_ONCE: Final = 100
-"""Producers that make room together when their table is full."""
 
 
 class Admin:
@@ -75,6 +73,8 @@ class Admin:
         self._producers = producers
         self._starts = starts
         self._steps = steps
+        self._opening = 0
+        """New producers on their way into the log."""
 
     # --- answering --------------------------------------------------------------------------
 
@@ -289,12 +289,15 @@ class Admin:
         """Give a producer id, or resume one; answered when a change that it needs is durable."""
         producers = self._producers
         if command.id == 0:
-            settings = self._shard.settings
-            if (
-                len(producers) >= settings.producers_max
-                or producers.places >= settings.producer_places_max
-            ):
-                self._forget_producers()
+            publishing = self._publishing
+            most = self._shard.settings.producers_max + publishing.forgetting
+            if len(producers) + self._opening >= most:
+                # Whoever has the most producers loses those that it used least of late.
+                if publishing.forgetting or not len(producers):
+                    self._refuse(link, command, "wait", "producers that were long unused make room")
+                    return
+                publishing.forget_producers(producers.in_the_way())
+            self._opening += 1
             self._open(link, command, ProducerOpened(producers.mint(), link.identity, 0))
             return
         known = producers.get(command.id)
@@ -313,6 +316,7 @@ class Admin:
 
     def _open(self, link: Link, command: OpenProducer, change: ProducerOpened) -> None:
         def appended(lsn: int) -> None:
+            self._opening -= not change.fence
             producer = self._producers.get(change.id)
             if producer is None:
                 self._refuse_unknown(link, command)
@@ -321,7 +325,11 @@ class Admin:
             value = self._producer_facts(producer)
             self._when_durable(link, command, lambda: value)(lsn)
 
-        self._steps.propose(change, appended, partial(self._refuse, link, command))
+        def refused(code: str, reason: str, retry_ms: int) -> None:
+            self._opening -= not change.fence
+            self._refuse(link, command, code, reason, retry_ms)
+
+        self._steps.propose(change, appended, refused)
 
     def _refuse_unknown(self, link: Link, command: OpenProducer) -> None:
         self._refuse(
@@ -336,11 +344,6 @@ class Admin:
             if stream is not None and place.epoch == producer.epoch:
                 next[stream.name] = place.next
         return {"id": producer.id, "epoch": producer.epoch, "next": next}
-
-    def _forget_producers(self) -> None:
-        ids = self._producers.oldest(min(FORGET_AT_ONCE, max(1, len(self._producers) // 10)))
-        self._shard.event("producers_forgotten", "warning", count=len(ids))
-        self._steps.propose(ProducersForgotten(ids))
 
     # --- the broker and its links -----------------------------------------------------------
 

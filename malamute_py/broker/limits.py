@@ -122,11 +122,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     all_patterns_bytes_max: int = 64 << 20
     """The same over all subscriptions; beyond it `limit`."""
     producers_max: int = 10_000
-    """Beyond it the one that was longest unused is forgotten: `unknown_producer`."""
+    """Beyond it the identity that has the most loses its longest unused: `unknown_producer`."""
     producer_streams_max: int = 10_000
     """Streams whose sequence one producer has; beyond it PUBLISH is refused `limit`."""
     producer_places_max: int = 20_000
-    """The same over all producers."""
+    """The same over all producers, shared between identities like them."""
     producer_batches_max: int = 128
     """Runs of batches of a producer in a stream whose positions a duplicate is told."""
     snapshot_batches_max: int = 32

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
+from malamute_py.changelog.shares import Shares
 from malamute_py.changelog.snapshots import (
     PackedSequence,
     ProducerFact,
@@ -35,6 +36,10 @@ class Original(NamedTuple):
 
 FORGOTTEN = Original(-1, 0)
 """It is in the log, but the position is no longer remembered."""
+FORGET_AT_ONCE = 100
+"""Producers that make room together when there are too many, at most."""
+LOOKED_AT = 1_000
+"""Of an identity, how many are looked at for that: those that wrote since then are passed over."""
 _CONTENT = Struct("<QI")
 """First sequence of a batch and the CRC of its content."""
 
@@ -113,7 +118,7 @@ class ProducerStream:
 class Producer:
     """One producer id."""
 
-    __slots__ = ("conflicted", "epoch", "id", "identity", "streams")
+    __slots__ = ("conflicted", "epoch", "id", "identity", "streams", "used")
 
     def __init__(self, id: int, identity: str, epoch: int) -> None:
         self.id = id
@@ -122,10 +127,12 @@ class Producer:
         self.streams: dict[int, ProducerStream] = {}
         self.conflicted = False
         """A batch of it was in conflict with the log, and that was said."""
+        self.used = False
+        """It wrote since it was last looked at as one that may be forgotten."""
 
 
 class Producers:
-    """All producers; the order of the table is that of their last use."""
+    """All producers; each identity has a share of them, and loses its longest unused first."""
 
     def __init__(self, log_epoch: int) -> None:
         self._table: dict[int, Producer] = {}
@@ -133,6 +140,10 @@ class Producers:
         """Stream -> producer -> where it stands there: what a ring or a removal asks for."""
         self.places = 0
         """Streams of producers, all in all."""
+        self._shares: Shares[int] = Shares()
+        """Producers of each identity, the longest unused first."""
+        self._places_of: dict[str, int] = {}
+        """Identity -> how many streams its producers have, all in all."""
         self._log_epoch = log_epoch
         self._minted = 0
 
@@ -150,26 +161,27 @@ class Producers:
 
     def used(self, id: int) -> None:
         """Move a producer to the end of those that may be forgotten."""
-        producer = self._table.pop(id, None)
+        producer = self._table.get(id)
         if producer is not None:
-            self._table[id] = producer
+            self._shares.renew(producer.identity, id)
 
     def opened(self, id: int, identity: str, epoch: int) -> None:
         """The change log says so."""
         producer = self._table.get(id)
         if producer is None:
             self._table[id] = Producer(id, identity, epoch)
+            self._shares.add(identity, id)
         elif epoch >= producer.epoch:
             producer.epoch = epoch
-            producer.identity = identity
 
     def forgotten(self, ids: Iterable[int]) -> None:
         """The change log says so."""
         for id in ids:
             producer = self._table.pop(id, None)
             if producer is not None:
+                self._shares.drop(producer.identity, id)
                 for number in producer.streams:
-                    self._leave(number, id)
+                    self._leave(number, producer)
 
     def enter(self, producer: Producer, number: int) -> ProducerStream:
         """Where a producer stands in a stream; at sequence 0 when it was never there."""
@@ -185,26 +197,74 @@ class Producers:
         """Have a producer stand there in a stream, wherever it stood before."""
         if number not in producer.streams:
             self.places += 1
+            identity = producer.identity
+            self._places_of[identity] = self._places_of.get(identity, 0) + 1
         producer.streams[number] = place
         self._places.setdefault(number, {})[producer.id] = place
 
-    def _leave(self, number: int, id: int) -> None:
+    def _leave(self, number: int, producer: Producer) -> None:
         """A producer stands nowhere in a stream any more; its own table is the caller's."""
         places = self._places[number]
-        del places[id]
+        del places[producer.id]
         if not places:
             del self._places[number]
-        self.places -= 1
+        self._fewer(producer.identity)
 
-    def oldest(self, count: int) -> list[int]:
-        """The ids that were longest unused."""
-        return [id for id, _ in zip(self._table, range(count), strict=False)]
+    def _fewer(self, identity: str) -> None:
+        """A producer of an identity has a stream less."""
+        self.places -= 1
+        left = self._places_of[identity] - 1
+        if left:
+            self._places_of[identity] = left
+        else:
+            del self._places_of[identity]
+
+    def in_the_way(self) -> list[int]:
+        """Ids to forget where producers are too many: the longest unused of who has most."""
+        identity, _ = self._shares.next_out()
+        spare = self._shares.count(identity) - self._shares.fair
+        return self._unused(identity, max(1, min(self._lot(identity), spare)), None)
+
+    def wide(self, producer: Producer) -> list[int]:
+        """Ids to forget so that a producer may write to one more stream, where places are short.
+
+        The longest unused of its own identity when that has an equal share of the places or more,
+        else of the identity that has the most. Empty: there is none but this producer itself.
+        """
+        places = self._places_of
+        owner = producer.identity
+        if places.get(owner, 0) < self.places // max(1, len(places)):
+            owner = max(places, key=places.__getitem__)
+        return self._unused(owner, self._lot(owner), producer)
+
+    def _unused(self, identity: str, count: int, but: Producer | None) -> list[int]:
+        """The longest unused of an identity; one that was used since it was last looked at waits.
+
+        At least one, if there is another one than `but`.
+        """
+        some = self._shares.oldest(identity, LOOKED_AT)
+        found: list[int] = []
+        for id in some:
+            producer = self._table[id]
+            if producer.used and producer is not but:
+                producer.used = False
+                self._shares.renew(identity, id)
+            elif producer is not but:
+                found.append(id)
+                if len(found) == count:
+                    break
+        return found or [id for id in some if self._table[id] is not but][:1]
+
+    def _lot(self, identity: str) -> int:
+        """How many producers of an identity make room together."""
+        return min(FORGET_AT_ONCE, max(1, self._shares.count(identity) // 10))
 
     def stream_removed(self, number: int) -> None:
         """Forget what every producer did in a stream."""
         for id in self._places.pop(number, ()):
-            del self._table[id].streams[number]
-            self.places -= 1
+            producer = self._table[id]
+            del producer.streams[number]
+            self._fewer(producer.identity)
 
     # --- over restarts ------------------------------------------------------------------
 

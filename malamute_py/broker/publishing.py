@@ -40,7 +40,7 @@ from malamute_py.broker.ready import (
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
 from malamute_py.broker.streams import Batch, RingState, Settled, Settlement, Stream
-from malamute_py.changelog.records import StreamEdited
+from malamute_py.changelog.records import ProducersForgotten, StreamEdited
 
 PUBLISH = 10
 STAMP_BYTES = 96
@@ -92,6 +92,8 @@ class Publishing:
         self._fan_out = fan_out
         self._queue: list[Pending] = []
         self._handed: dict[int, Pending] = {}
+        self.forgetting = 0
+        """Producers whose forgetting is on its way into the log."""
         self.unsettled_bytes = 0
         """Queued, handed to the journal, or appended and not yet visible."""
 
@@ -223,10 +225,11 @@ class Publishing:
             return False
         if stream.number not in producer.streams:
             settings = self._shard.settings
-            if (
-                len(producer.streams) >= settings.producer_streams_max
-                or self._producers.places >= settings.producer_places_max
-            ):
+            full = self._producers.places >= settings.producer_places_max
+            if full and (self.forgetting or self.forget_producers(self._producers.wide(producer))):
+                self.refuse(link, command, "wait", "producers that were long unused make room")
+                return False
+            if full or len(producer.streams) >= settings.producer_streams_max:
                 self.refuse(
                     link, command, "limit",
                     f"this producer writes to {len(producer.streams)} streams already; "
@@ -236,6 +239,7 @@ class Publishing:
         place = self._producers.enter(producer, stream.number)
         first = head.first_sequence
         if first == place.next_taken:
+            producer.used = True
             place.next_taken = first + head.count
             place.under_way[first] = pending
             pending.place, pending.sequence = place, first
@@ -261,6 +265,22 @@ class Publishing:
             return False
         self._duplicate(link, command, stream, place, pending)
         return False
+
+    def forget_producers(self, ids: list[int]) -> bool:
+        """Producers make room for others; False: there are none."""
+        if not ids:
+            return False
+        known = self._producers.get(ids[0])
+        identity = "" if known is None else known.identity
+        self.forgetting = len(ids)
+        self._shard.counters["producers_forgotten"] += len(ids)
+        self._shard.event("producers_forgotten", "warning", identity=identity, count=len(ids))
+
+        def forgotten(*_: Any) -> None:
+            self.forgetting = 0
+
+        self.steps.propose(ProducersForgotten(ids), forgotten, forgotten)
+        return True
 
     def _duplicate(
         self, link: Link, command: Publish, stream: Stream, place: ProducerStream, again: Pending

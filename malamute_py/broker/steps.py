@@ -11,7 +11,6 @@ Source: DESIGN.md, sections 4, 7 and 9.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -34,7 +33,7 @@ from malamute_py.broker.ready import (
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.streams import EPOCH_SHIFT, RingState, Settled, Stream
 from malamute_py.changelog.records import Change, encode_change
-from malamute_py.changelog.tables import KeyRow
+from malamute_py.changelog.tables import Key, KeyRow, Keys
 
 Refusal = Callable[[str, str, int], None]
 """Called with code, reason and retry time."""
@@ -55,9 +54,6 @@ CRC_AT: Final = 8
 """Where a content states its checksum."""
 MEMORY_KEYS_MAX: Final = 65_536
 """Keys of batches in memory that are remembered: the fewest that SPEC.md, section 4.8, allows."""
-
-Key = tuple[str, bytes]
-"""(sender, key) of a batch or a step."""
 
 
 class Part(msgspec.Struct, eq=False):
@@ -152,7 +148,7 @@ class Steps:
         self._urgent: list[Step] = []
         self._handed: dict[int, list[Step]] = {}
         self._under_way: dict[Key, Step] = {}
-        self._memory_keys: OrderedDict[Key, KeyRow] = OrderedDict()
+        self._memory_keys = Keys()
         self.unsettled_bytes = 0
         """Queued or handed to the journal; what is appended and not visible the ring knows."""
         self.pressed = False
@@ -319,10 +315,7 @@ class Steps:
             if part.appended is not None:
                 part.appended(0)
         if key is not None:
-            keys = self._memory_keys
-            keys[key] = KeyRow(first, count, now_ms)
-            if len(keys) > MEMORY_KEYS_MAX:
-                keys.popitem(last=False)
+            self._memory_keys.remember(key, KeyRow(first, count, now_ms), MEMORY_KEYS_MAX)
         if waiter is not None:
             waiter.epoch, waiter.offset, waiter.append_time_ms = self._shard.epoch, first, now_ms
             self._confirms.confirm(waiter, NONE)

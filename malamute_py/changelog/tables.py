@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, MutableMapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -53,13 +53,16 @@ from malamute_py.changelog.settings import (
     ServiceSettings,
     StreamSettings,
 )
+from malamute_py.changelog.shares import Shares
 
 WITHDRAWN: Final = "withdrawn"
 """Why work comes back that its worker, ending its offer in order, had not begun."""
 RELEASED: Final = "released"
 """Why work comes back whose worker stopped before it came to an end."""
 KEYS_MAX: Final = 100_000
-"""Keys of batches and steps that are remembered; beyond it the oldest is forgotten."""
+"""Keys of batches and steps that are remembered; beyond it whoever has most loses its oldest."""
+ANONYMOUS: Final = "~"
+"""Owner of all keys of senders without an identity, whose names begin so: they have one share."""
 
 
 # --- the rows ----------------------------------------------------------------------------
@@ -215,13 +218,38 @@ class KeyRow(msgspec.Struct, gc=False):
     at_ms: int
 
 
-class Keys(Protocol):
-    """What `apply` needs of the keys: an OrderedDict, or a table that loads its rows."""
+Key: TypeAlias = tuple[str, bytes]
+"""(sender, key) of a batch or a step."""
 
-    def __setitem__(self, key: tuple[str, bytes], row: KeyRow, /) -> None: ...
-    def __len__(self) -> int: ...
-    def get(self, key: tuple[str, bytes], /) -> KeyRow | None: ...  # noqa: D102
-    def popitem(self, last: bool = True) -> object: ...  # noqa: D102
+
+class Remembering(MutableMapping[Key, KeyRow]):
+    """Keys of senders, each of whom has a share: what is alike in memory and in a table."""
+
+    _shares: Shares[Key] | None = None
+
+    def remember(self, key: Key, row: KeyRow, most: int) -> None:
+        """A key was taken; when there are `most`, somebody's oldest is forgotten for it."""
+        shares = self._shares
+        if shares is None:
+            shares = self._shares = Shares()
+            for known in self:
+                shares.add(owner_of(known), known)
+        if shares.total >= most and key not in self:
+            self[key] = row
+            del self[shares.turn(owner_of(key), key)]
+            return
+        self[key] = row
+        shares.add(owner_of(key), key)
+
+
+def owner_of(key: Key) -> str:
+    """Whose share a key is of."""
+    sender = key[0]
+    return ANONYMOUS if sender.startswith(ANONYMOUS) else sender
+
+
+class Keys(OrderedDict[Key, KeyRow], Remembering):
+    """The same in memory; an OrderedDict, as a dict walks past all that was deleted before."""
 
 
 class Queues(msgspec.Struct):
@@ -235,7 +263,7 @@ class Queues(msgspec.Struct):
     """Number of its first -> what is left of a put, in the order of the log."""
     cursors: MutableMapping[tuple[int, str], CursorRow] = {}
     groups: MutableMapping[tuple[int, str], GroupRow] = {}
-    keys: Keys = msgspec.field(default_factory=OrderedDict[tuple[str, bytes], KeyRow])
+    keys: Remembering = msgspec.field(default_factory=Keys)
     """(sender, key) -> where it went; the oldest first."""
     next_number: int = 1
     """The next mailbox's or service's number."""
@@ -668,11 +696,7 @@ def _step_taken(tables: Tables, queues: Queues, change: StepTaken) -> None:
 
 
 def _remember(queues: Queues, sender: str, key: bytes, row: KeyRow) -> None:
-    keys = queues.keys
-    keys[sender, key] = row
-    if len(keys) > KEYS_MAX:
-        # An ordinary dict walks past all that was deleted at its front: 37 us each.
-        keys.popitem(last=False)
+    queues.keys.remember((sender, key), row, KEYS_MAX)
 
 
 _EFFECTS: Final[dict[type, Callable[[Tables, Queues, Any], None]]] = {

@@ -31,7 +31,7 @@ from malamute_py.store.forms import (
     REQUESTS,
     SERVICES,
 )
-from malamute_py.store.maps import TableMap
+from malamute_py.store.maps import KeyMap, TableMap
 from malamute_py.store.reading import MAIL_STREAM, Changes, Following, Place
 
 _ROWS_MAX: Final = 50_000
@@ -97,7 +97,7 @@ class Checkpoint:
             self._requests,
             TableMap(connection, CURSORS),
             TableMap(connection, GROUPS),
-            TableMap(connection, KEYS),
+            KeyMap(connection, KEYS),
             self.position.next_number,
         )
         self._maps: tuple[TableMap[object, object], ...] = tuple(

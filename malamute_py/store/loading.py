@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import gc
 import sqlite3
-from collections import OrderedDict
 from typing import Any
 
-from malamute_py.changelog.tables import Queues
+from malamute_py.changelog.tables import Keys, Queues
 from malamute_py.store.database import check_form, damaged, position_of
 from malamute_py.store.errors import StoreDamaged
 from malamute_py.store.forms import (
@@ -42,7 +41,7 @@ def load(connection: sqlite3.Connection) -> Queues:
             _rows(connection, REQUESTS),
             _rows(connection, CURSORS),
             _rows(connection, GROUPS),
-            OrderedDict(_rows(connection, KEYS)),
+            Keys(_rows(connection, KEYS)),
             position.next_number,
         )
     except sqlite3.Error as error:

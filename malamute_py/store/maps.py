@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Iterator, MutableMapping
 from typing import Any, TypeVar, cast
 
+from malamute_py.changelog.tables import Key, KeyRow, Remembering
 from malamute_py.store.forms import Form
 
 K = TypeVar("K")
@@ -160,3 +161,12 @@ class TableMap(MutableMapping[K, V]):
         self.rows += len(self._gone) + len(self._changed) + len(self._new)
         for kept in (self._new, self._changed, self._gone, self._loaded):
             kept.clear()
+
+
+class KeyMap(TableMap[Key, KeyRow], Remembering):
+    """The table of keys; whose they are, and in which order, is counted in memory."""
+
+    def reset(self) -> None:
+        """Forget what was not flushed, and count anew when it is asked for."""
+        super().reset()
+        self._shares = None

@@ -211,23 +211,35 @@ class RandomChanges:
 
     def _cursor(self, draw: random.Random, queues: Queues) -> Any:
         settings = CursorSettings() if draw.random() < 0.5 else None
-        return r.CursorSet(1, f"c{draw.randrange(4)}", draw.randrange(100), 3, settings)
+        return r.CursorSet(
+            1, f"c{draw.randrange(4)}", draw.randrange(100), 3, settings, epoch=draw.randrange(4)
+        )
 
     def _cursor_removed(self, draw: random.Random, queues: Queues) -> Any:
         return r.CursorRemoved(1, f"c{draw.randrange(4)}")
 
     def _group(self, draw: random.Random, queues: Queues) -> Any:
-        return r.GroupSet(1, f"g{draw.randrange(2)}", "shared", b"\xc0", draw.randrange(50), 3)
+        return r.GroupSet(
+            1,
+            f"g{draw.randrange(2)}",
+            "shared",
+            b"\xc0",
+            draw.randrange(50),
+            3,
+            epoch=draw.randrange(4),
+            durable=draw.random() < 0.5,
+        )
 
     def _group_done(self, draw: random.Random, queues: Queues) -> Any:
         first = draw.randrange(200)
-        return r.GroupDone(1, f"g{draw.randrange(2)}", [(first, first + draw.randrange(1, 20))])
+        end = first + draw.randrange(1, 20)
+        return r.GroupDone(1, f"g{draw.randrange(2)}", [(first, end)], draw.randrange(4))
 
     def _group_removed(self, draw: random.Random, queues: Queues) -> Any:
         return r.GroupRemoved(1, f"g{draw.randrange(2)}")
 
     def _step(self, draw: random.Random, queues: Queues) -> Any:
-        return r.StepTaken("s", b"%d" % draw.randrange(1000), 2)
+        return r.StepTaken(draw.choice(["s", "a", "~1", "~2"]), b"%d" % draw.randrange(1000), 2)
 
     def _producer(self, draw: random.Random, queues: Queues) -> Any:
         return r.ProducerOpened(draw.randrange(4), "p", 1)
