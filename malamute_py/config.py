@@ -60,6 +60,8 @@ class Authentication(Section, frozen=True):
     """plain: name -> scrypt hash, as `malamute user hash` or auth.hash_password() prints it."""
     users_file: str = ""
     """plain: a file of lines `name hash`, beside `users`."""
+    hash_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2
+    """plain: passwords that are hashed at one time, 50 ms and 16 MiB each."""
     server_key_file: str = ""
     """curve: the broker's secret key, 40 characters of Z85; made on first use."""
     clients: dict[str, str] = {}

@@ -348,8 +348,11 @@ class Admin:
     # --- the broker and its links -----------------------------------------------------------
 
     def broker_info(self, link: Link, command: BrokerInfo) -> None:
-        """Facts about the broker."""
+        """Facts about the broker; where its data lies only for one that may administrate."""
         shard = self._shard
+        facts = dict(shard.settings.facts())
+        if not shard.settings.permit(link.identity, "admin", "broker"):
+            facts.pop("data", None)
         rings = {
             ring.name: {
                 "end_lsn": ring.end_lsn, "visible": ring.visible, "memory": ring.memory,
@@ -364,7 +367,7 @@ class Admin:
                 "software": shard.settings.software, "uuid": shard.uuid, "epoch": shard.epoch,
                 "now_ms": shard.now_ms, "links": len(self._links),
                 "streams": len(self._catalogue), "producers": len(self._producers),
-                "rings": rings, "counters": dict(shard.counters), **shard.settings.facts(),
+                "rings": rings, "counters": dict(shard.counters), **facts,
             },
         )  # fmt: skip
 

@@ -1,9 +1,9 @@
 """Who a connection is: a ZAP handler for PLAIN and CURVE, and the files with their secrets.
 
 Owns credentials and nothing about permissions. The rule: whoever is not in the tables is
-denied, and the identity comes from the table, never from the peer. The handler has a
-thread of its own, because hashing a password takes 50 ms by intent. Source: DESIGN.md,
-section 11; ZeroMQ RFC 27 (ZAP).
+denied, and the identity comes from the table, never from the peer. The handler has a thread of its
+own; passwords are hashed by a few more, because a hash takes 50 ms by intent, in the order of
+attempts.py. Source: ZeroMQ RFC 27 (ZAP).
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ import errno
 import hashlib
 import hmac
 import os
+import queue
 import secrets
+import stat
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 import zmq.utils.z85
 
 from malamute_py.config import Authentication, ConfigError
+from malamute_py.server.attempts import Pauses, Place, Turns
 from malamute_py.server.errors import StartError
 from malamute_py.server.numbering import seed_libzmq
 from malamute_py.server.sockets import ZAP_DOMAIN
@@ -31,10 +35,12 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 _LOG2_N, _R, _P = 14, 8, 1
 _SCRYPT_MEMORY = 64 << 20
-_CACHE_MAX = 10_000
-_FAILURES_MAX = 20
-"""Wrong passwords from one address in FAILURE_PERIOD_MS before it is denied unhashed."""
-_FAILURE_PERIOD_MS = 10_000
+_REMEMBERED_MS = 3_600_000
+"""How long a password that was right needs no hash."""
+_WAITING_MAX, _ADDRESS_WAITING_MAX, _PLACE_WAITING_MAX = 512, 128, 16
+"""Attempts that wait for a hash: in all, of one address, for one name at one address."""
+_OK, _LATER, _DENIED = b"200", b"300", b"400"
+"""ZAP's status codes; who is told 300 tries again by itself."""
 
 
 def hash_password(password: str, *, salt: bytes | None = None) -> str:
@@ -85,57 +91,82 @@ class _Hash:
 
 
 class PlainTable:
-    """Users and their hashed passwords."""
+    """Users and their hashed passwords; fits() may be called from any thread."""
 
     def __init__(self, users: Mapping[str, str], *, where: str = "authentication.users") -> None:
         """users: name -> what hash_password() returned. Raises ConfigError."""
         self._users = {name: _Hash(f"{where}.{name}", text) for name, text in users.items()}
         # A fleet that reconnects at once would otherwise wait for 50 ms a client, so what was
-        # right once is remembered, under a key that nobody else has.
+        # right lately is remembered, by a digest under a key that is in this memory only.
         self._key = secrets.token_bytes(32)
-        self._seen: set[bytes] = set()
-        self._failures: dict[str, int] = {}
-        self._failures_since_ms = 0
+        self._right: dict[str, tuple[bytes, int]] = {}
         self._nobody = _Hash("", hash_password(secrets.token_hex(8)))
 
-    def identity(self, user: bytes, password: bytes, address: str, now_ms: int) -> str:
-        """The user's name, or "" when it is not one of ours with that password."""
+    def name(self, user: bytes) -> str:
+        """The user of this name; empty: there is none."""
         name = user.decode("utf-8", "replace")
-        mark = hmac.digest(self._key, len(user).to_bytes(4, "little") + user + password, "sha256")
-        if mark in self._seen:
-            return name
-        if now_ms - self._failures_since_ms >= _FAILURE_PERIOD_MS:
-            self._failures_since_ms = now_ms
-            self._failures.clear()
-        if self._failures.get(address, 0) >= _FAILURES_MAX:
-            return ""
-        # An unknown name takes as long as a wrong password, so that names cannot be probed.
+        return name if name in self._users else ""
+
+    def is_remembered(self, name: str, password: bytes, now_ms: int) -> bool:
+        """Whether this password was right for the user a while ago; takes no time."""
+        mark, until_ms = self._right.get(name, (b"", 0))
+        return now_ms < until_ms and hmac.compare_digest(mark, self._mark(name, password))
+
+    def remember(self, name: str, password: bytes, now_ms: int) -> None:
+        """Note that this password is right for the user."""
+        self._right[name] = self._mark(name, password), now_ms + _REMEMBERED_MS
+
+    def fits(self, name: str, password: bytes) -> bool:
+        """Whether this is the user's password; takes its time, also when there is no such user."""
         known = self._users.get(name)
-        if (known or self._nobody).fits(password) and known is not None:
-            if len(self._seen) >= _CACHE_MAX:
-                self._seen.clear()
-            self._seen.add(mark)
-            return name
-        self._failures[address] = self._failures.get(address, 0) + 1
-        return ""
+        # An unknown name takes as long as a wrong password, so that names cannot be probed.
+        return (known or self._nobody).fits(password) and known is not None
+
+    def _mark(self, name: str, password: bytes) -> bytes:
+        user = name.encode()
+        return hmac.digest(self._key, len(user).to_bytes(4, "little") + user + password, "sha256")
+
+
+def _read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
+    """What a file with secrets holds; raises ConfigError when others could read or write it.
+
+    refused: bits of the mode that must not be set. Opened first and asked then, so that it is the
+    same file; a FIFO does not hang the start.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ConfigError(key, f"{path} is not a regular file; name one")
+        if facts.st_mode & refused:
+            mode = stat.S_IMODE(facts.st_mode)
+            does = "write" if mode & refused & 0o022 else "read"
+            raise ConfigError(
+                key, f"{path} has mode {mode:04o}: others can {does} it; type: {advice} {path}"
+            )
+        if facts.st_uid not in (0, os.geteuid()):
+            raise ConfigError(
+                key,
+                f"{path} belongs to user {facts.st_uid}, who can write it; "
+                f"type: chown {os.geteuid()} {path}",
+            )
+        return file.read()
 
 
 def read_users_file(path: str) -> dict[str, str]:
     """Lines of `name hash`; empty lines and lines that begin with # are skipped."""
+    key = "authentication.users_file"
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = _read_guarded(path, key, 0o027, "chmod 640").decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("authentication.users_file", f"{path} cannot be read: {error}") from None
+        raise ConfigError(key, f"{path} cannot be read: {error}") from None
     users: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, _, text = line.strip().partition(" ")
         if not text or name in users:
-            raise ConfigError(
-                "authentication.users_file",
-                f"{path}, line {number}: write `name hash`, each name once",
-            )
+            raise ConfigError(key, f"{path}, line {number}: write `name hash`, each name once")
         users[name] = text.strip()
     return users
 
@@ -152,9 +183,7 @@ def read_server_key(path: str) -> bytes:
                 file.write(zmq.curve_keypair()[1] + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-        if os.stat(path).st_mode & 0o077:
-            raise ConfigError(key, f"{path} can be read by others; type: chmod 600 {path}")
-        secret = Path(path).read_bytes().strip()
+        secret = _read_guarded(path, key, 0o077, "chmod 600").strip()
     except OSError as error:
         raise ConfigError(key, f"{path} cannot be read or made: {error.strerror}") from None
     return _checked_key(key, secret.decode("ascii", "replace"))
@@ -170,6 +199,15 @@ def _checked_key(key: str, text: str) -> bytes:
     return encoded
 
 
+class _Attempt(NamedTuple):
+    """A password to look at."""
+
+    place: Place
+    password: bytes
+    reply: tuple[bytes, ...]
+    """The frames that lead the answer back: the session's number, a delimiter, the request's."""
+
+
 class Authenticator:
     """Answers libzmq's questions about new connections, in a thread of its own."""
 
@@ -178,15 +216,19 @@ class Authenticator:
         context: zmq.Context[zmq.Socket[bytes]],
         settings: Authentication,
         clock: Callable[[], int],
-        denied: Callable[[str, str], None],
+        denied: Callable[[str, str, str], None],
+        paused: Callable[[str, str, int], None],
     ) -> None:
-        """denied: called with (mechanism, address) for each connection that was turned away.
+        """denied: called with (mechanism, address, why) for each connection that was turned away.
 
-        Raises ConfigError for a bad table, StartError when the context has a handler already.
+        why: "credential", "paused" (wrong too often) or "busy" (too many wait). paused: called
+        with (user, address, milliseconds) when a pause begins. Raises ConfigError for a bad table,
+        StartError when the context has a handler already.
         """
         self._settings = settings
         self._clock = clock
         self._denied = denied
+        self._paused = paused
         self._plain = PlainTable({})
         self._clients: dict[bytes, str] = {}
         self._secret = b""
@@ -206,8 +248,11 @@ class Authenticator:
                     )
                 self._clients[public] = name
         seed_libzmq()
-        self._socket: zmq.Socket[bytes] = context.socket(zmq.REP)
+        # Answers go in another order than questions come, which a REP socket has no way for.
+        self._socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
         try:
             self._socket.bind(ZAP_ENDPOINT)
         except zmq.ZMQError as error:
@@ -219,9 +264,23 @@ class Authenticator:
                 ZAP_ENDPOINT,
                 "give the broker a context of its own",
             ) from None
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name="malamute-zap", daemon=True)
-        self._thread.start()
+        self._pauses = Pauses()
+        self._turns: Turns[_Attempt] = Turns(
+            all_max=_WAITING_MAX, address_max=_ADDRESS_WAITING_MAX, place_max=_PLACE_WAITING_MAX
+        )
+        self._hashing = 0
+        self._work: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
+        self._done: deque[tuple[_Attempt, bool]] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._stopping = False
+        hashers = settings.hash_threads if settings.mechanism == "plain" else 0
+        self._threads = [
+            threading.Thread(target=self._hash, name=f"malamute-hash-{number}", daemon=True)
+            for number in range(hashers)
+        ]
+        self._threads.append(threading.Thread(target=self._run, name="malamute-zap", daemon=True))
+        for thread in self._threads:
+            thread.start()
 
     @property
     def public_key(self) -> bytes:
@@ -238,33 +297,95 @@ class Authenticator:
 
     def close(self) -> None:
         """Stop answering; new connections are denied from here on."""
-        os.eventfd_write(self._stop, 1)
-        self._thread.join()
-        os.close(self._stop)
+        self._stopping = True
+        for _ in self._threads[:-1]:
+            self._work.put(None)
+        os.eventfd_write(self._wake, 1)
+        for thread in self._threads:
+            thread.join()
+        os.close(self._wake)
+
+    # --- the handler's thread ----------------------------------------------------------
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._stop, zmq.POLLIN)
-        while True:
+        poller.register(self._wake, zmq.POLLIN)
+        while not self._stopping:
             ready = dict(poller.poll())
-            if self._stop in ready:
-                self._socket.close(0)
-                return
-            self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+                while self._done:
+                    self._hashed(*self._done.popleft())
+            if self._socket in ready:
+                self._question(self._socket.recv_multipart())
+            while self._hashing < len(self._threads) - 1:
+                attempt = self._turns.take()
+                if attempt is None:
+                    break
+                self._hashing += 1
+                self._work.put(attempt)
+        self._socket.close(0)
 
-    def _answer(self, request: list[bytes]) -> list[bytes]:
+    def _hash(self) -> None:
+        """A thread that hashes and does nothing else."""
+        while (attempt := self._work.get()) is not None:
+            fits = not self._stopping and self._plain.fits(attempt.place.name, attempt.password)
+            self._done.append((attempt, fits))
+            os.eventfd_write(self._wake, 1)
+
+    def _question(self, frames: list[bytes]) -> None:
+        session, delimiter, *request = frames
         if len(request) < 6 or request[0] != b"1.0":
-            return [b"1.0", (request + [b""] * 2)[1], b"500", b"bad request", b"", b""]
+            number = (request + [b""] * 2)[1]
+            self._answer((session, delimiter, number), b"500", "bad request")
+            return
         _, number, domain, address, _, mechanism, *given = request
         where = address.decode("ascii", "replace")
+        reply = session, delimiter, number
         identity = ""
         if domain == ZAP_DOMAIN:
             if mechanism == b"PLAIN" and len(given) == 2:
-                identity = self._plain.identity(given[0], given[1], where, self._clock())
-            elif mechanism == b"CURVE" and len(given) == 1 and len(given[0]) == 32:
+                self._try(_Attempt(Place(where, self._plain.name(given[0])), given[1], reply))
+                return
+            if mechanism == b"CURVE" and len(given) == 1 and len(given[0]) == 32:
                 identity = self._clients.get(zmq.utils.z85.encode(given[0]), "")
         if identity:
-            return [b"1.0", number, b"200", b"OK", identity.encode(), b""]
-        self._denied(mechanism.decode("ascii", "replace"), where)
-        return [b"1.0", number, b"400", b"not one of ours", b"", b""]
+            self._answer(reply, _OK, "OK", identity)
+        else:
+            self._denied(mechanism.decode("ascii", "replace"), where, "credential")
+            self._answer(reply, _DENIED, "not one of ours")
+
+    def _try(self, attempt: _Attempt) -> None:
+        """Answer what needs no hash, and have the rest wait for one."""
+        place, now_ms = attempt.place, self._clock()
+        if place.name and self._plain.is_remembered(place.name, attempt.password, now_ms):
+            self._answer(attempt.reply, _OK, "OK", place.name)
+        elif self._pauses.holds(place, now_ms):
+            self._denied("PLAIN", place.address, "paused")
+            # Not for good: it may be the user, with the right password, beside a guesser.
+            self._answer(attempt.reply, _LATER, "wrong too often, wait")
+        else:
+            surplus = self._turns.put(place, attempt)
+            if surplus is not None:
+                self._denied("PLAIN", surplus.place.address, "busy")
+                self._answer(surplus.reply, _LATER, "too many wait, try again")
+
+    def _hashed(self, attempt: _Attempt, fits: bool) -> None:
+        self._hashing -= 1
+        place, now_ms = attempt.place, self._clock()
+        if fits:
+            self._plain.remember(place.name, attempt.password, now_ms)
+            self._pauses.succeeded(place)
+            self._answer(attempt.reply, _OK, "OK", place.name)
+            return
+        pause_ms = self._pauses.failed(place, now_ms)
+        if pause_ms:
+            self._paused(place.name, place.address, pause_ms)
+        self._denied("PLAIN", place.address, "credential")
+        self._answer(attempt.reply, _DENIED, "not one of ours")
+
+    def _answer(self, reply: tuple[bytes, ...], code: bytes, text: str, identity: str = "") -> None:
+        session, delimiter, number = reply
+        frames = [session, delimiter, b"1.0", number, code, text.encode(), identity.encode(), b""]
+        self._socket.send_multipart(frames)

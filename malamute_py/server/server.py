@@ -58,7 +58,7 @@ from malamute_py.server.rings import Rings
 from malamute_py.server.sockets import Listener, check_public, parse_endpoint
 from malamute_py.store.bodies import Bodies
 from malamute_py.store.database import DATABASE
-from malamute_py.telemetry import Log, open_log, prometheus_text
+from malamute_py.telemetry import Limiter, Log, open_log, prometheus_text
 
 EXIT_OK = 0
 EXIT_BUG = 70
@@ -99,6 +99,7 @@ class Server:
         self._storage = storage
         self._clock = Clock() if clock is None else clock
         self._counters: defaultdict[str, int] = defaultdict(int)
+        self._denials = Limiter()
         self._stopping = False
         self._parts = contextlib.ExitStack()
         self._thread: threading.Thread | None = None
@@ -279,7 +280,7 @@ class Server:
             parts.callback(self._guard.close)
             if config.authentication.mechanism != "none":
                 self._authenticator = Authenticator(
-                    context, config.authentication, self._clock, self._denied
+                    context, config.authentication, self._clock, self._denied, self._paused
                 )
                 parts.callback(self._authenticator.close)
             self._listeners = []
@@ -574,11 +575,18 @@ class Server:
     def _count(self, name: str) -> None:
         self._counters[name] += 1
 
-    def _denied(self, mechanism: str, address: str) -> None:
+    def _denied(self, mechanism: str, address: str, why: str) -> None:
         """A connection was turned away (the authenticator's thread)."""
         self._counters["denied_total"] += 1
-        if self._counters["denied_total"] <= 100 or self._counters["denied_total"] % 1000 == 0:
-            self.log.warning("denied", mechanism=mechanism, address=address)
+        self._counters[f"denied_{why}_total"] += 1
+        if self._denials.allows("denied", self._clock()):
+            self.log.warning("denied", mechanism=mechanism, address=address, why=why)
+
+    def _paused(self, user: str, address: str, pause_ms: int) -> None:
+        """A name at an address was wrong too often (the authenticator's thread)."""
+        self._counters["password_pauses_total"] += 1
+        if self._denials.allows("password_pause", self._clock()):
+            self.log.warning("password_pause", user=user, address=address, pause_ms=pause_ms)
 
     # --- serving and closing -------------------------------------------------------------
 

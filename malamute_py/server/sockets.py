@@ -141,6 +141,8 @@ class Listener:
                 self.monitor.setsockopt(zmq.RCVHWM, 0)
                 self.numbering = Numbering(context, self.socket)
             self._bind()
+            if endpoint.transport == "ipc" and not self.authenticated:
+                _check_socket_file(endpoint, config)
         except BaseException:
             self.close(0)
             raise
@@ -239,6 +241,32 @@ def _clear_stale_socket_file(endpoint: Endpoint) -> None:
         endpoint.text,
         "stop it (ss -xlp names it), or listen elsewhere: malamute broker --listen ENDPOINT",
     )
+
+
+def _check_socket_file(endpoint: Endpoint, config: Config) -> None:
+    """Raise StartError when users who may not connect could, or could put a file in its place."""
+    path = endpoint.host
+    if path.startswith("@") or path == "*":
+        return
+    if config.listen_public_without_authentication == PUBLIC_WORDS:
+        return
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & 0o002:
+        raise StartError(
+            f"the socket file has mode {mode:04o}: every user of this machine can connect, and "
+            "nothing is asked of them",
+            endpoint.text,
+            "start the broker with umask 077 or 007, or set authentication.mechanism",
+        )
+    directory = os.path.dirname(path) or "."
+    around = stat.S_IMODE(os.stat(directory).st_mode)
+    if around & 0o002 and not around & stat.S_ISVTX:
+        raise StartError(
+            f"the directory of the socket file has mode {around:04o}: every user of this machine "
+            "can put a socket of his in its place",
+            endpoint.text,
+            f"type: chmod o-w {directory}",
+        )
 
 
 def _bind_error(endpoint: Endpoint, error: zmq.ZMQError) -> StartError:

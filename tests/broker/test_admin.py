@@ -267,6 +267,21 @@ def test_facts_about_the_broker_include_those_of_the_shell() -> None:
     assert facts["rings"]["main"]["visible"] > 0
 
 
+def test_where_the_data_lies_is_told_only_to_who_may_administrate() -> None:
+    def permit(identity: str, action: str, name: str) -> bool:
+        return action != "admin" or identity == "boss"
+
+    shell = Shell(facts=lambda: {"data": "/srv/malamute", "uptime_ms": 5}, permit=permit)
+    for link, identity in ((1, "boss"), (2, "guest")):
+        shell.hello(link, identity=identity)
+    shell.send(1, wire.BrokerInfo(1))
+    shell.send(2, wire.BrokerInfo(1))
+    told = [shell.peers[link].of(wire.Result)[-1].value for link in (1, 2)]
+    assert told[0]["data"] == "/srv/malamute"
+    assert "data" not in told[1]
+    assert told[1]["uptime_ms"] == 5
+
+
 def test_links_are_listed_with_what_they_hold() -> None:
     shell = Shell()
     shell.hello(1, identity="alice", software="test")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import stat
 import time
 import tracemalloc
@@ -15,6 +16,7 @@ import pytest
 import zmq
 
 from malamute_py.config import Authentication, Config, ConfigError, Grant, from_table
+from malamute_py.server.attempts import Pauses, Place, Turns
 from malamute_py.server.auth import (
     Authenticator,
     PlainTable,
@@ -42,7 +44,8 @@ def listening(
         context,
         settings,
         lambda: time.monotonic_ns() // 1_000_000,
-        lambda mechanism, address: denials.append((mechanism, address)),
+        lambda mechanism, address, why: denials.append((mechanism, address)),
+        lambda user, address, pause_ms: None,
     )
     try:
         config = Config(authentication=settings)
@@ -190,14 +193,78 @@ def test_a_context_with_a_handler_of_its_own_is_refused() -> None:
         other = context.socket(zmq.REP)
         other.bind("inproc://zeromq.zap.01")
         with pytest.raises(StartError, match="context of its own"):
-            Authenticator(context, settings, lambda: 0, lambda _m, _a: None)
+            Authenticator(
+                context, settings, lambda: 0, lambda _m, _a, _w: None, lambda _u, _a, _p: None
+            )
         other.close(0)
 
 
-def test_a_right_password_is_hashed_once_and_guesses_are_soon_denied_unhashed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_right_password_is_remembered_for_an_hour_and_a_wrong_one_is_not() -> None:
     table = PlainTable({"alice": hash_password("secret")})
+    assert table.fits("alice", b"secret")
+    assert not table.is_remembered("alice", b"secret", 0)
+    table.remember("alice", b"secret", 0)
+    assert table.is_remembered("alice", b"secret", 3_599_999)
+    assert not table.is_remembered("alice", b"secret", 3_600_000)
+    assert not table.is_remembered("alice", b"guess", 1)
+    assert not table.fits("alice", b"guess")
+    assert not table.fits("", b"secret")
+    assert table.name(b"alice") == "alice"
+    assert table.name(b"bob") == ""
+
+
+def test_what_is_wrong_too_often_waits_alone_and_longer_each_time() -> None:
+    pauses = Pauses()
+    guessed = Place("10.0.0.1", "alice")
+    assert [pauses.failed(guessed, 0) for _ in range(7)] == [0, 0, 0, 0, 500, 1_000, 2_000]
+    assert pauses.holds(guessed, 1_999)
+    assert not pauses.holds(guessed, 2_000)
+    assert not pauses.holds(Place("10.0.0.1", "bob"), 0), "a neighbour"
+    assert not pauses.holds(Place("10.0.0.2", "alice"), 0), "the user elsewhere"
+    assert [pauses.failed(guessed, 2_000) for _ in range(8)][-2:] == [60_000, 60_000]
+    pauses.succeeded(guessed)
+    assert not pauses.holds(guessed, 2_001)
+    for number in range(20_000):
+        pauses.failed(Place(f"address {number}", ""), 0)
+    assert len(pauses) == 10_000
+
+
+def test_addresses_and_their_names_have_their_turns() -> None:
+    turns: Turns[str] = Turns(all_max=8, address_max=6, place_max=4)
+    for number in range(4):
+        assert turns.put(Place("flood", "alice"), f"alice {number}") is None
+    assert turns.put(Place("flood", "alice"), "alice 4") == "alice 4", "no place for the name"
+    assert turns.put(Place("flood", ""), "nobody 0") is None
+    assert turns.put(Place("flood", "bob"), "bob 0") is None
+    assert turns.put(Place("flood", "bob"), "bob 1") == "bob 1", "no place for the address"
+    assert turns.put(Place("quiet", "carol"), "carol 0") is None
+    assert turns.put(Place("other", "dave"), "dave 0") is None
+    assert turns.put(Place("third", "erin"), "erin 0") == "alice 3", "the largest gives way"
+    order = [turns.take() for _ in range(9)]
+    assert order == [
+        "alice 0", "carol 0", "dave 0", "erin 0", "nobody 0", "bob 0", "alice 1", "alice 2", None,
+    ]  # fmt: skip
+    assert len(turns) == 0
+
+
+def test_wrong_passwords_of_one_name_keep_no_other_user_of_the_address_out() -> None:
+    users = {"alice": hash_password("secret"), "bob": hash_password("bobs")}
+    settings = Authentication(mechanism="plain", users=users)
+    with listening(settings) as (listener, _, denials):
+        for _ in range(25):
+            with dealer(listener.name, plain_username=b"alice", plain_password=b"no") as guesser:
+                guesser.send(b"hello")
+                seen = len(denials)
+                deadline = time.monotonic() + WAIT_S
+                while len(denials) == seen:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.002)
+        with dealer(listener.name, plain_username=b"bob", plain_password=b"bobs") as neighbour:
+            assert identity_seen(listener, neighbour) == "bob"
+
+
+def test_a_user_who_was_right_before_needs_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
     hashed: list[bytes] = []
     scrypt = hashlib.scrypt
 
@@ -205,18 +272,12 @@ def test_a_right_password_is_hashed_once_and_guesses_are_soon_denied_unhashed(
         hashed.append(password)
         return scrypt(password, **parameters)
 
-    monkeypatch.setattr(hashlib, "scrypt", counted)
-    assert table.identity(b"alice", b"secret", "10.0.0.1", 0) == "alice"
-    for _ in range(25):
-        assert table.identity(b"alice", b"guess", "10.0.0.2", 0) == ""
-    assert hashed == [b"secret", *[b"guess"] * 20]
-    for _ in range(100):
-        assert table.identity(b"alice", b"secret", "10.0.0.1", 0) == "alice"
-        assert table.identity(b"alice", b"other", "10.0.0.2", 0) == ""
-    assert len(hashed) == 21
-    # Who guesses locks out its own address only, and not for ever.
-    assert table.identity(b"alice", b"again", "10.0.0.2", 20_000) == ""
-    assert table.identity(b"alice", b"secret", "10.0.0.2", 20_000) == "alice"
+    with listening(settings) as (listener, _, _):
+        monkeypatch.setattr(hashlib, "scrypt", counted)
+        for _ in range(3):
+            with dealer(listener.name, plain_username=b"alice", plain_password=b"secret") as client:
+                assert identity_seen(listener, client) == "alice"
+    assert hashed == [b"secret"]
 
 
 @pytest.mark.parametrize("text", ["secret", "scrypt:99:8:1:AAAA:AAAA", "scrypt:14:8:1:*:*", ""])
@@ -228,11 +289,59 @@ def test_something_that_is_no_hash_is_refused_and_never_printed(text: str) -> No
 
 def test_a_users_file_is_read_by_lines(tmp_path: Path) -> None:
     file = tmp_path / "users"
+    file.touch(0o640)
     file.write_text(f"# people\n\nalice {hash_password('a')}\n")
-    assert PlainTable(read_users_file(str(file))).identity(b"alice", b"a", "", 0) == "alice"
+    assert PlainTable(read_users_file(str(file))).fits("alice", b"a")
     file.write_text("alice\n")
     with pytest.raises(ConfigError, match="line 1"):
         read_users_file(str(file))
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"), [(0o666, "write"), (0o660, "write"), (0o602, "write"), (0o644, "read")]
+)
+def test_a_users_file_that_others_can_write_or_read_is_refused(
+    mode: int, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "users"
+    file.write_text(f"alice {hash_password('a')}\n")
+    file.chmod(0o640)
+    assert read_users_file(str(file))
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=f"{mode:04o}: others can {says} it; type: chmod 640"):
+        read_users_file(str(file))
+
+
+def test_a_file_of_another_kind_or_owner_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_users_file(str(tmp_path / "fifo"))
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_server_key(str(tmp_path / "fifo"))
+    file = tmp_path / "users"
+    file.write_text("")
+    file.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(file, 12345, 0)
+        with pytest.raises(ConfigError, match="type: chown 0"):
+            read_users_file(str(file))
+
+
+def test_a_socket_file_that_every_user_can_use_is_refused(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    endpoint = parse_endpoint(f"ipc://{tmp_path}/socket")
+    before = os.umask(0)
+    try:
+        with pytest.raises(StartError, match="umask 077"):
+            Listener(context, endpoint, Config(), None)
+    finally:
+        os.umask(before)
+    tmp_path.chmod(0o777)
+    with pytest.raises(StartError, match="chmod o-w"):
+        Listener(context, endpoint, Config(), None)
+    tmp_path.chmod(0o1777)
+    Listener(context, endpoint, Config(), None).close(0)
+    context.term()
 
 
 def test_the_server_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
@@ -257,7 +366,9 @@ def test_two_identities_with_one_key_are_refused(tmp_path: Path) -> None:
         clients={"a": public, "b": public},
     )
     with zmq.Context() as context, pytest.raises(ConfigError, match="one key, one identity"):
-        Authenticator(context, settings, lambda: 0, lambda _m, _a: None)
+        Authenticator(
+            context, settings, lambda: 0, lambda _m, _a, _w: None, lambda _u, _a, _p: None
+        )
 
 
 def test_permissions_allow_what_is_named_and_nothing_else() -> None:
