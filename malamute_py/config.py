@@ -284,6 +284,8 @@ class LoopSection(Section, frozen=True):
 
     burst_messages: Count = 256
     burst_bytes: Bytes = 2 << 20
+    burst_commands: Count = 1_024
+    share_commands: Count = 64
     guard_ms: Milliseconds = 25
     drain_ms: MaybeMilliseconds = 2_000
 

@@ -21,6 +21,7 @@ MAXMSGSIZE a frame alone. inproc is ourselves.
 from __future__ import annotations
 
 import array
+import ctypes
 import fcntl
 import os
 import resource
@@ -67,6 +68,9 @@ _FRAME_MEMORY_BYTES = 96
 SUSPECT_MS = 5
 """How soon to look again at connections with a partial message."""
 
+_KEPT_BYTES = 32 << 20
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", int)
+"""glibc's; other C libraries give memory back by themselves."""
 _EVENT = struct.Struct("=Hi")
 _RESET = struct.pack("=ii", 1, 0)
 _CREDENTIALS = struct.Struct("=iII")
@@ -184,6 +188,9 @@ class Guard:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self.rss = self._resident()
         self._rss_at_all = self.rss
+        self._rss_before = self.rss
+        """Resident memory when nothing was unread last."""
+        self._has_cut = False
 
     def close(self) -> None:
         """Forget everything."""
@@ -344,7 +351,17 @@ class Guard:
             ended.append(connection)
             self._forget(connection)
             self._shut_down(connection, verdict, abort=True)
+        if drained and not self._suspects:
+            self._give_back()
         return ended
+
+    def _give_back(self) -> None:
+        """Return what cut connections took to the system, which glibc would keep for the next."""
+        if self._has_cut and self.rss > self._rss_before + _KEPT_BYTES:
+            _trim(0)
+            self.rss = self._resident()
+        self._has_cut = False
+        self._rss_before = self.rss
 
     def _look(self, connection: Connection, now_ms: int, drained: bool) -> str | None:
         """None: fine. "": it is gone. Otherwise why it has to end."""
@@ -457,6 +474,7 @@ class Guard:
             return  # the peer was quicker
         finally:
             os.close(copy)
+        self._has_cut = True
         self._count("cut_total")
         self._report(
             "connection_cut",

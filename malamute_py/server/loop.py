@@ -10,7 +10,7 @@ that frame. Source: DESIGN.md, sections 2 and 4.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -41,7 +41,7 @@ from malamute_py.server.errors import ServerFailed
 from malamute_py.server.guard import SUSPECT_MS, Connection, Guard
 from malamute_py.server.keeper import Died, Inbox, RingEvent, Synced, SyncFailed, Trimmed
 from malamute_py.server.numbering import Numbering
-from malamute_py.server.peers import Peer, Peers, Unreachable
+from malamute_py.server.peers import Arrived, Peer, Peers, Unreachable
 from malamute_py.server.sockets import Listener
 from malamute_py.telemetry import Limiter, Log, Refusals
 
@@ -54,6 +54,8 @@ _OFFENCES_MAX = 3
 """Links that one connection may lose by breaking the protocol before it is cut at once."""
 _ORDERLY = frozenset({"closed", "draining", "silent", "fenced", "kicked", "version"})
 """Ends of a link that are no offence."""
+_DROPPED_MAX = 8_192
+"""Messages of connections that were cut, dropped at a time: they cost memory until they are."""
 _STEPS_MAX = 64
 """Ready after Ready without looking at the sockets."""
 _BLOCKED_POLL_MS = 2
@@ -145,6 +147,8 @@ class Loop:
         self._peers = Peers(guard)
         self._burst_messages = config.loop.burst_messages
         self._burst_bytes = config.loop.burst_bytes
+        self._burst_commands = config.loop.burst_commands
+        self._share_commands = config.loop.share_commands
         self._guard_ms = config.loop.guard_ms
         self._pending_bytes_max = config.links.pending_bytes_max
         self._frames_max = config.limits.message_frames_max
@@ -158,6 +162,8 @@ class Loop:
         self._guard_at_ms = 0
         self._waiting: dict[int, Peer] = {}
         """Peers for whom messages are held, by link."""
+        self._behind: dict[int, Peer] = {}
+        """Peers whose commands wait for their turn, by link; whose turn is next comes first."""
         self._ended: list[Connection] = []
         self._drained_ms = 0
         self._cut_off: set[bytes] = set()
@@ -192,6 +198,9 @@ class Loop:
                     listener.numbering.ask(now_ms)
             if listener.socket in ready and not self._drain(listener, now_ms):
                 drained = False
+        if self._behind:
+            self._catch_up(now_ms)
+            drained = False
         self._busy = not drained
         # Under a load that never ends each peer still had its turn within a second, so that
         # what is partial then is partial.
@@ -249,10 +258,15 @@ class Loop:
     def _lost(self, connection: Connection, now_ms: int) -> None:
         for number in list(connection.links):
             peer = self._peers.get(number)
-            if peer is not None and not peer.strict:
-                self._cut_off.add(peer.routing_id)
-            self._core.link_lost(number, now_ms)
+            if peer is not None:
+                self._gone(peer, now_ms)
         self._offences.pop(connection.inode, None)
+
+    def _gone(self, peer: Peer, now_ms: int) -> None:
+        """A peer's connection is there no more; what it had sent last may still come."""
+        if not peer.strict:
+            self._cut_off.add(peer.routing_id)
+        self._core.link_lost(peer.number, now_ms)
 
     # --- in ------------------------------------------------------------------------
 
@@ -263,9 +277,10 @@ class Loop:
         polled = [(listener.socket, _POLLIN)]
         core, limits, frames_max = self._core, self._limits, self._frames_max
         again = zmq.Again
-        frame_bytes = listener.frame_bytes
-        taken = 0
-        for count in range(self._burst_messages):
+        frame_bytes, share = listener.frame_bytes, self._share_commands
+        taken = worked = 0
+        count = dropped = 0
+        while count < self._burst_messages:
             # A lone message is the common end: an exception would cost three times as much.
             if count == 1 and not zmq.zmq_poll(polled, 0):
                 self._counters["messages_in_total"] += 1
@@ -278,6 +293,15 @@ class Loop:
                 self._counters["bytes_in_total"] += taken
                 return True
             # The whole message has arrived: libzmq shows the first frame no earlier.
+            peer = routes.get(head.bytes)
+            if peer is None and head.bytes in self._cut_off:
+                while receive(_NOBLOCK, False).more:
+                    pass
+                self._counters["messages_dropped_total"] += 1
+                dropped += 1
+                if dropped == _DROPPED_MAX:
+                    break
+                continue
             frames: list[Any] = []
             more = head.more
             size = parts = 0
@@ -291,16 +315,16 @@ class Loop:
                     small = length < _KEEP_FRAME_FROM or not frames
                     frames.append(frame.bytes if small else frame)
             taken += size
-            peer = routes.get(head.bytes)
+            count += 1
             if peer is None or (peer.strict and not self._peers.is_same(peer, head)):
-                if head.bytes in self._cut_off:
-                    self._counters["messages_dropped_total"] += 1
-                    continue
                 peer = self._admit(listener, head, frames, peer, now_ms)
                 if peer is None:
                     continue
             if peer.connection is None and peer.fd >= 0:
                 self._peers.attach(peer, self._unsure())
+            if peer.behind is not None:
+                peer.behind.append(Arrived(frames, size, parts))
+                continue
             if peer.connection is not None:
                 peer.connection.delivered += size
                 peer.connection.frames += parts
@@ -310,12 +334,63 @@ class Loop:
                 self._malformed(peer, error, now_ms)
                 continue
             commands = [command for command, _ in messages]
-            core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
-            if taken >= self._burst_bytes:
+            if len(commands) > share:
+                peer.behind, peer.commands, peer.frames = deque(), commands, frames[1:]
+                self._behind[peer.number] = peer
+                self._take_share(peer, now_ms)
+                worked += share
+            else:
+                core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
+                worked += len(commands)
+            if taken >= self._burst_bytes or worked >= self._burst_commands:
                 break
-        self._counters["messages_in_total"] += count + 1
+        self._counters["messages_in_total"] += count
         self._counters["bytes_in_total"] += taken
         return False
+
+    def _catch_up(self, now_ms: int) -> None:
+        """Give those a share each who sent more than a share, as many as the turn has room for.
+
+        A peer may send thousands of commands at once, and many peers may: the others' messages
+        come between the shares.
+        """
+        behind = self._behind
+        for _ in range(min(len(behind), max(1, self._burst_commands // self._share_commands // 2))):
+            number = next(iter(behind))
+            peer = behind.pop(number)
+            if self._peers.get(number) is peer and self._take_share(peer, now_ms):
+                behind[number] = peer
+
+    def _take_share(self, peer: Peer, now_ms: int) -> bool:
+        """Do a share of the commands that wait; False: none waits any more."""
+        left = self._share_commands
+        while left:
+            if not peer.commands and not (peer.behind and self._next_message(peer, now_ms)):
+                peer.behind = None
+                return False
+            commands = peer.commands[:left]
+            owned = sum(command.content_frames for command in commands)
+            frames = peer.frames[:owned]
+            del peer.commands[:left], peer.frames[:owned]
+            left -= len(commands)
+            self._core.receive(peer.number, peer.identity, commands, frames, now_ms)
+        return True
+
+    def _next_message(self, peer: Peer, now_ms: int) -> bool:
+        """Take apart the next message that waits; False: it is malformed, and none follows."""
+        assert peer.behind
+        arrived = peer.behind.popleft()
+        if peer.connection is not None:
+            peer.connection.delivered += arrived.bytes
+            peer.connection.frames += arrived.parts
+        try:
+            messages = decode_message(arrived.frames, self._limits)
+        except RemoteProtocolError as error:
+            self._malformed(peer, error, now_ms)
+            return False
+        peer.commands = [command for command, _ in messages]
+        peer.frames = arrived.frames[1:]
+        return True
 
     def _admit(
         self, listener: Listener, head: zmq.Frame, frames: list[Any], old: Peer | None, now_ms: int
@@ -491,7 +566,7 @@ class Loop:
             for frame in send.frames:
                 counters["content_bytes_out_total"] += len(frame)
         except Unreachable:
-            self._core.link_lost(peer.number, now_ms)
+            self._gone(peer, now_ms)
             self._told = True
         last = send.commands[-1]
         if isinstance(last, Bye) and peer.connection is not None:
@@ -504,7 +579,7 @@ class Loop:
         peer.hold(frames, now_ms)
         if peer.pending_bytes > self._pending_bytes_max:
             self._counters["overflowed_total"] += 1
-            self._core.link_lost(peer.number, now_ms)
+            self._gone(peer, now_ms)
             self._told = True
             if peer.connection is not None:
                 self._guard.cut(peer.connection, "it does not read what it is sent")
@@ -522,7 +597,7 @@ class Loop:
                         self._busy = True
                 except Unreachable:
                     del self._waiting[number]
-                    self._core.link_lost(number, now_ms)
+                    self._gone(peer, now_ms)
                     self._busy = True
 
     def _goodbye(self, connection: Connection, code: str, now_ms: int) -> None:

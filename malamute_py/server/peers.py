@@ -9,14 +9,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import zmq
 
+from malamute_protocol.commands import Command
 from malamute_py.server.guard import Connection, Guard
 from malamute_py.server.sockets import Listener
 
 Frames: TypeAlias = Sequence[Any]
+
+
+class Arrived(NamedTuple):
+    """A message as it came, and what it took on the wire."""
+
+    frames: list[Any]
+    bytes: int
+    parts: int
+
 
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
@@ -33,8 +43,8 @@ class Peer:
     """One link as the shell sees it."""
 
     __slots__ = (
-        "connection", "fd", "identity", "listener", "number", "pending", "pending_bytes",
-        "retry_at_ms", "retry_ms", "routing_id", "send", "strict",
+        "behind", "commands", "connection", "fd", "frames", "identity", "listener", "number",
+        "pending", "pending_bytes", "retry_at_ms", "retry_ms", "routing_id", "send", "strict",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +63,11 @@ class Peer:
         # Ids of five bytes that begin with 0 are libzmq's own numbering and not used again.
         # Others are the peer's choice, and on a new connection the next one may choose them.
         self.strict = listener.authenticated or len(routing_id) != 5 or routing_id[0] != 0
+        self.behind: deque[Arrived] | None = None
+        """Messages that came while commands of an earlier one wait for their turn, if some do."""
+        self.commands: list[Command] = []
+        self.frames: list[Any] = []
+        """The commands of one message that wait for their turn, and the contents they own."""
         self.pending: deque[Frames] = deque()
         self.pending_bytes = 0
         self.retry_at_ms = 0

@@ -329,18 +329,19 @@ def test_a_file_of_another_kind_or_owner_is_refused(tmp_path: Path) -> None:
 
 def test_a_socket_file_that_every_user_can_use_is_refused(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    endpoint = parse_endpoint(f"ipc://{tmp_path}/socket")
+    # Each has a name of its own: libzmq gives one up in its own time.
+    first, second, third = (parse_endpoint(f"ipc://{tmp_path}/{number}") for number in range(3))
     before = os.umask(0)
     try:
         with pytest.raises(StartError, match="umask 077"):
-            Listener(context, endpoint, Config(), None)
+            Listener(context, first, Config(), None)
     finally:
         os.umask(before)
     tmp_path.chmod(0o777)
     with pytest.raises(StartError, match="chmod o-w"):
-        Listener(context, endpoint, Config(), None)
+        Listener(context, second, Config(), None)
     tmp_path.chmod(0o1777)
-    Listener(context, endpoint, Config(), None).close(0)
+    Listener(context, third, Config(), None).close(0)
     context.term()
 
 

@@ -7,7 +7,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 import zmq
 
-from malamute_protocol.commands import AnyCommand, Bye, Ping, Pong, Publish
+from malamute_protocol.commands import AnyCommand, Bye, Command, Ping, Pong, Publish
 from malamute_protocol.framing import encode_message
 from malamute_py.broker.ready import AppendBundle
 from malamute_py.config import Config, LimitsSection, Links
@@ -237,6 +238,89 @@ def test_a_large_honest_message_on_a_slow_connection_arrives() -> None:
             time.sleep(0.05)
         peer.receive_frame()
         assert peer.receive_frame()[1] == content
+
+
+class Noting:
+    """Has a loop that no thread drives say what the core is given, call by call."""
+
+    def __init__(self) -> None:
+        self.running = RunningLoop(LOCAL)
+        self.calls: list[tuple[int, list[Command], list[bytes]]] = []
+        self.counts: Counter[int] = Counter()
+        self.running.core.receive = self._receive  # type: ignore[method-assign]
+
+    def _receive(
+        self, link: int, identity: str, commands: list[Command], frames: list[bytes], now_ms: int
+    ) -> None:
+        self.calls.append((link, list(commands), list(frames)))
+        self.counts[link] += len(commands)
+
+    def of(self, link: int) -> list[Command]:
+        return [
+            command for number, commands, _ in self.calls if number == link for command in commands
+        ]
+
+    def turns_until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline
+            self.running.loop.turn()
+
+    def close(self) -> None:
+        with self.running:
+            pass
+
+
+def test_a_peer_that_sends_more_than_a_share_is_served_in_turns_with_others() -> None:
+    noting = Noting()
+    count, each = 50, 4_000
+    message = frame(encode_message([Ping(number) for number in range(each)])[0])
+    with Zmtp(noting.running.endpoint) as greedy, Zmtp(noting.running.endpoint) as other:
+        greedy.socket.sendall(message)
+        noting.turns_until(lambda: noting.calls)
+        thread = threading.Thread(target=greedy.socket.sendall, args=(message * (count - 1),))
+        thread.start()
+        other.send(*encode_message([Ping(7)]))
+        noting.turns_until(lambda: noting.counts[2])
+        assert noting.counts[1] < count * each, "it came between"
+        noting.turns_until(lambda: noting.counts[1] == count * each)
+        thread.join()
+        assert max(len(commands) for _, commands, _ in noting.calls) == 64
+        assert noting.of(1) == [Ping(number) for number in range(each)] * count
+        peer = noting.running.loop.peers.get(1)
+        assert peer is not None
+        noting.turns_until(lambda: peer.behind is None)
+        assert peer.connection is not None
+        assert peer.connection.delivered == (len(message) + 1) * count
+    noting.close()
+
+
+def test_contents_go_with_their_commands_when_a_message_is_done_in_shares() -> None:
+    noting = Noting()
+    with Zmtp(noting.running.endpoint) as peer:
+        peer.send(
+            *encode_message(
+                [Publish("s", number + 1) for number in range(200)],
+                [b"%d" % number for number in range(200)],
+            )
+        )
+        peer.send(*encode_message([Publish("s", 201)], [b"200"]))
+        noting.turns_until(lambda: noting.counts[1] == 201)
+    assert [len(commands) for _, commands, _ in noting.calls][:3] == [64, 64, 64]
+    for _, commands, frames in noting.calls:
+        assert [b"%d" % (c.tracker - 1) for c in commands if isinstance(c, Publish)] == frames
+    noting.close()
+
+
+def test_a_malformed_message_behind_others_costs_the_link_after_them() -> None:
+    noting = Noting()
+    with Zmtp(noting.running.endpoint) as peer:
+        peer.send(*encode_message([Ping(number) for number in range(200)]))
+        peer.send(b"nonsense")
+        noting.turns_until(lambda: ("malformed", 1, "malformed") in noting.running.core.calls)
+        assert noting.of(1) == [Ping(number) for number in range(200)]
+        noting.turns_until(lambda: not noting.running.loop._behind)
+    noting.close()
 
 
 def test_a_connection_that_says_nothing_is_cut() -> None:
