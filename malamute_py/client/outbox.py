@@ -533,7 +533,7 @@ class Outbox:
             if parcel.one_by_one and lane.sent:
                 return True
             promised = parcel.level != NONE or parcel.answered_otherwise
-            if parcel.level != NONE and not self._window.lets_go(parcel.bytes):
+            if not self._window.lets_go(parcel.bytes):
                 return False
             queue.popleft()
             self._window.queued_bytes -= parcel.bytes
@@ -575,6 +575,8 @@ class Outbox:
         return True
 
     def _leave(self, parcel: Parcel, promised: bool, out: Put) -> None:
+        if parcel.level == NONE:
+            self._window.passes(len(parcel.content) + STAMP_BYTES)
         if not promised:
             parcel.say(out, 0)
             self._end(parcel, Confirm(0, parcel.level, 0, -1, 0))

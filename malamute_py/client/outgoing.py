@@ -8,6 +8,7 @@ Source: SPEC.md, section 8.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from typing import Any, Final, Protocol
 
@@ -69,23 +70,64 @@ class Trackers:
 
 
 class Window:
-    """Bytes that were taken from callers and are not confirmed."""
+    """Bytes that were taken from callers and are not confirmed, or not known to have arrived.
 
-    __slots__ = ("bytes_max", "queued_bytes", "unconfirmed_bytes")
+    No confirm comes for contents of level `none`: a PING behind them tells, by its PONG, that the
+    broker has taken them in. Source: SPEC.md, section 8.
+    """
+
+    __slots__ = (
+        "_marks",
+        "bytes_max",
+        "passing_bytes",
+        "queued_bytes",
+        "unconfirmed_bytes",
+        "unmarked_bytes",
+    )
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.queued_bytes = 0
         self.unconfirmed_bytes = 0
+        self.passing_bytes = 0
+        """Of contents that nobody confirms: sent, and not known to have arrived."""
+        self.unmarked_bytes = 0
+        """Of those, the bytes behind which there is no PING yet."""
+        self._marks: deque[tuple[int, int]] = deque()
 
     @property
     def has_room(self) -> bool:
         """False: wait for a confirm before anything more is taken."""
-        return self.queued_bytes + self.unconfirmed_bytes < self.bytes_max
+        return self.queued_bytes + self.unconfirmed_bytes + self.passing_bytes < self.bytes_max
 
     def lets_go(self, size: int) -> bool:
         """A content of so many bytes, stamp included, may be sent now."""
-        return not self.unconfirmed_bytes or self.unconfirmed_bytes + size <= self.bytes_max
+        sent = self.unconfirmed_bytes + self.passing_bytes
+        return not sent or sent + size <= self.bytes_max
+
+    def passes(self, size: int) -> None:
+        """A content that nobody confirms is sent."""
+        self.passing_bytes += size
+        self.unmarked_bytes += size
+
+    def wants_mark(self, *, held_back: bool) -> bool:
+        """Whether a PING is to follow what was sent; held_back: something waits for room."""
+        return self.unmarked_bytes > (0 if held_back else self.bytes_max // 4)
+
+    def mark(self, token: int) -> None:
+        """A PING of this token follows what was sent."""
+        self._marks.append((token, self.unmarked_bytes))
+        self.unmarked_bytes = 0
+
+    def reached(self, token: int) -> None:
+        """A PONG: the broker has taken in what was sent before."""
+        while self._marks and self._marks[0][0] <= token:
+            self.passing_bytes -= self._marks.popleft()[1]
+
+    def link_down(self) -> None:
+        """What nobody confirms is on its way no more."""
+        self.passing_bytes = self.unmarked_bytes = 0
+        self._marks.clear()
 
 
 class Outgoing(Protocol):

@@ -518,7 +518,7 @@ class Publisher:
             if promised and self._settings.idempotent and not self._settled:
                 self._ask_producer(now_ms, put)
                 return True
-            if promised and not self.window.lets_go(_size(item)):
+            if not self.window.lets_go(_size(item)):
                 return False
             if isinstance(item, Gathering):
                 if len(queue) == 1 and self._gathers(item, promised, now_ms):
@@ -607,6 +607,7 @@ class Publisher:
     ) -> None:
         stream = batch.sender.stream
         if not promised:
+            self.window.passes(batch.size)
             put(Publish(stream, 0, batch.level), batch.content)
             self.outcomes.append((batch, Confirm(0, batch.level, 0, -1, 0)))
             return

@@ -370,6 +370,7 @@ class Session:
         self._credit_due.clear()
         self._again.clear()
         self.trackers.clear()
+        self.window.link_down()
         for outgoing in self.outgoing:
             outgoing.link_down()
         for opened in list(self.opened.values()):
@@ -606,10 +607,16 @@ class Session:
                 if opened.active and opened.credit_due:
                     message.put(opened.credit(), None)
             self._credit_due.clear()
+            held_back = False
             for outgoing in list(self.outgoing):
                 if any(outgoing.queues) and not outgoing.take(now_ms, message):
                     self.outgoing.remove(outgoing)
                     self.outgoing.insert(0, outgoing)
+                    held_back = True
+            if self.window.wants_mark(held_back=held_back):
+                self._probe += 1
+                self.window.mark(self._probe)
+                message.put(Ping(self._probe), None)
             # Last, so that an answer tells of what was asked for before it.
             for asked in self._requests.values():
                 if not asked.sent:
@@ -690,6 +697,7 @@ class Session:
         # the PING was understood.
         while self._suspects and self._suspects[0][0] <= command.token:
             self._suspects.popleft()
+        self.window.reached(command.token)
 
     def _find_malformed(self, code: str, reason: str) -> bool:
         """The broker ended the link for what one command was: find it, so that it is not repeated.

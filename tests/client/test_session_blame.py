@@ -106,7 +106,7 @@ def test_messages_keep_within_the_frames_that_one_may_have() -> None:
     messages = script.session.take_outgoing(script.now_ms)
     # What a broker refuses to read, this would raise for.
     sent = [command for frames in messages for command, _ in decode_message(frames)]
-    assert kinds(sent) == ["Publish"] * 4096
+    assert [kind for kind in kinds(sent) if kind != "Ping"] == ["Publish"] * 4096
 
 
 def end_as_malformed(script: Script) -> None:

@@ -10,7 +10,7 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Content
 from malamute_protocol.errors import LocalProtocolError, RequestRejected
-from malamute_protocol.framing import NUMBERS
+from malamute_protocol.framing import NUMBERS, encode_message
 from malamute_py.client.calls import make_row
 from malamute_py.client.publishing import level_number
 from tests.client.script import Script, bodies_of
@@ -445,3 +445,38 @@ def test_a_producer_refused_for_now_fails_what_waits_and_is_asked_for_again() ->
     assert [type(command) for command in script.step()] == [c.OpenProducer]
     script.open_producer()
     assert script.last(c.Publish).stream == "s"
+
+
+def test_what_nobody_confirms_keeps_within_the_window_by_pongs() -> None:
+    script = Script(idempotent=False)
+    script.open(window_bytes=10_000)
+    for number in range(10):
+        script.publish(bytes(2_000), stream=f"s{number}", confirm="none")
+    sent = script.step()
+    assert [type(command) for command in sent] == [c.Publish] * 4 + [c.Ping]
+    rounds = 1
+    while isinstance(sent[-1], c.Ping):
+        assert script.step() == [], "nothing more without a PONG"
+        sent = [*sent, *(script.say(c.Pong(sent[-1].token)) or [c.Bye()])]
+        rounds += 1
+    assert len(publishes(sent)) == 10
+    assert rounds == 4
+    # A link that is lost takes along what was on its way: the next one has the whole window.
+    script.publish(bytes(2_000), stream="s", confirm="none")
+    script.step()
+    assert script.session.window.passing_bytes
+    script.lose()
+    assert not script.session.window.passing_bytes
+
+
+def test_a_content_larger_than_the_window_that_nobody_confirms_leaves_alone() -> None:
+    script = Script(idempotent=False)
+    script.open(window_bytes=2_000)
+    for number, size in enumerate((10, 3_000, 10)):
+        script.publish(bytes(size), stream=f"s{number}", confirm="none")
+    for _ in range(3):
+        sent = script.step()
+        # What follows is held back: a PING comes behind the little that left, too.
+        assert [type(command) for command in sent[:2]] == [c.Publish, c.Ping][: len(sent)]
+        script.session.receive(encode_message([c.Pong(script.session._probe)]), script.now_ms)
+    assert not script.session.window.queued_bytes
