@@ -323,8 +323,11 @@ class Authenticator:
                 attempt = self._turns.take()
                 if attempt is None:
                     break
-                self._hashing += 1
-                self._work.put(attempt)
+                if self._pauses.holds(attempt.place, self._clock()):
+                    self._pause(attempt)  # it waited while the ones before it were wrong
+                else:
+                    self._hashing += 1
+                    self._work.put(attempt)
         self._socket.close(0)
 
     def _hash(self) -> None:
@@ -362,14 +365,17 @@ class Authenticator:
         if place.name and self._plain.is_remembered(place.name, attempt.password, now_ms):
             self._answer(attempt.reply, _OK, "OK", place.name)
         elif self._pauses.holds(place, now_ms):
-            self._denied("PLAIN", place.address, "paused")
-            # Not for good: it may be the user, with the right password, beside a guesser.
-            self._answer(attempt.reply, _LATER, "wrong too often, wait")
+            self._pause(attempt)
         else:
             surplus = self._turns.put(place, attempt)
             if surplus is not None:
                 self._denied("PLAIN", surplus.place.address, "busy")
                 self._answer(surplus.reply, _LATER, "too many wait, try again")
+
+    def _pause(self, attempt: _Attempt) -> None:
+        self._denied("PLAIN", attempt.place.address, "paused")
+        # Not for good: it may be the user, with the right password, beside a guesser.
+        self._answer(attempt.reply, _LATER, "wrong too often, wait")
 
     def _hashed(self, attempt: _Attempt, fits: bool) -> None:
         self._hashing -= 1

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from malamute_protocol.commands import BrokerInfo, Confirm, Hello, Ping, Publish, Result
 from malamute_protocol.encode import encode
 from malamute_protocol.framing import encode_message
+from malamute_py.server.auth import hash_password
 from tests.server.daemon import Daemon
 from tests.server.peer import RawPeer
 from tests.server.zmtp import COMMAND, LONG, MORE, Zmtp, frame
@@ -222,3 +224,62 @@ def test_too_many_connections_of_one_kind_are_cut_and_counted(tmp_path: Path) ->
             client.until("connections_refused_total", refused + 1)
             assert client.facts()["connections"] == 40
             client.publish()
+
+
+# --- commands and passwords -------------------------------------------------------------
+
+
+def test_peers_with_thousands_of_commands_a_message_starve_nobody(tmp_path: Path) -> None:
+    with Daemon(tmp_path) as daemon, canary(daemon) as client, contextlib.ExitStack() as stack:
+        before = daemon.resident_bytes()
+        message = frame(encode_message([Ping(number) for number in range(4_000)])[0])
+        peers = [stack.enter_context(Zmtp(daemon.endpoint)) for _ in range(10)]
+        for peer in peers:
+            peer.socket.sendall(hello())
+            peer.receive_frame()
+        # 1,000,000 commands, of which nobody reads the answers.
+        for _ in range(25):
+            for peer in peers:
+                peer.socket.sendall(message)
+            client.publish()
+        said = sum(len(message) for _ in range(25) for _ in peers)
+        for _ in range(20):
+            client.publish()
+        # All of them came, and were not all done before what came behind them.
+        assert client.facts()["shell"]["bytes_in_total"] > 0
+        print(f"{said >> 20} MiB of commands, RSS +{(daemon.resident_bytes() - before) >> 20} MiB")
+        assert daemon.resident_bytes() - before < 256 << 20
+
+
+def test_a_flood_of_guesses_keeps_no_user_out(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.touch(0o640)
+    users.write_text(f"alice {hash_password('a')}\nbob {hash_password('b')}\n")
+    settings = {"authentication__mechanism": "plain", "authentication__users_file": users}
+    guesser = zmq.Context()
+    with Daemon(tmp_path / "data", **settings) as daemon:
+        before = daemon.resident_bytes()
+        sockets = []
+        for number in range(200):
+            socket_ = guesser.socket(zmq.DEALER)
+            socket_.setsockopt(zmq.LINGER, 0)
+            socket_.setsockopt(zmq.RECONNECT_IVL, 20)
+            socket_.plain_username = b"alice" if number % 2 else b"nobody"
+            socket_.plain_password = b"guess %d" % number
+            socket_.connect(daemon.endpoint)
+            sockets.append(socket_)
+        daemon.wait_for("password_pause")
+        with RawPeer(
+            daemon.endpoint, plain_username=b"bob", plain_password=b"b", reconnect_ivl=20
+        ) as bob:
+            assert bob.welcome is not None
+            assert bob.welcome.identity == "bob"
+            bob.send(BrokerInfo(1))
+            shell = bob.get(Result)[0].value["shell"]
+            assert shell["denied_paused_total"] > 0
+            # Each of the two names has its few, not each of the 200 sockets.
+            assert shell["denied_credential_total"] < 100
+        assert daemon.resident_bytes() - before < 128 << 20
+        for socket_ in sockets:
+            socket_.close(0)
+    guesser.term()
