@@ -68,6 +68,8 @@ class Intake:
         self._prepares = dict(prepares)
         self._together = {**prepares, **together}
         self._again = again
+        self.lost = ""
+        """Why there are no queues, and so no steps; "": they are there."""
         self.kinds = frozenset(self._prepares)
         """Commands that are steps of their own."""
 
@@ -77,6 +79,7 @@ class Intake:
         """Take one command as a step of its own, or refuse it by name."""
         kind = type(command)
         try:
+            self._check_lost()
             size = window_bytes(frame)
             key: tuple[str, bytes] | None = None
             if (kind in KEYED or kind in ENDING) and command.key:
@@ -100,6 +103,10 @@ class Intake:
         if key is not None and kind in ENDING and not part.memory:
             parts.append(Part([StepTaken(link.holder, command.key, self._shard.now_ms)]))
         self._steps.take(parts, waiter, key)
+
+    def _check_lost(self) -> None:
+        if self.lost:
+            raise RequestRejected("queues_lost", self.lost)
 
     def _taken_before(self, link: Link, command: Any, key: tuple[str, bytes], size: int) -> bool:
         """Whether this is a retry of what was taken; its answer is on its way then.
@@ -142,6 +149,7 @@ class Intake:
     ) -> None:
         """Take several commands, each with its content frame or None, as one step."""
         try:
+            self._check_lost()
             self._check_parts(parts)
             size = sum(window_bytes(frame) for _, frame in parts)
             limit = self._shard.settings.limits.batch_bytes_max

@@ -164,6 +164,8 @@ class Broker:
         self._handlers = self._table()
         for part in (self._mail, self._services, self._cursors, self._groups):
             part.recovered()
+        if state.queues_lost:
+            self._lose_queues(state.queues_lost, starts)
 
     def _table(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """What handles each command, apart from PUBLISH; the state of the link was looked at."""
@@ -192,6 +194,20 @@ class Broker:
             **self._cursors.handlers(),
             **self._groups.handlers(),
         }
+
+    def _lose_queues(self, reason: str, starts: Starts) -> None:
+        """Refuse whatever needs mailboxes, services, cursors, groups or keys: they are lost.
+
+        Nothing of them may be changed until the operator has said what is to become of them.
+        """
+        self._intake.lost = starts.lost = reason
+        for part in (self._mail, self._services, self._cursors, self._groups):
+            for kind in part.handlers():
+                self._handlers[kind] = partial(self._refuse_lost, reason)
+
+    def _refuse_lost(self, reason: str, link: Link, command: Command) -> None:
+        number = NUMBERS[type(command)]
+        self._links.refuse(link, number, _reference(command), "queues_lost", reason)
 
     # --- facts ------------------------------------------------------------------------------
 

@@ -285,3 +285,5 @@ class RecoveredState(msgspec.Struct, frozen=True):
     """As the checkpoint has them; the core takes them over."""
     queue_changes: Iterable[tuple[int, bytes]] = ()
     """(offset, record) of the change log since that checkpoint; read once."""
+    queues_lost: str = ""
+    """Why there are no queues: what concerns them is refused; "": they are there."""

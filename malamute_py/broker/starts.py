@@ -48,6 +48,8 @@ class Starts:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
+        self.lost = ""
+        """Why there are no cursors; "": they are there."""
         self.cursor: Callable[[Stream, str], int | None] = _no_cursor
         """Where a stream's cursor of a name stands; None: there is none."""
 
@@ -68,6 +70,9 @@ class Starts:
         tail = stream.visible_next if durable else stream.next
         if kind == StartKind.CURSOR:
             name, otherwise = arguments
+            if self.lost:
+                found(RequestRejected("queues_lost", self.lost))
+                return
             next = self.cursor(stream, name)
             if next is not None:
                 # Not by retention, which moves cursors, too, and may be ahead of a durable tail.

@@ -42,6 +42,7 @@ _NEXT: Final = {
     "full": "the stream refuses when full: remove old records or give it a larger ring",
     "journal_failed": "see the broker's log; it has to be restarted",
     "limit": "see the section [limits] or [streams] of the broker's configuration",
+    "queues_lost": "see the broker's log: its operator restores a snapshot, or accepts the loss",
     "too_large": "see the section [limits] of the broker's configuration",
     "draining": "try again when the broker is back",
     "unknown_link": "`malamute client ls` lists them",

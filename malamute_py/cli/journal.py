@@ -193,8 +193,12 @@ def verify(
     ring: Annotated[str | None, typer.Option(metavar="NAME", help="One ring only.")] = None,
     as_json: output.Json = False,
 ) -> int:
-    """Read every batch again and say what is wrong; exit code 1 on damage."""
+    """Read every batch again and say what is missing or damaged.
+
+    Exit codes: 0 all is well; 1 something is missing, damaged or not ours.
+    """
     from malamute_py.journal.inspect import verify as read
+    from malamute_py.store.checking import findings
 
     _stopped(directory)
     found = []
@@ -208,6 +212,8 @@ def verify(
                 )  # fmt: skip
             else:
                 found.append(finding)
+        if ring is None:
+            found += findings(directory)
     if ring is not None and not any(finding.ring == ring for finding in found):
         raise CommandFailed(f"{directory}: there is no ring {ring}; see: malamute journal stat", 1)
     bad = [finding for finding in found if finding.kind in _BAD]
@@ -263,7 +269,10 @@ def dump(
     bodies_only: Annotated[bool, typer.Option("--bodies-only", help="Only bodies.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines; the default.")] = False,
 ) -> int:
-    """Print the records in the files as JSON lines, or bodies; exit code 1 on damage."""
+    """Print the records in the files as JSON lines, or bodies.
+
+    Exit codes: 0 everything was read; 1 something is missing or damaged, said on standard error.
+    """
     from malamute_py.journal.inspect import all_names
     from malamute_py.journal.storage import FileStorage
 

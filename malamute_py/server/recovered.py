@@ -14,30 +14,41 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from malamute_protocol.stamp import CHANGE, Stamp
 from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM, MAIN, RingFacts, StreamFacts
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import ProducerFact, decode_snapshot
 from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
 from malamute_py.config import CheckpointSection
-from malamute_py.journal import FollowLost, JournalError, Recovery, Ring, Wanted
+from malamute_py.journal import JournalError, Recovery, Ring, Wanted
+from malamute_py.journal.errors import NotAFile
 from malamute_py.journal.layout import control_bodies
 from malamute_py.server.checkpoints import Parts
 from malamute_py.server.errors import StartError
 from malamute_py.store.database import DATABASE, Position, lock, position_of
-from malamute_py.store.errors import ChangesLost, StoreError, StoreLocked
+from malamute_py.store.errors import ChangesLost, StoreError, StoreLocked, StoreMoved
 from malamute_py.store.loading import load
 from malamute_py.store.opening import Log, open_store
 from malamute_py.store.reading import Changes
+from malamute_py.store.rebuilding import accept, rebuild
 
 _LOCK_WAIT_S: Final = 30.0
 """The process of a broker that was killed ends by itself, in the middle of its work, too."""
-_RESTORE: Final = (
-    "restore the directory from a snapshot (malamute snapshot restore SNAPSHOT --data NEW)"
-)
 _ACCEPT: Final = (
-    f'{_RESTORE}, or go on without what is lost: start once with checkpoint.lost_changes = "accept"'
+    "restore the directory from a snapshot (malamute snapshot restore SNAPSHOT --data NEW), or go"
+    ' on without what is lost: start once with checkpoint.lost_changes = "accept"'
 )
+_NUMBERS_SHIFT: Final = 32
+"""Mailboxes and services are numbered from the epoch on, shifted so far, where it is not known
+which numbers were given."""
+
+
+class QueuesLost(Exception):
+    """Mail, requests, cursors and groups cannot be had as they were; streams can."""
+
+    remedy = _ACCEPT
 
 
 def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
@@ -114,6 +125,10 @@ class QueuesFound(NamedTuple):
     """Filled as `changes` is read."""
     new: bool
     """The tables were made just now."""
+    rebuilt: str = ""
+    """Why the tables were made anew from the log; "": they were not."""
+    accepted: str = ""
+    """What is lost, and was said to be no reason to wait; "": nothing."""
 
 
 class _OfRing:
@@ -133,53 +148,81 @@ def find_queues(
 ) -> QueuesFound:
     """Open the tables, or make new ones, and see where the log goes on from them.
 
-    uuid: of the data directory. ring: main, held. Raises StartError.
+    Tables that are missing or damaged are made anew from a log that has everything; what the
+    operator accepts is durable when this returns. uuid: of the data directory. ring: main, held.
+    Raises QueuesLost, StartError; and so does reading the changes.
     """
     where = str(directory / DATABASE)
     mail = facts.streams.get(MAIL_STREAM)
     log = Log(uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail is not None and mail.next > 0)
+    follower, known = _OfRing(ring), facts.streams[CHANGE_STREAM].next
+    accepts = config.lost_changes == "accept"
+    rebuilt = accepted = ""
     try:
         with lock(directory, _LOCK_WAIT_S):
-            connection, new = open_store(directory, log)
             try:
-                queues, position = load(connection), position_of(connection)
-            finally:
-                connection.close()
+                connection, new = open_store(directory, log, accept_lost=accepts)
+                try:
+                    if accepts and not new:
+                        accepted = accept(connection, log, follower, known)
+                    queues, position = load(connection), position_of(connection)
+                finally:
+                    connection.close()
+            except (StoreError, sqlite3.Error, NotAFile) as error:
+                rebuilt, new = str(error), True
+                if accepts:
+                    accepted = rebuilt
+                elif isinstance(error, StoreMoved):
+                    raise  # they know what this log does not
+                try:
+                    rebuild(
+                        directory, log, follower, known, accept_lost=accepts,
+                        number_next=ring.epoch << _NUMBERS_SHIFT,
+                    )  # fmt: skip
+                    connection, _ = open_store(directory, log)
+                except (StoreError, JournalError) as why:
+                    raise QueuesLost(f"{rebuilt}. Of the log they cannot be made: {why}") from why
+                try:
+                    queues, position = load(connection), position_of(connection)
+                finally:
+                    connection.close()
     except StoreLocked as error:
         raise StartError(str(error), where, "end that process") from error
-    except StoreError as error:
-        raise StartError(str(error), where, _RESTORE) from error
-    except (OSError, sqlite3.Error) as error:
-        raise StartError(str(error), where, "look at the directory and its disk") from error
-    known = facts.streams[CHANGE_STREAM].next
+    except (StoreError, JournalError, OSError, sqlite3.Error) as error:
+        raise QueuesLost(str(error)) from error
     if position.change_next > known:
         # Damage took the newest changes out of the log; their offsets are spent all the same.
         facts.streams[CHANGE_STREAM] = StreamFacts(0, position.change_next)
+    if accepted:
+        _go_beyond(queues, facts)
     parts = Parts()
-    changes = Changes(
-        _OfRing(ring), position.change_next, relevant=parts.add,
-        accept_lost=config.lost_changes == "accept",
-    )  # fmt: skip
-    rest = _rest(changes, max(position.lsn, ring.start_lsn), ring.end_lsn, facts, where, config)
-    return QueuesFound(queues, rest, position, parts, changes.damages, new)
+    changes = Changes(follower, position.change_next, relevant=parts.add)
+    rest = _rest(changes, max(position.lsn, ring.start_lsn), ring.end_lsn, facts)
+    return QueuesFound(queues, rest, position, parts, changes.damages, new, rebuilt, accepted)
+
+
+def _go_beyond(queues: Queues, facts: RingFacts) -> None:
+    """Have no message numbered as one of those that the tables have: the log may lack these."""
+    mail = facts.streams.get(MAIL_STREAM, StreamFacts(0, 0))
+    beyond = mail.next
+    for (_, base), message in queues.messages.items():
+        beyond = max(beyond, base + message.count)
+    for base, request in queues.requests.items():
+        beyond = max(beyond, base + request.put.count)
+    facts.streams[MAIL_STREAM] = msgspec.structs.replace(mail, next=beyond)
 
 
 def _rest(
-    changes: Changes, lsn: int, end_lsn: int, facts: RingFacts, where: str,
-    config: CheckpointSection,
-) -> Iterator[tuple[int, bytes]]:  # fmt: skip
+    changes: Changes, lsn: int, end_lsn: int, facts: RingFacts
+) -> Iterator[tuple[int, bytes]]:
     try:
         yield from changes.read([(lsn, end_lsn)])
         # The log may have gone round since the tables were written, as long as nothing that
         # concerns them was in it: then its offsets go on where they are.
         due = facts.streams[CHANGE_STREAM].next
-        if 0 <= changes.next < due and config.lost_changes != "accept":
+        if 0 <= changes.next < due:
             raise ChangesLost(
                 f"the tables, and the log behind them, end at change {changes.next} of {due}"
             )
-    except ChangesLost as error:
-        raise StartError(f"changes are lost: {error}", where, _ACCEPT) from error
-    except FollowLost as error:
-        raise StartError(str(error), where, _ACCEPT) from error
-    except (JournalError, OSError) as error:
-        raise StartError(str(error), where, "look at the directory and its disk") from error
+    except (StoreError, JournalError, OSError) as error:
+        raise QueuesLost(str(error)) from error

@@ -53,7 +53,13 @@ from malamute_py.server.guard import Bounds, Guard
 from malamute_py.server.keeper import Inbox
 from malamute_py.server.loop import Loop
 from malamute_py.server.permissions import Permissions, QuotaTable
-from malamute_py.server.recovered import QueuesFound, find_queues, ring_facts, rings_asked
+from malamute_py.server.recovered import (
+    QueuesFound,
+    QueuesLost,
+    find_queues,
+    ring_facts,
+    rings_asked,
+)
 from malamute_py.server.rings import Rings
 from malamute_py.server.sockets import Listener, check_public, parse_endpoint
 from malamute_py.store.bodies import Bodies
@@ -105,6 +111,7 @@ class Server:
         self._thread: threading.Thread | None = None
         self._listeners: list[Listener] = []
         self._started_ms = 0
+        self._queues_lost = ""
         self._damage: list[str] = []
         """What was missing or damaged at the start."""
         self._inbox: Inbox
@@ -233,7 +240,9 @@ class Server:
 
     def _checkpoint_facts(self) -> dict[str, Any]:
         checkpoints = self._checkpoints
-        return {} if checkpoints is None else {"checkpoint": checkpoints.facts()}
+        if checkpoints is None and self._queues_lost:
+            return {"checkpoint": {"lost": True, "reason": self._queues_lost}}
+        return {} if checkpoints is None else {"checkpoint": {"lost": False, **checkpoints.facts()}}
 
     # --- opening ---------------------------------------------------------------------
 
@@ -256,17 +265,16 @@ class Server:
             )
             parts.callback(self._close_journal)
             facts = self._recover()
-            queues = self._find_queues(facts)
-            state = RecoveredState(facts)
-            if queues is not None:
-                state = RecoveredState(facts, queues.queues, queues.changes)
-            self._core = Broker(
-                self._broker_settings(),
-                uuid=self._journal.uuid,
-                epoch=self._journal.epoch,
-                state=state,
-                random=os.urandom,
-            )
+            queues: QueuesFound | None = None
+            try:
+                queues = self._find_queues(facts)
+                state = RecoveredState(facts)
+                if queues is not None:
+                    state = RecoveredState(facts, queues.queues, queues.changes)
+                self._core = self._make_core(state)
+            except QueuesLost as error:
+                queues = None
+                self._core = self._make_core(self._without_queues(facts, error))
             self._rings.snapshot = self._core.snapshot
             self._checkpoints = None
             if queues is not None:
@@ -420,10 +428,45 @@ class Server:
         self._rings.bodies = Bodies(directory / DATABASE)
         return found
 
+    def _make_core(self, state: RecoveredState) -> Broker:
+        """Raises QueuesLost: while the log behind the tables was read."""
+        return Broker(
+            self._broker_settings(),
+            uuid=self._journal.uuid,
+            epoch=self._journal.epoch,
+            state=state,
+            random=os.urandom,
+        )
+
+    def _without_queues(self, facts: dict[str, RingFacts], lost: QueuesLost) -> RecoveredState:
+        """Serve streams, and nothing that the lost tables had."""
+        self._queues_lost = str(lost)
+        self.log.error("queues_lost", reason=str(lost), do=lost.remedy)
+        self._note_damage(f"{DATABASE}: {lost}")
+        self._rings.bodies = None
+        # What the log still has of them stays as long as there is room for streams beside it.
+        self._rings.relieve = self._let_go
+        return RecoveredState(facts, queues_lost=str(lost))
+
+    def _let_go(self) -> bool:
+        """Ring main is full of what was kept for the lost queues: streams come first."""
+        main = self._journal.rings[MAIN]
+        if main.held_lsn is None:
+            return False
+        main.hold(None)
+        self.log.error("queues_log_given_up", lsn=main.start_lsn)
+        return True
+
     def _follow(self, found: QueuesFound) -> None:
         """Have the tables follow from now on; the core has read the log behind them."""
         directory = self._directory
         assert directory is not None
+        if found.rebuilt:
+            self.log.error("queues_rebuilt", reason=found.rebuilt)
+            self._note_damage(f"{DATABASE} was made anew: {found.rebuilt}")
+        if found.accepted:
+            self.log.error("queues_loss_accepted", reason=found.accepted)
+            self._note_damage(f"{DATABASE}: accepted: {found.accepted}")
         for damage in found.damages:
             self.log.error("checkpoint_met_damage", damage=damage)
         checkpoints = Checkpoints(

@@ -15,6 +15,7 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import Stamp
 from malamute_py.journal.check import content_fault
 from malamute_py.store.database import connect, damaged
+from malamute_py.store.errors import StoreError
 
 
 class Bodies:
@@ -50,6 +51,8 @@ class Bodies:
                     failed = f"the body of message {number} is damaged: {fault}"
                 else:
                     found[number] = row[0]
+        except StoreError as error:
+            failed = str(error)
         except sqlite3.Error as error:
             failed = str(damaged(error))
         return found, failed

@@ -113,24 +113,57 @@ def create(connection: sqlite3.Connection, position: Position) -> None:
     execute("COMMIT")
 
 
-def create_file(directory: Path, position: Position) -> None:
-    """Make a new database file, durably. Raises sqlite3.Error, OSError."""
+def create_file(
+    directory: Path,
+    position: Position,
+    fill: Callable[[sqlite3.Connection], None] = lambda connection: None,
+) -> None:
+    """Make a new database file, durably; what has its name is set aside when the new one is whole.
+
+    fill: puts into the tables what they begin with. Raises sqlite3.Error, OSError, and what
+    fill raises: nothing was changed.
+    """
     path, temporary = directory / DATABASE, directory / f"{DATABASE}.tmp"
-    # A WAL of a file that is gone would be taken for the new one's.
-    for name in (f"{DATABASE}-wal", f"{DATABASE}-shm", temporary.name, f"{temporary.name}-journal"):
+    for name in (temporary.name, f"{temporary.name}-journal"):
         (directory / name).unlink(missing_ok=True)
     # Bodies are nobody else's to read; what SQLite puts beside it gets the same permissions.
     os.close(open_regular(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL))
     connection = sqlite3.connect(temporary, isolation_level=None)
     try:
         create(connection, position)
+        set_up(connection)
+        fill(connection)
         connection.execute("PRAGMA journal_mode = WAL")
-    finally:
+    except BaseException:
         connection.close()
+        temporary.unlink(missing_ok=True)
+        raise
+    connection.close()
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
+    _set_aside(directory)
     temporary.replace(path)
     sync_directory(directory)
+
+
+def _set_aside(directory: Path) -> None:
+    """Give what has the database's name, and its WAL, names that say what they are."""
+    at = 0
+    while os.path.lexists(directory / f"queues.damaged-{at}.db"):
+        at += 1
+    path, aside = directory / DATABASE, directory / f"queues.damaged-{at}.db"
+    had = os.path.lexists(path)
+    if had:
+        path.rename(aside)
+    wal = directory / f"{DATABASE}-wal"
+    if os.path.lexists(wal):
+        # A WAL of a file that is gone would be taken for the new one's.
+        wal.rename(f"{aside}-wal")
+    shm = directory / f"{DATABASE}-shm"
+    if kind_of(shm) == "a directory":
+        shm.rename(f"{aside}-shm")
+    else:
+        shm.unlink(missing_ok=True)
 
 
 def sync_directory(directory: Path) -> None:

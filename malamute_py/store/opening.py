@@ -9,6 +9,7 @@ Source: DESIGN.md, section 9.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from malamute_py.store.database import (
     damaged,
     open_database,
     position_of,
+    writing,
 )
 from malamute_py.store.errors import StoreError, StoreMoved
 from malamute_py.store.loading import check
@@ -50,14 +52,17 @@ class Log(NamedTuple):
     """The ring once held bodies of mail or requests."""
 
 
-def open_store(directory: Path, log: Log) -> tuple[sqlite3.Connection, bool]:
+def open_store(
+    directory: Path, log: Log, *, accept_lost: bool = False
+) -> tuple[sqlite3.Connection, bool]:
     """The tables of a data directory for writing, and whether they are new.
 
+    accept_lost: tables that are ahead of the log are taken as they are, and stand at its end.
     The caller has the lock. Raises StoreDamaged, StoreMoved, StoreError, OSError: nothing was
     changed.
     """
     path = directory / DATABASE
-    new = not path.exists()
+    new = not os.path.lexists(path)
     try:
         if new:
             _check_new(directory, log)
@@ -67,7 +72,11 @@ def open_store(directory: Path, log: Log) -> tuple[sqlite3.Connection, bool]:
         raise damaged(error) from error
     try:
         check(connection)
-        _check_position(position_of(connection), log, path)
+        position = position_of(connection)
+        _check_position(position, log, path, accept_lost=accept_lost)
+        if position.lsn > log.end_lsn:
+            with writing(connection):
+                connection.execute("UPDATE position SET lsn = ?", (log.end_lsn,))
         storage = FileStorage(directory)
         if read_file(storage, MARK) is None:
             replace_file(storage, MARK, pack_file(Mark(log.directory, log.ring)))
@@ -100,10 +109,10 @@ def _check_new(directory: Path, log: Log) -> None:
     )
 
 
-def _check_position(position: Position, log: Log, path: Path) -> None:
+def _check_position(position: Position, log: Log, path: Path, *, accept_lost: bool) -> None:
     if position.directory != log.directory or position.ring != log.ring:
         raise StoreMoved(f"{path.name} belongs to another data directory than this journal")
-    if position.lsn > log.end_lsn:
+    if position.lsn > log.end_lsn and not accept_lost:
         raise StoreMoved(
             f"{path.name} is at position {position.lsn} of a log that ends at {log.end_lsn}: the"
             " journal is older than its tables, or lost its end"

@@ -52,6 +52,7 @@ CODES: Final[dict[str, str]] = {
     "disk_full": "the disk has no space for the ring",
     "journal_failed": "the journal cannot take anything more; see the broker's log",
     "draining": "the broker is about to stop",
+    "queues_lost": "mail, services, cursors and groups were lost; the broker's operator must go on",
     # ends and gaps
     "closed": "ended in order",
     "silent": "nothing was heard within the expiry time",

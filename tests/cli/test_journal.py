@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,3 +136,34 @@ def test_what_is_no_journal_is_said(tmp_path: Path) -> None:
     told = run_cli("journal", "verify", str(tmp_path))
     assert (told.code, "holds no journal" in told.err) == (1, True)
     assert run_cli("journal", "dump", str(tmp_path)).code == 1
+
+
+@pytest.mark.parametrize(
+    ("fate", "kind"), [("missing", "missing"), ("empty", "damaged"), ("FIFO", "damaged")]
+)
+def test_lost_tables_are_named(tmp_path: Path, fate: str, kind: str) -> None:
+    """`journal verify` said that all was well, and the broker did not start."""
+    fill(tmp_path / "data")
+    path = tmp_path / "data" / "queues.db"
+    path.unlink()
+    if fate == "empty":
+        path.touch()
+    elif fate == "FIFO":
+        os.mkfifo(path)
+    result = run_cli("journal", "verify", str(tmp_path / "data"))
+    assert result.code == 1
+    (row,) = [row for row in result.rows if row[1] != "ok"]
+    assert row[1] == kind
+    assert row[2].startswith("queues.db")
+    assert "makes it anew" in row[2]
+
+
+def test_a_missing_segment_ends_dump_and_verify_with_a_code(tmp_path: Path) -> None:
+    fill(tmp_path / "data")
+    (tmp_path / "data" / "rings" / "main" / "000000000000.seg").unlink()
+    verified = run_cli("journal", "verify", str(tmp_path / "data"))
+    assert verified.code == 1
+    assert any(row[1] == "missing" for row in verified.rows)
+    dumped = run_cli("journal", "dump", str(tmp_path / "data"))
+    assert dumped.code == 1
+    assert "the segment's file is missing" in dumped.err

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +24,7 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.encode import encode
 from malamute_py import EmbeddedBroker
-from tests.server.daemon import PROGRAM, Daemon
+from tests.server.daemon import Daemon
 from tests.server.peer import RawPeer
 from tests.store.logs import bodies_of
 from tests.waiting import WAIT_S
@@ -157,20 +155,14 @@ def test_a_broker_in_memory_has_no_process() -> None:
         assert not children(daemon.process.pid)
 
 
-def test_a_start_that_cannot_be_says_what_to_do(tmp_path: Path) -> None:
+def test_tables_that_were_lost_are_made_anew_and_said(tmp_path: Path) -> None:
     with Daemon(tmp_path, **SMALL) as daemon, RawPeer(daemon.endpoint) as peer:
         send(peer, 1, b"one")
         assert daemon.terminate() == 0
     (tmp_path / "queues.db").unlink()
-    words = [f"data_directory={tmp_path}", "listen=tcp://127.0.0.1:0"]
-    refused = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
-        capture_output=True, text=True, check=False, timeout=WAIT_S,
-    )  # fmt: skip
-    assert refused.returncode == 2
-    assert "queues.db is missing" in refused.stderr
-    assert "malamute snapshot restore" in refused.stderr
-    assert not (tmp_path / "queues.db").exists()
+    with Daemon(tmp_path, **SMALL) as daemon:
+        assert "queues.db is missing" in daemon.wait_for("queues_rebuilt")["reason"]
+        assert daemon.wait_for("queues_recovered")["messages"] == 1
 
 
 def test_a_ring_full_of_what_no_table_has_lets_mail_wait_and_acknowledgements_pass(

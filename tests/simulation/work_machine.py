@@ -34,8 +34,7 @@ from malamute_py.config import CheckpointSection
 from malamute_py.journal import Follower
 from malamute_py.journal.errors import JournalError
 from malamute_py.server.checkpoints import Checkpointed, CheckpointFailed, Checkpoints, Parts
-from malamute_py.server.errors import StartError
-from malamute_py.server.recovered import _OfRing, _rest
+from malamute_py.server.recovered import QueuesLost, _OfRing, _rest
 from malamute_py.store.checkpoint import Checkpoint
 from malamute_py.store.database import Position, create, position_of
 from malamute_py.store.errors import StoreMoved
@@ -206,7 +205,7 @@ class WorkMachine(Machine):
             self.trace.note("checkpoint lost", position[:2], ring.start_lsn)
             try:
                 queues, changes = self._found(ring, facts)
-            except StartError as error:
+            except QueuesLost as error:
                 gone = [
                     bundle.lsn for bundle in self.model.bundles
                     if position.lsn <= bundle.lsn < ring.start_lsn and bundle.concerns
@@ -219,7 +218,7 @@ class WorkMachine(Machine):
         self._opened(newest)
         try:
             queues, changes = self._found(ring, facts)
-        except (StartError, StoreMoved) as error:
+        except (QueuesLost, StoreMoved) as error:
             raise Violation("checkpoint", f"the broker does not start: {error}") from error
         return self._judged(facts, queues, changes)
 
@@ -237,19 +236,15 @@ class WorkMachine(Machine):
         assert self.database is not None
         position = position_of(self.database)
         log = Log(self.uuid, ring.uuid, ring.start_lsn, ring.end_lsn, True)
-        _check_position(position, log, Path("queues.db"))
+        _check_position(position, log, Path("queues.db"), accept_lost=False)
         known = facts[MAIN].streams[CHANGE_STREAM].next
         if position.change_next > known:
             facts[MAIN].streams[CHANGE_STREAM] = StreamFacts(0, position.change_next)
         self.parts = Parts()
         changes = Changes(_OfRing(ring), position.change_next, relevant=self.parts.add)
         queues = load(self.database)
-        rest = list(
-            _rest(
-                changes, max(position.lsn, ring.start_lsn), ring.end_lsn, facts[MAIN],
-                "queues.db", self.config,
-            )
-        )  # fmt: skip
+        begin = max(position.lsn, ring.start_lsn)
+        rest = list(_rest(changes, begin, ring.end_lsn, facts[MAIN]))
         self.position = position
         return queues, rest
 

@@ -1,0 +1,88 @@
+"""A broker whose tables are lost: streams are served, and the rest is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import malamute_py as malamute
+from malamute_py import EmbeddedBroker
+from malamute_py.store.database import DATABASE
+
+SMALL: dict[str, Any] = {
+    "journal.segment_bytes": 1 << 20,
+    "journal.ring_bytes": 8 << 20,
+    "limits.batch_bytes_max": 256 << 10,
+    "limits.record_bytes_max": 128 << 10,
+}
+
+
+def fill(directory: Path) -> int:
+    """Mail, cursors and groups, and streams that have gone round since; returns the tail."""
+    with EmbeddedBroker(directory, **SMALL) as broker, broker.connect_sync() as client:
+        client.create_stream("own", ring_bytes=4 << 20)
+        client.publish("own", b"own")
+        client.send("crew", b"lost")
+        client.publish("s", b"first")
+        client.cursor("s", "c").move(1)
+    with EmbeddedBroker(directory, **SMALL) as broker, broker.connect_sync() as client:
+        for _ in range(100):
+            last = client.publish("s", b"x" * 100_000)
+        return last.offset + 1
+
+
+def test_streams_are_served_and_the_rest_is_refused_as_lost(tmp_path: Path) -> None:
+    """The whole broker did not start."""
+    tail = fill(tmp_path / "data")
+    (tmp_path / "data" / DATABASE).write_bytes(b"")
+    with EmbeddedBroker(tmp_path / "data", **SMALL) as broker, broker.connect_sync() as client:
+        assert client.stream_info("s").tail == tail
+        assert client.publish("s", b"goes on").offset == tail
+        with client.subscribe("own", start="earliest", until="tail") as own:
+            assert [record.body for record in own] == [b"own"]
+        refused: dict[str, Callable[[], object]] = {
+            "send": lambda: client.send("crew", b"more"),
+            "request": lambda: client.request("work", b"x", timeout_ms=5_000),
+            "move": lambda: client.cursor("s", "c").move(2),
+            "info": lambda: client.cursor("s", "c").info(),
+            "mailboxes": client.mailboxes,
+            "subscribe": lambda: list(
+                client.subscribe("s", start=malamute.FromCursor("c"), until="tail")
+            ),
+        }
+        for name, call in refused.items():
+            with pytest.raises(malamute.RequestRejected) as caught:
+                call()
+            assert caught.value.code == "queues_lost", name
+        with pytest.raises(malamute.RequestRejected, match="queues_lost"), client.atomic() as step:
+            step.publish_many("s", [b"in a step"])
+        assert client.publish("s", b"and on").offset == tail + 1
+        info = client.broker_info().more
+        assert info["checkpoint"]["lost"] is True
+        assert "the log begins at position" in info["checkpoint"]["reason"]
+        assert any(DATABASE in line for line in info["damage"])
+    accept = {**SMALL, "checkpoint.lost_changes": "accept"}
+    with EmbeddedBroker(tmp_path / "data", **accept) as broker, broker.connect_sync() as client:
+        assert client.stream_info("s").tail == tail + 2
+        client.send("crew", b"anew")
+    with EmbeddedBroker(tmp_path / "data", **SMALL) as broker, broker.connect_sync() as client:
+        with client.inbox("crew") as inbox:
+            for mail in inbox:
+                assert bytes(mail.body) == b"anew"
+                break
+        assert client.broker_info().more["checkpoint"]["lost"] is False
+
+
+def test_streams_go_on_when_the_ring_is_full_of_what_was_kept_for_the_queues(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path / "data")
+    (tmp_path / "data" / DATABASE).unlink()
+    with EmbeddedBroker(tmp_path / "data", **SMALL) as broker, broker.connect_sync() as client:
+        first = client.stream_info("s").first
+        for _ in range(200):
+            client.publish("s", b"x" * 100_000)
+        assert client.stream_info("s").first > first
