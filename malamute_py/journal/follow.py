@@ -144,8 +144,9 @@ class Follower:
                 stamp = found
             after = at + stamp.size
             if stamp.control_kind == PADDING:
-                at = room
-                break
+                # To the end of the segment; where a repair filled a hole, to what lies behind.
+                at = min(after, room)
+                continue
             if after > room:
                 part.ended = True
                 break

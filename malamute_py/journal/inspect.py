@@ -106,7 +106,7 @@ def stat(directory: str | Path) -> JournalStat:
     epoch, _ = find_epoch(storage, identity)
     rings = []
     for name in all_names(storage):
-        scan = _scan(storage, name, trust_indexes=True).run()
+        scan = scan_ring(storage, name, trust_indexes=True).run()
         first = scan.segments[0].number if scan.segments else 0
         files = len(scan.segments) + len(scan.spares)
         rings.append(
@@ -193,7 +193,7 @@ def verify(directory: str | Path, ring: str | None = None) -> Iterator[Finding]:
 
 def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
     try:
-        scan = _scan(storage, name, trust_indexes=False)
+        scan = scan_ring(storage, name, trust_indexes=False)
         _, why = find_meta(scan.storage, expected_of(storage, name))
     except (JournalError, OSError) as error:
         yield Finding(name, "damaged", str(error))
@@ -297,7 +297,8 @@ def ring_storage(storage: Storage, name: str) -> Storage:
     return MemoryStorage(f"{storage.describe()}/{RINGS}/{directory_name(name)}")
 
 
-def _scan(storage: Storage, name: str, *, trust_indexes: bool) -> Scan:
+def scan_ring(storage: Storage, name: str, *, trust_indexes: bool) -> Scan:
+    """A reading of a ring as an opening would do it, not begun. Raises JournalCorrupt, OSError."""
     ring = ring_storage(storage, name)
     expected = expected_of(storage, name)
     meta, _ = find_meta(ring, expected)
@@ -323,7 +324,7 @@ def dump(
         raise JournalCorrupt(RINGS, f"there is no ring {ring} in {storage.describe()}")
     # Read once more as an opening does: what is missing, or cut off at the end of a segment, the
     # batches that are there do not tell.
-    scan = _scan(storage, ring, trust_indexes=False).run()
+    scan = scan_ring(storage, ring, trust_indexes=False).run()
     meta = RingMeta(scan.ring, scan.segment_bytes)
     lost = [(damage.from_lsn, damage.to_lsn, damage.reason) for damage in scan.damages]
     for dumped in _dump_found(scan.storage, meta, lost):

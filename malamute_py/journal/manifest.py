@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from malamute_py.journal.errors import NotAFile
+from malamute_py.journal.errors import DiskFull, NotAFile
 from malamute_py.journal.layout import pack_file, unpack_file
 from malamute_py.journal.storage import Storage, read_file
 
@@ -44,6 +44,9 @@ class Expected(msgspec.Struct, array_like=True, frozen=True):
     """The ring was closed in order and not opened since: it ends at end_lsn."""
     streams: dict[int, tuple[int, int]] | None
     """Stream -> (next offset, first offset) at end_lsn; None: too many for a slot."""
+    beyond: dict[int, int] = {}
+    """Stream -> offset before which none is given again, whatever the ring says: a repair left
+    nothing in the ring that tells."""
 
     def has(self, number: int) -> bool:
         """True for a segment that may hold something."""
@@ -98,17 +101,26 @@ class Manifest:
         streams: Mapping[int, tuple[int, int]] | None,
         *,
         clean: bool = False,
+        beyond: Mapping[int, int] | None = None,
     ) -> None:
-        """Say durably what should be there from now on. Raises DiskFull, OSError."""
+        """Say durably what should be there from now on. Raises DiskFull, OSError.
+
+        beyond: None for what it said before.
+        """
         rows = None if streams is None else dict(streams)
+        if beyond is None:
+            beyond = {} if self.expected is None else self.expected.beyond
         self._sequence += 1
         wanted = Expected(
-            ring, segment_bytes, self._sequence, epoch, first, last, end_lsn, clean, rows
-        )
+            ring, segment_bytes, self._sequence, epoch, first, last, end_lsn, clean, rows,
+            dict(beyond),
+        )  # fmt: skip
         data = pack_file(wanted)
         if len(data) > SLOT_BYTES:
             wanted = msgspec.structs.replace(wanted, streams=None)
             data = pack_file(wanted)
+        if len(data) > SLOT_BYTES:
+            raise DiskFull(f"the manifest {self._name} has no room for {len(beyond)} streams")
         self._put(data.ljust(SLOT_BYTES, b"\0"))
         self.expected = wanted
 

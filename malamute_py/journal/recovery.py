@@ -146,6 +146,8 @@ class Scan:
         """Positions of damage that may have held anything."""
         self._sure: dict[int, int] = {}
         """Stream -> how many of these doubts lay before its last batch; _CONTROLS: for those."""
+        self._begun: dict[int, int] = {}
+        """The same of its first batch."""
         self._trust_indexes = trust_indexes
         self._active: Active | None = None
         if trust_indexes and self._closed is not None and self._closed.clean:
@@ -293,7 +295,7 @@ class Scan:
         self.last_time_ms = max(self.last_time_ms, segment.last_time_ms)
         for number, span in segment.spans.items():
             self.streams.note_span(number, span)
-            self._sure[number] = len(self._doubts)
+            self._note_sure(number)
         self.segments.append(segment)
         self._bundle = _ANY_BUNDLE
         self._complete = segment.base_lsn + self.segment_bytes
@@ -339,7 +341,7 @@ class Scan:
             self._damage(lsn, base + resume, fault, segment, doubtful=isinstance(found, str))
             if isinstance(found, Found):
                 self.streams.note_lost(found.stamp)
-                self._sure[found.stamp.stream] = len(self._doubts)
+                self._note_sure(found.stamp.stream)
             position = resume
         self._close_segment(base + size)
         return True
@@ -389,7 +391,7 @@ class Scan:
             self.streams.note_span(number, span)
         for number, row in active.streams.items():
             self.streams.note_row(number, row)
-            self._sure[number] = len(self._doubts)
+            self._note_sure(number)
         self._bundle = _CLOSED_BUNDLE
         self._complete = active.end_lsn
         self.safe_lsn = max(self.safe_lsn, active.end_lsn)
@@ -481,7 +483,7 @@ class Scan:
         for segment, found, data in batches:
             stamp = found.stamp
             key = stamp.stream if stamp.control_kind == DATA else _CONTROLS
-            self._sure[key] = len(self._doubts)
+            self._note_sure(key)
             segment.last_epoch = stamp.epoch
             segment.last_time_ms = time_ms = stamp.append_time_ms
             self.last_time_ms = max(self.last_time_ms, time_ms)
@@ -736,14 +738,21 @@ class Scan:
         self.controls = sorted(controls, key=lambda control: control.lsn)
         self.produced = sorted(produced, key=lambda fact: fact.lsn)
 
+    def _note_sure(self, stream: int) -> None:
+        """What is found of a stream here tells of what lay before."""
+        self._sure[stream] = doubts = len(self._doubts)
+        self._begun.setdefault(stream, doubts)
+
     def _go_beyond_doubts(self) -> None:
         """Have no offset given again that may have been given in what cannot be read."""
         known = self._expected
-        first = known.first * self.segment_bytes if known is not None else 0
-        if any(low <= first < high for low, high in self._doubts):
-            # What is missing in front was not retired, and so is not called that.
-            begun = {} if known is None or known.streams is None else known.streams
-            self.streams.note_lost_beginning({n: oldest for n, (_, oldest) in begun.items()})
+        for number, after in (known.beyond if known is not None else {}).items():
+            self.streams.note_next(number, after)
+        begun = {} if known is None or known.streams is None else known.streams
+        for number in self.streams.states.keys() | begun.keys():
+            if self._begun.get(number, len(self._doubts)):
+                # What is lost of its beginning was not retired, and so is not called that.
+                self.streams.note_lost_beginning(number, begun.get(number, (0, 0))[1])
         as_of = 0 if self.snapshot is None else self.snapshot.facts.as_of_lsn
         rows = None if known is None else known.streams
         for number in self.streams.states.keys() | (rows or {}).keys():

@@ -103,13 +103,11 @@ class StreamTable:
         state = self.state(number)
         state.next = max(state.next, after)
 
-    def note_lost_beginning(self, floors: dict[int, int]) -> None:
-        """The oldest segments are missing; floors: where streams began, as far as is known."""
-        for number in floors:
-            self.state(number)
-        for number, state in self.states.items():
-            state.kept = 0
-            state.floor = max(state.floor, floors.get(number, 0))
+    def note_lost_beginning(self, number: int, floor: int) -> None:
+        """Damage took what the ring had first of a stream; floor: where it began, if known."""
+        state = self.state(number)
+        state.kept = 0
+        state.floor = max(state.floor, floor)
 
     def note_epoch(self, number: int, epoch: int, first: int) -> None:
         """A batch of this epoch lies here: the epoch began here or before."""

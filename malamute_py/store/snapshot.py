@@ -147,7 +147,7 @@ def take(
     identity = read_identity(source)
     if identity is None:
         raise SnapshotFailed(f"{directory} holds no journal; name a broker's --data")
-    with _made(target) as made, contextlib.ExitStack() as held:
+    with made_whole(target) as made, contextlib.ExitStack() as held:
         try:
             held.callback(source.lock(LOCK_FILE).release)
             # The process of a broker that was killed may be at its last step.
@@ -176,7 +176,7 @@ def take(
 
 
 @contextlib.contextmanager
-def _made(target: Path) -> Iterator[Path]:
+def made_whole(target: Path) -> Iterator[Path]:
     """A directory that gets its name when everything has gone well."""
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -547,7 +547,7 @@ def restore(snapshot: Path, target: Path, *, progress: Progress = _nobody) -> Ma
         raise SnapshotFailed(
             f"{snapshot} is damaged ({'; '.join(wrong[:3])}): use another snapshot"
         )
-    with _made(target) as made:
+    with made_whole(target) as made:
         done = 0
         for name, (size, _) in manifest.files.items():
             to = made / name

@@ -1,0 +1,467 @@
+"""Repair of a damaged data directory, to a copy: everything that can be read, and nothing else.
+
+Owns the making of a sound directory out of one that is not. The rules: the original is only
+read; every valid batch keeps its position, its offset and its epoch; what is lost is filled with
+padding, so that the copy has no damage, and is told by stream and offsets; no position, offset or
+number is given again; the copy opens without a finding before it gets its name.
+Source: journal/FORMAT.md, section 14.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from malamute_protocol.stamp import (
+    CHANGE,
+    CONTROL,
+    DATA,
+    LAST_OF_BUNDLE,
+    PADDING,
+    STAMP_BYTES,
+    Stamp,
+)
+from malamute_py.changelog.snapshots import decode_snapshot
+from malamute_py.journal import FileStorage, JournalError, Recovery, Ring, RingSettings, Wanted
+from malamute_py.journal.check import Found, check
+from malamute_py.journal.directory import (
+    EPOCH_FILE,
+    IDENTITY_FILE,
+    MANIFESTS,
+    RINGS,
+    Epoch,
+    Journal,
+    directory_name,
+    find_epoch,
+    find_identity,
+)
+from malamute_py.journal.inspect import all_names, scan_ring
+from malamute_py.journal.layout import (
+    CLOSED_FILE,
+    LOCK_FILE,
+    RING_FILE,
+    TRIMS_FILE,
+    Closed,
+    RingMeta,
+    SegmentHeader,
+    Trims,
+    pack_file,
+    segment_name,
+)
+from malamute_py.journal.manifest import Manifest
+from malamute_py.journal.marks import read_mark
+from malamute_py.journal.recovery import Scan
+from malamute_py.journal.storage import File, Storage, replace_file
+from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Damage
+from malamute_py.store.database import DATABASE, MARK, connect, lock, position_of
+from malamute_py.store.errors import StoreError
+from malamute_py.store.loading import check as check_tables
+from malamute_py.store.opening import Log, open_store
+from malamute_py.store.reading import CHANGE_STREAM, MAIL_STREAM
+from malamute_py.store.rebuilding import accept, rebuild
+from malamute_py.store.snapshot import MAIN, made_whole
+
+_EPOCHS: Final = 1 << 10
+"""Epochs between the original's and the copy's: the original may have been begun again since."""
+_NUMBERS_SHIFT: Final = 32
+_LOCK_WAIT_S: Final = 30.0
+
+Progress = Callable[[int, str], None]
+"""(bytes done so far, of what)."""
+
+
+class CannotMend(StoreError):
+    """Nothing sound can be made of the directory; nothing is left of the attempt."""
+
+    code = "damaged"
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Offsets of a stream of which the copy has no records."""
+
+    ring: str
+    stream: int
+    from_offset: int
+    to_offset: int
+    exact: bool = True
+    """False: there were records from from_offset on, nobody knows how many."""
+
+
+class Mended(msgspec.Struct, kw_only=True):
+    """What was made, and what was lost."""
+
+    directory: str
+    epoch: int
+    rings: list[str]
+    bytes: int
+    batches: int
+    filled_bytes: int
+    """Of the rings, where nothing could be read."""
+    lost: list[Lost]
+    changes_lost: int
+    """Records of the change log: what mail, services, cursors and groups did."""
+    queues: str
+    """What became of the tables: "copied", "rebuilt", or "none" where there were none."""
+    queues_lost: str = ""
+    """What they lack; "": nothing that is known."""
+    dropped: list[str] = []
+    """Ends of rings that were never known to be on disk, and were cut off as at any start."""
+    restored: list[str] = []
+    """Small files that were made anew from what else says the same."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was lost."""
+        return not (self.lost or self.changes_lost or self.queues_lost)
+
+
+def mend(directory: Path, target: Path, *, progress: Progress = lambda done, what: None) -> Mended:
+    """Make a sound data directory of a damaged one, whose broker has stopped.
+
+    Raises CannotMend, JournalLocked, StoreError, OSError: there is no target.
+    """
+    source = FileStorage(directory, read_only=True)
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(FileNotFoundError):
+            held.callback(source.lock(LOCK_FILE).release)
+        made = held.enter_context(made_whole(target))
+        try:
+            mended = _mend(source, made, progress)
+        except JournalError as error:
+            raise CannotMend(f"{directory} cannot be repaired: {error}") from error
+        mended.directory = str(target)
+        return mended
+
+
+def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
+    identity, why = find_identity(source)
+    if identity is None:
+        raise CannotMend(f"{source.describe()} is no data directory: it has no {IDENTITY_FILE}")
+    restored = [f"{IDENTITY_FILE}: {why}"] if why else []
+    epoch, why = find_epoch(source, identity)
+    restored += [f"{EPOCH_FILE}: {why}"] if why else []
+    storage = FileStorage(made)
+    raised = Epoch(identity.uuid, epoch.epoch + _EPOCHS, epoch.openings)
+    replace_file(storage, IDENTITY_FILE, pack_file(identity))
+    replace_file(storage, EPOCH_FILE, pack_file(raised))
+    names = all_names(source)
+    if MAIN not in names:
+        raise CannotMend("ring main is missing: nothing tells what streams there were")
+    mended = Mended(
+        directory="", epoch=raised.epoch + 1, rings=names, bytes=0, batches=0, filled_bytes=0,
+        lost=[], changes_lost=0, queues="none", restored=restored,
+    )  # fmt: skip
+    for name in names:
+        scan = scan_ring(source, name, trust_indexes=False)
+        for done, total in scan.steps():
+            progress(mended.bytes, f"reading ring {name}, {done} of {total} segments")
+        if name == MAIN and scan.snapshot is None and scan.end_lsn:
+            raise CannotMend("no table of streams can be read in ring main")
+        copy = _RingCopy(storage, name, scan, raised.epoch)
+        for size in copy.run():
+            mended.bytes += size
+            progress(mended.bytes, f"ring {name}")
+        mended.dropped += [
+            f"ring {name}, positions {each.from_lsn} to {each.to_lsn}: {each.reason}"
+            for each in scan.dropped
+        ]
+        mended.batches += copy.batches
+        mended.filled_bytes += copy.filled
+        mended.lost += copy.lost()
+        mended.changes_lost += copy.changes_lost
+    _open(source, made, names, mended, progress)
+    return mended
+
+
+class _Place:
+    """A stamp in the copy that may have to be changed when its neighbours are known."""
+
+    __slots__ = ("lsn", "stamp")
+
+    def __init__(self, lsn: int, stamp: Stamp) -> None:
+        self.lsn = lsn
+        self.stamp = stamp
+
+
+class _RingCopy:
+    """One ring: its batches where they were, and padding where nothing can be read."""
+
+    def __init__(self, storage: Storage, name: str, scan: Scan, epoch: int) -> None:
+        self.batches = self.filled = self.changes_lost = 0
+        self._name = name
+        self._scan = scan
+        self._epoch = epoch
+        self._size = scan.segment_bytes
+        self._storage = storage.child(RINGS).child(directory_name(name))
+        self._manifests = storage.child(MANIFESTS)
+        self._files: dict[int, File] = {}
+        self._number = -1
+        self._data = bytearray()
+        self._last: _Place | None = None
+        """The batch before, when its bundle goes on."""
+        self._hole: _Place | None = None
+        """The padding before, until it is known what follows."""
+        self._bundle: int | None = None
+        """Where the bundle begins now whose beginning is lost."""
+        self._holes = 0
+        self._seen: dict[int, tuple[int, int]] = {}
+        """Stream -> (next offset, holes until then)."""
+        self._lost: list[Lost] = []
+        self._change_next: tuple[int, int] | None = None
+        self._newest = 0, 0
+        """(epoch, append time) of the last batch."""
+
+    def run(self) -> Iterator[int]:
+        """Write the ring; yields the bytes of each segment."""
+        scan, size, storage = self._scan, self._size, self._storage
+        replace_file(storage, RING_FILE, pack_file(RingMeta(scan.ring, size)))
+        trims = read_mark(scan.storage, TRIMS_FILE, Trims)
+        if trims is not None and trims.ring == scan.ring:
+            replace_file(storage, TRIMS_FILE, pack_file(trims))
+        there = {segment.number: segment for segment in scan.segments}
+        last = -(-scan.end_lsn // size) - 1
+        # What is missing in front is not filled: the ring begins later.
+        first = min([*there, last]) if last >= 0 else 0
+        self._holes = int(scan.first_number < first)
+        for number in range(first, last + 1):
+            self._number, base = number, number * size
+            self._data = bytearray(size)
+            header = SegmentHeader(scan.ring, number, self._epoch, size, base)
+            self._data[:SEGMENT_HEADER_BYTES] = header.pack()
+            segment = there.get(number)
+            self._fill(None if segment is None else scan.bytes_of(segment), base)
+            file = self._files[number] = storage.create(segment_name(number), size)
+            storage.write(file, 0, [self._data])
+            storage.sync(file)
+            yield size
+        if self._hole is not None:
+            self._end_hole(LAST_OF_BUNDLE, self._hole.stamp.epoch)
+        for file in self._files.values():
+            storage.sync(file)
+        mark = Closed(scan.ring, scan.end_lsn, scan.epoch, clean=True)
+        replace_file(storage, CLOSED_FILE, pack_file(mark))
+        states = scan.streams.states
+        beyond = {
+            number: state.next
+            for number, state in states.items()
+            if state.next > self._seen.get(number, (0, 0))[0]
+        }
+        Manifest(self._manifests, directory_name(self._name)).write(
+            scan.ring, size, self._epoch, first, last, scan.end_lsn,
+            {n: (state.next, state.first) for n, state in states.items()},
+            clean=True, beyond=beyond,
+        )  # fmt: skip
+
+    def _fill(self, source: memoryview | None, base: int) -> None:
+        end = min(self._scan.end_lsn, base + self._size)
+        lsn = base + SEGMENT_HEADER_BYTES
+        holes = _within(self._scan.damages, lsn, end) if source is not None else [(lsn, end)]
+        while end - lsn >= STAMP_BYTES:
+            if holes and holes[0][0] <= lsn:
+                high = holes.pop(0)[1]
+                if high - lsn >= STAMP_BYTES:
+                    self._pad(lsn, high)
+                lsn = max(lsn, high)
+                continue
+            assert source is not None
+            found = check(source, base, lsn - base)
+            if isinstance(found, str) or not found.content_good:
+                why = found if isinstance(found, str) else found.reason
+                raise CannotMend(f"position {lsn} of ring {self._name} changed meanwhile: {why}")
+            position = lsn - base
+            self._data[position : position + found.stamp.size] = source[
+                position : position + found.stamp.size
+            ]
+            self._take(found)
+            lsn += found.stamp.size
+
+    def _take(self, found: Found) -> None:
+        stamp = found.stamp
+        self.batches += 1
+        begins = stamp.bundle_lsn == stamp.lsn
+        if self._hole is not None:
+            if begins:
+                self._end_hole(LAST_OF_BUNDLE, self._hole.stamp.epoch)
+            else:
+                # What is left of a bundle begins with the padding.
+                self._bundle = self._hole.lsn
+                self._end_hole(0, stamp.epoch)
+        if begins:
+            self._bundle = None
+        elif self._bundle is not None:
+            stamp = stamp._replace(bundle_lsn=self._bundle)
+            self._put(stamp)
+        self._newest = stamp.epoch, stamp.append_time_ms
+        ends = bool(stamp.flags & LAST_OF_BUNDLE)
+        self._last = None if ends else _Place(stamp.lsn, stamp)
+        if stamp.control_kind == DATA:
+            before, holes = self._seen.get(
+                stamp.stream, (self._scan.streams.state(stamp.stream).first, -1)
+            )
+            if stamp.base_offset > before and holes < self._holes:
+                self._lost.append(Lost(self._name, stamp.stream, before, stamp.base_offset))
+            self._seen[stamp.stream] = (stamp.next_offset, self._holes)
+        elif stamp.control_kind == CHANGE and stamp.stream == CHANGE_STREAM:
+            if self._change_next is not None and self._change_next[1] < self._holes:
+                self.changes_lost += max(stamp.base_offset - self._change_next[0], 0)
+            self._change_next = stamp.next_offset, self._holes
+
+    def _pad(self, lsn: int, high: int) -> None:
+        """Fill a hole; the bundle before it ends there."""
+        if self._hole is not None:
+            self._end_hole(LAST_OF_BUNDLE, self._hole.stamp.epoch)
+        if self._last is not None:
+            stamp = self._last.stamp
+            self._put(stamp._replace(flags=stamp.flags | LAST_OF_BUNDLE))
+            self._last = None
+        padding = Stamp(
+            flags=CONTROL, lsn=lsn, bundle_lsn=lsn, synced_lsn=0, epoch=self._newest[0],
+            base_offset=0, append_time_ms=self._newest[1], stream=0, origin=0, size=high - lsn,
+            count=0, control_kind=PADDING, content_crc=0,
+        )  # fmt: skip
+        self._hole = _Place(lsn, padding)
+        self._put(padding)
+        self._holes += 1
+        self.filled += high - lsn
+        self._bundle = None
+
+    def _end_hole(self, flags: int, epoch: int) -> None:
+        assert self._hole is not None
+        stamp = self._hole.stamp
+        self._put(stamp._replace(flags=stamp.flags | flags, epoch=epoch))
+        self._hole = None
+
+    def _put(self, stamp: Stamp) -> None:
+        """Write a stamp over the one that is there."""
+        number, position = divmod(stamp.lsn, self._size)
+        if number == self._number:
+            self._data[position : position + STAMP_BYTES] = stamp.pack()
+            file = self._files.get(number)
+        else:
+            file = self._files[number]
+        if file is not None:
+            self._storage.write(file, position, [stamp.pack()])
+
+    def lost(self) -> list[Lost]:
+        """The offsets whose records are not in the copy."""
+        lost = self._lost.copy()
+        for number, state in self._scan.streams.states.items():
+            reached = self._seen.get(number, (state.first, 0))[0]
+            skipped = self._scan.skipped.get(number)
+            if skipped is not None:
+                lost.append(Lost(self._name, number, reached, skipped[1], exact=False))
+            elif reached < state.next:
+                lost.append(Lost(self._name, number, reached, state.next))
+        return sorted(lost, key=lambda each: (each.stream, each.from_offset))
+
+
+def _within(damages: list[Damage], low: int, high: int) -> list[tuple[int, int]]:
+    """The parts of a segment that are damaged, ascending; neighbours are one."""
+    holes: list[tuple[int, int]] = []
+    for damage in sorted(damages):
+        begin, stop = max(damage.from_lsn, low), min(damage.to_lsn, high)
+        if begin >= stop:
+            continue
+        if holes and begin <= holes[-1][1]:
+            holes[-1] = holes[-1][0], max(holes[-1][1], stop)
+        else:
+            holes.append((begin, stop))
+    return holes
+
+
+# --- the copy as a broker finds it -----------------------------------------------------------
+
+
+def _open(
+    source: FileStorage, made: Path, names: list[str], mended: Mended, progress: Progress
+) -> None:
+    """Open the copy as a broker does: it must be sound. Its indexes and its tables are made."""
+    journal = Journal.open(made)
+    try:
+        for name in names:
+            progress(mended.bytes, f"indexing ring {name}")
+            ring, recovery = journal.ring(name, RingSettings(ring_bytes=1 << 50), held=True)
+            wrong = [each.reason for each in recovery.damages]
+            wrong += [each.reason for each in recovery.dropped]
+            if wrong:
+                raise CannotMend(f"what was made of ring {name} is not sound: {wrong[0]}")
+            while ring.prepare_step():
+                pass
+            if name == MAIN:
+                progress(mended.bytes, "tables")
+                _mend_tables(Path(source.describe()), made, journal, ring, recovery, mended)
+    finally:
+        journal.close()
+
+
+class _OfRing:
+    """A ring as one to be followed."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+
+    def read(
+        self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
+    ) -> Iterator[tuple[Stamp, memoryview]]:
+        return self._ring.follow(from_lsn, to_lsn, wanted)
+
+
+def _mend_tables(
+    directory: Path, made: Path, journal: Journal, ring: Ring, recovery: Recovery, mended: Mended
+) -> None:
+    mail = ring.next_offset(MAIL_STREAM) > 0
+    if not mail and not (directory / DATABASE).exists() and not (directory / MARK).exists():
+        return
+    log = Log(journal.uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail)
+    follower = _OfRing(ring)
+    change_next = decode_snapshot(recovery.snapshot).change_next if recovery.snapshot else 0
+    changes = [control for control in recovery.controls if control.kind == CHANGE]
+    if changes:
+        change_next = max(change_next, changes[-1].base_offset + changes[-1].count)
+    with lock(made, _LOCK_WAIT_S):
+        fault = _copy_tables(directory, made)
+        try:
+            if fault:
+                raise StoreError(fault)
+            connection, _ = open_store(made, log, accept_lost=True)
+            with contextlib.closing(connection):
+                mended.queues_lost = accept(connection, log, follower, change_next)
+            mended.queues = "copied"
+        except (StoreError, sqlite3.Error) as error:
+            mended.queues = "rebuilt"
+            _rebuild(made, log, follower, change_next, str(error), journal.epoch, mended)
+
+
+def _rebuild(
+    made: Path, log: Log, follower: _OfRing, change_next: int, fault: str, epoch: int,
+    mended: Mended,
+) -> None:  # fmt: skip
+    try:
+        rebuild(made, log, follower, change_next)
+    except (StoreError, JournalError) as error:
+        mended.queues_lost = f"{fault}; of the log: {error}"
+        number = epoch << _NUMBERS_SHIFT
+        rebuild(made, log, follower, change_next, accept_lost=True, number_next=number)
+    open_store(made, log)[0].close()
+
+
+def _copy_tables(directory: Path, made: Path) -> str:
+    """Copy the tables; returns what is wrong with them, "" when nothing is."""
+    path = directory / DATABASE
+    try:
+        with (
+            contextlib.closing(connect(path, read_only=True)) as source,
+            contextlib.closing(sqlite3.connect(made / DATABASE, isolation_level=None)) as copy,
+        ):
+            source.backup(copy)
+            check_tables(copy, whole=True)
+            position_of(copy)
+    except (sqlite3.Error, StoreError) as error:
+        (made / DATABASE).unlink(missing_ok=True)
+        return str(error)
+    return ""
