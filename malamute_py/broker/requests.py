@@ -240,14 +240,25 @@ class Requests:
             reply_to = link.identity or self._mailboxes.temporary(link)
         elif reply_to != link.identity:
             self._check_reply_to(link, reply_to)
+        subjects = _subjects(content, limits.request_subjects_max)
+        if command.need_workers:
+            self._check_served(service, subjects)
         now_ms = self._shard.now_ms
         timeout_ms = command.timeout_ms or service.row.settings.timeout_ms
         put = RequestPut(
             service.number, -1, count, size, link.holder, reply_to, now_ms,
             now_ms + timeout_ms if timeout_ms else 0, command.key,
-            _subjects(content, limits.request_subjects_max),
+            subjects,
         )  # fmt: skip
         return Incoming(self, service, put, content, frame).part
+
+    def _check_served(self, service: Service, subjects: Sequence[str]) -> None:
+        for subject in dict.fromkeys(subjects):
+            if not service.crews_of(service.lane(subject, waits=False)):
+                self._shard.counters["requests_without_workers"] += len(subjects)
+                raise RequestRejected(
+                    "no_workers", f"no worker offers service '{service.name}' for '{subject}'"
+                )
 
     def again(self, link: Link, command: Request) -> None:
         """A REQUEST came again by its key: say which of its answers ended with their mailbox."""

@@ -92,6 +92,10 @@ def request(
         str, typer.Option(metavar="TEXT", help="Names the request: it is taken once, however"
                           " often it is sent.")
     ] = "",
+    need_workers: Annotated[
+        bool,
+        typer.Option("--need-workers", help="Fail at once when no worker offers the service."),
+    ] = False,
     bodies_only: Annotated[
         bool, typer.Option("--bodies-only", help="Only bodies, on a terminal too.")
     ] = False,
@@ -108,6 +112,7 @@ def request(
         "fields": pairs(field, "--field") or None,
         "properties": pairs(properties, "--property") or None,
         "key": key.encode() or None,
+        "need_workers": need_workers,
     }
     body = inputs.whole() if given is None else given.encode("utf-8", "surrogateescape")
     # A request may take long: it outlives a broker that is started anew.

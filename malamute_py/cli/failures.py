@@ -47,6 +47,8 @@ _NEXT: Final = {
     "queues_lost": "see the broker's log: its operator restores a snapshot, or accepts the loss",
     "too_large": "see the section [limits] of the broker's configuration",
     "draining": "try again when the broker is back",
+    "no_workers": "start one with `malamute work SERVICE -- COMMAND`, or wait for one: leave"
+    " --need-workers off",
     "unknown_link": "`malamute client ls` lists them",
     "kicked": "the broker's operator ended this link",
 }

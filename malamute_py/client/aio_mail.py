@@ -225,6 +225,7 @@ class MailVerbs(AsyncVerbs):
         timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
+        need_workers: bool = False,
         confirm: str = "none",
     ) -> Reply:
         """Ask a service and wait for the (first) reply of a worker.
@@ -235,6 +236,8 @@ class MailVerbs(AsyncVerbs):
         the request, so that it is taken once even if another process sends it again. reply_to:
         a mailbox to be read for replies; empty: the client's own, temporary when it has no
         identity (replies to it are lost while the broker is away).
+        need_workers: raises RequestRejected `no_workers` at once when no worker offers the service
+        for the subject; by default the request waits for one.
         confirm: by default the reply is the confirm: until it comes the request is sent again
         after each reconnect, and taken once; "stored" or "synced" for a service whose replies
         may take long.
@@ -253,6 +256,7 @@ class MailVerbs(AsyncVerbs):
             reply_to=reply_to,
             timeout_ms=wait_ms or 0,
             key=b"" if key is None else key_of(key),
+            need_workers=need_workers,
             until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
         )
         link.asked()
@@ -274,6 +278,7 @@ class MailVerbs(AsyncVerbs):
         timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
+        need_workers: bool = False,
         confirm: str = "none",
     ) -> AsyncGenerator[Reply, None]:
         """Ask a service for several replies: iterate to the last of them.
@@ -297,6 +302,7 @@ class MailVerbs(AsyncVerbs):
                 reply_to=reply_to,
                 timeout_ms=wait_ms or 0,
                 key=b"" if key is None else key_of(key),
+                need_workers=need_workers,
                 until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
             )
             link.wake_up()
@@ -325,6 +331,7 @@ class MailVerbs(AsyncVerbs):
         request_timeout_ms: int | None = None,
         key: bytes | None = None,
         reply_to: str = "",
+        need_workers: bool = False,
         confirm: str = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
@@ -332,7 +339,8 @@ class MailVerbs(AsyncVerbs):
 
         request_timeout_ms: after it the broker gives the request up. Replies are mail of
         `reply_to`, by default the client's own mailbox; mail.about is (key, 0) then, so give
-        a key to know them by. timeout_ms: for the broker's confirm. The Confirmation's offset
+        a key to know them by. need_workers: as in request().
+        timeout_ms: for the broker's confirm. The Confirmation's offset
         is the request's number. Raises as send().
         """
         link, session = self._link, self._session
@@ -349,6 +357,7 @@ class MailVerbs(AsyncVerbs):
             if request_timeout_ms is None
             else duration("request_timeout_ms", request_timeout_ms),
             key=b"" if key is None else key_of(key),
+            need_workers=need_workers,
             until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
             waits=False,
         )

@@ -67,7 +67,7 @@ class Replies:
 class RequestParcel(Parcel):
     """Requests to one service, until each of them is answered."""
 
-    __slots__ = ("asking", "inbox", "left", "reply_to", "timeout_ms", "tokens")
+    __slots__ = ("asking", "inbox", "left", "need_workers", "reply_to", "timeout_ms", "tokens")
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class RequestParcel(Parcel):
         reply_to: str,
         timeout_ms: int,
         inbox: Mailbox | None,
+        need_workers: bool,
     ) -> None:
         """inbox: where the replies come; None: nobody here waits for them."""
         super().__init__(lane, level)
@@ -84,6 +85,7 @@ class RequestParcel(Parcel):
         self.reply_to = reply_to
         self.timeout_ms = timeout_ms
         self.inbox = inbox
+        self.need_workers = need_workers
         self.tokens: list[Any] = []
         """Who waits, by row, from when it leaves on; None: answered."""
         self.left = 0
@@ -101,13 +103,22 @@ class RequestParcel(Parcel):
     def part(self) -> RequestParcel:
         """An empty one that is alike."""
         return RequestParcel(
-            self.lane, self.level, self.asking, self.reply_to, self.timeout_ms, self.inbox
-        )
+            self.lane, self.level, self.asking, self.reply_to, self.timeout_ms, self.inbox,
+            self.need_workers,
+        )  # fmt: skip
 
     def say(self, out: Put, tracker: int) -> None:
         """REQUEST."""
         out.put(
-            Request(self.lane.place, tracker, self.reply_to, self.timeout_ms, self.level, self.key),
+            Request(
+                self.lane.place,
+                tracker,
+                self.reply_to,
+                self.timeout_ms,
+                self.level,
+                self.key,
+                self.need_workers,
+            ),
             self.content,
         )
 
@@ -197,11 +208,13 @@ class Asking:
         key: bytes = b"",
         until_ms: int = 0,
         waits: bool = True,
+        need_workers: bool = False,
     ) -> None:
         """Put one request on its way; its token gets the reply.
 
         waits: False: its token gets the confirm, and replies stay mail. until_ms: when its
         caller gives it up; 0: never. key: the caller's own: the request then leaves alone.
+        need_workers: it is refused `no_workers` when no worker is there.
         Raises LocalProtocolError `too_large`, `conflict` (the key is in use), or what ended
         the session.
         """
@@ -225,10 +238,11 @@ class Asking:
             or last.timeout_ms != timeout_ms
             or last.reply_to != reply_to
             or last.inbox is not inbox
+            or last.need_workers is not need_workers
             or not outbox.fits(last, row, until_ms)
         ):
             outbox.check(row)
-            last = RequestParcel(lane, level, self, reply_to, timeout_ms, inbox)
+            last = RequestParcel(lane, level, self, reply_to, timeout_ms, inbox, bool(need_workers))
             outbox.queue(last, key, until_ms)
         elif until_ms > last.until_ms:
             last.until_ms = until_ms

@@ -241,10 +241,12 @@ class Step:
         reply_to: str = "",
         timeout_ms: int = 0,
         key: bytes = b"",
+        need_workers: bool = False,
     ) -> Asked:
         """A request for a service, whose replies come as mail to `reply_to`.
 
         reply_to: empty: the own mailbox. key: the caller's own name for it; else one is drawn.
+        need_workers: the step is refused `no_workers` when no worker offers the service.
         Returns what names it in its replies. Raises LocalProtocolError as send().
         """
         name_of("service", service)
@@ -252,7 +254,7 @@ class Step:
         timeout_ms, key = duration("timeout_ms", timeout_ms), key_of(key)
         asked = Asked(key)
         row = make_row(body, subject, fields, None, expires_ms, properties, asked)
-        self._add((_REQUEST, service, reply_to, timeout_ms, key), row)
+        self._add((_REQUEST, service, reply_to, timeout_ms, key, bool(need_workers)), row)
         return asked
 
     def reply(
@@ -557,12 +559,12 @@ def _owning(place: Place, rows: list[Row], random: Callable[[int], bytes]) -> Co
         _, mailbox, deliver_at_ms, priority = place
         return Send(mailbox, 0, 0, b"", deliver_at_ms, priority)
     if kind == _REQUEST:
-        _, service, reply_to, timeout_ms, key = place
+        _, service, reply_to, timeout_ms, key, need_workers = place
         name = key or random(KEY_BYTES)
         for number, row in enumerate(rows):
             asked = row[6]
             asked.key, asked.row = name, number
-        return Request(service, 0, reply_to, timeout_ms, 0, name)
+        return Request(service, 0, reply_to, timeout_ms, 0, name, need_workers)
     _, holder, last, _ = place
     return Reply(holder.number, [row[6] for row in rows], 0, last)
 

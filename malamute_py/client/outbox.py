@@ -38,7 +38,7 @@ QUEUED, SENT, OVER = 0, 1, 2
 NONE: Final = int(Level.NONE)
 _ROW_BYTES: Final = 24
 """What a row is taken to cost beside its body, for the size of a batch."""
-_DIVIDED: Final = frozenset({"limit", "too_large", "not_held"})
+_DIVIDED: Final = frozenset({"limit", "too_large", "not_held", "no_workers"})
 """Codes that may be the fault of some rows, or of their number, and not of the others."""
 
 

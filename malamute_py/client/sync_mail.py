@@ -253,6 +253,7 @@ class SyncMailVerbs(SyncVerbs):
         timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
+        need_workers: bool = False,
         confirm: str = "none",
     ) -> Reply:
         """Ask a service and wait for the (first) reply of a worker.
@@ -263,6 +264,8 @@ class SyncMailVerbs(SyncVerbs):
         the request, so that it is taken once even if another process sends it again. reply_to:
         a mailbox to be read for replies; empty: the client's own, temporary when it has no
         identity (replies to it are lost while the broker is away).
+        need_workers: raises RequestRejected `no_workers` at once when no worker offers the service
+        for the subject; by default the request waits for one.
         confirm: by default the reply is the confirm: until it comes the request is sent again
         after each reconnect, and taken once; "stored" or "synced" for a service whose replies
         may take long.
@@ -281,6 +284,7 @@ class SyncMailVerbs(SyncVerbs):
             reply_to=reply_to,
             timeout_ms=wait_ms or 0,
             key=b"" if key is None else key_of(key),
+            need_workers=need_workers,
         )
         try:
             return pending.result(None)
@@ -316,6 +320,7 @@ class SyncMailVerbs(SyncVerbs):
         timeout_ms: Wait = "default",
         key: bytes | None = None,
         reply_to: str = "",
+        need_workers: bool = False,
         confirm: str = "none",
     ) -> Generator[Reply, None, None]:
         """Ask a service for several replies: iterate to the last of them.
@@ -336,6 +341,7 @@ class SyncMailVerbs(SyncVerbs):
             reply_to=reply_to,
             timeout_ms=wait_ms or 0,
             key=b"" if key is None else key_of(key),
+            need_workers=need_workers,
         )
         return self._replies(link, replies)
 
@@ -365,6 +371,7 @@ class SyncMailVerbs(SyncVerbs):
         request_timeout_ms: int | None = None,
         key: bytes | None = None,
         reply_to: str = "",
+        need_workers: bool = False,
         confirm: str = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
@@ -372,7 +379,8 @@ class SyncMailVerbs(SyncVerbs):
 
         request_timeout_ms: after it the broker gives the request up. Replies are mail of
         `reply_to`, by default the client's own mailbox; mail.about is (key, 0) then, so give
-        a key to know them by. timeout_ms: for the broker's confirm. The Confirmation's offset
+        a key to know them by. need_workers: as in request().
+        timeout_ms: for the broker's confirm. The Confirmation's offset
         is the request's number. Raises as send().
         """
         wait_ms = self._session.settings.wait_ms(timeout_ms)
@@ -387,6 +395,7 @@ class SyncMailVerbs(SyncVerbs):
             if request_timeout_ms is None
             else duration("request_timeout_ms", request_timeout_ms),
             key=b"" if key is None else key_of(key),
+            need_workers=need_workers,
             waits=False,
         )
         return pending.result(None)

@@ -583,6 +583,8 @@ class Request(Command, tag=50, frozen=True):
     key: Key = b""
     """Names this batch, and with the row each request of it: sent again with the same key it is
     accepted once, and replies name it. Empty: replies name no request."""
+    need_workers: bool = False
+    """Refused `no_workers` when no worker offers the service for one of the subjects now."""
 
     @property
     def content_frames(self) -> int:

@@ -42,6 +42,7 @@ CODES: Final[dict[str, str]] = {
     "unknown_cursor": "there is no such cursor",
     "unknown_group": "there is no such group",
     "unknown_request": "there is no such request, or not any more",
+    "no_workers": "no worker offers the service for the request's subject",
     "not_held": "this link does not hold the message, request or record (any more)",
     "in_use": "it has members or readers, or another link holds it",
     # limits and load

@@ -106,6 +106,13 @@ def test_no_answer_in_time_is_code_4_and_says_what_is_missing(m: Run, service: s
     assert "nobody works for it" in told.err
 
 
+def test_without_workers_a_request_fails_at_once_when_it_is_to(m: Run, service: str) -> None:
+    failed = m("request", service, "x", "--need-workers")
+    assert failed.code == 1
+    assert f"no worker offers service '{service}'" in failed.err
+    assert "malamute work" in failed.err
+
+
 def test_completion_without_a_reply_is_code_0(m: Run, broker: EmbeddedBroker, service: str) -> None:
     with serving(broker, service, lambda request: None):
         told = m("request", service, "x").ok()
