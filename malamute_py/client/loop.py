@@ -95,8 +95,8 @@ class LoopLink:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._fresh: list[tuple[asyncio.Future[Any], int, str, str]] = []
-        """Calls of the last moment whose wait is bounded; most are answered before they are looked
-        at, and need no entry below."""
+        """Calls of the last moment whose wait is bounded, with how long (-1: the default); most are
+        answered before they are looked at, and need no entry below."""
         self._fresh_max = _FRESH_MIN
         self._stamped_ms = 0
         """When it was looked at last."""
@@ -323,6 +323,14 @@ class LoopLink:
 
     def limit(self, future: asyncio.Future[Any], wait: Wait, what: str, name: str = "") -> None:
         """Have a future fail with Timeout; what, name: see waits.py. Raises LocalProtocolError."""
+        if wait == "default":
+            # What most calls ask for: how long that is need be known of few of them.
+            fresh = self._fresh
+            fresh.append((future, -1, what, name))
+            if len(fresh) >= self._fresh_max:
+                self._fresh = [entry for entry in fresh if not entry[0].done()]
+                self._fresh_max = max(_FRESH_MIN, 2 * len(self._fresh))
+            return
         wait_ms = self.engine.settings.wait_ms(wait)
         if wait_ms is None:
             return
@@ -330,9 +338,6 @@ class LoopLink:
         if wait_ms < _EXACT_BELOW_MS:
             self._stamp(clock_ms())
             self.wake_up()
-        elif len(self._fresh) >= self._fresh_max:
-            self._fresh = [entry for entry in self._fresh if not entry[0].done()]
-            self._fresh_max = max(_FRESH_MIN, 2 * len(self._fresh))
 
     def _look_at_limits(self, now_ms: int) -> None:
         if self._fresh and now_ms - self._stamped_ms >= _STAMP_MS:
@@ -345,8 +350,10 @@ class LoopLink:
 
     def _stamp(self, now_ms: int) -> None:
         self._stamped_ms = now_ms
-        for future, wait_ms, what, name in self._fresh:
-            if not future.done():
+        by_default_ms = self.engine.settings.timeout_ms
+        for future, asked_ms, what, name in self._fresh:
+            wait_ms = by_default_ms if asked_ms < 0 else asked_ms
+            if wait_ms is not None and not future.done():
                 self._entries += 1
                 entry = (now_ms + wait_ms, self._entries, future, wait_ms, what, name)
                 heapq.heappush(self._limits, entry)
