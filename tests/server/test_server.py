@@ -457,3 +457,25 @@ def test_a_bug_in_a_thread_ends_every_link_by_name_and_the_broker(
         with pytest.raises(ServerFailed):
             server.stop()
     assert [facts["thread"] for facts in log.of("thread_died")] == ["reader"]
+
+
+def test_a_user_with_too_many_connections_is_told_so_and_others_are_not_concerned() -> None:
+    wanted = config(
+        authentication__mechanism="plain",
+        authentication__users={"alice": hash_password("a"), "bob": hash_password("b")},
+        links__user_connections_max=2,
+    )
+    alice: dict[str, Any] = {"plain_username": b"alice", "plain_password": b"a"}
+    with serving(wanted) as (server, at, _):
+        with RawPeer(at, **alice), RawPeer(at, **alice):
+            with RawPeer(at, hello=False, **alice) as third:
+                third.send(Hello((1, 1), os.urandom(16)))
+                refused, _ = third.get(Refused)
+                assert refused.code == "limit"
+                assert "links.user_connections_max" in refused.reason
+            with RawPeer(at, plain_username=b"bob", plain_password=b"b") as bob:
+                assert bob.welcome is not None
+            assert server.metrics()["shell"]["connections_refused_total"] == 1
+        until(lambda: server.metrics()["connections"] == 0)
+        with RawPeer(at, **alice) as again:
+            assert again.welcome is not None
