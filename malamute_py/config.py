@@ -95,6 +95,7 @@ class Links(Section, frozen=True):
     user_connections_max: Count = 12_288
     greetings_max: Count = 4_096
     address_greetings_max: Count = 2_048
+    greeting_ms: MaybeMilliseconds = 5_000
     heartbeat_ms: Milliseconds = 5_000
     heartbeat_min_ms: Milliseconds = 50
     heartbeat_max_ms: Milliseconds = 60_000

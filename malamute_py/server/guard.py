@@ -91,6 +91,7 @@ class Bounds(msgspec.Struct, frozen=True):
     user_connections_max: int
     greetings_max: int
     address_greetings_max: int
+    greeting_ms: int
 
     @classmethod
     def of(cls, config: Config, files_max: int | None = None) -> Self:
@@ -109,6 +110,7 @@ class Bounds(msgspec.Struct, frozen=True):
             user_connections_max=links.user_connections_max,
             greetings_max=links.greetings_max,
             address_greetings_max=links.address_greetings_max,
+            greeting_ms=links.greeting_ms,
         )
 
 
@@ -275,13 +277,16 @@ class Guard:
             most = bounds.address_connections_max
             self._surplus(newest, f"its address has {most} connections already")
         elif self._silent_by_address[address] > bounds.address_greetings_max:
-            self._surplus(self._longest_silent(address), "too many of its address say nothing")
+            self._make_room(address, newest.accepted_ms, "too many of its address say nothing")
         elif len(self._silent) > bounds.greetings_max:
             (most_of, _), *_ = self._silent_by_address.most_common(1)
-            self._surplus(self._longest_silent(most_of), "too many say nothing")
+            self._make_room(most_of, newest.accepted_ms, "too many say nothing")
 
-    def _longest_silent(self, address: str) -> Connection:
-        return next(each for each in self._silent.values() if each.address == address)
+    def _make_room(self, address: str, now_ms: int, reason: str) -> None:
+        """Cut the connection of an address that has been silent longest, unless it just came."""
+        oldest = next(each for each in self._silent.values() if each.address == address)
+        if now_ms - oldest.accepted_ms >= self._bounds.greeting_ms:
+            self._surplus(oldest, reason)
 
     def _surplus(self, connection: Connection, reason: str) -> None:
         self._count("connections_refused_total")

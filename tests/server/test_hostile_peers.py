@@ -206,6 +206,7 @@ def test_too_many_connections_of_one_kind_are_cut_and_counted(tmp_path: Path) ->
         "links__connections_max": 40,
         "links__greetings_max": 10,
         "links__address_greetings_max": 8,
+        "links__greeting_ms": 0,
     }
     with Daemon(tmp_path, **bounds) as daemon, canary(daemon) as client:
         with contextlib.ExitStack() as stack:

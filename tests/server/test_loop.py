@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -356,6 +356,21 @@ def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
         guard._accepted(fd, 0)
         assert guard.get(fd) is None
     guard.close()
+
+
+def test_silent_connections_make_room_only_when_they_had_time_to_speak() -> None:
+    links = Links(greetings_max=3, address_greetings_max=3, greeting_ms=1_000)
+    with RunningLoop(Config(listen=LOCAL.listen, links=links)) as running, ExitStack() as stack:
+        running.stop_the_clock()
+        silent = [stack.enter_context(Zmtp(running.endpoint)) for _ in range(6)]
+        running.until(lambda: len(running.guard) == 6)
+        assert not running.log.of("connection_cut"), "a fleet that comes back at once"
+        running.leap(1_000)
+        stack.enter_context(Zmtp(running.endpoint))
+        assert is_ended(silent[0].socket), "the oldest goes"
+        assert not is_ended(silent[1].socket, 0.1)
+        (event,) = running.log.of("connection_cut")
+        assert "say nothing" in event["reason"]
 
 
 def test_a_lost_connection_is_told_to_the_core_after_what_it_sent_last() -> None:
