@@ -288,6 +288,7 @@ class LoopSection(Section, frozen=True):
     burst_commands: Count = 1_024
     share_commands: Count = 64
     guard_ms: Milliseconds = 25
+    matching_us: Annotated[int, msgspec.Meta(ge=100)] = 2_000
     drain_ms: MaybeMilliseconds = 2_000
 
 

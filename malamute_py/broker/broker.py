@@ -30,6 +30,7 @@ from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.links import RECEIVES, Link, Links
 from malamute_py.broker.mail import COMMANDS as MAIL_COMMANDS
 from malamute_py.broker.mail import Mail
+from malamute_py.broker.matching import Matching
 from malamute_py.broker.producers import Producers
 from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import (
@@ -99,7 +100,8 @@ class Broker:
         tables = recover(state, self._producers, settings.producer_batches_max)
         self._catalogue = Catalogue(shard, tables, dict(state.rings))
         self._confirms = Confirms(self._links)
-        self._delivery = Delivery(shard, self._links)
+        self._matching = Matching(shard)
+        self._delivery = Delivery(shard, self._links, self._matching)
         changes = state.rings[MAIN].streams.get(CHANGE_STREAM) if MAIN in state.rings else None
         self._publishing = Publishing(
             shard, self._links, self._confirms, self._producers, self._catalogue.rings,
@@ -113,7 +115,7 @@ class Broker:
         )  # fmt: skip
         self._publishing.steps = self._catalogue.steps = self._steps
         self._catalogue.publishing = self._publishing
-        self._serving = Serving(shard, self._links, self._delivery)
+        self._serving = Serving(shard, self._links, self._delivery, self._matching)
         starts = Starts(shard)
         self._bodies = Bodies(shard)
         self._mail = Mail(
@@ -128,7 +130,7 @@ class Broker:
         )
         self._groups = Groups(
             shard, self._links, self._catalogue, self._publishing, self._steps, starts,
-            self._delivery,
+            self._delivery, self._matching,
         )  # fmt: skip
         self._groups.in_use = self._in_use
         self._subscriptions = Subscriptions(
@@ -158,7 +160,8 @@ class Broker:
         self._acks: list[tuple[Link, wire.AckMail]] = []
         """Acknowledgements that nobody waits for, taken when nothing else is left to do."""
         self._queues: Final = (
-            *self._serving.queues, *self._groups.queues, *self._services.queues, *self._mail.queues
+            self._matching.queue, self._delivery.fallen, *self._serving.queues,
+            *self._groups.queues, *self._services.queues, *self._mail.queues,
         )  # fmt: skip
         """Where all that can be done at once lies: while they are empty nobody is asked."""
         self._handlers = self._table()
@@ -640,8 +643,9 @@ class Broker:
     # --- time -------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed: heartbeats, expiry, retention."""
+        """Time has passed: heartbeats, expiry, retention, and the turn's share of matching."""
         self._shard.advance(now_ms)
+        self._matching.refill()
         for link in self._links.beat():
             if not link.blocked:
                 self._delivery.cover_all(link)
@@ -676,6 +680,9 @@ class Broker:
 
     def _work(self) -> None:
         """Do a bounded share of what can be done at once."""
+        fallen = self._delivery.fallen
+        while fallen:
+            self._serving.consider(fallen.popleft())
         if self._serving.hungry:
             self._serving.serve()
         if self._groups.hungry:
@@ -684,6 +691,9 @@ class Broker:
             self._services.hand_out()
         if self._mail.hungry:
             self._mail.deliver()
+        if self._matching.queue:
+            # Last: what is done of it is served in the next step.
+            self._matching.work()
 
     def _appends(self) -> list[AppendBundle]:
         """Bundles for the journal: those of ring main together, urgent changes before them."""
@@ -708,7 +718,8 @@ class Broker:
             return self._shard.now_ms
         if any(self._queues) and (
             self._serving.hungry or mail.hungry or services.hungry or groups.hungry
-        ):
+            or self._matching.queue
+        ):  # fmt: skip
             return self._shard.now_ms
         wake = self._links.wake_at_ms
         if self._catalogue.bounded:

@@ -9,18 +9,23 @@ nothing; what is live and selects nothing costs nothing. Source: DESIGN.md, sect
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Final, Protocol
 
 from malamute_protocol.commands import Cover, Deliver, Ended, Mode
 from malamute_protocol.extract import scatters
 from malamute_py.broker.links import Link, Links, cost_of_few
+from malamute_py.broker.matching import Matching
 from malamute_py.broker.selection import (
     FEW_ROWS,
     Encoding,
     Groups,
     Mask,
     encoding_of,
-    groups_of,
+    groups_of_classes,
+    groups_of_late,
+    header_classes,
+    known_groups,
     narrow,
     rows_of_group,
     rows_of_groups,
@@ -30,9 +35,12 @@ from malamute_py.broker.selection import (
     within_client_time,
 )
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.streams import NEVER, Batch, Stream
+from malamute_py.broker.streams import NEVER, Batch, Late, Stream
 from malamute_py.broker.subscriptions import Subscription
+from malamute_py.matcher import Classing
 
+SMALL_TABLE = 32
+"""Headers of a batch that are matched in one go where no expression is looked for."""
 _MANY = 4
 """Groups from which on the rows of all of them are looked for together."""
 
@@ -50,13 +58,16 @@ class Taker(Protocol):
 class Delivery:
     """What leaves for live subscriptions, and how any subscription is told where it stands."""
 
-    def __init__(self, shard: Shard, links: Links) -> None:
+    def __init__(self, shard: Shard, links: Links, matching: Matching) -> None:
         self._shard = shard
         self._links = links
         self._hot: deque[Batch] = deque()
         self.hot_bytes = 0
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
+        self._matching = matching
+        self.fallen: Final[deque[Subscription]] = deque()
+        """Went on demand although they may be given something: they are to have a turn."""
 
     # --- the hot window -----------------------------------------------------------------
 
@@ -90,11 +101,92 @@ class Delivery:
             self.keep(batch)
         for wake in stream.durable_readers if durable else stream.readers:
             wake()
-        if not stream.live:
+        if not stream.live or (durable and not stream.durable):
+            return
+        if stream.late:
+            self._put_off(Late(batch, durable))
             return
         content = batch.content
+        groups = known_groups(stream, content)
+        if groups is None:
+            headers, _ = content.headers()
+            index = stream.index
+            if index.slow or len(headers) > SMALL_TABLE:
+                job = Classing(index, headers)
+                if not self._matching.run(job):
+                    self._put_off(Late(batch, durable, job))
+                    self._go_on(stream, job)
+                    return
+                classes = job.classes
+            else:
+                classes = header_classes(index, headers)
+            groups = groups_of_classes(stream, content, classes)
+        self._fan_out(batch, durable, groups)
+
+    def _go_on(self, stream: Stream, job: Classing) -> None:
+        """Have the headers matched that a stream's live subscriptions wait for."""
+
+        def wanted() -> bool:
+            return bool(stream.live and stream.late) and stream.late[0].job is job
+
+        self._matching.later(job, partial(self._matched, stream, job), wanted)
+
+    def _put_off(self, late: Late) -> None:
+        """Live subscriptions get a batch later; too much of that, and they go on demand."""
+        batch = late.batch
+        stream = batch.stream
+        stream.late.append(late)
+        stream.late_bases[late.durable].append(batch.base)
+        stream.late_bytes += batch.memory
+        if stream.late_bytes > self._shard.settings.matching_bytes_max:
+            self._overtake(stream)
+
+    def _overtake(self, stream: Stream) -> None:
+        """Matching is too far behind: whoever waits for it reads what it wants on demand."""
+        self._shard.counters["matching_overtaken"] += 1
+        for sub in list(stream.subscriptions):
+            if sub.live and stream.late_bases[sub.durable]:
+                self.fall_behind(sub, sub.place)
+                self.fallen.append(sub)
+        stream.late.clear()
+        for bases in stream.late_bases:
+            bases.clear()
+        stream.late_bytes = 0
+
+    def _matched(self, stream: Stream, job: Classing) -> None:
+        """The headers of the batch that a stream's live subscriptions wait for are matched."""
+        late = stream.late[0] if stream.late else None
+        if late is None or late.job is not job:
+            return  # they were not waited for
+        self._fan_out(late.batch, late.durable, groups_of_late(stream, late, job.classes))
+        self._on_time(stream)
+        while stream.late:
+            late = stream.late[0]
+            if not stream.live:
+                self._on_time(stream)
+                continue
+            classes = None
+            if known_groups(stream, late.batch.content) is None:
+                late.job = Classing(stream.index, late.batch.content.headers()[0])
+                if not self._matching.run(late.job):
+                    self._go_on(stream, late.job)
+                    return
+                classes = late.job.classes
+            self._fan_out(late.batch, late.durable, groups_of_late(stream, late, classes))
+            self._on_time(stream)
+
+    def _on_time(self, stream: Stream) -> None:
+        """The first of what was put off is out."""
+        late = stream.late.popleft()
+        stream.late_bases[late.durable].popleft()
+        stream.late_bytes -= late.batch.memory
+        if late.batch.next >= stream.least_stop:
+            self._end_bounded(stream)
+
+    def _fan_out(self, batch: Batch, durable: bool, groups: Groups) -> None:
+        """Give a batch to those of its groups that are live."""
+        stream, content = batch.stream, batch.content
         alive = unexpired(content, self._shard.now_ms)
-        groups = groups_of(stream, content)
         if (
             len(groups) >= _MANY
             and alive is None
@@ -301,7 +393,7 @@ class Delivery:
 
     def _end_bounded(self, stream: Stream) -> None:
         """End the live subscriptions whose end the tail has passed."""
-        ending = [sub for sub in stream.bounded if sub.stop <= sub.tail]
+        ending = [sub for sub in stream.bounded if sub.stop <= sub.place]
         for sub in ending:
             self.end(sub, "end")
             sub.drop()

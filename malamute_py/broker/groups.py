@@ -50,6 +50,7 @@ from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.delivery import Delivery
 from malamute_py.broker.holdings import Page, Picked, bits_of_rows
 from malamute_py.broker.links import Link, Links
+from malamute_py.broker.matching import AT_ONCE_MAX, MATCHING, Choosing, Matching
 from malamute_py.broker.named import Named, Place
 from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import MAIN, HistoryRead, ReadFailed, ReadRange
@@ -100,6 +101,7 @@ class Groups:
         steps: Steps,
         starts: Starts,
         delivery: Delivery,
+        matching: Matching,
     ) -> None:
         self._shard = shard
         self._links = links
@@ -108,6 +110,7 @@ class Groups:
         self._steps = steps
         self._starts = starts
         self._delivery = delivery
+        self._matching = matching
         self._groups: Named[Group] = Named(shard.quotas, "groups")
         self._members: dict[Link, dict[int, Member]] = {}
         self._member_count = 0
@@ -779,6 +782,8 @@ class Groups:
                 self._read(group, offset)
                 return given
             given += self._hand_out(group, self._hot(stream, offset))
+            if group.reading:
+                return given
         self.wake(group)
         # What was looked at and selected by nobody is work, too.
         return max(given, quantum)
@@ -819,6 +824,8 @@ class Groups:
         now_ms = self._shard.now_ms
         holdings = group.holdings
         if batch.next > holdings.read:
+            if not self._prepared(group, batch):
+                return 0
             group.take_in(batch, now_ms)
             if not holdings.open:
                 self._flush_later(group)
@@ -840,6 +847,34 @@ class Groups:
         for member, rows in group.divided(batch, bits):
             given += self._deliver(group, batch, parts, member, rows)
         return given
+
+    def _prepared(self, group: Group, batch: Batch) -> bool:
+        """Whether it is known, or quick to find, what a group selects of a batch.
+
+        Else that is found in slices; the group has its next turn then.
+        """
+        head = batch.content.head
+        headers = head.subjects_count * max(1, head.fieldmaps_count)
+        if (
+            not self._matching.sliced
+            or (not group.slow and headers <= AT_ONCE_MAX)
+            or group.knows(batch.content, batch.base)
+        ):
+            return True
+        job = Choosing(group.predicate, batch.content.headers()[0])
+        if self._matching.run(job):
+            group.prepared = batch.base, job.chosen
+            return True
+        group.reading = MATCHING
+
+        def matched() -> None:
+            group.reading = 0
+            if not group.gone:
+                group.prepared = batch.base, job.chosen
+                self.wake(group)
+
+        self._matching.later(job, matched, lambda: not group.gone)
+        return False
 
     def _deliver(self, group: Group, batch: Batch, parts: Parts, member: Member, rows: int) -> int:
         """Put rows of a batch into a member's outbox; returns the bytes given."""
@@ -889,7 +924,7 @@ class Groups:
             self._hand_out_history(group, answer)
             if (holdings.read, group.deliveries, holdings.open) != before:
                 group.idle_reads = 0
-            else:
+            elif not group.reading:
                 group.idle_reads += 1
         if group.idle_reads >= IDLE_READS_MAX:
             group.idle_reads = 0
@@ -936,6 +971,8 @@ class Groups:
                     Content(stored[STAMP_BYTES:]), base, end, size,
                 )  # fmt: skip
                 self._hand_out(group, batch)
+                if group.reading:
+                    return
         for gap in gaps:
             self._gap(group, gap)
         if answer.next > holdings.read:

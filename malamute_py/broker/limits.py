@@ -77,6 +77,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     quota: Callable[[str], Quota] = no_quota
     """What an identity may have; "": all links without one."""
     facts: Callable[[], dict[str, Any]] = no_facts
+    meter: Callable[[], int] | None = None
+    """How much work was done so far, in units of the shell's (nanoseconds); None: nobody counts,
+    and matching is not cut into slices."""
+    matching_share: int = 2_000_000
+    """What matching may take of one turn of the loop, by the meter."""
     """The shell's part of BROKER_INFO: rings, disk, endpoints."""
 
     # --- links: beyond links_max a HELLO is refused `limit`
@@ -156,6 +161,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The same for what is read from the journal: fewer are served by what each selects."""
     queries_max: int = 10_000
     """Questions to the journal's index under way; beyond it: `wait`."""
+    matching_bytes_max: int = 8 << 20
+    """Batches of a stream whose headers are being matched; beyond it its live subscriptions go on
+    demand."""
     extract_bytes_min: int = 4 << 10
     """A smaller batch goes out whole with a row bitmap: extracting would cost more."""
     extract_share: float = 0.25

@@ -20,7 +20,7 @@ from malamute_protocol.header import Header
 from malamute_protocol.stamp import Stamp, row_bitmap
 from malamute_py.broker.holdings import places_of, rows_of_bits
 from malamute_py.broker.partition import partition
-from malamute_py.broker.streams import Batch, Stream
+from malamute_py.broker.streams import Batch, Late, Stream
 from malamute_py.broker.subscriptions import Subscription
 from malamute_py.matcher import Index
 
@@ -49,8 +49,8 @@ class Group:
 Groups: TypeAlias = "list[Group]"
 
 
-def groups_of(stream: Stream, content: Content) -> Groups:
-    """Who takes what of a batch; the list is shared and not to be changed."""
+def known_groups(stream: Stream, content: Content) -> Groups | None:
+    """Who takes what of a batch, where that is known; the list is shared, not to be changed."""
     if len(stream.everyone) == len(stream.subscriptions):
         # Nobody looks at headers, so they need not be looked at here.
         found = stream.groups.get(())
@@ -58,17 +58,44 @@ def groups_of(stream: Stream, content: Content) -> Groups:
             found = stream.groups[()] = _everyone(stream)
         return found
     key = content.headers_key
-    if type(key) is not tuple or len(key) <= TABLE_HEADERS_MAX:
-        found = stream.groups.get(key)
-        if found is not None:
-            return found
+    if type(key) is tuple and len(key) > TABLE_HEADERS_MAX:
+        return None
+    return stream.groups.get(key)
+
+
+def groups_of_classes(
+    stream: Stream, content: Content, classes: list[tuple[BitMap, list[int]]]
+) -> Groups:
+    """Who takes what of a batch whose headers were just matched; kept if it may come again."""
     headers, _ = content.headers()
-    found = _group(stream, headers)
+    found = _group(stream, len(headers), classes)
     if len(headers) <= TABLE_HEADERS_MAX:
         if stream.grouped_headers + len(headers) > GROUPED_HEADERS_MAX:
             stream.regroup()
-        stream.groups[key] = found
+        stream.groups[content.headers_key] = found
         stream.grouped_headers += len(headers)
+    return found
+
+
+def groups_of_late(
+    stream: Stream, late: Late, classes: list[tuple[BitMap, list[int]]] | None
+) -> Groups:
+    """Who still takes what of a batch that came before: those who were live then and are now.
+
+    classes: None: its groups are known. Whoever has come to the tail since, has read the batch.
+    """
+    batch = late.batch
+    if classes is None:
+        groups = known_groups(stream, batch.content)
+        assert groups is not None
+    else:
+        groups = _group(stream, len(batch.content.headers()[0]), classes)
+    found: Groups = []
+    for group in groups:
+        those = Group(group.headers)
+        those.live = [sub for sub in group.live if sub.live and sub.position <= batch.base]
+        those.durable = [sub for sub in group.durable if sub.live and sub.position <= batch.base]
+        found.append(those)
     return found
 
 
@@ -83,16 +110,17 @@ def _enlist(group: Group, subscriptions: Iterable[Subscription]) -> None:
         (group.durable if subscription.durable else group.live).append(subscription)
 
 
-def _group(stream: Stream, headers: Sequence[Header]) -> Groups:
+def _group(stream: Stream, count: int, classes: list[tuple[BitMap, list[int]]]) -> Groups:
     groups: list[Group] = []
     all_group: Group | None = None
-    for numbers, places in partition(header_classes(stream.index, headers)):
-        if len(places) == len(headers):
+    for numbers, places in partition(classes):
+        if len(places) == count:
             group = all_group = Group(None)
         else:
             group = Group(np.array(places, np.int32))
         for number in numbers:
-            _enlist(group, stream.numbers[number])
+            # A pattern may have gone while the headers were matched.
+            _enlist(group, stream.numbers.get(number, ()))
         groups.append(group)
     if stream.everyone:
         if all_group is None:
@@ -276,10 +304,14 @@ def rows_of_headers(content: Content, chosen: Mask | None) -> Mask | None:
     return mask
 
 
-def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
+def headers_chosen(subscription: Subscription, content: Content, base: int) -> Mask | None:
     """Which distinct headers one subscription selects; None: all of them."""
     if subscription.everything:
         return None
+    prepared = subscription.prepared
+    if prepared is not None and prepared[0] == base:
+        mask: Mask = prepared[1]
+        return None if mask.all() else mask
     headers, _ = content.headers()
     number = subscription.pattern_number
     stream = subscription.stream
@@ -333,7 +365,7 @@ def select(
     count = content.head.count
     mask: Mask | None = None
     if not subscription.everything:
-        chosen = headers_chosen(subscription, content)
+        chosen = headers_chosen(subscription, content, base)
         if chosen is not None:
             if not chosen.any():
                 return False, None

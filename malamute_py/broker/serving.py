@@ -23,6 +23,7 @@ from malamute_protocol.gather import BYTES_A_ROW, Gathering, gatherable, rows_of
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.delivery import Delivery
 from malamute_py.broker.links import Links, cost_of_few
+from malamute_py.broker.matching import AT_ONCE_MAX, MATCHING, Choosing, Matching
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
 from malamute_py.broker.selection import Encoding, Mask, encoding_of, select
 from malamute_py.broker.shard import Shard
@@ -147,10 +148,11 @@ class Parcel:
 class Serving:
     """The subscriptions on demand."""
 
-    def __init__(self, shard: Shard, links: Links, delivery: Delivery) -> None:
+    def __init__(self, shard: Shard, links: Links, delivery: Delivery, matching: Matching) -> None:
         self._shard = shard
         self._links = links
         self._delivery = delivery
+        self._matching = matching
         self._queue: Final[deque[Subscription | Company]] = deque()
         self._companies: dict[tuple[Stream, bool], Company] = {}
         """Those in the queue, of each stream by whether they see only what is durable."""
@@ -192,7 +194,12 @@ class Serving:
         # At its end it needs no credit to be told so.
         if sub.able or sub.position >= sub.stop:
             sub.queued = True
-            if sub.turns_alone or not self._gathers or not sub.joins:
+            if (
+                sub.turns_alone
+                or not self._gathers
+                or not sub.joins
+                or (self._matching.sliced and sub.stream.index.slow)
+            ):
                 sub.turns_alone = max(0, sub.turns_alone - 1)
                 self._queue.append(sub)
                 return
@@ -407,6 +414,8 @@ class Serving:
                 break
             if batch.next <= sub.position:
                 continue
+            if not self._prepared(sub, batch.base, batch.content):
+                break
             anything, mask = select(sub, batch.content, batch.base, end, now_ms)
             next = min(batch.next, end)
             if anything and mask is None:
@@ -523,7 +532,8 @@ class Serving:
         before = sub.position
         if sub.able:
             self._deliver_history(sub, answer)
-            self._note_progress(sub, before)
+            if not sub.reading:
+                self._note_progress(sub, before)
         if sub.started:
             self.consider(sub)
 
@@ -608,8 +618,9 @@ class Serving:
                 cut = base < sub.position or next > end
                 if not looks and not cut and not 0 < expiry_ms <= now_ms:
                     parcel.stored(run.data, at, size, next, count)
-                else:
-                    self._thinned(sub, parcel, run.data, data[at : at + size], at, base, end)
+                elif not self._thinned(sub, parcel, run.data, data[at : at + size], at, base, end):
+                    parcel.flush()
+                    return
                 sub.position = max(sub.position, min(next, end))
         parcel.flush()
         for gap in gaps:
@@ -632,12 +643,14 @@ class Serving:
     def _thinned(
         self, sub: Subscription, parcel: Parcel, data: Any, stored: memoryview, at: int, base: int,
         end: int,
-    ) -> None:  # fmt: skip
-        """Deliver what a subscription selects of one stored batch."""
+    ) -> bool:  # fmt: skip
+        """Deliver what a subscription selects of one stored batch; False: it is being matched."""
         content = Content(stored[STAMP_BYTES:])
+        if not self._prepared(sub, base, content):
+            return False
         anything, mask = select(sub, content, base, end, self._shard.now_ms)
         if not anything:
-            return
+            return True
         next = base + content.head.count
         if mask is None:
             parcel.stored(data, at, len(stored), next, content.head.count)
@@ -647,6 +660,39 @@ class Serving:
                 len(stored),
             )  # fmt: skip
             self._give_part(sub, parcel, batch, min(next, end), mask)
+        return True
+
+    def _prepared(self, sub: Subscription, base: int, content: Content) -> bool:
+        """Whether it is known, or quick to find, what a subscription selects of a batch.
+
+        Else that is found in slices; the subscription has its next turn then.
+        """
+        if sub.everything or not self._matching.sliced:
+            return True
+        if sub.prepared is not None:
+            if sub.prepared[0] == base:
+                return True
+            sub.prepared = None
+        head = content.head
+        if (
+            not sub.stream.index.slow
+            and head.subjects_count * max(1, head.fieldmaps_count) <= AT_ONCE_MAX
+        ):
+            return True
+        job = Choosing(compile_pattern(sub.pattern).matches, content.headers()[0])
+        if self._matching.run(job):
+            sub.prepared = base, job.chosen
+            return True
+        sub.reading = MATCHING
+
+        def matched() -> None:
+            sub.reading = 0
+            if sub.started:
+                sub.prepared = base, job.chosen
+                self.consider(sub)
+
+        self._matching.later(job, matched, lambda: sub.started)
+        return False
 
     def _give_part(
         self, sub: Subscription, parcel: Parcel, batch: Batch, next: int, mask: Mask

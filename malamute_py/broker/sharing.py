@@ -341,12 +341,14 @@ class Group:
         "name",
         "pattern",
         "predicate",
+        "prepared",
         "queued",
         "reading",
         "reading_from",
         "returns_ms",
         "row",
         "slots",
+        "slow",
         "stream",
         "timer",
         "waker",
@@ -366,6 +368,9 @@ class Group:
         compiled = compile_pattern(self.pattern)
         self.everything = compiled.canonical == ("all",) or self.pattern == ["topic", "#"]
         self.predicate = compiled.matches
+        self.slow = compiled.slow
+        self.prepared: tuple[int, Any] | None = None
+        """(base, headers chosen) of a batch that was matched in slices."""
         self.holdings = Holdings(row.next)
         self.done: list[Range] = list(row.done)
         """Of what is still to be read, what was done in an earlier run of the broker."""
@@ -606,7 +611,7 @@ class Group:
         holdings = self.holdings
         base, end, content = batch.base, batch.next, batch.content
         count = end - base
-        chosen, slots = self._of_table(content)
+        chosen, slots = self._of_table(content, base)
         rows = rows_of_headers(content, chosen)
         alive = unexpired(content, now_ms)
         if alive is not None:
@@ -635,8 +640,17 @@ class Group:
             first, stop = max(base, page.base), min(end, page.base + PAGE)
             page.slots[first - page.base : stop - page.base] = row_slots[first - base : stop - base]
 
-    def _of_table(self, content: Content) -> tuple[Any, Any]:
-        """(headers chosen, None for all; slot of each distinct header, when keyed)."""
+    def knows(self, content: Content, base: int) -> bool:
+        """Whether the headers of a batch need not be matched."""
+        if self.everything or (self.prepared is not None and self.prepared[0] == base):
+            return True
+        return content.headers_key in self._seen
+
+    def _of_table(self, content: Content, base: int = -1) -> tuple[Any, Any]:
+        """(headers chosen, None for all; slot of each distinct header, when keyed).
+
+        base: where the batch begins; -1: only the slots are wanted.
+        """
         if self.everything and self.slots is None:
             return None, None
         key = content.headers_key
@@ -645,7 +659,11 @@ class Group:
             return found
         headers, _ = content.headers()
         chosen = None
-        if not self.everything:
+        prepared = self.prepared
+        if prepared is not None and prepared[0] == base:
+            self.prepared = None
+            chosen = None if prepared[1].all() else prepared[1]
+        elif not self.everything and base >= 0:
             predicate = self.predicate
             each = (predicate(header.keys, header.fields) for header in headers)
             chosen = np.fromiter(each, np.bool_, len(headers))
@@ -655,7 +673,7 @@ class Group:
         if self.slots is not None:
             each_slot = (crc32(header.keys[0].encode()) % SLOTS for header in headers)
             slots = np.fromiter(each_slot, np.uint16, len(headers))
-        if len(headers) <= TABLES_MAX:
+        if len(headers) <= TABLES_MAX and (base >= 0 or self.everything):
             if len(self._seen) >= TABLES_MAX:
                 self._seen.clear()
             self._seen[key] = chosen, slots

@@ -23,7 +23,7 @@ from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.retention import Ledger
 from malamute_py.changelog.settings import StreamSettings
 from malamute_py.changelog.tables import StreamRow
-from malamute_py.matcher import Index
+from malamute_py.matcher import Classing, Index
 
 if TYPE_CHECKING:
     from malamute_py.broker.confirms import Waiter
@@ -89,6 +89,15 @@ class Settled(msgspec.Struct, eq=False):
     """What is to be called, for a change."""
 
 
+class Late(msgspec.Struct, eq=False):
+    """A batch whose headers are being matched, or that came behind one."""
+
+    batch: Batch
+    durable: bool
+    """It is for those who see only what is durable."""
+    job: Classing | None = None
+
+
 class RingState:
     """What the core knows of one ring."""
 
@@ -132,6 +141,9 @@ class Stream:
         "hot",
         "kinds",
         "last_time_ms",
+        "late",
+        "late_bases",
+        "late_bytes",
         "least_stop",
         "ledger",
         "level",
@@ -197,6 +209,11 @@ class Stream:
         self.matched_weight = 0
         self.live = 0
         """How many subscriptions take batches as they come."""
+        self.late: deque[Late] = deque()
+        """What live subscriptions get next, in order; mostly nothing."""
+        self.late_bases: tuple[deque[int], deque[int]] = (deque(), deque())
+        """Where these begin: for those who see everything, and for who sees what is durable."""
+        self.late_bytes = 0
         self.bounded: set[Subscription] = set()
         """Live subscriptions that stop somewhere."""
         self.least_stop = NEVER
@@ -246,6 +263,11 @@ class Stream:
     def hot_place(self, offset: int) -> int:
         """Place in the hot window of the batch that holds an offset, or the one after it."""
         return max(0, bisect_right(self.hot, offset, key=_base) - 1)
+
+    def late_from(self, durable: bool, tail: int) -> int:
+        """Before it live subscriptions were given everything; the tail, mostly."""
+        bases = self.late_bases[durable]
+        return bases[0] if bases else tail
 
     def epoch_at(self, offset: int) -> int:
         """The epoch in which the record at this offset was written."""

@@ -57,6 +57,7 @@ class Subscription:
         "pattern_number",
         "plain",
         "position",
+        "prepared",
         "queued",
         "reading",
         "started",
@@ -106,6 +107,8 @@ class Subscription:
         """Token of its one read of history that is under way; 0: none."""
         self.idle_reads = 0
         """Reads in a row that brought it nowhere."""
+        self.prepared: tuple[int, Any] | None = None
+        """(base, which distinct headers it selects) of a batch that was matched in slices."""
         self.plain = False
         """Takes batches as its group does: no window, no end, not always whole."""
         self.on_drop = on_drop
@@ -119,7 +122,11 @@ class Subscription:
     def place(self) -> int:
         """How far it has come: everything before was delivered or not selected."""
         if self.live:
-            return min(self.tail, self.stop)
+            stream, tail = self.stream, self.tail
+            if stream.late:
+                # What is being matched it has not got, but for what it had read itself.
+                tail = max(self.position, stream.late_from(self.durable, tail))
+            return min(tail, self.stop)
         return self.position
 
     @property

@@ -40,6 +40,10 @@ LOT_MAX: Final = 64
 SCANNED_AT_ONCE: Final = 256
 """Lanes that a new pattern is compared with in one step, or that it has outlived."""
 
+PROGRAMS_MAX: Final = 3_000
+"""What regular expressions of all offers of a service may count: a REQUEST of many subjects is
+matched in one go. See matcher/expressions.py."""
+
 
 class Put:
     """What is left of one batch of requests, at run time."""
@@ -470,7 +474,7 @@ class Service:
         """Of these, which are on their way into the log."""
         self.reserved_size = 0
         self.lanes: dict[str, Lane] = {}
-        self.index = Index()
+        self.index = Index(programs_max=PROGRAMS_MAX)
         self.crews: dict[int, Crew] = {}
         """By number of the pattern."""
         self.turns: dict[Crew, None] = {}

@@ -17,7 +17,7 @@ from malamute_py.matcher.combine import (
 )
 from malamute_py.matcher.expressions import RegexKind
 from malamute_py.matcher.fields import FieldsKind
-from malamute_py.matcher.index import Index
+from malamute_py.matcher.index import Classing, Index
 from malamute_py.matcher.kinds import PatternKind, install, register_kind, unregister_kind
 from malamute_py.matcher.prefixes import PrefixKind
 from malamute_py.matcher.scan import matches
@@ -36,6 +36,7 @@ for _kind in (
     install(_kind)
 
 __all__ = [
+    "Classing",
     "CompiledPattern",
     "HeaderIndex",
     "Index",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from malamute_protocol.pattern import Pattern, check_all, check_many, check_not, validate
+from malamute_py.matcher.expressions import check_weight
 from malamute_py.matcher.kinds import (
     Canonical,
     Fact,
@@ -108,6 +109,8 @@ class CompiledPattern(NamedTuple):
 
     canonical: Canonical
     matches: Predicate
+    slow: bool
+    """One header may cost much: it is to be matched in steps."""
 
     @property
     def wire(self) -> Pattern:
@@ -118,7 +121,8 @@ class CompiledPattern(NamedTuple):
 def compile_pattern(wire: object) -> CompiledPattern:
     """Check and compile one pattern; raises PatternError with a code that may be sent."""
     canonical = normalise(wire)
-    return CompiledPattern(canonical, predicate_of(canonical))
+    weight = check_weight(canonical)
+    return CompiledPattern(canonical, predicate_of(canonical), weight > 0)
 
 
 class AllTable:

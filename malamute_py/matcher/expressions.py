@@ -22,7 +22,7 @@ Source: RE2's set.cc and dfa.cc.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import re2
@@ -32,6 +32,8 @@ from malamute_py.matcher.kinds import Canonical, Fields, Keys, PatternKind, Pred
 
 PROGRAM_MAX: Final = 2_000
 """Instructions of one compiled expression, weighted: `[a-z]+(eur|usd)` has about 20."""
+PATTERN_MAX: Final = 8_000
+"""The same of all expressions that one pattern combines."""
 PROGRAMS_MAX: Final = 30_000
 """The same of all expressions in one index: about 1,900 usual ones. SPEC.md, section 7."""
 REPEATED_WEIGHT: Final = 8
@@ -109,6 +111,25 @@ def _weight(expression: str, compiled: Any) -> int:
     return size * REPEATED_WEIGHT if _repeats(expression) else size
 
 
+def weight_of(canonical: Canonical) -> int:
+    """What the expressions in a pattern count of the bounds, each as often as it is in it."""
+    if canonical[0] == RegexKind.name:
+        return _weight(canonical[1], _compile(canonical[1]))
+    return sum(weight_of(part) for part in canonical[1:] if isinstance(part, tuple) and part)
+
+
+def check_weight(canonical: Canonical) -> int:
+    """What the expressions in a pattern count. Raises PatternError: together too much for one."""
+    weight = weight_of(canonical)
+    if weight > PATTERN_MAX:
+        raise PatternError(
+            "bad_pattern",
+            f"the regular expressions of the pattern count {weight} instructions, at most "
+            f"{PATTERN_MAX}: use fewer or simpler ones",
+        )
+    return weight
+
+
 class _Set:
     """Expressions compiled together; members that were discarded stay until it is rebuilt."""
 
@@ -151,6 +172,7 @@ class RegexTable:
     """The overlay of new expressions, and sets of growing size."""
 
     def __init__(self) -> None:
+        self.programs_max = PROGRAMS_MAX
         self._overlay: dict[int, tuple[Any, str, int]] = {}
         """Number -> (compiled, expression, weight)."""
         self._sets: list[_Set] = []
@@ -166,12 +188,12 @@ class RegexTable:
         expression: str = canonical[1]
         compiled = _compile(expression)
         weight = _weight(expression, compiled)
-        if self._program + weight > PROGRAMS_MAX:
+        if self._program + weight > self.programs_max:
             raise PatternError(
                 "limit",
-                f"the stream has {len(self)} regular expressions of {self._program} instructions "
-                f"in all and this one counts {weight}; the limit is {PROGRAMS_MAX}: "
-                "use topic or prefix patterns, or several streams",
+                f"there are {len(self)} regular expressions of {self._program} instructions in "
+                f"all and this one counts {weight}; the limit is {self.programs_max}: use topic "
+                "or prefix patterns, or several streams or services",
             )
         self._program += weight
         self._overlay[number] = (compiled, expression, weight)
@@ -206,6 +228,21 @@ class RegexTable:
             for number, (compiled, _, _) in self._overlay.items():
                 if compiled.search(encoded):
                     found.append(number)
+
+    def steps(self, keys: Keys, found: list[int]) -> Iterator[None]:
+        """As lookup, one set or expression and one key a step.
+
+        Expressions may come and go between the steps: those that are there throughout are found.
+        """
+        for key in keys:
+            encoded = key.encode()
+            for group in list(self._sets):
+                group.lookup(encoded, found)
+                yield
+            for number, (compiled, _, _) in list(self._overlay.items()):
+                if compiled.search(encoded):
+                    found.append(number)
+                yield
 
     def _settle(self) -> None:
         """Move the overlay into a set, with every smaller set that still fits."""

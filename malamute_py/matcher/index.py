@@ -9,14 +9,16 @@ comparing one by one, and the tests hold the two together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from heapq import heappop, heappush
+from typing import Final
 
 from pyroaring import BitMap
 
-from malamute_protocol.pattern import Pattern
+from malamute_protocol.pattern import Pattern, PatternError
 from malamute_py.matcher.combine import normalise
 from malamute_py.matcher.conjunctions import Conjunctions, HeldFact
+from malamute_py.matcher.expressions import PROGRAMS_MAX, RegexTable, weight_of
 from malamute_py.matcher.kinds import (
     Canonical,
     Fields,
@@ -55,6 +57,10 @@ class _Pattern:
         """The numbers that this one holds."""
 
 
+STEP_HEADERS: Final = 256
+"""Headers that are matched in one step where no expression is looked for."""
+
+
 def _gather(
     alike: dict[bytes, tuple[BitMap, list[int]]], numbers: BitMap, places: list[int]
 ) -> None:
@@ -77,8 +83,13 @@ class Index:
         *,
         memo_headers_max: int = MEMO_HEADERS_MAX,
         memo_bytes_max: int = MEMO_BYTES_MAX,
+        programs_max: int = PROGRAMS_MAX,
     ) -> None:
-        """memo_*: bounds of what is remembered of headers seen; 0 headers remembers none."""
+        """memo_*: bounds of what is remembered of headers seen; 0 headers remembers none.
+
+        programs_max: what all regular expressions may count together.
+        """
+        self._programs_max = programs_max
         self._memo = Memo(memo_headers_max, memo_bytes_max, self._release)
         self._patterns: dict[int, _Pattern] = {}
         self._numbers: dict[Canonical, int] = {}
@@ -92,6 +103,9 @@ class Index:
         self._checks: dict[int, Predicate] = {}
         """Numbers filed more widely than they match, with what decides."""
         self._checked = BitMap()
+        self._check_weights: dict[int, int] = {}
+        """What the expressions in them count; those filed as leaves count in their table."""
+        self._check_weight = 0
         self._complements: dict[int, int] = {}
         """Inner number -> the number of its negation."""
         self._negated = BitMap()
@@ -194,6 +208,31 @@ class Index:
         return list(alike.values())
 
     @property
+    def slow(self) -> bool:
+        """Whether one header may cost so much that it is matched in steps: by expressions."""
+        return "regex" in self._tables or bool(self._check_weight)
+
+    def steps(self, keys: Keys, fields: Fields) -> Generator[None, None, BitMap]:
+        """As match, in steps between which patterns may come and go.
+
+        Numbers of patterns that are there throughout are right; of the others any may be in it.
+        """
+        numbers = self._memo.get(keys, fields)
+        if numbers is not None:
+            return numbers
+        since = self._memo.generation
+        found: list[int] = []
+        for table in list(self._tables.values()):
+            if isinstance(table, RegexTable):
+                yield from table.steps(keys, found)
+            else:
+                table.lookup(keys, fields, found)
+        numbers = yield from self._conclude(keys, fields, found)
+        if self._memo.generation == since:
+            self._memo.put(keys, fields, numbers)
+        return numbers
+
+    @property
     def memo_headers(self) -> int:
         """How many headers are remembered."""
         return len(self._memo)
@@ -209,6 +248,18 @@ class Index:
         found: list[int] = []
         for table in self._tables.values():
             table.lookup(keys, fields, found)
+        concluding = self._conclude(keys, fields, found)
+        while True:
+            try:
+                next(concluding)
+            except StopIteration as end:
+                numbers: BitMap = end.value
+                return numbers
+
+    def _conclude(
+        self, keys: Keys, fields: Fields, found: list[int]
+    ) -> Generator[None, None, BitMap]:
+        """From what the tables found to the numbers, in steps where patterns are asked alone."""
         if len(self._conjunctions):
             facts: list[HeldFact] = [*fields]
             facts.extend([name for name, _ in fields])
@@ -221,8 +272,11 @@ class Index:
                 numbers |= many
             if self._checks:
                 for number in numbers & self._checked:
-                    if not self._checks[number](keys, fields):
+                    check = self._checks.get(number)
+                    if check is None or not check(keys, fields):
                         numbers.discard(number)
+                    if self._check_weight:
+                        yield
         else:
             numbers = BitMap(found)
         if self._complements:
@@ -270,6 +324,8 @@ class Index:
             table = self._tables.get(name)
             if table is None:
                 table = kind.table()
+                if isinstance(table, RegexTable):
+                    table.programs_max = self._programs_max
             table.add(pattern.number, canonical)
             self._tables[name] = table
             self._leaves_in[name] = self._leaves_in.get(name, 0) + 1
@@ -282,6 +338,14 @@ class Index:
             ]
             conjunctions.append(frozenset(facts))
         check = None if filing.exact else predicate or predicate_of(canonical)
+        weight = 0 if check is None else weight_of(canonical)
+        if weight and self._check_weight + weight > self._programs_max:
+            raise PatternError(
+                "limit",
+                f"the stream's patterns that negate count {self._check_weight} instructions of "
+                f"regular expressions and this one counts {weight}; the limit is "
+                f"{self._programs_max}",
+            )
         pattern.conjunctions = tuple(set(conjunctions))
         for facts_held in pattern.conjunctions:
             self._conjunctions.add(pattern.number, facts_held)
@@ -290,6 +354,9 @@ class Index:
                     self._leaf_facts[held] = self._leaf_facts.get(held, 0) + 1
         if check is not None:
             self._checks[pattern.number] = check
+            if weight:
+                self._check_weights[pattern.number] = weight
+                self._check_weight += weight
             self._checked.add(pattern.number)
 
     def _give_up(self, pattern: _Pattern) -> None:
@@ -318,6 +385,7 @@ class Index:
                             del self._leaf_facts[held]
             if self._checks.pop(number, None) is not None:
                 self._checked.discard(number)
+                self._check_weight -= self._check_weights.pop(number, 0)
         for part in pattern.parts:
             self._let_go(part)
         self._vacate(number)
@@ -347,3 +415,34 @@ class Index:
         if not self._leaving[number]:
             del self._leaving[number]
             self._vacate(number)
+
+
+class Classing:
+    """Headers put together by what matches them, in steps between which others have their turn."""
+
+    def __init__(self, index: Index, headers: Sequence[tuple[Keys, Fields]]) -> None:
+        """headers: of one batch."""
+        self._alike: dict[bytes, tuple[BitMap, list[int]]] = {}
+        self._steps = self._all(index, headers)
+
+    def run(self, more: Callable[[], bool]) -> bool:
+        """Go on until all is done (True) or `more`, asked after each step, says no."""
+        return all(more() for _ in self._steps)
+
+    @property
+    def classes(self) -> list[tuple[BitMap, list[int]]]:
+        """What Index.classes returns, once all is done."""
+        return list(self._alike.values())
+
+    def _all(self, index: Index, headers: Sequence[tuple[Keys, Fields]]) -> Iterator[None]:
+        if index.slow:
+            for place, (keys, fields) in enumerate(headers):
+                numbers = yield from index.steps(keys, fields)
+                _gather(self._alike, numbers, [place])
+                yield
+            return
+        for first in range(0, len(headers), STEP_HEADERS):
+            found = index.classes(headers[first : first + STEP_HEADERS])
+            for numbers, places in found:
+                _gather(self._alike, numbers, [first + place for place in places])
+            yield

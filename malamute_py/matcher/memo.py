@@ -51,6 +51,11 @@ class Memo:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def generation(self) -> int:
+        """How many patterns have come and gone."""
+        return self._generation
+
     def get(self, keys: Keys, fields: Fields) -> BitMap | None:
         """What matches the header as of now, or None if that is not known."""
         entry = self._entries.get((keys, fields))
@@ -96,10 +101,15 @@ class Memo:
             return None
         before = entry.numbers
         numbers = before
-        for generation in range(entry.generation, self._generation):
+        seen: set[int] = set()
+        for generation in range(self._generation - 1, entry.generation - 1, -1):
             change = self._log[generation % LOG_MAX]
             assert change is not None
             number, predicate = change
+            if number in seen:
+                # What became of it later counts: who comes and goes again costs nothing.
+                continue
+            seen.add(number)
             holds = predicate is not None and predicate(keys, fields)
             if holds != (number in numbers):
                 if numbers is before:

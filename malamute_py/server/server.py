@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
@@ -530,6 +531,8 @@ class Server:
             permit=Permissions(config.permissions),
             quota=QuotaTable(config.quotas).of,
             facts=self._facts,
+            meter=time.perf_counter_ns,
+            matching_share=1_000 * config.loop.matching_us,
             links_max=links.links_max,
             heartbeat_ms=links.heartbeat_ms,
             heartbeat_min_ms=links.heartbeat_min_ms,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from malamute_protocol.pattern import PatternError, any_of, regex
@@ -128,10 +130,9 @@ def test_an_automaton_that_runs_out_of_memory_does_not_hide_matches() -> None:
 def test_the_size_of_all_expressions_together_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(expressions, "PROGRAMS_MAX", 500 * expressions.REPEATED_WEIGHT)
     # Settle at once, so that sets give back what their members took.
     monkeypatch.setattr(expressions, "OVERLAY_MAX", 0)
-    index = Index()
+    index = Index(programs_max=500 * expressions.REPEATED_WEIGHT)
     numbers = [index.add(regex(f"a{{{at}}}")) for at in (150, 151, 152)]
     for wire in (regex("b{100}"), any_of(regex("a"), regex("c{200}"))):
         with pytest.raises(PatternError) as refused:
@@ -140,3 +141,54 @@ def test_the_size_of_all_expressions_together_is_bounded(
     assert len(index) == 3
     index.discard(numbers[0])
     index.add(regex("b{100}"))
+
+
+def test_what_one_pattern_combines_is_bounded() -> None:
+    wires = [regex(f"[ab]{{100}}c{at}") for at in range(20)]
+    with pytest.raises(PatternError, match="of the pattern count") as refused:
+        compile_pattern(["or", *wires])
+    assert refused.value.code == "bad_pattern"
+    assert compile_pattern(["or", *wires[:5]]).slow
+    assert not compile_pattern(["and", ["topic", "a.*"], ["not", ["prefix", "b"]]]).slow
+
+
+def test_expressions_under_a_negation_are_bounded_like_others() -> None:
+    index = Index()
+    numbers = []
+    wires = [["and", ["prefix", f"p{at}"], ["not", regex(f"[ab]{{100}}c{at}")]] for at in range(99)]
+    refused = ""
+    for wire in wires:
+        try:
+            numbers.append(index.add(wire))
+        except PatternError as error:
+            refused = error.code
+            break
+    assert refused == "limit"
+    assert 10 < len(numbers) < 60
+    before = index.slow
+    for number in numbers:
+        index.discard(number)
+    assert (before, index.slow) == (True, False)
+    index.add(["and", ["prefix", "p"], ["not", regex("[ab]{100}c")]])
+
+
+def test_who_comes_and_goes_again_costs_a_remembered_header_nothing() -> None:
+    index = Index()
+    kept = index.add(["prefix", "a"])
+    assert list(index.match(("ab",), ())) == [kept]
+    for at in range(30):
+        index.discard(index.add(regex(f"b{at}$")))
+    came = index.add(regex("b$"))
+    asked: list[str] = []
+    log = index._memo._log
+    for at, change in enumerate(log):
+        if change is not None and change[1] is not None:
+            number, holds = change
+
+            def noted(keys: Any, fields: Any, holds: Any = holds, number: int = number) -> bool:
+                asked.append(str(number))
+                return bool(holds(keys, fields))
+
+            log[at] = number, noted
+    assert list(index.match(("ab",), ())) == [kept, came]
+    assert len(asked) == 1

@@ -1,0 +1,289 @@
+"""Headers never seen before are matched in slices, and others go on meanwhile.
+
+The meter counts how often it was asked: once a step. So a share of 5 is about 5 steps a turn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+
+from malamute_protocol import commands as wire
+from malamute_protocol.encode import encode
+from malamute_py.matcher import Classing, Index, matches
+from tests.broker.shell import Shell
+
+SLOW = [["regex", f"([ab]{{0,12}}a){{0,5}}c{at}"] for at in range(17)]
+"""What took 100 ms for one new subject before expressions that repeat a lot were bounded."""
+
+
+class Sliced(Shell):
+    """A broker whose matching has a share of a turn."""
+
+    def __init__(self, share: int = 5, **settings: Any) -> None:
+        steps = count()
+        self.asked = lambda: next(steps)
+        super().__init__(meter=self.asked, matching_share=share, **settings)
+
+    def turn(self) -> bool:
+        """One turn of the loop; False: the core wants nothing more at once."""
+        ready = self.broker.take_ready()
+        self._do(ready)
+        self.answer_reads()
+        self.sync()
+        at_ms = self.broker.wake_at_ms()
+        if at_ms is None or at_ms > self.now_ms:
+            return bool(ready)
+        self.broker.tick(self.now_ms)
+        return True
+
+
+def subjects(number: int, size: int = 200) -> list[str]:
+    draw = random.Random(number)
+    return ["".join(draw.choices("ab", k=size)) + f"c{at % 17}" for at in range(number)]
+
+
+def batch(names: Sequence[str]) -> bytes:
+    return encode([b"x"] * len(names), subject=list(names))
+
+
+def offsets(shell: Shell, link: int, number: int) -> list[int]:
+    return [offset for offset, _ in shell.peers[link].received.get(number, [])]
+
+
+def expected(pattern: Any, names: Sequence[str], base: int = 0) -> list[int]:
+    return [base + at for at, name in enumerate(names) if matches(pattern, (name,), ())]
+
+
+def attacked(shell: Sliced, names: Sequence[str]) -> None:
+    """17 slow expressions of link 1, and a batch of new subjects of link 2 on its way."""
+    for link in (1, 2, 3):
+        shell.hello(link)
+    shell.publish(2, "s", [b"first"])
+    for number, pattern in enumerate(SLOW):
+        shell.subscribe(1, number, "s", pattern, [1])
+    shell.broker.receive(2, "", [wire.Publish("s", 7)], [batch(names)], shell.now_ms)
+
+
+def test_a_ping_is_answered_between_two_slices_and_the_confirm_waits_for_none() -> None:
+    shell = Sliced()
+    names = subjects(100)
+    attacked(shell, names)
+    turns = answered = confirmed = 0
+    while shell.turn():
+        turns += 1
+        if turns == 10:
+            shell.broker.receive(3, "", [wire.Ping(5)], [], shell.now_ms)
+        if not answered and shell.peers[3].of(wire.Pong):
+            answered = turns
+        if not confirmed and any(c.tracker == 7 for c in shell.peers[2].of(wire.Confirm)):
+            confirmed = turns
+    assert turns > 50
+    assert answered <= 12
+    assert confirmed <= 3
+    for number, pattern in enumerate(SLOW):
+        assert offsets(shell, 1, number) == expected(pattern, names, 1)
+    assert shell.broker.counters["matching_put_off"] > 0
+
+
+def test_other_streams_go_on_while_one_is_matched() -> None:
+    shell = Sliced()
+    attacked(shell, subjects(100))
+    shell.turn()
+    shell.broker.receive(3, "", [wire.Subscribe(1, "t", ["topic", "x.*"], [1], 99, 1 << 20)], [], 0)
+    for _ in range(5):
+        shell.turn()
+    shell.broker.receive(
+        3, "", [wire.Publish("t", 1)], [encode([b"x"], subject="x.y")], shell.now_ms
+    )
+    for _ in range(5):
+        assert shell.turn()
+    assert offsets(shell, 3, 1) == [0]
+    assert shell.stream("s").late, "the attacked stream is not done yet"
+
+
+def test_what_comes_behind_a_batch_that_is_matched_keeps_its_order() -> None:
+    shell = Sliced()
+    names = subjects(40)
+    attacked(shell, names)
+    for at in range(10):
+        shell.turn()
+        shell.broker.receive(
+            2, "", [wire.Publish("s", 100 + at)], [batch(["a" * 9 + "c3"])], shell.now_ms
+        )
+    shell.run()
+    found = offsets(shell, 1, 3)
+    assert found == sorted(found)
+    assert found == [*expected(SLOW[3], names, 1), *range(41, 51)]
+
+
+@pytest.mark.parametrize("start", [[0], [1], [2, 1, 0], [2, 30, 0]])
+@pytest.mark.parametrize("durable", [0, 1])
+def test_who_subscribes_while_a_batch_is_matched_gets_each_record_once(
+    start: list[int], durable: int
+) -> None:
+    shell = Sliced()
+    names = subjects(60)
+    attacked(shell, names)
+    for _ in range(8):
+        shell.turn()
+    assert shell.stream("s").late
+    shell.broker.receive(
+        3, "", [wire.Subscribe(1, "s", SLOW[4], start, 1 << 40, 1 << 50, visibility=durable)], [],
+        shell.now_ms,
+    )  # fmt: skip
+    for _ in range(30):
+        shell.turn()
+    shell.broker.receive(2, "", [wire.Publish("s", 9)], [batch(names)], shell.now_ms)
+    shell.run()
+    first = {0: 0, 1: 61}[start[0]] if len(start) == 1 else start[1]
+    wanted = [*expected(SLOW[4], names, 1), *expected(SLOW[4], names, 61)]
+    assert offsets(shell, 3, 1) == [offset for offset in wanted if offset >= first]
+
+
+def test_a_cover_never_says_more_than_was_given() -> None:
+    shell = Sliced()
+    names = subjects(60)
+    attacked(shell, names)
+    for _ in range(20):
+        shell.turn()
+        shell.now_ms += 4_000
+        for link in (1, 2, 3):
+            shell.broker.receive(link, "", [wire.Ping(1)], [], shell.now_ms)
+        shell.broker.tick(shell.now_ms)
+    covers = [c for c in shell.peers[1].of(wire.Cover) if c.next > 1]
+    assert shell.stream("s").late
+    assert not covers, "Peer checks that covers touch; this one that none goes ahead"
+    shell.run()
+    assert offsets(shell, 1, 2) == expected(SLOW[2], names, 1)
+
+
+def test_a_stream_that_falls_too_far_behind_is_read_on_demand_and_loses_nothing() -> None:
+    shell = Sliced(matching_bytes_max=100_000)
+    names = subjects(30)
+    attacked(shell, names)
+    base = 31
+    every = expected(SLOW[5], names, 1)
+    for at in range(12):
+        shell.broker.receive(2, "", [wire.Publish("s", 50 + at)], [batch(names)], shell.now_ms)
+        shell.turn()
+        every += expected(SLOW[5], names, base)
+        base += 30
+    assert shell.broker.counters["matching_overtaken"] >= 1
+    assert shell.stream("s").late_bytes <= 100_000
+    shell.run()
+    assert offsets(shell, 1, 5) == every
+
+
+def test_history_is_matched_in_slices_too() -> None:
+    shell = Sliced()
+    names = subjects(60)
+    for link in (1, 2, 3):
+        shell.hello(link)
+    shell.send(2, wire.Publish("s", 7), frames=[batch(names)])
+    shell.evict()
+    shell.broker.receive(
+        1, "", [wire.Subscribe(1, "s", SLOW[3], [0], 1 << 40, 1 << 50)], [], shell.now_ms
+    )
+    turns = answered = 0
+    while shell.turn():
+        turns += 1
+        if turns == 6:
+            shell.broker.receive(3, "", [wire.Ping(5)], [], shell.now_ms)
+        if not answered and shell.peers[3].of(wire.Pong):
+            answered = turns
+    assert turns > 12
+    assert answered <= 8
+    assert offsets(shell, 1, 1) == expected(SLOW[3], names)
+
+
+@pytest.mark.parametrize("kind", ["shared", "keyed", "exclusive"])
+@pytest.mark.parametrize("evicted", [False, True])
+def test_a_group_s_records_are_matched_in_slices_too(kind: str, *, evicted: bool) -> None:
+    shell = Sliced()
+    names = subjects(60)
+    for link in (1, 2, 3):
+        shell.hello(link)
+    shell.send(2, wire.Publish("s", 7), frames=[batch(names)])
+    if evicted:
+        shell.evict()
+    join = wire.JoinGroup(1, "s", "g", SLOW[3], kind, [0], 1 << 40, 1 << 50)
+    shell.peers[1].members.add(1)
+    shell.broker.receive(1, "", [join], [], shell.now_ms)
+    turns = 0
+    while shell.turn():
+        turns += 1
+    assert turns > 12
+    assert offsets(shell, 1, 1) == expected(SLOW[3], names)
+
+
+def test_a_job_that_nobody_waits_for_ends() -> None:
+    shell = Sliced()
+    attacked(shell, subjects(100))
+    for number in range(40):
+        shell.broker.receive(
+            3, "", [wire.Subscribe(number, "s", SLOW[4], [0], 9, 1 << 20)], [], shell.now_ms
+        )
+        shell.turn()
+    assert len(shell.broker._matching.queue) > 1
+    for link in (1, 3):
+        shell.broker.link_lost(link, shell.now_ms)
+    for _ in range(20):
+        shell.turn()
+    assert not shell.broker._matching.queue
+    assert not shell.stream("s").late
+
+
+def test_random_subscribers_come_and_go_while_batches_are_matched() -> None:
+    for seed in range(30):
+        draw = random.Random(seed)
+        shell = Sliced(share=draw.choice([1, 3, 20]))
+        for link in (1, 2, 3):
+            shell.hello(link)
+        names: list[str] = []
+        known: dict[tuple[int, int], tuple[Any, int]] = {}
+        for step in range(60):
+            what = draw.random()
+            if what < 0.35:
+                some = subjects(draw.randrange(1, 12), draw.randrange(1, 30))
+                shell.broker.receive(2, "", [wire.Publish("s", step + 1)], [batch(some)], 0)
+                shell.turn()  # so that its place is known
+                names += some
+            elif what < 0.5:
+                link, number, pattern = draw.choice([1, 3]), step, draw.choice(SLOW)
+                start = draw.choice([[0], [2, len(names), 0]]) if names else [0]
+                command = wire.Subscribe(
+                    number, "s", pattern, start, 1 << 40, 1 << 50,
+                    visibility=draw.randrange(2), create=True,
+                )  # fmt: skip
+                shell.broker.receive(link, "", [command], [], 0)
+                known[link, number] = pattern, start[1] if len(start) > 1 else 0
+            elif what < 0.6 and known:
+                link, number = draw.choice(list(known))
+                del known[link, number]
+                shell.broker.receive(link, "", [wire.Unsubscribe(number)], [], 0)
+            else:
+                shell.turn()
+        shell.run()
+        for (link, number), (pattern, first) in known.items():
+            wanted = [offset for offset in expected(pattern, names) if offset >= first]
+            assert offsets(shell, link, number) == wanted, f"seed {seed}"
+
+
+def test_classes_in_steps_are_those_of_one_go() -> None:
+    index = Index()
+    for pattern in (*SLOW[:5], ["topic", "a.*"], ["not", ["regex", "b+c1"]],
+                    ["and", ["prefix", "a"], ["not", ["regex", "ab"]]]):  # fmt: skip
+        index.add(pattern)
+    headers = [((name,), ()) for name in (*subjects(300, 9), "a.b", "q")]
+    job = Classing(index, headers)
+    draw = random.Random(1)
+    more: Callable[[], bool] = lambda: draw.random() < 0.7  # noqa: E731
+    while not job.run(more):
+        pass
+    whole = {tuple(numbers): sorted(places) for numbers, places in index.classes(headers)}
+    assert {tuple(numbers): sorted(places) for numbers, places in job.classes} == whole
