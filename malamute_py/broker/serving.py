@@ -22,7 +22,7 @@ from malamute_protocol.content import Content
 from malamute_protocol.gather import BYTES_A_ROW, Gathering, gatherable, rows_of
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.delivery import Delivery
-from malamute_py.broker.links import Links, cost_of_few
+from malamute_py.broker.links import Link, Links, cost_of_few
 from malamute_py.broker.matching import AT_ONCE_MAX, MATCHING, Choosing, Matching
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
 from malamute_py.broker.selection import Encoding, Mask, encoding_of, select
@@ -145,6 +145,49 @@ class Parcel:
             self._records = self._bytes = 0
 
 
+class Starved:
+    """Who waits for a read of history: each link's in a queue of its own, and links in turn.
+
+    One link with 1,000 subscriptions in history must not stand before another's one. Many who read
+    together have a queue of their own.
+    """
+
+    __slots__ = ("_links",)
+
+    def __init__(self) -> None:
+        self._links: dict[Link | None, dict[Subscription | Party, None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._links)
+
+    def add(self, one: Subscription | Party) -> None:
+        """Put it behind the others of its link."""
+        self._links.setdefault(_link_of(one), {})[one] = None
+
+    def discard(self, one: Subscription | Party) -> None:
+        """It does not wait any more."""
+        link = _link_of(one)
+        mine = self._links.get(link)
+        if mine is not None:
+            mine.pop(one, None)
+            if not mine:
+                del self._links[link]
+
+    def pop(self) -> Subscription | Party:
+        """Take the first of the link whose turn it is, which is the last now."""
+        link = next(iter(self._links))
+        mine = self._links.pop(link)
+        one = next(iter(mine))
+        del mine[one]
+        if mine:
+            self._links[link] = mine
+        return one
+
+
+def _link_of(one: Subscription | Party) -> Link | None:
+    return one.link if isinstance(one, Subscription) else None
+
+
 class Serving:
     """The subscriptions on demand."""
 
@@ -156,8 +199,8 @@ class Serving:
         self._queue: Final[deque[Subscription | Company]] = deque()
         self._companies: dict[tuple[Stream, bool], Company] = {}
         """Those in the queue, of each stream by whether they see only what is durable."""
-        self._starved: Final[dict[Subscription | Party, None]] = {}
-        """In order: those whose turn it was when too many reads were under way."""
+        self._starved: Final = Starved()
+        """Those whose turn it was when too many reads were under way."""
         self.queues: Final = (self._queue, self._starved)
         """While all of them are empty, nothing can be done at once."""
         self._reads: dict[int, Subscription | Party] = {}
@@ -212,7 +255,7 @@ class Serving:
 
     def forget(self, sub: Subscription) -> None:
         """A subscription has ended; one that waits in the queue goes when its turn comes."""
-        self._starved.pop(sub, None)
+        self._starved.discard(sub)
         self._leave_history(sub)
 
     def serve(self) -> None:
@@ -231,9 +274,8 @@ class Serving:
                 budget -= self._turn(sub)
 
     def _unstarve(self) -> Subscription | Company:
-        """Whoever has waited longest for a read."""
-        starved = next(iter(self._starved))
-        del self._starved[starved]
+        """Whoever has waited longest for a read of the link whose turn it is."""
+        starved = self._starved.pop()
         if isinstance(starved, Subscription):
             return starved
         company = Company(starved.stream, starved.members[0].durable)
@@ -263,7 +305,7 @@ class Serving:
             return given
         if not self._may_read:
             sub.queued = True
-            self._starved[sub] = None
+            self._starved.add(sub)
             return 0
         self._read(sub)
         return 0
@@ -323,7 +365,7 @@ class Serving:
         if len(members) < settings.read_together_min:
             self._turns_alone(members)
         elif not self._may_read:
-            self._starved[Party(stream, members)] = None
+            self._starved.add(Party(stream, members))
             for sub in members:
                 sub.queued = True
         else:

@@ -276,3 +276,29 @@ def test_owners_who_hold_nothing_are_forgotten() -> None:
     for at in range(10_000):
         quotas.check(f"passer-by-{at}", "streams")
     assert quotas.of("holder").held["streams"] == 1
+
+
+def test_reads_of_history_go_by_turns_of_links() -> None:
+    box = Post(read=False, reads_max=2)
+    for at in range(30):
+        box.publish(3, "s", [b"x" * 500], subject=f"a.{at}")
+    box.evict()
+    for number in range(50):
+        box.subscribe(1, number, "s", ["topic", f"a.{number}"], [0])
+    box.subscribe(2, 1, "s", ["topic", "a.29"], [0])
+    answered = 0
+    while not box.peers[2].received.get(1):
+        box.answer_reads()
+        box.run()
+        answered += 1
+    assert answered <= 4, "two reads at a time: it would be the 26th"
+
+
+def test_expressions_of_one_service_s_offers_are_bounded() -> None:
+    box = Post()
+    box.send(1, wire.Request("v", 1), frames=[encode([b"x"], subject="s")])
+    for at in range(30):
+        box.send(2, wire.Offer(at, "v", ["regex", f"[ab]{{100}}c{at}"]))
+    codes = [answer.code for answer in refused(box, 2)]
+    assert set(codes) == {"limit"}
+    assert 20 < len(codes) < 30
