@@ -158,6 +158,8 @@ class Cursors:
         self._starts = starts
         starts.cursor = self.position
         self._cursors: Named[Cursor] = Named(shard.quotas, "cursors")
+        self._creators: dict[Place, str] = {}
+        """Who creates cursors that are on their way."""
         self._coming: dict[Place, list[list[int]]] = {}
         """Positions on their way into the log, in order."""
         self._edits: dict[Place, CursorSettings] = {}
@@ -389,8 +391,8 @@ class Cursors:
 
         going = [next]
         return Part(
-            [] if memory else [change], taken=partial(self._go, place, going), appended=appended,
-            refused=refused, level=stream.level, memory=memory,
+            [] if memory else [change], taken=partial(self._go, place, going, link.identity),
+            appended=appended, refused=refused, level=stream.level, memory=memory,
         )  # fmt: skip
 
     def _stands(self, place: Place) -> int | None:
@@ -410,15 +412,24 @@ class Cursors:
             raise RequestRejected("limit", f"at most {most} cursors")
         self._shard.quotas.check(by, "cursors")
 
-    def _go(self, place: Place, going: list[int]) -> None:
-        """A position, in a list of its own, is on its way."""
-        self._coming.setdefault(place, []).append(going)
+    def _go(self, place: Place, going: list[int], by: str) -> None:
+        """A position, in a list of its own, is on its way; a new cursor counts from now on."""
+        coming = self._coming.get(place)
+        if coming is None:
+            coming = self._coming[place] = []
+            if self._cursors.get(place) is None:
+                self._creators[place] = by
+                self._shard.quotas.add(by, "cursors")
+        coming.append(going)
 
     def _arrived(self, place: Place, going: list[int]) -> None:
         """What was on its way has come, or will not."""
         left = [other for other in self._coming.pop(place) if other is not going]
         if left:
             self._coming[place] = left
+        elif place in self._creators:
+            # From here on the cursor itself counts, if it came to be.
+            self._shard.quotas.add(self._creators.pop(place), "cursors", -1)
 
     def _set(self, stream: Stream, name: str) -> None:
         """A row of the table has changed."""
@@ -515,7 +526,7 @@ class Cursors:
             self._refuse(link, command, code, reason, retry_ms)
 
         going = [next]
-        self._go(place, going)
+        self._go(place, going, link.identity)
         self._edits[place] = settings
         self._put(stream, [change], appended, refused)
 

@@ -116,6 +116,8 @@ class Groups:
         self._member_count = 0
         self._coming: dict[Place, list[tuple[Member, JoinGroup]]] = {}
         """Groups whose creation is on its way, and who waits for it."""
+        self._creators: dict[Place, str] = {}
+        """Whose quota these count for."""
         self._queue: Final[deque[Group]] = deque()
         self._starved: Final[dict[Group, None]] = {}
         self.queues: Final = (self._queue, self._starved)
@@ -366,6 +368,8 @@ class Groups:
             )
             return
         self._coming[place] = [(member, command)]
+        self._creators[place] = link.identity
+        self._shard.quotas.add(link.identity, "groups")
         link.queries += 1
 
         def found(begin: Begin | RequestRejected) -> None:
@@ -393,6 +397,7 @@ class Groups:
             if stream.removed:
                 self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
                 return
+            self._come(place)
             self._take_up(stream, self._queues.groups[place])
             if stream.ring.memory:
                 settled(None)
@@ -413,7 +418,14 @@ class Groups:
 
         self._put(stream, [change], appended, partial(self._not_created, place))
 
+    def _come(self, place: Place) -> None:
+        """A group's creation is no longer on its way: the group itself counts, if it came to be."""
+        creator = self._creators.pop(place, None)
+        if creator is not None:
+            self._shard.quotas.add(creator, "groups", -1)
+
     def _not_created(self, place: Place, code: str, reason: str, retry_ms: int) -> None:
+        self._come(place)
         for member, _ in self._coming.pop(place, ()):
             self._turn_away(member, code, reason, retry_ms)
 

@@ -250,7 +250,8 @@ class Mailboxes:
         most = self._shard.settings.mailboxes_max
         if len(self._names) + len(self._drafts) - (name in self._drafts) >= most:
             raise RequestRejected("limit", f"at most {most} mailboxes")
-        self._quotas.check(by, "mailboxes", 1 + len(self._drafts))
+        if not name.startswith("~"):
+            self._quotas.check(by, "mailboxes", 1 + len(self._drafts))
         rows = (self._in_memory if settings.memory else self._queues).messages
         mailbox = Mailbox(self.number(), name, rows, settings, by, self._shard.now_ms)
         self._drafts[name] = mailbox

@@ -57,7 +57,7 @@ class _Pattern:
         """The numbers that this one holds."""
 
 
-STEP_HEADERS: Final = 256
+STEP_HEADERS: Final = 64
 """Headers that are matched in one step where no expression is looked for."""
 
 

@@ -302,3 +302,18 @@ def test_expressions_of_one_service_s_offers_are_bounded() -> None:
     codes = [answer.code for answer in refused(box, 2)]
     assert set(codes) == {"limit"}
     assert 20 < len(codes) < 30
+
+
+@pytest.mark.parametrize("resource", MAKES)
+def test_a_quota_holds_within_one_message_too(resource: str) -> None:
+    box = post(Quota(**{resource: 3}))
+    box.publish(3, "shared", [b"a", b"b"])
+    commands: list[wire.Command] = []
+    frames: list[Any] = []
+    for at in range(10, 30):
+        made, owned = MAKES[resource](at)
+        commands += made
+        frames += owned
+    box.send(1, *commands, frames=frames)
+    assert [answer.code for answer in refused(box, 1)] == ["limit"] * 17
+    assert box.broker._shard.quotas.of("anna").held[resource] == 3
