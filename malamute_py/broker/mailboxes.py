@@ -35,7 +35,6 @@ from malamute_py.broker.mailbox import (
     temporary_name,
 )
 from malamute_py.broker.ordered import Ordered, Place, Schedule
-from malamute_py.broker.quotas import owner_of
 from malamute_py.broker.ready import MAIL_STREAM
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
@@ -169,7 +168,7 @@ class Mailboxes:
             mailbox.bytes += message.size
             self.messages += count
             self.bytes += message.size
-            self._weigh(mailbox, message, 1)
+            self._quotas.weigh(message.sender, mailbox.memory, message.size)
             if message.expires_ms:
                 self.expiries.set((number, base), message.expires_ms)
             rare = message.rare
@@ -493,7 +492,8 @@ class Mailboxes:
             raise RequestRejected(
                 "too_large", f"{head.count} messages in a batch, at most {settings.mail_rows_max}"
             )
-        shard.quotas.spend(link.identity, head.count, STAMP_BYTES + head.content_bytes)
+        if link.usage.metered:
+            shard.quotas.spend(link.usage, head.count, STAMP_BYTES + head.content_bytes)
         shard.counters["mail_sends"] += 1
         return self.put(
             name, sender=link.holder, content=content, frame=frame, by=link.identity,
@@ -530,8 +530,7 @@ class Mailboxes:
         size = STAMP_BYTES + head.content_bytes
         if not force:
             self._check_room(mailbox, count, size)
-            resource = "mail_memory_bytes" if mailbox.memory else "mail_bytes"
-            self._quotas.check(owner_of(sender), resource, size)
+            self._quotas.check_mail(sender, mailbox.memory, size)
         now_ms = self._shard.now_ms
         put = MailPut(
             mailbox.number, -1, count, size, sender, now_ms, key, priority,
@@ -709,7 +708,7 @@ class Mailboxes:
                 self.memory_bytes += row.size
             else:
                 self.bytes += row.size
-            self._weigh(mailbox, row, 1)
+            self._quotas.weigh(row.sender, mailbox.memory, row.size)
         mailbox.messages += count
         self.messages += count
         self._shard.counters["mail_in"] += count
@@ -724,11 +723,6 @@ class Mailboxes:
         if mailbox.able and not mailbox.queued:
             mailbox.queued = True
             self.hungry.append(mailbox)
-
-    def _weigh(self, mailbox: Mailbox, row: MessageRow, sign: int) -> None:
-        """Count the bytes of a put as its sender's, or no longer."""
-        resource = "mail_memory_bytes" if mailbox.memory else "mail_bytes"
-        self._quotas.add(owner_of(row.sender), resource, sign * row.size)
 
     def wake(self, mailbox: Mailbox) -> None:
         """A mailbox may have something for a reader."""
@@ -773,7 +767,7 @@ class Mailboxes:
             self.memory_bytes -= row.size
         else:
             self.bytes -= row.size
-        self._weigh(mailbox, row, -1)
+        self._quotas.weigh(row.sender, mailbox.memory, -row.size)
         self.bodies.drop(base)
         if row.expires_ms:
             self.expiries.drop(place)

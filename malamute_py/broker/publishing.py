@@ -331,7 +331,8 @@ class Publishing:
                 "bad_batch",
                 f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
             )
-        self._shard.quotas.spend(link.identity, head.count, STAMP_BYTES + head.content_bytes)
+        if link.usage.metered:
+            self._shard.quotas.spend(link.usage, head.count, STAMP_BYTES + head.content_bytes)
 
         def come(count: int, *_: Any) -> None:
             stream.coming += count

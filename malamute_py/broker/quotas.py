@@ -133,20 +133,45 @@ class Quotas:
     def add(self, owner: str, resource: str, amount: int = 1) -> None:
         """Count what an owner has more, or less."""
         usage = self.of(owner)
-        held = usage.held[resource] = usage.held[resource] + amount
+        usage.held[resource] += amount
         self.total[resource] += amount
         if usage.told and amount < 0:
-            bound: int = getattr(usage.quota, resource)
-            if held * 100 <= bound * EASED_PERCENT:
-                usage.told.discard(resource)
+            self._ease(usage, resource)
 
-    def spend(self, owner: str, count: int, size: int) -> None:
-        """Spend messages of an owner and their bytes. Raises RequestRejected `wait`."""
-        usage = self.of(owner)
-        if usage.metered:
-            wait_ms = usage.spend(count, size, self._shard.now_ms)
-            if wait_ms:
-                raise self.too_fast(usage, wait_ms)
+    def _ease(self, usage: Usage, resource: str) -> None:
+        bound: int = getattr(usage.quota, resource)
+        if usage.held[resource] * 100 <= bound * EASED_PERCENT:
+            usage.told.discard(resource)
+
+    def check_mail(self, holder: str, memory: bool, size: int) -> None:
+        """Raises RequestRejected when so many bytes more in mailboxes are too many for a sender."""
+        usage = self._owners.get("" if holder[:1] == "~" else holder)
+        if usage is None:
+            usage = self.of(owner_of(holder))
+        quota = usage.quota
+        bound = quota.mail_memory_bytes if memory else quota.mail_bytes
+        resource = "mail_memory_bytes" if memory else "mail_bytes"
+        if bound and usage.held[resource] + size > bound:
+            raise self._refusal(usage, resource, bound, size)
+
+    def weigh(self, holder: str, memory: bool, size: int) -> None:
+        """Count bytes of a sender that came into a mailbox, or left it."""
+        usage = self._owners.get("" if holder[:1] == "~" else holder)
+        if usage is None:
+            usage = self.of(owner_of(holder))
+        resource = "mail_memory_bytes" if memory else "mail_bytes"
+        usage.held[resource] += size
+        if usage.told and size < 0:
+            self._ease(usage, resource)
+
+    def spend(self, usage: Usage, count: int, size: int) -> None:
+        """Spend messages of an owner that has a rate, and their bytes.
+
+        Raises RequestRejected `wait`.
+        """
+        wait_ms = usage.spend(count, size, self._shard.now_ms)
+        if wait_ms:
+            raise self.too_fast(usage, wait_ms)
 
     def too_fast(self, usage: Usage, wait_ms: int) -> RequestRejected:
         """Note that a rate was exceeded; returns what is to be answered."""
@@ -185,7 +210,7 @@ class Quotas:
 
 def owner_of(holder: str) -> str:
     """The owner of what a holder sent: its identity; clients without one are one owner."""
-    return "" if holder.startswith("~") else holder
+    return "" if holder[:1] == "~" else holder
 
 
 def _named(owner: str) -> str:
