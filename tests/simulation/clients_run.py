@@ -37,12 +37,12 @@ from tests.simulation.work_machine import WorkMachine
 from tests.simulation.work_run import Preparer, WorkRun
 
 ALL: list[Any] = ["all"]
-RENEWS, ANONYMOUS, ANSWERS_IN_STEPS, GROUP_STEPS, GROUPS_LOSE, STORED_REQUESTS = (
+RENEWS, ANONYMOUS, ANSWERS_IN_STEPS, GROUP_STEPS, GROUPS_LOSE, STORED_REQUESTS, LATE_HELLOS = (
     "handlers renew leases", "programs without an identity ask services",
     "handlers answer in steps", "members acknowledge in steps", "groups and power losses",
-    "requests are confirmed as stored",
+    "requests are confirmed as stored", "late hellos",
 )  # fmt: skip
-HABITS = frozenset((GROUP_STEPS,))
+HABITS = frozenset((GROUP_STEPS, GROUPS_LOSE))
 """What programs do, beside the plain use of everything."""
 
 
@@ -113,7 +113,7 @@ class ClientsRun(WorkRun):
             group_flush_ms=rng.choice((1, 50)),
             retry_ms=rng.choice((1, 20)),
         )
-        self.model.history.attempts_max = settings.attempts_max
+        self.model.state.attempts_max = settings.attempts_max
         return Stoppable(self.clock, self.model, self.trace, rng, settings, SEGMENT_BYTES * 8)
 
     # --- the run -----------------------------------------------------------------------

@@ -33,7 +33,6 @@ class History:
     """Serials of requests that a handler has failed for good."""
     replies: dict[int, int] = field(default_factory=dict)
     """Serial of a reply -> serial of the request that it answers."""
-    attempts_max: int = 0
     confirmed: int = 0
 
 
@@ -66,16 +65,10 @@ class ToldState(State):
     def _request_dead(self, change: r.RequestDead, lsn: int) -> None:
         for base, rows in change.rows:
             for number in self._of(base, rows, lambda job: True):
-                serial, job = self.records[MAIL_STREAM, number], self.jobs[number]
-                spent = job.attempts >= self.history.attempts_max
+                serial = self.records[MAIL_STREAM, number]
                 failed = change.why.partition(":")[0] == "failed"
-                meant = failed and serial in self.history.failing
-                if not meant and (failed or not spent):
-                    raise Violation(
-                        "dead",
-                        f"request {number}, record {serial}: {change.why}, attempt {job.attempts} "
-                        f"of {self.history.attempts_max}",
-                    )
+                if failed and serial not in self.history.failing:
+                    raise Violation("dead", f"request {number}, record {serial}: {change.why}")
         State._request_dead(self, change, lsn)
 
     def _group_done(self, change: r.GroupDone, lsn: int) -> None:
@@ -98,15 +91,14 @@ class ToldModel(WorkModel):
 
     def _new_state(self) -> State:
         state = self.state
-        return ToldState(state.slack_ms, state.unordered, history=self.history)
+        return ToldState(
+            state.slack_ms, state.attempts_max, state.messages_max, state.unordered,
+            history=self.history,
+        )  # fmt: skip
 
     def _step_of(self, change: r.StepTaken) -> Act | None:
         """The library merges the steps of several callers under a name of its own."""
         return None
-
-    def _just(self, lsn: int | None) -> bool:
-        """A client may ask for something and take it back with one message."""
-        return lsn is not None and lsn >= self.turn_lsn
 
     # --- what callers are told ----------------------------------------------------------------
 

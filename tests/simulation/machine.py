@@ -496,10 +496,14 @@ class Machine:
         self.disk.between = outer
         self.busy.discard(name)
 
+    def sync_delays(self, name: str) -> tuple[int, ...]:
+        """How long a sync of a ring may let itself be waited for."""
+        return (50, 400, 4_000, 30_000)
+
     def _ask_sync(self, name: str) -> None:
         if name not in self.sync_asked:
             self.sync_asked.add(name)
-            delay = self.rng.choice((50, 400, 4_000, 30_000))
+            delay = self.rng.choice(self.sync_delays(name))
             self._later(lambda: self._thread("sync", lambda: self._sync(name)), delay)
 
     def _reader(self, work: Callable[[], None]) -> Callable[[], None]:

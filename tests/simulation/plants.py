@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import msgspec
+
 Plant = Callable[[contextlib.ExitStack], None]
 
 
@@ -520,6 +522,109 @@ def _cancelled_waits_on(stack: contextlib.ExitStack) -> None:
     _put(stack, tables, "_leave", make)
 
 
+# --- what needs two at once, a second ring, or a bound that is near -------------------------------
+
+
+def _stamp_left(stack: contextlib.ExitStack) -> None:
+    from malamute_py.journal import repair
+    from tests.simulation.ring_run import RingRun
+
+    stack.enter_context(patch.object(RingRun, "tight_share", 1.0))
+    stack.enter_context(patch.object(RingRun, "edge_share", 1.0))
+    _put(stack, repair, "_clear_end", lambda original: lambda storage, scan: None)
+
+
+def _duplicate_overtakes(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.publishing import Publishing
+
+    def make(original: Any) -> Any:
+        def duplicate(
+            self: Any, link: Any, command: Any, stream: Any, place: Any, again: Any
+        ) -> None:
+            under_way, place.under_way = place.under_way, {}
+            try:
+                original(self, link, command, stream, place, again)
+            finally:
+                place.under_way = under_way
+
+        return duplicate
+
+    _put(stack, Publishing, "_duplicate", make)
+
+
+def _fence_forgets(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.offers import Offers
+
+    def make(original: Any) -> Any:
+        def back(self: Any, offer: Any, why: str, again_ms: Any) -> None:
+            if why != "fenced":
+                original(self, offer, why, again_ms)
+
+        return back
+
+    _put(stack, Offers, "_back", make)
+
+
+def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.groups import Groups
+    from malamute_py.changelog.records import GroupDone
+    from malamute_py.changelog.tables import with_done
+
+    def make(original: Any) -> Any:
+        def clamp(self: Any, stream: Any, row: Any) -> Any:
+            done = row.done
+            changes = original(self, stream, row)
+            if changes and done:
+                kept = [part for part in done if part[1] > row.next]
+                changes.append(GroupDone(row.stream, row.name, kept or done[-1:]))
+                row.next, row.done = with_done(row.next, [], kept)
+            return changes
+
+        return clamp
+
+    _put(stack, Groups, "_clamp", make)
+
+
+def _one_attempt_less(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.requests import Requests
+
+    def make(original: Any) -> Any:
+        def most(self: Any, service: Any) -> int:
+            return int(original(self, service)) - 1
+
+        return most
+
+    _put(stack, Requests, "attempts_max", make)
+
+
+def _since_ignored(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.cursors import Cursors
+
+    def make(original: Any) -> Any:
+        def prepare_move(self: Any, link: Any, command: Any, frame: Any = None) -> Any:
+            return original(self, link, msgspec.structs.replace(command, from_=-1), frame)
+
+        return prepare_move
+
+    _put(stack, Cursors, "prepare_move", make)
+
+
+def _coming_forgotten(stack: contextlib.ExitStack) -> None:
+    from malamute_py.broker.mailboxes import Mailboxes
+
+    def make(original: Any) -> Any:
+        def check_room(self: Any, mailbox: Any, count: int, size: int) -> None:
+            coming, mailbox.coming = mailbox.coming, 0
+            try:
+                original(self, mailbox, count, size)
+            finally:
+                mailbox.coming = coming
+
+        return check_room
+
+    _put(stack, Mailboxes, "_check_room", make)
+
+
 def _codes(*names: str) -> frozenset[str]:
     return frozenset(names)
 
@@ -677,6 +782,34 @@ PLANTS: dict[str, Planted] = {
     "cancelled-waits-on": Planted(
         "work", "a request that was cancelled is handed out",
         _cancelled_waits_on, _codes("ended_twice", "after_end"), 60,
+    ),
+    "stamp-left": Planted(
+        "journal", "the stamp of a dropped batch stays where the next one is written",
+        _stamp_left, _codes("ghost", "lost", "half_bundle"), 200, 150,
+    ),
+    "duplicate-overtakes": Planted(
+        "broker", "a duplicate is confirmed before its original is in the log",
+        _duplicate_overtakes, _codes("wrong_confirm", "wrong_duplicate", "lost", "early"), 120, 40,
+    ),
+    "fence-forgets": Planted(
+        "work", "what a fenced link had in hand comes back by its lease only",
+        _fence_forgets, _codes("late"), 100,
+    ),
+    "done-beyond-the-end": Planted(
+        "work", "a group keeps what was done of records that a power loss took back",
+        _done_beyond_the_end, _codes("done_before"), 100, 30,
+    ),
+    "one-attempt-less": Planted(
+        "work", "a request dies with one attempt left",
+        _one_attempt_less, _codes("dead"), 40,
+    ),
+    "since-ignored": Planted(
+        "work", "a cursor is moved from wherever it stands",
+        _since_ignored, _codes("since"), 40,
+    ),
+    "coming-forgotten": Planted(
+        "work", "a mailbox's limit counts only what is in the log",
+        _coming_forgotten, _codes("limit"), 60, 20,
     ),
 }  # fmt: skip
 """Name -> planted bug. `python -m tests.simulation --plant list` prints it."""

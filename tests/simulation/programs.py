@@ -192,6 +192,11 @@ class Process:
 
     # --- what its sockets see --------------------------------------------------------------------
 
+    @property
+    def late_hellos(self) -> bool:
+        """The HELLO of an attempt that was given up may arrive behind the next one's."""
+        return self.does("late hellos")
+
     def descriptor(self) -> int:
         """A number for a descriptor."""
         self._fds += 1
@@ -265,11 +270,13 @@ class Process:
         act: Act | None = None,
         *,
         lawful: tuple[type[MalamuteError], ...] = (),
+        codes: tuple[str, ...] = (),
         impatient: bool = False,
     ) -> Told:
         """Await a call of the library, which is open until it has ended.
 
-        lawful: errors that it may end by, beside refusals. impatient: the call may be cancelled.
+        lawful, codes: errors and refusals that it may end by, beside LAWFUL.
+        impatient: the call may be cancelled.
         """
         self._calls += 1
         number = self._calls
@@ -286,7 +293,7 @@ class Process:
             self.world.note("rejected", self.name, what, error.code)
             if act is not None:
                 self.model.caller_refused(act, error.code)
-            if error.code not in LAWFUL and not self.closing:
+            if error.code not in LAWFUL and error.code not in codes and not self.closing:
                 raise Violation("unlawful", f"{self.name}: {what}: {error!r}") from error
             return Told(error=error)
         except MalamuteError as error:
@@ -511,7 +518,8 @@ async def _request(p: Process) -> None:
             await p.confirmed("submit", act, submitted, "", level)
             if rng.random() < 0.3:
                 await p.pause()
-                await p.call("cancel", client.cancel(service, key))
+                # The service may have gone with the request, in a power loss.
+                await p.call("cancel", client.cancel(service, key), codes=("unknown_service",))
 
 
 def _judge(p: Process, serial: int, told: Told) -> None:

@@ -33,12 +33,17 @@ from tests.simulation.trace import Trace
 
 PRODUCER = 7
 SEGMENT_BYTES = 65_536
+EDGES = 0x5EC7
+"""Drawn apart, so that seeds of before are as they were."""
+EDGE_BYTES = len(encode([Sent(0, PRODUCER, "s1", "a", None, 0, 8)])) + 96
+"""A batch of one record of 8 bytes, its stamp included."""
 
 
 class RingRun:
     """One seed of the scenario."""
 
     tight_share = 0.15
+    edge_share = 0.3
 
     def __init__(self, seed: int, *, steps: int = 0, trace: Trace | None = None) -> None:
         self.rng = Random(seed)
@@ -62,6 +67,8 @@ class RingRun:
         """Large records: the ring laps."""
         self.tight = rng.random() < self.tight_share
         """Batches of few sizes, so that a new epoch ends where a batch of the old one begins."""
+        self.edges = self.tight and Random(seed ^ EDGES).random() < self.edge_share
+        """Batches end so that the next stamp lies over the border of two sectors."""
         self.weights = self._weights()
         self.epoch = 0
         self.serial = 0
@@ -335,13 +342,17 @@ class RingRun:
     def _record(self, number: int) -> Sent:
         rng = self.rng
         self.serial += 1
-        if self.tight:
+        if self.edges:
+            # All but the first eight bytes of the next stamp are in the sector after this batch's.
+            end_lsn = self.ring.end_lsn
+            length = 8 + (504 - end_lsn - EDGE_BYTES) % 512
+        elif self.tight:
             length = rng.choice((8, 16))
         else:
             length = rng.choice((8, 30, 600, 6000)) if self.big else rng.randint(8, 80)
         record = Sent(
-            self.serial, PRODUCER, f"s{number}", rng.choice(("a", "a.b", "c.d", "e")), None, 0,
-            length,
+            self.serial, PRODUCER, f"s{number}",
+            "a" if self.edges else rng.choice(("a", "a.b", "c.d", "e")), None, 0, length,
         )  # fmt: skip
         self.model.send(record)
         return record

@@ -31,6 +31,8 @@ class Owner(Protocol):
 
     name: str
 
+    @property
+    def late_hellos(self) -> bool: ...
     def descriptor(self) -> int: ...
     def opened(self, end: Signalling) -> None: ...
     def woken(self) -> None: ...
@@ -123,6 +125,7 @@ class DealerSocket(Signalling):
         self._reading: deque[bytes] = deque()
         self._writing: list[bytes] = []
         self._refused = False
+        self._heard = False
 
     # --- the transport's side ------------------------------------------------------------------
 
@@ -197,7 +200,8 @@ class DealerSocket(Signalling):
         if connection is None:
             return
         connection.down.close()
-        if linger and connection.open:
+        # What was never answered may be a HELLO: it may arrive behind that of the next attempt.
+        if linger and connection.open and (self._heard or self.owner.late_hellos):
             delay_us = self.owner.draw_us(10, 20_000)
             self.owner.after(delay_us, lambda: self._part(connection))
         else:
@@ -213,6 +217,7 @@ class DealerSocket(Signalling):
     def arrive(self, connection: Connection, message: Message) -> None:
         """A message came."""
         if connection is self.connection and not self.closed:
+            self._heard = True
             self._inbox.append(message)
             self.signal()
 

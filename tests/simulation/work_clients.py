@@ -136,6 +136,8 @@ class Peer(Client):
         """What the next act takes along."""
         self.queued: list[tuple[str, bytes]] = []
         """Service and key of what may be cancelled."""
+        self.burst: tuple[list[c.Command], list[bytes]] | None = None
+        """What gathers for one message."""
         self.faith = 0.5 if rng.random() < 0.7 else 0.05
         """How often it answers what it was given, when it is its turn."""
 
@@ -374,12 +376,29 @@ class Peer(Client):
         frames = [frame for _, frame in commands if frame is not None]
         if act.atomic:
             head: c.Command = c.Atomic(self.trackers, len(commands), act.level, act.key)
-            self.world.transmit(connection, [head, *(one for one, _ in commands)], frames)
+            self._transmit([head, *(one for one, _ in commands)], frames)
             return
         ((command, _),) = commands
-        self.world.transmit(
-            connection, [msgspec.structs.replace(command, tracker=self.trackers)], frames
-        )
+        self._transmit([msgspec.structs.replace(command, tracker=self.trackers)], frames)
+
+    def say(self, command: c.Command, *frames: bytes) -> None:
+        """Send one command, alone or with what else is said in this turn."""
+        if self.connection is not None:
+            self._transmit([command], list(frames))
+
+    def _transmit(self, commands: list[c.Command], frames: list[bytes]) -> None:
+        assert self.connection is not None
+        if self.burst is None:
+            self.world.transmit(self.connection, commands, frames)
+        else:
+            self.burst[0].extend(commands)
+            self.burst[1].extend(frames)
+
+    def _leave(self) -> None:
+        """What was gathered leaves as one message."""
+        burst, self.burst = self.burst, None
+        if burst is not None and burst[0] and self.connection is not None:
+            self.world.transmit(self.connection, *burst)
 
     def _key(self, share: float = 0.8) -> bytes:
         return self.rng.randbytes(8) if self.rng.random() < share else b""
@@ -395,8 +414,11 @@ class Peer(Client):
         if self.world.quiet:
             self._finish()
         else:
+            if self.rng.random() < 0.2:
+                self.burst = [], []
             for _ in range(self.rng.randint(1, 3)):
                 self._something()
+            self._leave()
         for sub in self.subs:
             if sub.open and sub.credit < sub.got + sub.window:
                 sub.credit = sub.got + sub.window
@@ -522,9 +544,12 @@ class Peer(Client):
         here = self.model.state.cursors.get(at, 0)
         force = self.rng.random() < 0.15
         next = self.rng.randint(0 if force else min(here, tail), tail)
-        from_ = here if self.rng.random() < 0.5 and at in self.model.state.cursors else -1
+        from_ = -1
+        if self.rng.random() < 0.5 and at in self.model.state.cursors:
+            # As it is, or as it was a while ago.
+            from_ = here if self.rng.random() < 0.7 else self.rng.randint(0, here)
         command = c.MoveCursor(stream, cursor, next, 0, self.level, force, b"", 0, from_)
-        return command, Wish("move", place, (), (next,))
+        return command, Wish("move", place, (), (next,), since=-1 if force else from_)
 
     # --- ending something --------------------------------------------------------------
 
@@ -648,7 +673,8 @@ class Peer(Client):
                     wishes += wanted
                     self._let_go(sub, numbers)
         for stream in roles.publishes:
-            if rng.random() < 0.5:
+            # What has a ring of its own is no part of a step.
+            if stream != "own" and rng.random() < 0.5:
                 frame, serials = self._content(stream)
                 commands.append((c.Publish(stream, 0), frame))
                 wishes.append(Wish("publish", stream, serials))

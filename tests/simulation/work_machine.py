@@ -48,6 +48,8 @@ from tests.simulation.work_model import Batch, Bundle, serials_of
 
 COPIES = 4
 """Older states of the tables that are kept, to be found at a start."""
+OWN = "own"
+"""The one stream that has a ring of its own."""
 CONTROLS = frozenset((0, 6))
 """Data, and changes: what is the core's. The rest is the ring's own."""
 
@@ -138,6 +140,21 @@ class WorkMachine(Machine):
         """No more deaths of the checkpoint."""
         self.ring_uuid = b""
         self.room_bytes = 150_000
+        self.model.now_us = lambda: self.clock.now_us
+        self.model.first_of = self._first_of
+
+    def sync_delays(self, name: str) -> tuple[int, ...]:
+        """A stream's own ring lags: what is done in a group is durable before the records are."""
+        return super().sync_delays(name) if name == MAIN else (400, 30_000, 300_000, 300_000)
+
+    def _first_of(self, stream: int) -> int:
+        ring = next((r for r in self.rings.values() if stream in r.streams()), None)
+        return 0 if ring is None else int(ring.first_offset(stream))
+
+    def _change_ring(self, name: str, settings: dict[str, Any]) -> None:
+        super()._change_ring(name, settings)
+        if not settings.get("remove"):
+            self.model.rings_of[OWN] = name
 
     # --- the tables ----------------------------------------------------------------------
 
@@ -298,7 +315,10 @@ class WorkMachine(Machine):
             if stamp.control_kind in CONTROLS
         ]  # fmt: skip
         self.trace.note("recovered", name, start, ring.end_lsn, len(batches))
-        self.model.recovered(batches, start, end_lsn, power=self.power_lost)
+        if name != MAIN:
+            self.model.recovered_beside(name, batches, start, end_lsn, power=self.power_lost)
+        else:
+            self.model.recovered(batches, start, end_lsn, power=self.power_lost)
 
     # --- the loop ------------------------------------------------------------------------------
 
@@ -308,6 +328,9 @@ class WorkMachine(Machine):
         self.trace.note(
             "append", result.end_lsn, [(one.stream, one.base, one.count) for one in mine]
         )
+        if name != MAIN:
+            self.model.appended_beside(name, bundle)
+            return
         self.model.appended(bundle)
         if bundle.concerns:
             self.checkpoints.parts.add(result.lsn, result.end_lsn)
@@ -318,7 +341,11 @@ class WorkMachine(Machine):
             self.model.state.unordered = True
 
     def _uncertain(self, name: str, batches: list[Append]) -> None:
-        self.model.uncertain([taken(append) for append in batches])
+        unsure = [taken(append) for append in batches]
+        if name != MAIN:
+            self.model.ring(name).unsure.append(unsure)
+        else:
+            self.model.uncertain(unsure)
 
     def pump(self) -> None:
         if not self.pumping and self.checkpoints is not None:
@@ -339,7 +366,7 @@ class WorkMachine(Machine):
 
     def _sync(self, name: str) -> None:
         super()._sync(name)
-        if self.checkpoints is not None and name in self.rings:
+        if self.checkpoints is not None and name == MAIN:
             self.checkpoints.synced(self.rings[name].synced_lsn)
 
     def close(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from zlib import crc32
 
 from malamute_protocol import commands as c
-from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM
+from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM, MAIN
 from malamute_py.changelog import records as r
 from malamute_py.changelog.tables import Queues, Tables, apply
 from malamute_py.journal.layout import control_bodies
@@ -27,6 +27,8 @@ from tests.simulation.records import _decode_content as decode_content
 LEVEL_STORED, LEVEL_SYNCED = 2, 3
 SLACK_MS = 5_000
 """So late a deadline may be seen: a full log puts off the end of what is over."""
+LATE_US = 60_000
+"""So long it may take until all that a lost link had in hand waits again."""
 MEMORY_NUMBERS = 1 << 40
 """Numbers from here on are of what is kept in memory only."""
 
@@ -47,6 +49,8 @@ class Wish:
     numbers: tuple[int, ...] = ()
     """Messages, requests or offsets that it takes away; of a move: where the cursor goes."""
     last: bool = False
+    since: int = -1
+    """Where the cursor of a move must stand before it; -1: anywhere."""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +104,8 @@ class Job:
     subject: str = ""
     fresh: bool = True
     """It was never handed out."""
+    spared: bool = False
+    """It came back in a way that does not end it, whatever its attempts."""
 
 
 @dataclass(slots=True)
@@ -107,9 +113,14 @@ class State:
     """What the changes make."""
 
     slack_ms: int = SLACK_MS
+    attempts_max: int = 1 << 30
+    messages_max: int = 1 << 60
+    """Bounds of the broker's settings."""
     unordered: bool = False
     """The log refused something: what it concerned waits before what was not yet handed out."""
     boxes: dict[int, str] = field(default_factory=dict)
+    bounds: dict[int, int] = field(default_factory=dict)
+    """Mailbox -> the most messages, if it has a bound of its own."""
     services: dict[int, str] = field(default_factory=dict)
     mail: dict[tuple[int, int], Letter] = field(default_factory=dict)
     jobs: dict[int, Job] = field(default_factory=dict)
@@ -121,6 +132,8 @@ class State:
     """(stream, offset) -> serial; of the mail stream too."""
     serials: dict[int, int] = field(default_factory=dict)
     """Serial -> LSN of the bundle that brought it."""
+    beside: dict[int, int] = field(default_factory=dict)
+    """Serial -> LSN of the bundle that brought it, of records in rings beside main."""
     tails: dict[int, int] = field(default_factory=dict)
     jobs_put: dict[int, Job] = field(default_factory=dict)
     """Every request that was ever accepted."""
@@ -142,6 +155,8 @@ class State:
     """In which the newest batch of the mail stream was written."""
     moves: dict[tuple[int, str, int], int] = field(default_factory=dict)
     """(cursor, where to) -> LSN of the bundle that first did it."""
+    stood: dict[tuple[int, str, int], set[int]] = field(default_factory=dict)
+    """(cursor, where to) -> where it stood each time before; -1: it was not there."""
     bundle_of_key: dict[tuple[str, bytes], int] = field(default_factory=dict)
 
     def apply(self, change: Any, lsn: int) -> None:
@@ -161,11 +176,18 @@ class State:
 
     def _mailbox_set(self, change: r.MailboxSet, lsn: int) -> None:
         self.boxes[change.number] = change.name
+        self.bounds[change.number] = change.settings.max_messages or self.messages_max
 
     def _mailbox_removed(self, change: r.MailboxRemoved, lsn: int) -> None:
         del self.boxes[change.number]
 
     def _mail_put(self, put: r.MailPut, lsn: int) -> None:
+        bound = self.bounds[put.mailbox]
+        # Answers and notices come whatever there is.
+        if bound < len(self.mail) + put.count and not put.about and not put.why:
+            filled = sum(box == put.mailbox for box, _ in self.mail) + put.count
+            if filled > bound:
+                raise Violation("limit", f"{filled} messages in {self.boxes[put.mailbox]}: {put}")
         for row in range(put.count):
             expires_ms = put.expiries[row] if put.expiries else put.expires_ms
             self.mail[put.mailbox, put.base + row] = Letter(
@@ -265,6 +287,8 @@ class State:
                 job.fresh = False
                 job.holder, job.received, job.not_before_ms = change.holder, False, 0
                 job.attempts += 1
+                if job.attempts > self.attempts_max and not job.spared:
+                    raise Violation("attempts", f"request {number} is taken: {job}")
 
     def _in_order(self, lane: tuple[int, str], number: int, lsn: int) -> None:
         """A request is handed out for the first time; what one bundle says has no order."""
@@ -289,6 +313,7 @@ class State:
                 job = self._job(number, f"returned ({change.why})")
                 if not job.holder:
                     raise Violation("two_hands", f"request {number} comes back from nobody")
+                job.spared = job.spared or change.why in ("withdrawn", "released", "requeued")
                 if change.why == "released" or (change.why == "withdrawn" and not job.received):
                     # It was not begun, or its worker stopped: that was no attempt.
                     job.attempts -= 1
@@ -307,7 +332,14 @@ class State:
     def _request_dead(self, change: r.RequestDead, lsn: int) -> None:
         for base, rows in change.rows:
             for number in self._of(base, rows, lambda job: True):
-                self._job(number, change.why)
+                job = self._job(number, change.why)
+                meant = change.why.partition(":")[0] in ("failed", "removed", "lost")
+                if not meant and job.attempts < self.attempts_max:
+                    raise Violation(
+                        "dead",
+                        f"request {number}: {change.why}, attempt {job.attempts} of "
+                        f"{self.attempts_max}",
+                    )
                 del self.jobs[number]
                 self.gone_jobs.setdefault(number, []).append(lsn)
                 self.ends.setdefault(number, []).append("dead")
@@ -326,6 +358,8 @@ class State:
     # --- cursors, groups, keys
 
     def _cursor_set(self, change: r.CursorSet, lsn: int) -> None:
+        place = change.stream, change.name
+        self.stood.setdefault((*place, change.next), set()).add(self.cursors.get(place, -1))
         self.cursors[change.stream, change.name] = change.next
         self.moved[change.stream, change.name] = lsn
         self.moves.setdefault((change.stream, change.name, change.next), lsn)
@@ -400,9 +434,12 @@ class Bundle:
 
 @dataclass(slots=True)
 class RingTruth:
-    """What the machine notes of ring main."""
+    """What the machine notes of a ring; of ring main the model itself has the rest."""
 
     failed: bool = False
+    bundles: list[Bundle] = field(default_factory=list)
+    unsure: list[list[Batch]] = field(default_factory=list)
+    told_lsn: int = 0
 
 
 def serials_of(content: bytes, base: int, count: int) -> list[int]:
@@ -418,6 +455,17 @@ class WorkModel:
         self.rings: dict[str, RingTruth] = {}
         self.logs: dict[Any, Any] = {}
         """For the machine, which empties those in memory; there are none."""
+        self.first_of: Callable[[int], int] = lambda stream: 0
+        """The oldest record of a stream."""
+        self.now_us: Callable[[], int] = lambda: 0
+        self.hands: dict[int, int] = {}
+        """Request -> the link that it was handed out to last, since the broker began."""
+        self.ended_us: dict[int, int] = {}
+        """Link -> when it ended, since the broker began."""
+        self.replays = False
+        """What survived a power loss is entered once more."""
+        self.rings_of: dict[str, str] = {}
+        """Stream -> its ring, of those that have one of their own."""
         self.turn_lsn = 0
         """Where the log ended before the turn whose messages leave now."""
         self.bundles: list[Bundle] = []
@@ -469,6 +517,9 @@ class WorkModel:
 
     def told(self, ring: str, lsn: int) -> None:
         """The core was told so."""
+        if ring != MAIN:
+            self.ring(ring).told_lsn = max(self.ring(ring).told_lsn, lsn)
+            return
         self.told_lsn = max(self.told_lsn, lsn)
 
     @property
@@ -487,6 +538,83 @@ class WorkModel:
         for act in acts:
             self._whole(act, bundle)
 
+    # --- a stream's own ring ------------------------------------------------------------------
+
+    def appended_beside(self, ring: str, bundle: Bundle) -> None:
+        """A ring beside main took records: of streams that have it for themselves."""
+        truth = self.ring(ring)
+        if truth.bundles and bundle.lsn < truth.bundles[-1].end_lsn:
+            raise Violation("reused", f"ring {ring}: a bundle at {bundle.lsn}")
+        truth.bundles.append(bundle)
+        self._enter_beside(bundle)
+
+    def _enter_beside(self, bundle: Bundle) -> None:
+        state = self.state
+        for batch in bundle.batches:
+            if batch.kind:
+                continue
+            tail = state.tails.get(batch.stream, 0)
+            if batch.base != tail:
+                code = "hole" if batch.base > tail else "reused"
+                raise Violation(code, f"stream {batch.stream}: {batch.base} follows {tail}")
+            state.tails[batch.stream] = batch.base + batch.count
+            self._not_done_before(batch)
+            serials = serials_of(batch.content, batch.base, batch.count)
+            for offset, serial in enumerate(serials, batch.base):
+                if serial in state.beside:
+                    raise Violation("twice", f"record {serial} is in the log twice")
+                state.beside[serial] = bundle.lsn
+                state.records[batch.stream, offset] = serial
+                for place in state.groups:
+                    # What was done under this offset was another record, which is lost.
+                    state.gone_records.pop((*place, offset), None)
+
+    def _not_done_before(self, batch: Batch) -> None:
+        if self.replays or self.state.unordered:
+            return
+        for place, (next, done) in self.state.groups.items():
+            if place[0] != batch.stream:
+                continue
+            if next > batch.base or not done.isdisjoint(
+                range(batch.base, batch.base + batch.count)
+            ):
+                raise Violation(
+                    "done_before",
+                    f"group {place} is at {next}, done {sorted(done)[:5]}; {batch.base}",
+                )
+
+    def recovered_beside(
+        self, ring: str, batches: list[tuple[int, int, int, Batch]], start_lsn: int, end_lsn: int,
+        *, power: bool,
+    ) -> None:  # fmt: skip
+        """Compare another ring's log that was found with the one that was written."""
+        truth = self.ring(ring)
+        dropped, more = self._survived(truth, ring, batches, start_lsn, end_lsn, power=power)
+        if dropped:
+            self._again()
+        for bundle in more:
+            self.appended_beside(ring, bundle)
+        for bundle in truth.bundles:
+            bundle.promised = bundle.promised or "kept by a recovery"
+        truth.unsure.clear()
+        truth.failed = False
+        truth.told_lsn = end_lsn
+
+    def _confirm_beside(self, act: Act, command: c.Confirm, ring: str) -> None:
+        state, truth = self.state, self.ring(ring)
+        (wish,) = act.wishes
+        lsn = state.beside.get(wish.serials[0])
+        number = self.place_of(wish.place)[0]
+        if lsn is None or state.records.get((number, command.offset)) != wish.serials[0]:
+            raise Violation("wrong_confirm", f"offset {command.offset} for {act}")
+        if command.level == LEVEL_SYNCED:
+            bundle = next(bundle for bundle in truth.bundles if bundle.lsn == lsn)
+            if bundle.end_lsn > truth.told_lsn:
+                raise Violation("early", f"synced was confirmed for {act} in ring {ring}")
+            bundle.promised = bundle.promised or f"confirmed: {act}"
+
+    # --- ring main ----------------------------------------------------------------------------
+
     def _enter(self, bundle: Bundle) -> list[Act]:
         state = self.state
         acts: dict[int, Act] = {}
@@ -500,6 +628,7 @@ class WorkModel:
             state.tails[batch.stream] = batch.base + batch.count
             if batch.kind:
                 continue
+            self._not_done_before(batch)
             serials = serials_of(batch.content, batch.base, batch.count)
             if batch.stream == MAIL_STREAM:
                 state.mail_epoch = bundle.epoch
@@ -522,6 +651,8 @@ class WorkModel:
                 if act.atomic:
                     acts[act.number] = act
         for change in changes_of(bundle):
+            if isinstance(change, r.WorkReturned) and change.why == "lease" and not self.replays:
+                self._by_lease(change)
             state.apply(change, bundle.lsn)
             if isinstance(change, r.StepTaken):
                 step = self._step_of(change)
@@ -537,6 +668,17 @@ class WorkModel:
                             }
             apply(self.tables, self.queues, change)
         return list(acts.values())
+
+    def _by_lease(self, change: r.WorkReturned) -> None:
+        """What a link had in hand comes back by itself only while the link is there."""
+        for base, rows in change.rows:
+            for number in self.state._of(base, rows, lambda job: bool(job.holder)):
+                link = self.hands.get(number, -1)
+                since_us = self.now_us() - self.ended_us.get(link, self.now_us())
+                if since_us > LATE_US and not self.state.unordered:
+                    raise Violation(
+                        "late", f"request {number}: link {link} ended {since_us} us ago"
+                    )
 
     def _step_of(self, change: r.StepTaken) -> Act | None:
         """The act that has this name; None: it is told by its records."""
@@ -597,8 +739,14 @@ class WorkModel:
                         self.acknowledged.add((link, "job", number))
                 elif wish.kind == "records":
                     self.acknowledged.add((link, "record", wish.place, number))
-        lsns = self._bundles_of(act, command)
         wanted = act.level or LEVEL_SYNCED
+        ring = self.rings_of.get(act.wishes[0].place if act.wishes else "", MAIN)
+        if ring != MAIN:
+            if command.level < wanted:
+                raise Violation("wrong_confirm", f"level {command.level} for {act}")
+            self._confirm_beside(act, command, ring)
+            return
+        lsns = self._bundles_of(act, command)
         if command.level < wanted:
             raise Violation("wrong_confirm", f"level {command.level} for {act}")
         for lsn in lsns:
@@ -644,10 +792,19 @@ class WorkModel:
                     found(self._ended_by(act, number), f"end of {number}")
                 elif wish.kind == "records":
                     position, done = state.groups.get(place, (0, frozenset()))
-                    if number >= position and number not in done:
+                    over = number < position or number in done
+                    # A power loss may have taken the record back since.
+                    if not over and (*place, number) not in state.gone_records:
                         found(None, f"ack of record {number}")
                 elif wish.kind == "move" and not act.key:
                     found(state.moves.get((*place, number)), f"move to {number}")
+                    stood = state.stood.get((*place, number), set())
+                    # What lies before the oldest record is one place.
+                    oldest = self.first_of(place[0])
+                    stands = {max(at, oldest) for at in stood}
+                    moved = wish.since >= 0 and -1 not in stood
+                    if moved and max(wish.since, oldest) not in stands:
+                        raise Violation("since", f"{act}: it stood at {sorted(stood)}")
         if not command.duplicate or not act.atomic:
             first = next((wish for wish in act.wishes if wish.serials), None)
             if first is not None:
@@ -682,8 +839,11 @@ class WorkModel:
                 raise Violation("refused_kept", f"{command.code} for {act}")
 
     def _just(self, lsn: int | None) -> bool:
-        """It ended in the turn in which it was handed out: who ended it may have been later."""
-        return False
+        """It ended in the turn whose messages leave now.
+
+        A client may ask for something and take it back with one message.
+        """
+        return lsn is not None and lsn >= self.turn_lsn
 
     # --- deliveries -------------------------------------------------------------------------
 
@@ -695,6 +855,8 @@ class WorkModel:
 
     def freed(self, owner: tuple[int, int] | int) -> None:
         """A link has ended, or one of its subscriptions is about to."""
+        if isinstance(owner, int):
+            self.ended_us.setdefault(owner, self.now_us())
         self.held = {
             thing: held for thing, held in self.held.items()
             if (held[0] if isinstance(owner, int) else held) != owner
@@ -803,6 +965,7 @@ class WorkModel:
             if command.key != job.key[1]:
                 raise Violation("wrong_record", f"request {number} has the key {command.key!r}")
             self.attempts[number] = command.attempts + job.withdrawn
+            self.hands[number] = link
         return rows
 
     def record(
@@ -857,14 +1020,45 @@ class WorkModel:
         batches: (LSN of the bundle, LSN, epoch, batch) from start_lsn to end_lsn.
         """
         self.recoveries += 1
+        main = RingTruth(self.ring(MAIN).failed, self.bundles, self.unsure)
+        dropped, more = self._survived(main, MAIN, batches, start_lsn, end_lsn, power=power)
+        self.bundles = main.bundles
+        if dropped:
+            self._again()
+        for bundle in more:
+            self.appended(bundle)
+        for bundle in self.bundles:
+            bundle.promised = bundle.promised or "kept by a recovery"
+        self.unsure.clear()
+        self.acknowledged.clear()
+        self.held.clear()
+        self.loose.clear()
+        self.given.clear()
+        self.firsts.clear()
+        self.hands.clear()
+        self.ended_us.clear()
+        self.ring(MAIN).failed = False
+        self.told_lsn = end_lsn
+        self.attempts = {
+            number: min(told, job.attempts + job.withdrawn) if power else told
+            for number, told in self.attempts.items()
+            if (job := self.state.jobs.get(number)) is not None
+        }  # fmt: skip
+
+    def _survived(
+        self, truth: RingTruth, ring: str, batches: list[tuple[int, int, int, Batch]],
+        start_lsn: int, end_lsn: int, *, power: bool,
+    ) -> tuple[list[Bundle], list[Bundle]]:  # fmt: skip
+        """(bundles that are gone, bundles of which nobody knew whether they were written)."""
         found: dict[int, tuple[int, int, list[Batch]]] = {}
         for bundle_lsn, lsn, epoch, batch in batches:
             size = lsn + STAMP_BYTES + len(batch.content)
             _, _, members = found.setdefault(bundle_lsn, (size, epoch, []))
             members.append(batch)
             found[bundle_lsn] = size, epoch, members
-        survivors = [bundle for bundle in self.bundles if bundle.lsn < end_lsn]
-        dropped = self.bundles[len(survivors) :]
+        survivors = [bundle for bundle in truth.bundles if bundle.lsn < end_lsn]
+        dropped = truth.bundles[len(survivors) :]
+        truth.bundles = survivors
         for bundle in survivors:
             if bundle.lsn < start_lsn:
                 # A bundle of which a segment is gone shows what is left of it.
@@ -879,42 +1073,33 @@ class WorkModel:
         for bundle in dropped:
             if bundle.promised:
                 raise Violation("lost", f"the bundle at {bundle.lsn}: {bundle.promised}")
-            if not power and not self.ring("main").failed:
+            if not power and not truth.failed:
                 raise Violation("lost", f"the bundle at {bundle.lsn}: only the process died")
-        if dropped:
-            self.bundles = survivors
-            self._again()
+        more = []
         for lsn in sorted(found):
             end, epoch, members = found[lsn]
-            if members not in self.unsure:
-                half = [one for one in self.unsure if one[: len(members)] == members]
-                raise Violation("half_bundle" if half else "ghost", f"a bundle at {lsn}")
-            self.appended(Bundle(lsn, end, epoch, members))
-        for bundle in self.bundles:
-            bundle.promised = bundle.promised or "kept by a recovery"
-        self.unsure.clear()
-        self.acknowledged.clear()
-        self.held.clear()
-        self.loose.clear()
-        self.given.clear()
-        self.firsts.clear()
-        self.ring("main").failed = False
-        self.told_lsn = end_lsn
-        self.attempts = {
-            number: min(told, job.attempts + job.withdrawn) if power else told
-            for number, told in self.attempts.items()
-            if (job := self.state.jobs.get(number)) is not None
-        }  # fmt: skip
+            if members not in truth.unsure:
+                half = [one for one in truth.unsure if one[: len(members)] == members]
+                code = "half_bundle" if half else "ghost"
+                raise Violation(code, f"ring {ring}: a bundle at {lsn}")
+            more.append(Bundle(lsn, end, epoch, members))
+        return dropped, more
 
     def _again(self) -> None:
         """Some bundles are gone: what the others make."""
         self.state = self._new_state()
         self.queues, self.tables = Queues(), Tables()
+        self.replays = True
         for bundle in self.bundles:
             self._enter(bundle)
+        for truth in self.rings.values():
+            for bundle in truth.bundles:
+                self._enter_beside(bundle)
+        self.replays = False
 
     def _new_state(self) -> State:
-        return State(self.state.slack_ms, self.state.unordered)
+        state = self.state
+        return State(state.slack_ms, state.attempts_max, state.messages_max, state.unordered)
 
     def compare(self, queues: Queues) -> None:
         """Hold the tables of a broker that was just started against both."""

@@ -19,7 +19,7 @@ from tests.simulation.machine import SEGMENT_BYTES
 from tests.simulation.model import Violation
 from tests.simulation.records import Sent
 from tests.simulation.work_clients import ALL, Peer, Roles, Thief
-from tests.simulation.work_machine import WorkMachine
+from tests.simulation.work_machine import OWN, WorkMachine
 from tests.simulation.work_model import WorkModel
 
 PATTERNS: tuple[list[Any], ...] = (ALL, ALL, ["topic", "a.*"], ["prefix", "a"], ["topic", "b"])
@@ -102,6 +102,8 @@ class WorkRun(BrokerRun):
             mailbox_messages_max=rng.choice((20, 10_000_000)),
             service_requests_max=rng.choice((10, 1_000_000)),
         )
+        self.model.state.attempts_max = settings.attempts_max
+        self.model.state.messages_max = settings.mailbox_messages_max
         return WorkMachine(
             self.clock, self.model, self.trace, rng, settings,
             SEGMENT_BYTES * rng.choice((3, 4, 8)),
@@ -128,6 +130,9 @@ class WorkRun(BrokerRun):
             commands.append(partial(_edit, "mem", {"memory": True}))
         commands.append(lambda n: c.CreateStream(n, "s0", {}))
         commands.append(lambda n: c.CreateStream(n, "s1", {}))
+        self.own = rng.random() < 0.4
+        if self.own:
+            commands.append(lambda n: c.CreateStream(n, OWN, {"ring_bytes": 1 << 20}))
         self.boxes = boxes
         preparer = Preparer(self, commands, self._begin)
         preparer.start()
@@ -156,15 +161,20 @@ class WorkRun(BrokerRun):
                 roles.requests.append(service)
             rng.choice(cast).inboxes.append(f"{service}.dead")
         for number in range(rng.choice((0, 1, 1, 2))):
-            place, kind = f"s{rng.randint(0, 1)}/g{number}", rng.choice(KINDS)
+            stream = OWN if self.own and rng.random() < 0.6 else f"s{rng.randint(0, 1)}"
+            place, kind = f"{stream}/g{number}", rng.choice(KINDS)
             pattern = rng.choice(PATTERNS)
             for roles in rng.sample(cast, rng.randint(1, count)):
                 roles.groups.append((place, kind, pattern))
+        if self.own:
+            for roles in rng.sample(cast, rng.randint(1, count)):
+                roles.publishes.append(OWN)
         for stream in ("s0", "s1"):
             for roles in rng.sample(cast, rng.randint(0, count)):
                 roles.publishes.append(stream)
             if rng.random() < 0.6:
-                rng.choice(cast).cursors.append(f"{stream}/c")
+                for roles in rng.sample(cast, rng.choice((1, min(2, count)))):
+                    roles.cursors.append(f"{stream}/c")
         for number, roles in enumerate(cast):
             identity = f"p{number}" if rng.random() < 0.7 else ""
             if roles.requests or not identity:
@@ -207,7 +217,7 @@ class WorkRun(BrokerRun):
             draw = self.rng.random()
             if draw < 0.3:
                 self._orderly()
-            elif draw < 0.6:
+            elif draw < 0.7:
                 self._theft()
             else:
                 self.machine.pressure()
@@ -225,7 +235,9 @@ class WorkRun(BrokerRun):
             self._down(power=power)
 
     def _theft(self) -> None:
-        names = [peer.identity for peer in self.peers if peer.identity]
+        named = [peer for peer in self.peers if peer.identity]
+        at_work = [peer for peer in named if any(s.kind == "offer" and s.held for s in peer.subs)]
+        names = [peer.identity for peer in at_work or named]
         if names:
             Thief(self, self.rng.choice(names)).start()
             self.trace.note("fault", "a thief")
@@ -274,7 +286,7 @@ class WorkRun(BrokerRun):
         for place, (next, done) in state.groups.items():
             tail = state.tails.get(place[0], 0)
             # What is gone by retention is nobody's; a full log may not have heard of it.
-            kept = self.machine.rings["main"].first_offset(place[0])
+            kept = self.model.first_of(place[0])
             if any(offset not in done for offset in range(max(next, kept), tail)):
                 return f"group {place} is at {next} of {tail}, done {sorted(done)[:5]}"
         return ""
