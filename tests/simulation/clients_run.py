@@ -42,7 +42,9 @@ RENEWS, ANONYMOUS, ANSWERS_IN_STEPS, GROUP_STEPS, GROUPS_LOSE, STORED_REQUESTS, 
     "handlers answer in steps", "members acknowledge in steps", "groups and power losses",
     "requests are confirmed as stored", "late hellos",
 )  # fmt: skip
-HABITS = frozenset((GROUP_STEPS, GROUPS_LOSE))
+HABITS = frozenset(
+    (RENEWS, ANONYMOUS, ANSWERS_IN_STEPS, GROUP_STEPS, GROUPS_LOSE, STORED_REQUESTS, LATE_HELLOS)
+)
 """What programs do, beside the plain use of everything."""
 
 

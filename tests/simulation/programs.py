@@ -26,8 +26,9 @@ from malamute_protocol.errors import (
     RequestRejected,
     Timeout,
 )
-from malamute_py.client.aio import Client, connect
+from malamute_py.client.aio import Client
 from malamute_py.client.letters import RequestFailed
+from malamute_py.client.settings import ClientSettings, make_settings
 from tests.simulation.event_loop import SimulatedLoop
 from tests.simulation.model import Violation
 from tests.simulation.network import Connection, Message
@@ -46,6 +47,11 @@ FAILS = 1
 GIVES_BACK = 2
 """Mood of a request that is given back the first time."""
 MEMORY_NUMBERS = 1 << 40
+
+BOUNDS: dict[str, Any] = (
+    {"timeout_ms": 5_000} if "timeout_ms" in ClientSettings.__struct_fields__ else {}
+)
+"""What a call waits that names no time of its own."""
 
 Role = Callable[["Process"], Coroutine[Any, Any, None]]
 
@@ -113,16 +119,19 @@ class Process:
 
     async def _main(self) -> None:
         rng = self.rng
-        self.client = await connect(
+        settings = make_settings(
             "inproc://simulated",
-            timeout_ms=None,
-            context=Context(self),  # type: ignore[arg-type]
-            identity=self.identity,
-            retry_min_ms=5,
-            retry_max_ms=60,
-            attempt_ms=rng.choice((50, 300)),
-            window_bytes=rng.choice((2_000, 8 << 20)),
+            {
+                "identity": self.identity,
+                "retry_min_ms": 5,
+                "retry_max_ms": 60,
+                "attempt_ms": rng.choice((50, 300)),
+                "window_bytes": rng.choice((2_000, 8 << 20)),
+                **BOUNDS,
+            },
         )
+        self.client = Client(settings, context=Context(self))  # type: ignore[arg-type]
+        await self.client.opened(timeout_ms=None)
         for role in self.serves:
             self._watched(self.loop.run_coroutine(role(self)))
         for role in self.asks:
@@ -298,6 +307,7 @@ class Process:
             return Told(error=error)
         except MalamuteError as error:
             self.world.note("failed", self.name, what, type(error).__name__)
+            lawful = (Timeout, *lawful) if BOUNDS else lawful
             if not isinstance(error, lawful) and not self.closing:
                 raise Violation("unlawful", f"{self.name}: {what}: {error!r}") from error
             return Told(error=error)
@@ -489,9 +499,9 @@ async def _request(p: Process) -> None:
     body = p.record(act, "request", service, mood)
     serial = serial_of(body)
     draw = rng.random()
-    timeout_ms = rng.choice((None, None, 30, 400))
+    bound: dict[str, Any] = rng.choice(({}, {}, {"timeout_ms": 30}, {"timeout_ms": 400}))
     lawful: tuple[type[MalamuteError], ...] = (RequestFailed,)
-    if timeout_ms is not None:
+    if bound:
         lawful += (Timeout,)
     if not p.identity:
         lawful += (ConnectionLost,)
@@ -499,13 +509,13 @@ async def _request(p: Process) -> None:
         confirm = rng.choice(("none", "none", "stored", "synced"))
         if confirm == "stored" and not p.does("requests are confirmed as stored"):
             confirm = "none"
-        work = client.request(service, body, timeout_ms=timeout_ms, confirm=confirm)
+        work = client.request(service, body, confirm=confirm, **bound)
         told = await p.call(f"request of record {serial}", work, act, lawful=lawful, impatient=True)
         _judge(p, serial, told)
     elif draw < 0.85:
 
         async def several() -> list[Any]:
-            return [one async for one in client.requests(service, body, timeout_ms=timeout_ms)]
+            return [one async for one in client.requests(service, body, **bound)]
 
         told = await p.call("requests", several(), act, lawful=lawful, impatient=True)
         for reply in told.value or ():
