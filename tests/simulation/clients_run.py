@@ -377,7 +377,20 @@ class ClientsRun(WorkRun):
             left = owed()
             if not left and self.machine.running:
                 return
-        raise Violation("stuck", f"{what}: {left}" if what else left or "no broker")
+        words = [what, left or "no broker", self._unknown()]
+        raise Violation("stuck", "; ".join(word for word in words if word))
+
+    def _unknown(self) -> str:
+        """What is held by a link though its program knows nothing of it."""
+        working = {
+            p.holder: p.at_work for p in self.processes if not p.dead and p.client is not None
+        }
+        unseen = [
+            f"request {number} is held by {job.holder}, whose program does not know of it"
+            for number, job in self.model.state.jobs.items()
+            if job.holder and number not in working.get(job.holder, ())
+        ]
+        return "; ".join(unseen)
 
     def _owed(self, others: list[Any]) -> str:
         for process in self.processes:

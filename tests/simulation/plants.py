@@ -625,6 +625,43 @@ def _coming_forgotten(stack: contextlib.ExitStack) -> None:
     _put(stack, Mailboxes, "_check_room", make)
 
 
+# --- the client library's workers and groups ------------------------------------------------------
+
+
+def _renewal_untold(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.work import RENEWED, Offering
+
+    def make(original: Any) -> Any:
+        return lambda self, ack: ack.form.state != RENEWED
+
+    _put(stack, Offering, "ack_lost", make)
+
+
+def _held_unseen(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.work import Offering
+
+    _put(stack, Offering, "lost_to_others", lambda original: lambda self, numbers: None)
+    _put(stack, Offering, "dropped", lambda original: lambda self: [])
+
+
+def _hand_out_failed(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.work import Offering
+
+    _put(stack, Offering, "lost_to_others", lambda original: lambda self, numbers: None)
+
+
+def _waits_for_ever(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.asking import RequestParcel
+
+    _put(stack, RequestParcel, "given_up", lambda original: lambda self: None)
+
+
+def _rewind_unheard(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.groups import Membership
+
+    _put(stack, Membership, "_rewind", lambda original: lambda self, command: None)
+
+
 def _codes(*names: str) -> frozenset[str]:
     return frozenset(names)
 
@@ -810,6 +847,26 @@ PLANTS: dict[str, Planted] = {
     "coming-forgotten": Planted(
         "work", "a mailbox's limit counts only what is in the log",
         _coming_forgotten, _codes("limit"), 60, 20,
+    ),
+    "renewal-untold": Planted(
+        "clients", "who renews a lease is not told when the link goes",
+        _renewal_untold, _codes("stuck"), 60,
+    ),
+    "held-unseen": Planted(
+        "clients", "the lease of a hand-out is renewed though its program was never shown it",
+        _held_unseen, _codes("stuck", "dead"), 60,
+    ),
+    "hand-out-failed": Planted(
+        "clients", "a step that comes again and is refused fails the hand-out after it",
+        _hand_out_failed, _codes("dead"), 60,
+    ),
+    "waits-for-ever": Planted(
+        "clients", "who waits for a reply that was lost waits on when its time is over",
+        _waits_for_ever, _codes("stuck"), 60,
+    ),
+    "rewind-unheard": Planted(
+        "clients", "a member acknowledges for a record what it did with one that was lost",
+        _rewind_unheard, _codes("unseen"), 100,
     ),
 }  # fmt: skip
 """Name -> planted bug. `python -m tests.simulation --plant list` prints it."""

@@ -27,6 +27,7 @@ from malamute_protocol.errors import (
     Timeout,
 )
 from malamute_py.client.aio import Client
+from malamute_py.client.groups import Joining
 from malamute_py.client.letters import RequestFailed
 from malamute_py.client.settings import ClientSettings, make_settings
 from tests.simulation.event_loop import SimulatedLoop
@@ -34,7 +35,7 @@ from tests.simulation.model import Violation
 from tests.simulation.network import Connection, Message
 from tests.simulation.records import SERIAL
 from tests.simulation.sockets import Context, DealerSocket, Signalling
-from tests.simulation.work_model import LEVEL_STORED, LEVEL_SYNCED, Act, Wish
+from tests.simulation.work_model import LEVEL_STORED, LEVEL_SYNCED, Act, Wish, is_durable
 
 _DECODER = msgspec.msgpack.Decoder(list[c.AnyCommand])
 LEVELS = {"default": LEVEL_SYNCED, "synced": LEVEL_SYNCED, "stored": LEVEL_STORED}
@@ -49,9 +50,11 @@ GIVES_BACK = 2
 MEMORY_NUMBERS = 1 << 40
 
 BOUNDS: dict[str, Any] = (
-    {"timeout_ms": 5_000} if "timeout_ms" in ClientSettings.__struct_fields__ else {}
+    {"timeout_ms": 60_000} if "timeout_ms" in ClientSettings.__struct_fields__ else {}
 )
-"""What a call waits that names no time of its own."""
+"""What a call waits that names no time of its own: longer than anything is waited for here."""
+REPLY_MS = 5_000
+"""What is waited for a reply that may be lost for good, where calls have a time at all."""
 
 Role = Callable[["Process"], Coroutine[Any, Any, None]]
 
@@ -97,6 +100,8 @@ class Process:
         """What was called and has not returned."""
         self.attempts: dict[int, int] = {}
         """Serial of a request -> the attempts that this process was told last."""
+        self.at_work: dict[int, None] = {}
+        """Requests that handlers are amid."""
         self.asking = 0
         """Roles that have not ended."""
         self.sockets: list[DealerSocket] = []
@@ -111,6 +116,7 @@ class Process:
         self.calls.clear()
         self.sockets.clear()
         self.attempts.clear()
+        self.at_work.clear()
         self.loop = SimulatedLoop(
             lambda: self.world.clock.now_us, self.after, lambda: self.draw_us(1, 40), self._broken
         )
@@ -505,14 +511,19 @@ async def _request(p: Process) -> None:
         lawful += (Timeout,)
     if not p.identity:
         lawful += (ConnectionLost,)
+    may_be_lost = BOUNDS and not p.identity and not bound
     if draw < 0.75:
         confirm = rng.choice(("none", "none", "stored", "synced"))
         if confirm == "stored" and not p.does("requests are confirmed as stored"):
             confirm = "none"
+        if may_be_lost or (confirm == "stored" and BOUNDS and not bound):
+            bound = {"timeout_ms": REPLY_MS}
         work = client.request(service, body, confirm=confirm, **bound)
         told = await p.call(f"request of record {serial}", work, act, lawful=lawful, impatient=True)
         _judge(p, serial, told)
     elif draw < 0.85:
+        if may_be_lost:
+            bound = {"timeout_ms": REPLY_MS}
 
         async def several() -> list[Any]:
             return [one async for one in client.requests(service, body, **bound)]
@@ -612,6 +623,14 @@ def _reckoned(p: Process, what: str, error: MalamuteError) -> None:
 
 async def _handled(p: Process, request: Any, service: str) -> bytes | None:
     """What a handler does; returns the reply, or None when it has finished the request."""
+    p.at_work[request.number] = None
+    try:
+        return await _handle(p, request, service)
+    finally:
+        p.at_work.pop(request.number, None)
+
+
+async def _handle(p: Process, request: Any, service: str) -> bytes | None:
     rng = p.rng
     serial = p.begins(request, service)
     mood = bytes(request.body)[8]
@@ -726,13 +745,16 @@ def joins(stream: str, group: str, kind: str) -> Role:
     async def role(p: Process) -> None:
         rng = p.rng
         place = f"{stream}/{group}"
+        seen: dict[str, Any] = {}
+        if "visibility" in Joining.__struct_fields__:
+            seen = {"visibility": "durable" if is_durable(place) else "live"}
         while True:
             ack = rng.choice(("next", "manual"))
             left = rng.choice((2, 10, 1_000))
             try:
                 async with p.client.group(
                     stream, group, kind=kind, start="earliest", ack=ack,
-                    credit_records=rng.choice((1, 4, 8192)),
+                    credit_records=rng.choice((1, 4, 8192)), **seen,
                 ) as member:  # fmt: skip
                     async for record in member:
                         serial = serial_of(record.body)
