@@ -747,6 +747,7 @@ class WorkModel:
             self._confirm_beside(act, command, ring)
             return
         lsns = self._bundles_of(act, command)
+        self._stood_there(act)
         if command.level < wanted:
             raise Violation("wrong_confirm", f"level {command.level} for {act}")
         for lsn in lsns:
@@ -758,6 +759,18 @@ class WorkModel:
                         f"has {self.told_lsn}",
                     )  # fmt: skip
                 bundle.promised = bundle.promised or f"confirmed: {act}"
+
+    def _stood_there(self, act: Act) -> None:
+        for wish in act.wishes:
+            if wish.since < 0 or act.key:
+                continue
+            stream, name = self.place_of(wish.place)
+            stood = self.state.stood.get((stream, name, wish.numbers[0]), set())
+            # What lies before the oldest record is one place.
+            oldest = self.first_of(stream)
+            stands = {max(at, oldest) for at in stood}
+            if -1 not in stood and max(wish.since, oldest) not in stands:
+                raise Violation("since", f"{act}: it stood at {sorted(stood)}")
 
     def _at(self, lsn: int) -> Bundle:
         low, high = 0, len(self.bundles)
@@ -798,13 +811,6 @@ class WorkModel:
                         found(None, f"ack of record {number}")
                 elif wish.kind == "move" and not act.key:
                     found(state.moves.get((*place, number)), f"move to {number}")
-                    stood = state.stood.get((*place, number), set())
-                    # What lies before the oldest record is one place.
-                    oldest = self.first_of(place[0])
-                    stands = {max(at, oldest) for at in stood}
-                    moved = wish.since >= 0 and -1 not in stood
-                    if moved and max(wish.since, oldest) not in stands:
-                        raise Violation("since", f"{act}: it stood at {sorted(stood)}")
         if not command.duplicate or not act.atomic:
             first = next((wish for wish in act.wishes if wish.serials), None)
             if first is not None:
