@@ -33,10 +33,13 @@ from tests.simulation.programs import (
     works,
 )
 from tests.simulation.sockets import DealerSocket, simulated_transport
+from tests.simulation.trace import Trace
 from tests.simulation.work_machine import WorkMachine
 from tests.simulation.work_run import Preparer, WorkRun
 
 ALL: list[Any] = ["all"]
+CUTS = 160
+"""Cuts of one story of the scenario `cuts`."""
 RENEWS, ANONYMOUS, ANSWERS_IN_STEPS, GROUP_STEPS, GROUPS_LOSE, STORED_REQUESTS, LATE_HELLOS = (
     "handlers renew leases", "programs without an identity ask services",
     "handlers answer in steps", "members acknowledge in steps", "groups and power losses",
@@ -222,8 +225,13 @@ class ClientsRun(WorkRun):
             return None
         rng = self.rng
         self.numbers += 1
-        end: list[Any] = ["", 0, False]
-        if isinstance(client, DealerSocket) and not self.quiet and rng.random() < self.cut_share:
+        end = self._end_of(client)
+        if (
+            not end[0]
+            and isinstance(client, DealerSocket)
+            and not self.quiet
+            and rng.random() < self.cut_share
+        ):
             at = 1 + int(rng.expovariate(1 / rng.choice((3, 12, 40))))
             end = [rng.choice(("up", "down")), at, rng.random() < 0.5]
 
@@ -254,6 +262,10 @@ class ClientsRun(WorkRun):
         self.connections.append((client, connection))
         self.machine.attach(client, connection)
         return connection
+
+    def _end_of(self, client: Any) -> list[Any]:
+        """Where a connection ends by appointment: direction, number of the message, behind it."""
+        return ["", 0, False]
 
     def said(self, process: Process, connection: Connection, commands: list[Any]) -> None:
         """The library of a process sends this: learn what its numbers mean."""
@@ -400,6 +412,32 @@ class ClientsRun(WorkRun):
 
     def _open_calls(self) -> str:
         return next((f"{p.name}: {call}" for p in self.processes for call in p.calls.values()), "")
+
+
+class CutsRun(ClientsRun):
+    """One story of the scenario, and no fault but one cut: seed after seed it comes one later.
+
+    A seed is the number of a story and of a cut: CUTS cuts a story, at each message of the first
+    link of one program, in either direction, before it arrives and behind it.
+    """
+
+    def __init__(self, seed: int, *, steps: int = 0, trace: Trace | None = None) -> None:
+        story, cut = divmod(seed, CUTS)
+        super().__init__(story, steps=steps or 6, trace=trace)
+        self.cut_share = 0.0
+        self.appointed: list[Any] = [("up", "down")[cut & 1], 1 + (cut >> 2), bool(cut & 2)]
+
+    def _end_of(self, client: Any) -> list[Any]:
+        if not self.processes or client.name != self.processes[0].name:
+            return super()._end_of(client)
+        end, self.appointed = self.appointed, super()._end_of(client)
+        return end
+
+    def _fault(self) -> None:
+        self.steps -= 1
+        self.quiet = self.steps <= 0
+        if not self.quiet:
+            self._schedule_fault()
 
 
 def _create(stream: str, number: int) -> c.Command:

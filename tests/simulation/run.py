@@ -79,6 +79,10 @@ def scenario(name: str) -> Callable[..., Scenario]:
         from tests.simulation.clients_run import ClientsRun
 
         return ClientsRun
+    if name == "cuts":
+        from tests.simulation.clients_run import CutsRun
+
+        return CutsRun
     if name == "work":
         from tests.simulation.work_run import WorkRun
 
@@ -86,7 +90,7 @@ def scenario(name: str) -> Callable[..., Scenario]:
     raise KeyError(name)
 
 
-SCENARIOS = ("journal", "broker", "session", "work", "clients")
+SCENARIOS = ("journal", "broker", "session", "work", "clients", "cuts")
 
 
 def run_seed(

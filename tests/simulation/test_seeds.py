@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.simulation.clients_run import CUTS
 from tests.simulation.run import SCENARIOS, run_seed
 
 FROZEN = sorted((Path(__file__).parent / "frozen").glob("*.json"))
@@ -52,6 +53,12 @@ def test_mail_services_groups_and_steps_keep_their_promises_under_every_fault(fi
 @pytest.mark.parametrize("first", range(0, 100, CHUNK))
 def test_programs_over_the_client_library_get_what_they_were_promised(first: int) -> None:
     check("clients", range(first, first + CHUNK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, CUTS, CHUNK))
+def test_a_link_may_be_cut_at_any_message_of_a_story(first: int) -> None:
+    check("cuts", range(first, first + CHUNK))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
