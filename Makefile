@@ -30,7 +30,7 @@ FAST := not slow and not system and not spark and not alone
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run compile check test test-compiled test-floors test-needs demo simulate perf micro clean
+.PHONY: help setup run compile check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -87,6 +87,9 @@ demo: $(DEMO_STAMP) ## a year of real flights through the broker, checked agains
 
 simulate: $(DEV_STAMP) ## run the deterministic simulator: SEED=7, or none for a new one
 	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+fuzz: $(DEV_STAMP) ## hostile messages through the core (ARGS="--messages 3000000"), or another PROGRAM
+	$(PY) -m tests.fuzz$(if $(PROGRAM),.$(PROGRAM)) $(ARGS)
 
 perf: $(DEV_STAMP) ## measure beside the other brokers installed here (ARGS="--quick"), or Spark with PROGRAM=spark
 	@$(MAKE) -s -C perf/native || echo "the native clients that did not build are left out"
