@@ -91,8 +91,8 @@ class _Log:
 class _Rings(Rings):
     """Rings whose threads' work is done by whoever asks for it."""
 
-    def __init__(self, journal: Journal, config: Any, inbox: Inbox) -> None:
-        super().__init__(journal, config, inbox)
+    def __init__(self, journal: Journal, config: Any, inbox: Inbox, **bounds: Any) -> None:
+        super().__init__(journal, config, inbox, **bounds)
         self._opener.put = self._change  # type: ignore[assignment, method-assign]
         self._syncer.ask = self._sync_now  # type: ignore[method-assign]
         self._left: Inbox = inbox
@@ -137,7 +137,10 @@ class Inside:
         self.limits = bound.limits
         self._inbox = Inbox()
         journal = Journal.open(MemoryStorage(), entropy=chance.randbytes)
-        self.rings = _Rings(journal, config.journal, self._inbox)
+        self.rings = _Rings(
+            journal, config.journal, self._inbox,
+            batch_bytes_max=config.limits.batch_bytes_max,
+        )  # fmt: skip
         facts = ring_facts(MAIN, *self.rings.recover(MAIN, {}))
         self.rings.prepare(MAIN)
         self.core = Broker(
@@ -456,12 +459,13 @@ def minimised(
         steps = own
     size = max(1, len(steps) // 2)
     while size and time.monotonic() < until:
-        at = 0
+        at, before = 0, len(steps)
         while at < len(steps):
             shorter = steps[:at] + steps[at + size :]
             if leads(shorter):
                 steps = shorter
             else:
                 at += size
-        size //= 2
+        # What one step less allows, the next look may allow again.
+        size = size // 2 or int(len(steps) < before)
     return steps
