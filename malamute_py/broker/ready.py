@@ -55,7 +55,10 @@ class Append(msgspec.Struct, frozen=True, gc=False):
 
 
 class AppendBundle(msgspec.Struct, frozen=True, gc=False):
-    """An atomic list of batches for one ring; `token` comes back with the outcome."""
+    """An atomic list of batches for one ring; `token` comes back with the outcome.
+
+    It has no batches when its steps log nothing; it ends where the ring ends, then.
+    """
 
     ring: str
     token: int
