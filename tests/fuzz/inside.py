@@ -49,8 +49,8 @@ WITNESS: Final = 1
 WITNESS_EVERY: Final = 100
 """Steps from one look at the witness to the next."""
 _FIRST_LINK: Final = 10_000
-_ORDERLY: Final = frozenset({"append_refused", "ring_not_opened"})
-"""Events above a warning that hostile messages may cause: the log says what the peer was told."""
+ERRORS: Final = frozenset({"internal_error", "batch_quarantined", "read_erred"})
+"""Events that say that the broker met an error of its own, and contained it."""
 
 
 class Found(Exception):
@@ -74,18 +74,16 @@ def place_of(error: BaseException) -> str:
 
 
 class _Log:
-    """A log in which an error is a find."""
+    """A log in which an error of the broker's own is a find."""
 
     def debug(self, event: str, **facts: Any) -> None:
-        pass
+        if event in ERRORS:
+            self.critical(event, **facts)
 
-    info = warning = debug
+    info = warning = error = debug
 
-    def error(self, event: str, **facts: Any) -> None:
-        if event not in _ORDERLY:
-            raise Found(f"the log has an error: {event} {facts}", f"event {event}")
-
-    critical = error
+    def critical(self, event: str, **facts: Any) -> None:
+        raise Found(f"the log has an error: {event} {facts}", f"event {event}")
 
 
 class _Rings(Rings):
