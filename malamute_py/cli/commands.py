@@ -57,6 +57,9 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "client": Entry("links:app", "Clients that are linked: list, kick."),
     "info": Entry("links:info", "Show facts and counters of the broker."),
+    "verify-promises": Entry(
+        "promises:verify_promises", "Check what a broker confirms while it is disturbed."
+    ),
     "context": Entry(
         "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
     ),

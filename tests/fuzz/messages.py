@@ -51,7 +51,8 @@ class Step(NamedTuple):
 
     peer: int
     kind: str
-    """`message`, `lost` (the peer's connection ends), `wait` (milliseconds go by)."""
+    """`message`, `lost` (the peer's connection ends), `wait` (milliseconds go by); of live peers
+    also `abort` (it ends by a reset), `fresh` (a new one, its first bytes) and `raw` (bytes)."""
     frames: tuple[bytes, ...] = ()
     ms: int = 0
 

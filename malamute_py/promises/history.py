@@ -1,0 +1,213 @@
+"""The journal of what was asked and promised, and the check of it.
+
+Owns the events and the rules that they must meet. The rule: an event of an intent is written
+before the call, one of a promise after it, and the check knows nothing but the events. Source:
+SPEC.md, section 8; README.md, "What is promised".
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+ASKED: Final = "asked"
+"""A call was made."""
+CONFIRMED: Final = "confirmed"
+"""The call came back with a promise; `number` is the offset or number that it named."""
+UNSURE: Final = "unsure"
+"""The call came back with an error: it may have been done or not."""
+SEEN: Final = "seen"
+"""A reader that lives through the disturbances got it."""
+DONE: Final = "done"
+"""The broker confirmed that it is done with: it must not be seen again."""
+FOUND: Final = "found"
+"""It was there when all was over; events of one place stand in that place's order."""
+FIRST: Final = "first"
+"""Offset of the oldest record that the log still has: what is older is excused."""
+NOTE: Final = "note"
+"""A disturbance, for people."""
+_NAMED_MAX: Final = 5
+
+
+class Event(NamedTuple):
+    """One line of the journal."""
+
+    what: str
+    kind: str
+    """What it is about: record, mail, request, step, or the place where it was found."""
+    id: str
+    number: int = -1
+
+
+class Book:
+    """The journal under way: events go to a file, and are counted."""
+
+    def __init__(self, path: Path) -> None:
+        """path: the file; written anew."""
+        self._file = path.open("w", encoding="utf-8")
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._began = time.monotonic()
+
+    def note(self, what: str, kind: str, id: str, number: int = -1) -> None:
+        """Write one event."""
+        self.counts[what, kind] += 1
+        at_s = round(time.monotonic() - self._began, 3)
+        self._file.write(json.dumps([what, kind, id, number, at_s]) + "\n")
+
+    def __enter__(self) -> Self:
+        """Nothing is to be done."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of a journal."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            what, kind, id, number, _ = json.loads(line)
+            yield Event(what, kind, id, number)
+
+
+class Verdict(NamedTuple):
+    """What a journal shows."""
+
+    faults: list[str]
+    """Broken promises, a sentence each; empty: none."""
+    counts: dict[str, int]
+    """How many of each kind were asked and promised."""
+
+
+class _Kind:
+    """What one kind of thing was asked, promised and found."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+        self.confirmed: dict[str, int] = {}
+        self.seen: dict[str, set[int]] = defaultdict(set)
+        self.places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        self.done: set[tuple[str, int]] = set()
+        self.first = 0
+
+
+def check(events: Iterable[Event]) -> Verdict:
+    """Hold the events to what was promised."""
+    faults: list[str] = []
+    kinds: dict[str, _Kind] = defaultdict(_Kind)
+    for event in events:
+        name, _, place = event.kind.partition("/")
+        of = kinds[name]
+        if event.what == ASKED:
+            of.asked.add(event.id)
+        elif event.what == CONFIRMED:
+            of.confirmed[event.id] = event.number
+        elif event.what == SEEN:
+            if (event.id, event.number) in of.done:
+                faults.append(f"{name} {event.id} came again after it was confirmed to be done")
+            of.seen[event.id].add(event.number)
+        elif event.what == DONE:
+            of.done.add((event.id, event.number))
+        elif event.what == FOUND:
+            of.places[place].append((event.id, event.number))
+        elif event.what == FIRST:
+            of.first = event.number
+    for name, of in kinds.items():
+        if name == "request":
+            _check_requests(of, faults)
+        elif name == "mail":
+            _check_mail(of, faults)
+        elif name in ("record", "step", "group"):
+            _check_places(name, of, faults)
+    counts = {}
+    for name, of in sorted(kinds.items()):
+        counts[f"{name}_asked"] = len(of.asked)
+        counts[f"{name}_confirmed"] = len(of.confirmed)
+    return Verdict(faults, counts)
+
+
+def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
+    """Each place holds each confirmed one once, and all places the same in the same order."""
+    orders = {}
+    for place, found in of.places.items():
+        ids = [id for id, _ in found]
+        orders[place] = ids
+        counted = Counter(ids)
+        where = f"in {place}" if place else "in the log"
+        _say(faults, f"{name}s {where} more than once", [id for id, n in counted.items() if n > 1])
+        _say(faults, f"{name}s {where} that were never asked for", set(counted) - of.asked)
+        lost = [
+            id
+            for id, number in of.confirmed.items()
+            if id not in counted and not 0 <= number < of.first
+        ]
+        _say(faults, f"{name}s confirmed and not {where}", lost)
+        if name == "record":
+            numbers = dict(found)
+            moved = [
+                id
+                for id, number in of.confirmed.items()
+                if number >= 0 and numbers.get(id, number) != number
+            ]
+            _say(faults, f"{name}s {where} at another offset than was confirmed", moved)
+            _say(faults, f"{name}s {where} behind a later one of their producer", _behind(ids))
+            numbered = {number: id for id, number in found}
+            other = [
+                id
+                for id, seen in of.seen.items()
+                if any(numbered.get(number, id) != id or number >= len(found) + of.first
+                       for number in seen)
+            ]  # fmt: skip
+            _say(faults, f"{name}s that a durable reader saw where the log has others", other)
+    first = next(iter(orders.values()), [])
+    for place, ids in orders.items():
+        if name == "step" and ids != first:
+            apart = set(ids) ^ set(first)
+            _say(faults, f"steps of which only a part is in {place}", apart or {"(their order)"})
+    if name == "group":
+        _say(faults, "records that no member of the group was given", of.asked - set(of.seen))
+
+
+def _behind(ids: list[str]) -> list[str]:
+    last: dict[str, int] = {}
+    found = []
+    for id in ids:
+        producer, _, number = id.rpartition(":")
+        if int(number) < last.get(producer, -1):
+            found.append(id)
+        last[producer] = max(int(number), last.get(producer, -1))
+    return found
+
+
+def _check_mail(of: _Kind, faults: list[str]) -> None:
+    _say(faults, "messages confirmed and never delivered", set(of.confirmed) - set(of.seen))
+    _say(faults, "messages taken twice", [id for id, seen in of.seen.items() if len(seen) > 1])
+    _say(faults, "messages that were never sent", set(of.seen) - of.asked)
+    moved = [id for id, number in of.confirmed.items() if of.seen.get(id, {number}) != {number}]
+    _say(faults, "messages with another number than was confirmed", moved)
+
+
+def _check_requests(of: _Kind, faults: list[str]) -> None:
+    """Each confirmed one is answered by one message."""
+    answers = Counter(id for id, _ in of.places["answers"])
+    _say(faults, "requests confirmed and never answered", set(of.confirmed) - set(answers))
+    _say(faults, "requests answered twice", [id for id, n in answers.items() if n > 1])
+    _say(faults, "answers to what was never asked", set(answers) - of.asked)
+
+
+def _say(faults: list[str], what: str, ids: Iterable[str]) -> None:
+    named = sorted(ids)
+    if named:
+        more = f" and {len(named) - _NAMED_MAX} more" if len(named) > _NAMED_MAX else ""
+        faults.append(f"{len(named)} {what}: {', '.join(named[:_NAMED_MAX])}{more}")

@@ -1,0 +1,99 @@
+"""A TCP proxy between clients and a broker, which delays, stalls and cuts.
+
+Owns the connections through it. The rule: bytes are never changed or reordered, only late or lost
+with their connection, as a network may do it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+
+_PIECE = 1 << 16
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Proxy:
+    """Forwards what comes to a port of its own."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """host, port: of the broker."""
+        self._target = (host, port)
+        self._server: asyncio.Server | None = None
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self.delay_s = 0.0
+        """How long each piece waits."""
+        self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    @property
+    def connections(self) -> int:
+        """How many go through it."""
+        return len(self._pairs)
+
+    async def start(self) -> str:
+        """Listen; the endpoint for clients."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """End, with all connections."""
+        if self._server is not None:
+            self._server.close()
+        self.cut()
+        for pump in list(self._pumps):
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def stall(self) -> None:
+        """Forward nothing until flow()."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        """Forward again."""
+        self._flowing.set()
+
+    def cut(self) -> None:
+        """End every connection by a reset."""
+        for pair in list(self._pairs):
+            self._end(pair)
+
+    def _end(self, pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter]) -> None:
+        self._pairs.discard(pair)
+        for writer in pair:
+            with contextlib.suppress(OSError):
+                plain: socket.socket = writer.get_extra_info("socket")
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            writer.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, to = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
+        pair = (writer, to)
+        self._pairs.add(pair)
+        for source, sink in ((reader, to), (there, writer)):
+            pump = asyncio.ensure_future(self._pump(source, sink, pair))
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumps.discard)
+
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter,
+        pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
+    ) -> None:  # fmt: skip
+        try:
+            while data := await source.read(_PIECE):
+                await self._flowing.wait()
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
+                sink.write(data)
+                await sink.drain()
+        except OSError:
+            pass  # the other end is gone, which is told to this one below
+        finally:
+            self._end(pair)

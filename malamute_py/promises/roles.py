@@ -1,0 +1,321 @@
+"""The clients whose promises are checked: each writes down what it asks, and what comes of it.
+
+Owns one run's names and its clients. The rules: every record, message, request and step has an id
+of its own; an error of a call is written down as unsure, and the role goes on; what was handed out
+is acknowledged by its own confirm, so that it is known when it must not come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from malamute_protocol.errors import MalamuteError
+from malamute_py.client.aio import Client, connect
+from malamute_py.client.aio_work import Request
+from malamute_py.promises.history import (
+    ASKED,
+    CONFIRMED,
+    DONE,
+    FIRST,
+    FOUND,
+    SEEN,
+    UNSURE,
+    Book,
+)
+
+_IN_FLIGHT = 32
+_BEHIND_MAX = 200
+"""What may wait for a reader: what lies longer is not what disturbances meet."""
+_PAUSE_S = 0.002
+_AGAIN_S = 0.05
+PROGRESS = ("record", "mail", "request", "step", "group", "call")
+"""Kinds of which something must be confirmed after every disturbance."""
+
+
+class Roles:
+    """All clients of one run."""
+
+    def __init__(self, book: Book, name: str, level: str, options: dict[str, Any]) -> None:
+        """name: begins the names of its streams and queues. level: of the confirms."""
+        self._book = book
+        self._level = level
+        # A broker that is killed every second is looked for more often than a client would.
+        self._options = {"timeout_ms": None, "retry_max_ms": 400, "attempt_ms": 2_000, **options}
+        self._records = f"{name}.records"
+        self._left, self._right, self._audit = f"{name}.left", f"{name}.right", f"{name}.audit"
+        self._mail, self._service = f"{name}.mail", f"{name}.sums"
+        self._answers = f"{name}.answers"
+        self._group = f"{name}.group"
+        self._clients: list[Client] = []
+        self._writing: list[asyncio.Task[None]] = []
+        self._reading: list[asyncio.Task[None]] = []
+        self._stopped = asyncio.Event()
+        self._beside: set[asyncio.Task[None]] = set()
+        self._answered: list[tuple[str, int]] = []
+        self._audited: list[tuple[int, str]] = []
+        self._mails: set[str] = set()
+        self._grouped: set[str] = set()
+        self.failures: list[str] = []
+        """Errors of a reader that no disturbance explains."""
+
+    async def start(self, endpoint: str) -> None:
+        """Connect everyone, and let them begin."""
+
+        async def client() -> Client:
+            made = await connect(endpoint, **self._options)
+            self._clients.append(made)
+            return made
+
+        first = await client()
+        for stream in (self._records, self._left, self._right):
+            await first.create_stream(stream)
+        readers = (
+            self._read_records(await client()),
+            self._read_mail(await client()),
+            self._work(await client()),
+            self._work(await client()),
+            self._read_answers(await client()),
+            self._share(await client()),
+            self._share(await client()),
+            self._read_audit(await client()),
+        )
+        self._reading = [asyncio.create_task(self._kept(each)) for each in readers]
+        writers = (
+            self._keep_going(await client(), "record", "a", self._publish),
+            self._keep_going(await client(), "record", "b", self._publish_many),
+            self._keep_going(await client(), "mail", "m", self._send),
+            self._keep_going(await client(), "request", "q", self._submit),
+            self._keep_going(await client(), "call", "c", self._call),
+            self._keep_going(await client(), "step", "s", self._step),
+        )
+        self._writing = [asyncio.create_task(each) for each in writers]
+
+    def progress(self) -> dict[str, int]:
+        """What was confirmed of each kind so far."""
+        counts = self._book.counts
+        made = {kind: counts[CONFIRMED, kind] for kind in PROGRESS}
+        made["group"] = counts[DONE, "group"]
+        return made
+
+    async def finish(self, patience_s: float) -> list[str]:
+        """End the writers, wait until the readers have everything, and write down what is there.
+
+        Returns what did not come to its end.
+        """
+        self._stopped.set()
+        stuck = []
+        _, late = await asyncio.wait(self._writing, timeout=patience_s)
+        if late:
+            stuck.append(f"{len(late)} of the writers' calls never ended")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience_s
+        # Not an Event: counts are waited for, which several readers move.
+        while loop.time() < until and not self._quiet():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        tasks = (*self._writing, *self._reading, *self._beside)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        reader = self._clients[0]
+        for kind, stream in (
+            ("record/", self._records),
+            ("step/left", self._left),
+            ("step/right", self._right),
+        ):
+            await self._find(reader, kind, stream)
+        for number, id in sorted(self._audited):
+            self._book.note(FOUND, "step/audit", id, number)
+        for id, number in self._answered:
+            self._book.note(FOUND, "request/answers", id, number)
+        return stuck + self.failures
+
+    async def close(self) -> None:
+        """Disconnect everyone, and remove nothing."""
+        await asyncio.gather(*(each.close() for each in self._clients), return_exceptions=True)
+
+    def _quiet(self) -> bool:
+        """Whether what was confirmed has reached its readers."""
+        return all(self._behind(kind) <= 0 for kind in ("record", "mail", "request", "step"))
+
+    def _behind(self, kind: str) -> int:
+        """How many of what was confirmed have not reached their readers."""
+        counts = self._book.counts
+        reached = {
+            "record": counts[SEEN, "record"],
+            "mail": len(self._mails),
+            "request": len(self._answered),
+            "step": min(len(self._grouped), len(self._audited)),
+            "call": counts[CONFIRMED, "call"],
+        }
+        return counts[CONFIRMED, kind] - reached[kind]
+
+    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done beside what its reader reads next."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    # --- writers ------------------------------------------------------------------------------
+
+    async def _keep_going(
+        self, client: Client, kind: str, name: str, one: Callable[[Client, str], Awaitable[None]]
+    ) -> None:
+        """Calls of `one`, several in flight, each with an id of its own, until stopped."""
+        inflight: set[asyncio.Task[None]] = set()
+        number = 0
+
+        async def guarded(id: str) -> None:
+            try:
+                await one(client, id)
+            except MalamuteError as error:
+                self._book.note(UNSURE, kind, f"{id}: {error!r}")
+
+        while not self._stopped.is_set():
+            task = asyncio.create_task(guarded(f"{name}:{number}"))
+            number += 1
+            inflight.add(task)
+            task.add_done_callback(inflight.discard)
+            await asyncio.sleep(_PAUSE_S)
+            # Not an Event: counts are waited for, which several readers move.
+            while self._behind(kind) > _BEHIND_MAX and not self._stopped.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(_AGAIN_S)
+            if len(inflight) >= _IN_FLIGHT:
+                await asyncio.wait(inflight, return_when=asyncio.FIRST_COMPLETED)
+        if inflight:
+            await asyncio.wait(inflight)
+
+    async def _publish(self, client: Client, id: str) -> None:
+        self._book.note(ASKED, "record", id)
+        done = await client.publish(self._records, id.encode(), confirm=self._level)
+        self._book.note(CONFIRMED, "record", id, done.offset)
+
+    async def _publish_many(self, client: Client, id: str) -> None:
+        ids = [f"{id.replace(':', '.')}:{n}" for n in range(20)]
+        for each in ids:
+            self._book.note(ASKED, "record", each)
+        await client.publish_many(
+            self._records, [each.encode() for each in ids], confirm=self._level
+        )
+        for each in ids:
+            # The call names the first offset of each batch only: -1 is not compared.
+            self._book.note(CONFIRMED, "record", each)
+
+    async def _send(self, client: Client, id: str) -> None:
+        self._book.note(ASKED, "mail", id)
+        done = await client.send(self._mail, id.encode(), confirm=self._level)
+        self._book.note(CONFIRMED, "mail", id, done.offset)
+
+    async def _submit(self, client: Client, id: str) -> None:
+        self._book.note(ASKED, "request", id)
+        await client.submit(self._service, id.encode(), reply_to=self._answers, confirm=self._level)
+        self._book.note(CONFIRMED, "request", id)
+
+    async def _call(self, client: Client, id: str) -> None:
+        self._book.note(ASKED, "call", id)
+        reply = await client.request(self._service, id.encode(), timeout_ms=30_000)
+        if bytes(reply.body) != id.encode():
+            self.failures.append(f"call {id} was answered {bytes(reply.body)!r}")
+        self._book.note(CONFIRMED, "call", id)
+
+    async def _step(self, client: Client, id: str) -> None:
+        self._book.note(ASKED, "step", id)
+        body = id.encode()
+        async with client.atomic(confirm=self._level) as step:
+            step.publish(self._left, body)
+            step.publish(self._right, body)
+            step.send(self._audit, body)
+        self._book.note(CONFIRMED, "step", id)
+
+    # --- readers ------------------------------------------------------------------------------
+
+    async def _kept(self, reader: Awaitable[None]) -> None:
+        """A reader outlives every disturbance: that it ends is a fault."""
+        try:
+            await reader
+        except MalamuteError as error:
+            self.failures.append(f"a reader ended: {error!r}")
+
+    async def _read_records(self, client: Client) -> None:
+        subscription = client.subscribe(
+            self._records, start="earliest", visibility="durable" if self._durable else "live"
+        )
+        async for record in subscription:
+            self._book.note(SEEN, "record", record.body.decode(), record.offset)
+
+    @property
+    def _durable(self) -> bool:
+        return self._level == "synced"
+
+    async def _read_mail(self, client: Client) -> None:
+        async with client.inbox(self._mail, ack="manual") as inbox:
+            async for mail in inbox:
+                id = bytes(mail.body).decode()
+                self._book.note(SEEN, "mail", id, mail.number)
+                self._mails.add(id)
+                self._aside(self._done("mail", [(id, mail.number)], mail.ack))
+
+    async def _done(
+        self, kind: str, what: list[tuple[str, int]], ack: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Acknowledge, and write down what the broker confirmed; what it did not comes again."""
+        try:
+            confirmed = await ack()
+        except MalamuteError:
+            return
+        # An acknowledgement's True, or the Confirmation of a reply.
+        if confirmed is not None and confirmed is not False:
+            for id, number in what:
+                self._book.note(DONE, kind, id, number)
+
+    async def _work(self, client: Client) -> None:
+        async with client.worker(self._service, concurrency=16) as worker:
+            async for request in worker:
+                id = bytes(request.body).decode()
+                self._book.note(SEEN, "work", id)
+                self._aside(self._done("work", [(id, -1)], partial(self._reply, request)))
+
+    async def _reply(self, request: Request) -> object:
+        return await request.reply(request.body, wait=True)
+
+    async def _read_answers(self, client: Client) -> None:
+        known: set[int] = set()
+        async with client.inbox(self._answers, ack="manual") as inbox:
+            async for mail in inbox:
+                if mail.number not in known:
+                    known.add(mail.number)
+                    self._answered.append((bytes(mail.body).decode(), mail.number))
+                self._aside(self._done("", [], mail.ack))
+
+    async def _share(self, client: Client) -> None:
+        async with client.group(self._left, self._group, start="earliest") as group:
+            while (batch := await group.next_batch()) is not None:
+                pairs = list(zip(batch.bodies(), batch.offsets.tolist(), strict=True))
+                for body, offset in pairs:
+                    self._book.note(SEEN, "group", body.decode(), offset)
+                    self._grouped.add(body.decode())
+                done = [(body.decode(), offset) for body, offset in pairs]
+                # The next look at the group would acknowledge it without a word.
+                await self._done("group", done, partial(group.ack, batch))
+
+    async def _read_audit(self, client: Client) -> None:
+        known: set[int] = set()
+        async with client.inbox(self._audit, ack="manual") as inbox:
+            async for mail in inbox:
+                if mail.number not in known:
+                    known.add(mail.number)
+                    self._audited.append((mail.number, bytes(mail.body).decode()))
+                self._aside(self._done("", [], mail.ack))
+
+    async def _find(self, client: Client, kind: str, stream: str) -> None:
+        """Write down what a stream holds; what its ring has overwritten is excused."""
+        first = True
+        async for record in client.subscribe(stream, start="earliest", until="tail"):
+            if first:
+                self._book.note(FIRST, kind.partition("/")[0], "", record.offset)
+                first = False
+            self._book.note(FOUND, kind, record.body.decode(), record.offset)
+            if kind == "step/left":
+                self._book.note(ASKED, "group", record.body.decode())

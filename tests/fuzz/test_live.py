@@ -1,0 +1,55 @@
+"""The live fuzzer at a broker's process: a bounded run, and what is planted is found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.live import run
+from tests.fuzz.messages import read_steps
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+
+def planted(bug: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "tests.planted", bug)
+
+
+@pytest.mark.alone
+def test_20_000_hostile_messages_end_no_broker_and_cost_the_canary_nothing(tmp_path: Path) -> None:
+    found = run(tmp_path, messages=20_000, seed=1)
+    assert found["faults"] == []
+    assert found["messages"] >= 20_000
+    assert found["answers"] > 2_000, "the links were open, and what was sent was answered"
+    assert found["canary"]["published"] == found["canary"]["received"] > 0
+
+
+def erred(faults: list[str]) -> bool:
+    """Whether the broker ended, or says that it met an error of its own."""
+    return any("the broker ended" in fault or "_error" in fault for fault in faults)
+
+
+def test_an_error_of_the_broker_is_found_and_its_record_leads_to_it_again(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    bug = planted("codes_unchecked")
+    found = run(tmp_path / "first", messages=6_000, record=record, program=bug)
+    assert erred(found["faults"])
+    steps = read_steps(record)
+    # Connections are read in another order each time: what several have to do may need more goes.
+    runs = (
+        run(tmp_path / f"again-{n}", messages=0, steps=steps, program=bug)["faults"]
+        for n in range(5)
+    )
+    assert any(erred(faults) for faults in runs)
+
+
+def test_a_lost_delivery_is_found(tmp_path: Path) -> None:
+    found = run(tmp_path, messages=4_000, program=planted("delivery_dropped"))
+    assert any("records" in fault or "did not come" in fault for fault in found["faults"])
+
+
+def test_connections_that_stay_are_found(tmp_path: Path) -> None:
+    found = run(tmp_path, messages=1_500, program=planted("sockets_kept"))
+    assert any(fault.startswith("sockets were") for fault in found["faults"])

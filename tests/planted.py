@@ -1,0 +1,119 @@
+"""`python -m tests.planted BUG broker ...`: the command line's broker with a bug in it.
+
+Owns the bugs that the harnesses beside a broker's process must find, each one replacement of one
+method. The rule: a bug is one that a broker could have, and no harness knows of it.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from malamute_protocol import commands as wire
+from malamute_protocol.content import Content
+from malamute_protocol.encode import encode
+from malamute_py.broker import Broker
+from malamute_py.broker.publishing import Publishing
+from malamute_py.broker.ready import Ready
+from malamute_py.journal import FileStorage
+
+
+def codes_unchecked() -> None:
+    """Header codes may point outside their table."""
+    Content.check_codes = lambda self: None  # type: ignore[method-assign]
+
+
+def every(n: int, kind: type[wire.Command], change: Callable[[Ready, Any], None]) -> None:
+    """Have each n-th message that the broker sends with a command of this kind changed."""
+    take, seen = Broker.take_ready, [0]
+
+    def changed(self: Broker) -> Ready:
+        ready = take(self)
+        for send in list(ready.sends):
+            if any(type(command) is kind for command in send.commands):
+                seen[0] += 1
+                if seen[0] % n == 0:
+                    change(ready, send)
+        return ready
+
+    Broker.take_ready = changed  # type: ignore[method-assign]
+
+
+def delivery_dropped() -> None:
+    """A delivery is lost on its way out, now and then."""
+    every(200, wire.Deliver, lambda ready, send: ready.sends.remove(send))
+
+
+def sockets_kept() -> None:
+    """A socket is opened for each link, and never closed."""
+    receive, kept = Broker.receive, list[socket.socket]()
+
+    def leaking(
+        self: Broker, link: int, identity: str, commands: Any, frames: Any, now_ms: int
+    ) -> None:
+        if link not in self._links.table:
+            kept.append(socket.socket())
+        receive(self, link, identity, commands, frames, now_ms)
+
+    Broker.receive = leaking  # type: ignore[method-assign]
+
+
+def write_skipped() -> None:
+    """What is confirmed is not always in the file."""
+    write, calls = FileStorage.write, [0]
+
+    def sometimes(self: FileStorage, file: Any, position: int, buffers: Any) -> None:
+        calls[0] += 1
+        if calls[0] % 60 or calls[0] < 200:
+            write(self, file, position, buffers)
+
+    FileStorage.write = sometimes  # type: ignore[method-assign]
+
+
+def record_doubled() -> None:
+    """A batch is appended twice, now and then."""
+    publish, calls = Publishing.publish, [0]
+
+    def twice(self: Publishing, link: Any, command: Any, stream: Any, frame: Any) -> None:
+        publish(self, link, command, stream, frame)
+        calls[0] += 1
+        if calls[0] % 50 == 0:
+            blob, ends, _ = Content(bytes(frame)).bodies()
+            bodies = [bytes(blob[i:j]) for i, j in pairwise(ends.tolist())]
+            publish(self, link, wire.Publish(command.stream, 0, 1), stream, encode(bodies))
+
+    Publishing.publish = twice  # type: ignore[method-assign]
+
+
+def sync_skipped() -> None:
+    """Nothing is ever synced."""
+    FileStorage.sync = lambda self, file: None  # type: ignore[method-assign]
+
+
+def directory_unsynced() -> None:
+    """Names of files are never synced."""
+    FileStorage.sync_directory = lambda self: None  # type: ignore[method-assign]
+
+
+BUGS: dict[str, Callable[[], None]] = {
+    bug.__name__: bug
+    for bug in (
+        codes_unchecked,
+        delivery_dropped,
+        sockets_kept,
+        write_skipped,
+        record_doubled,
+        sync_skipped,
+        directory_unsynced,
+    )
+}
+
+
+if __name__ == "__main__":
+    BUGS[sys.argv.pop(1)]()
+    from malamute_py.cli import main
+
+    main()

@@ -1,0 +1,48 @@
+"""A short run over a broker that is killed, frozen and cut off; and over brokers with bugs."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from malamute_py.promises.history import read_events
+from malamute_py.promises.run import JUMPING, Found, Run
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+
+async def run(
+    directory: Path, bug: str = "", *, disturbances: int = 6, patience_s: float = 60.0
+) -> Found:
+    logging.getLogger("malamute").setLevel(logging.CRITICAL)
+    one = Run(
+        journal=directory / "journal", seed=7, disturbances=disturbances, patience_s=patience_s
+    )
+    program = (sys.executable, "-m", "tests.planted", bug) if bug else JUMPING
+    return await one.embedded(directory / "broker", program)
+
+
+async def test_a_broker_keeps_its_promises_while_it_is_disturbed(tmp_path: Path) -> None:
+    found = await run(tmp_path)
+    assert found.faults == []
+    assert sum(found.disturbances.values()) == 6
+    kinds = ("record", "mail", "request", "step", "call")
+    assert min(found.counts[f"{kind}_confirmed"] for kind in kinds) > 6
+    assert sum(1 for _ in read_events(tmp_path / "journal")) > 100
+
+
+@pytest.mark.parametrize(
+    ("bug", "says"),
+    [
+        ("write_skipped", "confirmed and|does not start again"),
+        ("record_doubled", "more than once"),
+    ],
+)
+async def test_a_planted_bug_is_found(bug: str, says: str, tmp_path: Path) -> None:
+    found = await run(tmp_path, bug, disturbances=8, patience_s=15.0)
+    assert found.faults, bug
+    assert any(re.search(says, fault) for fault in found.faults), found.faults
