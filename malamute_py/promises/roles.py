@@ -44,7 +44,7 @@ class Roles:
         self._level = level
         # A broker that is killed every second is looked for more often than a client would.
         self._options = {"timeout_ms": None, "retry_max_ms": 400, "attempt_ms": 2_000, **options}
-        self._records = f"{name}.records"
+        self._records, self._loose = f"{name}.records", f"{name}.loose"
         self._left, self._right, self._audit = f"{name}.left", f"{name}.right", f"{name}.audit"
         self._mail, self._service = f"{name}.mail", f"{name}.sums"
         self._answers = f"{name}.answers"
@@ -90,6 +90,7 @@ class Roles:
             self._keep_going(await client(), "request", "q", self._submit),
             self._keep_going(await client(), "call", "c", self._call),
             self._keep_going(await client(), "step", "s", self._step),
+            self._keep_going(await client(), "loose", "l", self._publish_loose),
         )
         self._writing = [asyncio.create_task(each) for each in writers]
 
@@ -149,6 +150,7 @@ class Roles:
             "request": len(self._answered),
             "step": min(len(self._grouped), len(self._audited)),
             "call": counts[CONFIRMED, "call"],
+            "loose": counts[CONFIRMED, "loose"],
         }
         return counts[CONFIRMED, kind] - reached[kind]
 
@@ -202,6 +204,11 @@ class Roles:
         for each in ids:
             # The call names the first offset of each batch only: -1 is not compared.
             self._book.note(CONFIRMED, "record", each)
+
+    async def _publish_loose(self, client: Client, id: str) -> None:
+        """What a power loss may take: it lies unsynced among what it may not."""
+        bodies = [id.encode().ljust(500)] * 40
+        await client.publish_many(self._loose, bodies, confirm="stored")
 
     async def _send(self, client: Client, id: str) -> None:
         self._book.note(ASKED, "mail", id)

@@ -227,6 +227,9 @@ class Form(NamedTuple, Generic[K, V]):
 
     def unpack(self, data: bytes) -> tuple[K, V]:
         """Key and row. Raises StoreDamaged."""
+        if type(data) is not bytes or len(data) < _CRC.size:
+            # A damaged page may hold any type of SQLite's in its place.
+            raise StoreDamaged(f"a row of the table {self.table} is cut short")
         body = data[4:]
         if google_crc32c.value(body) != _CRC.unpack_from(data)[0]:
             raise StoreDamaged(f"a row of the table {self.table} does not bear its checksum")

@@ -162,5 +162,8 @@ def test_the_messages_reach_every_command(monkeypatch: pytest.MonkeyPatch) -> No
         receive(self, link, identity, commands, *rest)
 
     monkeypatch.setattr(Broker, "receive", noted)
-    run(7, 1_500)
-    assert set(CLIENT_COMMANDS) <= made
+    for seed in range(10):
+        run(seed, 1_000)
+        if made >= set(CLIENT_COMMANDS):
+            return
+    pytest.fail(f"not made: {set(CLIENT_COMMANDS) - made}")

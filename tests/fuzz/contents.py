@@ -1,0 +1,56 @@
+"""`python -m tests.fuzz.contents --count N`: hostile contents through broker and consumer.
+
+Owns the run of hostile.py's contents through what a broker does with a content, and through all
+that a consumer asks of the batch that it gets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from tests.fuzz.hostile import Contents
+from tests.fuzz.targets import as_it_is
+
+
+def run(count: int, seed: int) -> bytes | None:
+    """Try so many contents of a seed; the first that raises what it may not, with its trace."""
+    source = Contents(random.Random(seed))
+    for _ in range(count):
+        made = source.content()
+        try:
+            as_it_is(made)
+        except Exception:  # noqa: BLE001 - each is a find, whatever it is
+            traceback.print_exc()
+            return made
+    return None
+
+
+def main() -> int:
+    """0: nothing was found; 1: something was, and is in a file."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.contents", description=__doc__)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first 10,000; the next is +1")
+    parser.add_argument("--finds", type=Path, default=Path("fuzz-finds"), help="where finds go")
+    given = parser.parse_args()
+    began, done, seed = time.monotonic(), 0, given.seed
+    while done < given.count:
+        size = min(10_000, given.count - done)
+        found = run(size, seed)
+        if found is not None:
+            given.finds.mkdir(parents=True, exist_ok=True)
+            path = given.finds / f"content-{seed}"
+            path.write_bytes(found)
+            print(f"seed {seed}: {path}; keep it in tests/fuzz/corpus/content", file=sys.stderr)
+            return 1
+        done, seed = done + size, seed + 1
+    print(f"{done:,} contents, {done / (time.monotonic() - began):,.0f} a second, no find")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

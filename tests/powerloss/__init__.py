@@ -1,0 +1,1 @@
+"""Power losses on real files under a running broker."""

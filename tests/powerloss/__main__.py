@@ -1,0 +1,7 @@
+"""See powerloss.py."""
+
+import sys
+
+from tests.powerloss.powerloss import main
+
+sys.exit(main())

@@ -1,0 +1,39 @@
+"""A few power losses on real files; and a broker that syncs nothing is found."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.powerloss.powerloss import reason_to_skip, run
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip()),
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    logging.getLogger("malamute").setLevel(logging.CRITICAL)
+
+
+async def test_what_was_confirmed_as_synced_survives_power_losses(tmp_path: Path) -> None:
+    found, image = await run(tmp_path / "broker", 1, 3)
+    assert found.faults == []
+    assert found.disturbances == {"kill": 3}
+    assert image.undone_sectors + image.undone_names > 0, "there was something to take back"
+    assert min(found.counts[f"{kind}_confirmed"] for kind in ("record", "mail", "step")) > 3
+
+
+@pytest.mark.parametrize("bug", ["sync_skipped", "directory_unsynced"])
+async def test_a_broker_that_does_not_sync_is_found(bug: str, tmp_path: Path) -> None:
+    program = ("-m", "tests.planted", bug)
+    for seed in range(4):
+        found, _ = await run(tmp_path / f"broker-{seed}", seed, 4, program, patience_s=20.0)
+        if found.faults:
+            return
+    pytest.fail(f"{bug} was not found")
