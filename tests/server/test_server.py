@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -479,3 +480,18 @@ def test_a_user_with_too_many_connections_is_told_so_and_others_are_not_concerne
         until(lambda: server.metrics()["connections"] == 0)
         with RawPeer(at, **alice) as again:
             assert again.welcome is not None
+
+
+def test_few_descriptors_mean_few_connections_so_that_the_journal_has_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (268, 268))
+    with serving(config(tmp_path)) as (server, at, log), contextlib.ExitStack() as stack:
+        (bounded,) = log.of("connections_bounded")
+        assert bounded["connections"] == 16
+        assert "ulimit -n" in bounded["do"]
+        peers = [stack.enter_context(RawPeer(at)) for _ in range(16)]
+        with pytest.raises(ConnectionError), Zmtp(at) as surplus:
+            surplus.receive_exactly(1)
+        until(lambda: server.metrics()["shell"].get("connections_refused_total", 0) >= 1)
+        assert isinstance(publish(peers[0], 1, encode([b"x"]), "s"), Confirm)
