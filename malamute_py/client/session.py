@@ -147,6 +147,8 @@ _FRAMES_MAX: Final = DEFAULT_LIMITS.message_frames_max
 _JITTER: Final = 0.5
 _CLEARED_MS: Final = 60_000
 """How long a link must last on which each command leaves by itself for them to be sent together."""
+_SHORT_LIVED: Final = 3
+"""How often the first pause is doubled at most where links open and do not last."""
 _STEADY_MS: Final = 2_000
 """A link that lived so long was good: the pause before the next attempt begins small again."""
 
@@ -345,8 +347,9 @@ class Session:
             self._attempt = 0
             self._down_since_ms = now_ms
             self._attempts_failed = 0
-            if now_ms - self._linked_ms >= _STEADY_MS:
-                self._failures = 0
+            lasted = now_ms - self._linked_ms >= _STEADY_MS
+            # A broker that is started again and again is there each time: soon, but no tight loop.
+            self._failures = 0 if lasted else min(self._failures, _SHORT_LIVED)
         else:
             self._attempts_failed += 1
         pause_ms = min(
