@@ -218,7 +218,8 @@ class Admin:
             )  # fmt: skip
 
         self._starts.resolve(
-            stream, command.start, False, ["all"], found,
+            stream, command.start, False, ["all"],
+            self._links.contained(link, "FIND_OFFSET", found),
             end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
 
@@ -244,7 +245,8 @@ class Admin:
                 self._plan(link, command, stream, begin, durable)
 
         self._starts.resolve(
-            stream, command.start, durable, command.pattern, begun,
+            stream, command.start, durable, command.pattern,
+            self._links.contained(link, "PLAN_READ", begun),
             end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
 
@@ -280,7 +282,7 @@ class Admin:
                 "split_bytes": command.split_bytes, "client_time": command.client_time,
                 "splits_max": self._shard.settings.splits_max,
             },
-            planned, link, lambda: link.open,
+            self._links.contained(link, "PLAN_READ", planned), link, lambda: link.open,
         )  # fmt: skip
 
     # --- producers --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from malamute_protocol.errors import RequestRejected
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.confirms import LEVEL_NAMES, NONE, STORED, SYNCED, Waiter
-from malamute_py.broker.links import Link, Links
+from malamute_py.broker.links import ERRED, Link, Links
 from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
@@ -221,7 +221,10 @@ class Intake:
         if not self._shard.settings.permit(link.identity, "write", name):
             refused("forbidden", f"you may not write to stream '{name}'", 0)
             return
-        self._catalogue.use(name, link.identity, created, refused)
+        self._catalogue.use(
+            name, link.identity,
+            self._links.contained(link, "ATOMIC", created, ATOMIC, command.tracker), refused,
+        )  # fmt: skip
 
     def _take(self, link: Link, command: wire.Atomic, parts: Sequence[tuple[Command, Any]]) -> None:
         prepared: list[Part] = []
@@ -243,9 +246,7 @@ class Intake:
                     made.taken()
                 prepared.append(made)
         except RequestRejected as error:
-            for earlier in reversed(prepared):
-                if earlier.refused is not None:
-                    earlier.refused(error.code, error.reason, error.retry_ms)
+            _undo(prepared, error)
             # A step of one part is that part to whoever asked: a cursor that moves, say.
             several = place and len(parts) > 1
             name = f"part {place} ({type(parts[place - 1][0]).__name__}): " if several else ""
@@ -253,6 +254,10 @@ class Intake:
                 link, command, RequestRejected(error.code, name + error.reason, error.retry_ms)
             )
             return
+        except Exception:
+            # Whoever called ends the link; what the step had reserved is others' again.
+            _undo(prepared, RequestRejected("internal", ERRED))
+            raise
         if command.key:
             # A part of its own: some of the others make their changes anew when they are based.
             prepared.append(Part([StepTaken(link.holder, command.key, self._shard.now_ms)]))
@@ -270,6 +275,13 @@ class Intake:
             keys.add(key)
             made.key = key
         return made
+
+
+def _undo(prepared: Sequence[Part], error: RequestRejected) -> None:
+    """Give back what the parts of a step that is refused had reserved."""
+    for part in reversed(prepared):
+        if part.refused is not None:
+            part.refused(error.code, error.reason, error.retry_ms)
 
 
 def window_bytes(frame: Any) -> int:

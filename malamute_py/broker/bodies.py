@@ -33,10 +33,15 @@ OVERHEAD: Final = 500
 class Body:
     """One batch of the mail stream in memory."""
 
-    __slots__ = ("_content", "frame", "frames", "size", "stamp")
+    __slots__ = ("_content", "_shard", "frame", "frames", "size", "stamp")
 
-    def __init__(self, stamp: Any, frame: Any, content: Content | None, whole: Any = None) -> None:
-        """whole: stamp and content as one buffer, when they lie together."""
+    def __init__(
+        self, shard: Shard | None, stamp: Any, frame: Any, content: Content | None,
+        whole: Any = None,
+    ) -> None:  # fmt: skip
+        """shard: to be told of errors. whole: stamp and content as one buffer, if they are."""
+        self._shard = shard
+        """None: rows cannot be taken out of it."""
         self.stamp = stamp
         self.frame = frame
         self._content = content
@@ -57,17 +62,28 @@ class Body:
 
         Few rows of a large batch are extracted, like a stream's.
         """
-        content = self.content
-        count = content.head.count
-        if self.size >= bytes_min and mask.bit_count() < share * count and extractable(content):
+        if self.size >= bytes_min and mask.bit_count() < share * self.content.head.count:
             frames = self.extracted(mask)
-            return frames, False, len(frames[0]) + len(frames[1])
+            if frames is not None:
+                return frames, False, len(frames[0]) + len(frames[1])
         return self.frames, True, self.size
 
-    def extracted(self, mask: int) -> tuple[Any, ...]:
-        """Stamp and content of these rows alone; the content must be extractable."""
+    def extracted(self, mask: int) -> tuple[Any, ...] | None:
+        """Stamp and content of these rows alone; None: they cannot be taken out of the batch.
+
+        As a whole, with a bitmap of its rows, it can be delivered whatever is in it.
+        """
+        content, shard = self.content, self._shard
+        if shard is None or not extractable(content):
+            return None
         stamp = Stamp.unpack(self.stamp, verify=False)
-        return extract(stamp, self.content, rows_array(mask, self.content.head.count))
+        try:
+            return extract(stamp, content, rows_array(mask, content.head.count))
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._shard = None
+            base = stamp.base_offset
+            shard.quarantine("(mail)", base, base + content.head.count, "taking rows out", error)
+            return None
 
 
 def rows_array(mask: int, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -117,7 +133,7 @@ class Bodies:
 
     def keep(self, base: int, stamp: bytes, frame: Any, content: Content) -> Body:
         """Take a batch that was appended into the window; the oldest leave for it."""
-        body = Body(stamp, frame, content)
+        body = Body(self._shard, stamp, frame, content)
         self._hot[base] = body
         self.hot_bytes += body.size + OVERHEAD
         if self.hot_bytes > self._shard.settings.mail_hot_bytes:
@@ -132,7 +148,7 @@ class Bodies:
 
     def hold(self, base: int, stamp: bytes, frame: Any, content: Content) -> Body:
         """Keep a batch that is in memory only, until it is dropped."""
-        body = self._kept[base] = Body(stamp, frame, content)
+        body = self._kept[base] = Body(self._shard, stamp, frame, content)
         self.kept_bytes += body.size
         return body
 
@@ -235,4 +251,4 @@ class Bodies:
         except BatchError as error:
             self._shard.event("mail_damaged", "error", number=number, reason=error.reason)
             return None
-        return Body(view[:STAMP_BYTES], view[STAMP_BYTES:], content, data)
+        return Body(self._shard, view[:STAMP_BYTES], view[STAMP_BYTES:], content, data)

@@ -165,6 +165,8 @@ class Broker:
         )  # fmt: skip
         """Where all that can be done at once lies: while they are empty nobody is asked."""
         self._handlers = self._table()
+        self._handling: Command | None = None
+        """Of the message that is being received, the command, unless it is a PUBLISH."""
         for part in (self._mail, self._services, self._cursors, self._groups):
             part.recovered()
         if state.queues_lost:
@@ -258,7 +260,34 @@ class Broker:
             peer.heard_ms = shard.now_ms
         self._take_acks()
         if peer is not None:
-            self._receive(peer, commands, frames)
+            self._handling = None
+            try:
+                self._receive(peer, commands, frames)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._failed(peer, commands, error)
+        self._clean_up()
+
+    def _failed(self, link: Link, commands: Sequence[Command], error: Exception) -> None:
+        """An error that no code foresaw came of what a peer sent: it costs that peer its link."""
+        command = self._handling
+        if command is None and len(commands) == 1:
+            command = commands[0]
+        if command is None:
+            self._links.fail(link, "message", error)
+        else:
+            number = NUMBERS[type(command)]
+            self._links.fail(
+                link, type(command).__name__.upper(), error, number, _reference(command)
+            )
+
+    def failed(self, link: int, doing: str, error: Exception, now_ms: int) -> None:
+        """The shell could not handle what a peer sent, or what was to be sent to it."""
+        self._shard.advance(now_ms)
+        peer = self._links.get(link)
+        if peer is not None:
+            self._links.fail(peer, doing, error)
+        else:
+            self._shard.erred(doing, error, link=link)
         self._clean_up()
 
     def _receive(self, link: Link, commands: Sequence[Command], frames: Sequence[Any]) -> None:
@@ -288,6 +317,7 @@ class Broker:
                 else:
                     self._publishing.publish(link, command, stream, frame)  # type: ignore[arg-type]
                 continue
+            self._handling = command
             first = place
             place += command.content_frames
             if place > len(frames) or place < first:
@@ -340,7 +370,10 @@ class Broker:
             acks, self._acks = self._acks, []
             for link, command in acks:
                 if link.open:
-                    self._intake.single(link, command, None)
+                    try:
+                        self._intake.single(link, command, None)
+                    except Exception as error:  # noqa: BLE001 - as in receive()
+                        self._failed(link, (command,), error)
 
     @staticmethod
     def _parts(
@@ -472,7 +505,10 @@ class Broker:
             link.unconfirmed_bytes -= size
             refused(code, reason, retry_ms)
 
-        self._catalogue.use(name, link.identity, use, give_up)
+        self._catalogue.use(
+            name, link.identity,
+            self._links.contained(link, "PUBLISH", use, 10, command.tracker), give_up,
+        )  # fmt: skip
 
     def _subscribe(self, link: Link, command: wire.Subscribe) -> None:
         subscriptions = self._subscriptions
@@ -499,7 +535,10 @@ class Broker:
             if not sub.ended:
                 subscriptions.refuse(sub, code, reason, retry_ms)
 
-        self._catalogue.use(command.stream, link.identity, use, refused)
+        self._catalogue.use(
+            command.stream, link.identity,
+            self._links.contained(link, "SUBSCRIBE", use, 12, number), refused,
+        )  # fmt: skip
 
     # --- numbers of a link: subscriptions, inboxes, offers, memberships ---------------------
 

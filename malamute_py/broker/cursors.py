@@ -481,7 +481,7 @@ class Cursors:
                 self._edit(link, command, stream, next, why)
 
         self._starts.resolve(
-            stream, start, False, ["all"], found,
+            stream, start, False, ["all"], self._links.contained(link, "EDIT_CURSOR", found),
             end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
 

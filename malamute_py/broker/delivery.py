@@ -41,6 +41,8 @@ from malamute_py.matcher import Classing
 
 SMALL_TABLE = 32
 """Headers of a batch that are matched in one go where no expression is looked for."""
+CAREFUL_BATCHES = 512
+"""Batches that a subscription takes one by one after an error, to find the one that it came of."""
 _MANY = 4
 """Groups from which on the rows of all of them are looked for together."""
 
@@ -106,7 +108,29 @@ class Delivery:
         if stream.late:
             self._put_off(Late(batch, durable))
             return
-        content = batch.content
+        try:
+            self._match(batch, durable)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._step_back(batch, durable, error)
+
+    def _step_back(self, batch: Batch, durable: bool, error: Exception) -> None:
+        """A batch could not be given to all at once: each who was not given it takes it alone.
+
+        So only those go without it, by name, for whom it is that cannot be handled.
+        """
+        stream = batch.stream
+        self._shard.erred("fan-out", error, stream=stream.name, offset=batch.base)
+        for sub in list(stream.subscriptions):
+            if sub.live and sub.durable == durable and sub.covered < batch.next:
+                self.fall_behind(sub, batch.base)
+                sub.careful = CAREFUL_BATCHES
+                self.fallen.append(sub)
+        if batch.next >= stream.least_stop:
+            self._end_bounded(stream)
+
+    def _match(self, batch: Batch, durable: bool) -> None:
+        """Find who selects from a batch, now or in slices, and give it to them."""
+        stream, content = batch.stream, batch.content
         groups = known_groups(stream, content)
         if groups is None:
             headers, _ = content.headers()
@@ -129,7 +153,17 @@ class Delivery:
         def wanted() -> bool:
             return bool(stream.live and stream.late) and stream.late[0].job is job
 
-        self._matching.later(job, partial(self._matched, stream, job), wanted)
+        self._matching.later(
+            job, partial(self._matched, stream, job), wanted, partial(self._unmatched, stream, job)
+        )
+
+    def _unmatched(self, stream: Stream, job: Classing, error: Exception) -> None:
+        """The headers of the batch that is waited for cannot be matched."""
+        late = stream.late[0] if stream.late else None
+        if late is not None and late.job is job:
+            self._step_back(late.batch, late.durable, error)
+            self._on_time(stream)
+            self._give_late(stream)
 
     def _put_off(self, late: Late) -> None:
         """Live subscriptions get a batch later; too much of that, and they go on demand."""
@@ -158,22 +192,35 @@ class Delivery:
         late = stream.late[0] if stream.late else None
         if late is None or late.job is not job:
             return  # they were not waited for
-        self._fan_out(late.batch, late.durable, groups_of_late(stream, late, job.classes))
+        self._give_one_late(stream, late, job)
         self._on_time(stream)
+        self._give_late(stream)
+
+    def _give_late(self, stream: Stream) -> None:
+        """Give what waited behind a batch that was matched in slices."""
         while stream.late:
             late = stream.late[0]
-            if not stream.live:
-                self._on_time(stream)
-                continue
-            classes = None
-            if known_groups(stream, late.batch.content) is None:
+            if stream.live and not self._give_one_late(stream, late, None):
+                return
+            self._on_time(stream)
+
+    def _give_one_late(self, stream: Stream, late: Late, job: Classing | None) -> bool:
+        """Give one batch that was put off; False: its headers are still to be matched.
+
+        job: what has matched them.
+        """
+        try:
+            classes = None if job is None else job.classes
+            if job is None and known_groups(stream, late.batch.content) is None:
                 late.job = Classing(stream.index, late.batch.content.headers()[0])
                 if not self._matching.run(late.job):
                     self._go_on(stream, late.job)
-                    return
+                    return False
                 classes = late.job.classes
             self._fan_out(late.batch, late.durable, groups_of_late(stream, late, classes))
-            self._on_time(stream)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._step_back(late.batch, late.durable, error)
+        return True
 
     def _on_time(self, stream: Stream) -> None:
         """The first of what was put off is out."""

@@ -49,7 +49,7 @@ from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.delivery import Delivery
 from malamute_py.broker.holdings import Page, Picked, bits_of_rows
-from malamute_py.broker.links import Link, Links
+from malamute_py.broker.links import ERRED, Link, Links
 from malamute_py.broker.matching import AT_ONCE_MAX, MATCHING, Choosing, Matching
 from malamute_py.broker.named import Named, Place
 from malamute_py.broker.publishing import Publishing
@@ -290,7 +290,11 @@ class Groups:
             if not member.ended:
                 self._find(member, command, stream)
 
-        self._catalogue.use(command.stream, link.identity, use, partial(self._turn_away, member))
+        self._catalogue.use(
+            command.stream, link.identity,
+            self._links.contained(link, "JOIN_GROUP", use, JOIN_GROUP, member.number),
+            partial(self._turn_away, member),
+        )  # fmt: skip
 
     def _check(self, link: Link, command: JoinGroup) -> None:
         settings = self._shard.settings
@@ -381,9 +385,19 @@ class Groups:
             else:
                 self._create(stream, command, max(begin.next, stream.first), link.identity)
 
+        def create(begin: Begin | RequestRejected) -> None:
+            try:
+                found(begin)
+            except Exception:
+                # Others may wait for the same group; the next one who asks creates it.
+                self._not_created(place, "internal", ERRED, 0)
+                raise
+
         self._starts.resolve(
             stream, command.start or [int(StartKind.LATEST)], bool(command.visibility),
-            command.pattern, found, end=stream.next, asker=link, wanted=lambda: True,
+            command.pattern,
+            self._links.contained(link, "JOIN_GROUP", create, JOIN_GROUP, member.number),
+            end=stream.next, asker=link, wanted=lambda: True,
         )  # fmt: skip
 
     def _create(self, stream: Stream, command: JoinGroup, next: int, by: str) -> None:
@@ -772,7 +786,16 @@ class Groups:
                 group.queued = False
             # One that had its turn as starved may still stand in the queue.
             if not group.gone and not group.reading:
-                budget -= self._turn(group)
+                try:
+                    budget -= self._turn(group)
+                except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                    self._erred(group, error)
+
+    def _erred(self, group: Group, error: Exception) -> None:
+        """Serving a group failed: its members are told, and may join again."""
+        self._shard.erred("serving a group", error, stream=group.stream.name, group=group.name)
+        for member in list(group.members):
+            self._end(member, "internal")
 
     def _turn(self, group: Group) -> int:
         """Hand out one quantum, or begin a read; returns the bytes given."""
@@ -832,7 +855,27 @@ class Groups:
         return newest if newest.base <= offset else stream.hot[stream.hot_place(offset)]
 
     def _hand_out(self, group: Group, batch: Batch) -> int:
-        """Read a batch if it was not, and hand out what waits of it; returns the bytes given."""
+        """Read a batch if it was not, and hand out what waits of it; returns the bytes given.
+
+        What of it cannot be handled is gone for the group, by name, as damage in the journal is.
+        """
+        try:
+            return self._share_out(group, batch)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._pass_over(group, batch, error)
+            return batch.size
+
+    def _pass_over(self, group: Group, batch: Batch, error: Exception) -> None:
+        """A group goes without a batch that it cannot handle, and its members are told so."""
+        reason = self._shard.quarantine(
+            group.stream.name, batch.base, batch.next, "serving a group", error, group=group.name
+        )
+        for member in group.members:
+            # Some had been taken out of their order for this batch.
+            group.file(member)
+        self._gap(group, (batch.base, batch.next, "damaged", reason))
+
+    def _share_out(self, group: Group, batch: Batch) -> int:
         now_ms = self._shard.now_ms
         holdings = group.holdings
         if batch.next > holdings.read:
@@ -885,14 +928,21 @@ class Groups:
                 group.prepared = batch.base, job.chosen
                 self.wake(group)
 
-        self._matching.later(job, matched, lambda: not group.gone)
+        def failed(error: Exception) -> None:
+            group.reading = 0
+            if not group.gone:
+                self._pass_over(group, batch, error)
+                self.wake(group)
+
+        self._matching.later(job, matched, lambda: not group.gone, failed)
         return False
 
     def _deliver(self, group: Group, batch: Batch, parts: Parts, member: Member, rows: int) -> int:
         """Put rows of a batch into a member's outbox; returns the bytes given."""
+        # Before they are in its hands: they would stay there if this raised.
+        frames, bitmap, size = parts.frames(rows)
         count = group.hand(batch, member, rows, self._shard.now_ms)
         member.covered = batch.base
-        frames, bitmap, size = parts.frames(rows)
         self._delivery.put(member, batch.next, frames, bitmap, count, size)
         self._shard.counters["group_records_out"] += count
         return size
@@ -913,7 +963,9 @@ class Groups:
                 stream.ring.name, stream.number, token, offset,
                 min(group.tail, stream.hot_first),
                 min(self._shard.settings.quantum_bytes, READ_BYTES_MAX),
-                None if group.everything else partial(may_match, group.pattern),
+                None
+                if group.everything or group.reads_all
+                else partial(may_match, group.pattern),
             )
         )  # fmt: skip
 
@@ -926,8 +978,20 @@ class Groups:
         if group.gone:
             return True
         if isinstance(answer, ReadFailed):
-            self._failed(group, answer)
+            if answer.code == "internal" and not group.reads_all:
+                # Reading for a selection looks into batches; reading all of them does not.
+                group.reads_all = True
+                self.wake(group)
+            else:
+                self._failed(group, answer)
             return True
+        try:
+            self._answered(group, answer)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._erred(group, error)
+        return True
+
+    def _answered(self, group: Group, answer: HistoryRead) -> None:
         holdings = group.holdings
         before = holdings.read, group.deliveries, holdings.open
         offset = group.wanted()
@@ -946,9 +1010,8 @@ class Groups:
             )  # fmt: skip
             for member in list(group.members):
                 self._end(member, "internal")
-            return True
+            return
         self.wake(group)
-        return True
 
     def _failed(self, group: Group, answer: ReadFailed) -> None:
         self._shard.event(

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from malamute_protocol.commands import AckMail, Command, Credit, Ended, Mail, OpenInbox, Subscribed
 from malamute_protocol.errors import RequestRejected
-from malamute_protocol.extract import extractable
 from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.mail_parts import Leaver, Leaving, done_of
@@ -358,7 +357,12 @@ class Inboxes:
                 continue
             row = rows[number, mailbox.head()]
             done += 1
-            if not self._give(mailbox, inbox, row):
+            try:
+                given = self._give(mailbox, inbox, row)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._links.fail(inbox.link, "MAIL", error)
+                given = False
+            if not given:
                 able.popleft()
                 inbox.queued = False
             elif len(able) > 1:
@@ -430,12 +434,15 @@ class Inboxes:
 
     def _fitting(self, inbox: Inbox, row: MessageRow, mask: int, body: Body | None) -> int:
         """Rows that the credit in bytes has room for, though not for the whole batch."""
-        if body is not None and inbox.left_bytes > 0 and extractable(body.content):
+        if body is not None and inbox.left_bytes > 0:
             # A guess from the mean, proved by extracting.
             count = min(mask.bit_count(), inbox.left_bytes * row.count // row.size)
             while count:
                 some = _lowest(mask, count)
-                if sum(map(len, body.extracted(some))) <= inbox.left_bytes:
+                frames = body.extracted(some)
+                if frames is None:
+                    break
+                if sum(map(len, frames)) <= inbox.left_bytes:
                     return some
                 count //= 2
         return 0 if inbox.outstanding else mask & -mask
@@ -451,7 +458,7 @@ class Inboxes:
             handout.body = body
             self._flush(inbox)
 
-        self._bodies.want(row.base, row.size, found)
+        self._bodies.want(row.base, row.size, self._links.contained(inbox.link, "MAIL", found))
 
     def _flush(self, inbox: Inbox) -> None:
         """Send what has its bodies, in order."""
@@ -512,9 +519,9 @@ class Inboxes:
         frames, size = body.frames, body.size
         if count != row.count:
             frames, marked, size = body.rows(mask, self._bytes_min, self._share)
-            if marked and size > inbox.left_bytes and extractable(body.content):
-                frames = body.extracted(mask)
-                marked, size = False, sum(map(len, frames))
+            cut = body.extracted(mask) if marked and size > inbox.left_bytes else None
+            if cut is not None:
+                frames, marked, size = cut, False, sum(map(len, cut))
             if marked:
                 rows = mask.to_bytes((row.count + 7) // 8, "little")
         link = inbox.link

@@ -11,6 +11,7 @@ DESIGN.md, sections 4, 8, 9 and 11.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,9 @@ FEW_DELIVERIES = 512
 all it is given meanwhile: each costs a client what several KiB do, however few its bytes."""
 PROBE_TOKENS = 1 << 32
 """Tokens of PINGs that ask how far the peer has read begin here; those below keep alive."""
+
+
+ERRED = "the broker met an error of its own; its log has the cause"
 
 
 RECEIVES: dict[State, Moves] = {state: TRANSITIONS[state][Side.CLIENT] for state in State}
@@ -312,6 +316,34 @@ class Links:
             "link_closed", level, link=link.number, identity=link.identity,
             happened=happened, code=code, reason=reason,
         )  # fmt: skip
+
+    def fail(
+        self, link: Link, doing: str, error: Exception, command: int = 0, reference: int = 0
+    ) -> None:
+        """End a link on whose behalf an error arose that no code foresaw.
+
+        command, reference: what it was about, as REFUSED names it; 0: the link as a whole.
+        """
+        self._shard.erred(
+            doing, error, link=link.number, identity=link.identity, command=command,
+            reference=reference,
+        )  # fmt: skip
+        self.refuse(link, command, reference, "internal", ERRED)
+        self.close(link, "failed", "internal", ERRED)
+
+    def contained(
+        self, link: Link, doing: str, call: Callable[..., None], command: int = 0,
+        reference: int = 0,
+    ) -> Callable[..., None]:  # fmt: skip
+        """A call that is to be made for a link later; what it raises ends that link only."""
+
+        def run(*arguments: Any) -> None:
+            try:
+                call(*arguments)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self.fail(link, doing, error, command, reference)
+
+        return run
 
     # --- saying -----------------------------------------------------------------------
 

@@ -515,7 +515,8 @@ class Peeking:
             size += row.size
         for row in self._rows:
             self._waiting += 1
-            self._admin._bodies.want(row.base, row.size, self._taker(row.base))
+            taken = self._admin._links.contained(self._link, "PEEK_MAIL", self._taker(row.base))
+            self._admin._bodies.want(row.base, row.size, taken)
         self._arrived()
 
     def _taker(self, base: int) -> Callable[[Body | None], None]:

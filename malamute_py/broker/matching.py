@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,9 @@ AT_ONCE_MAX: Final = 1_024
 """Headers of a batch that are matched for one reader in one go, without expressions."""
 MATCHING: Final = -1
 """In the place of the token of a reader's read: what it selects of a batch is being matched."""
+
+
+Failed: TypeAlias = Callable[[Exception], None]
 
 
 class Job(Protocol):
@@ -59,8 +62,11 @@ class Matching:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self.queue: Final[deque[tuple[Job, Callable[[], None], Callable[[], bool]]]] = deque()
-        """What is to be gone on with, what to call then, and whether somebody still waits."""
+        self.queue: Final[deque[tuple[Job, Callable[[], None], Callable[[], bool], Failed]]] = (
+            deque()
+        )
+        """What is to be gone on with, what to call then, whether a reader still waits, and what to
+        call when it raises."""
         self._meter = shard.settings.meter
         self._share = shard.settings.matching_share
         self._left = self._share
@@ -75,20 +81,30 @@ class Matching:
         """Work at a job as long as this turn's share lasts; True: it is done."""
         return self._run(job, self._left)
 
-    def later(self, job: Job, then: Callable[[], None], wanted: Callable[[], bool]) -> None:
-        """Go on with a job in later turns; `then` is called when it is done or not wanted."""
+    def later(
+        self, job: Job, then: Callable[[], None], wanted: Callable[[], bool], failed: Failed
+    ) -> None:
+        """Go on with a job in later turns; `then` is called when it is done or not wanted.
+
+        failed: called instead with what it raised.
+        """
         self._shard.counters["matching_put_off"] += 1
-        self.queue.append((job, then, wanted))
+        self.queue.append((job, then, wanted, failed))
 
     def work(self) -> None:
         """Give each job its piece, until the turn's share is used up."""
         piece = max(1, self._share // PIECE_SHARE)
         while self.queue and self._left > 0:
-            job, then, wanted = self.queue.popleft()
-            if not wanted() or self._run(job, min(piece, self._left)):
+            job, then, wanted, failed = self.queue.popleft()
+            try:
+                done = not wanted() or self._run(job, min(piece, self._left))
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                failed(error)
+                continue
+            if done:
                 then()
             else:
-                self.queue.append((job, then, wanted))
+                self.queue.append((job, then, wanted, failed))
 
     def _run(self, job: Job, most: int) -> bool:
         meter = self._meter

@@ -30,7 +30,7 @@ from malamute_protocol.commands import Offer as OfferCommand
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_py.broker.bodies import Bodies, Body
-from malamute_py.broker.links import Link, Links
+from malamute_py.broker.links import ERRED, Link, Links
 from malamute_py.broker.mailboxes import Mailboxes
 from malamute_py.broker.requests import (
     TIME_MAX_MS,
@@ -305,10 +305,20 @@ class Offers:
             if budget <= 0:
                 return
             del hungry[service]
-            budget = self._serve(service, budget)
+            try:
+                budget = self._serve(service, budget)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._erred(service, error)
+                continue
             if service.hungry:
                 # Behind the others, so that all have their turn.
                 hungry[service] = None
+
+    def _erred(self, service: Service, error: Exception) -> None:
+        """Handing out of a service failed: its workers are told, and may offer again."""
+        self._shard.erred("handing out", error, service=service.name)
+        for link in {offer.link for offer in service.offers}:
+            self._links.close(link, "failed", "internal", ERRED)
 
     def _serve(self, service: Service, budget: int) -> int:
         """Hand out of one service; returns what is left of the budget."""
@@ -347,7 +357,10 @@ class Offers:
         body = self._bodies.get(put.base)
         coming = offer.coming
         if body is not None and not coming:
-            self._work(offer, put, rows, body, cost)
+            try:
+                self._work(offer, put, rows, body, cost)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._links.fail(offer.link, "WORK", error)
             return
         parcel = Parcel(put, rows, cost, attempts_of(put, rows))
         coming.append(parcel)
@@ -358,7 +371,9 @@ class Offers:
             while coming and coming[0].answered:
                 self._arrived(offer, coming.popleft())
 
-        self._bodies.want(put.base, put.row.put.size, found)
+        self._bodies.want(
+            put.base, put.row.put.size, self._links.contained(offer.link, "WORK", found)
+        )
 
     def _arrived(self, offer: Offer, parcel: Parcel) -> None:
         """The bodies of requests in hand were read back."""

@@ -21,7 +21,7 @@ from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
 from malamute_protocol.gather import BYTES_A_ROW, Gathering, gatherable, rows_of
 from malamute_protocol.stamp import Stamp
-from malamute_py.broker.delivery import Delivery
+from malamute_py.broker.delivery import CAREFUL_BATCHES, Delivery
 from malamute_py.broker.links import Link, Links, cost_of_few
 from malamute_py.broker.matching import AT_ONCE_MAX, MATCHING, Choosing, Matching
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
@@ -29,7 +29,7 @@ from malamute_py.broker.selection import Encoding, Mask, encoding_of, select
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import may_match
 from malamute_py.broker.streams import Batch, Stream
-from malamute_py.broker.subscriptions import Subscription
+from malamute_py.broker.subscriptions import SUBSCRIBE, Subscription
 from malamute_py.broker.together import Company, Party, Window, hot_batches, stored_batches
 from malamute_py.matcher import compile_pattern
 
@@ -267,11 +267,57 @@ class Serving:
             starved = self._starved and self._may_read
             sub = self._unstarve() if starved else queue.popleft()
             if isinstance(sub, Company):
-                budget -= self._turn_together(sub)
+                try:
+                    budget -= self._turn_together(sub)
+                except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                    self._each_alone(sub.stream, sub.members, error)
                 continue
             sub.queued = False
             if sub.started and not sub.live and (sub.able or sub.position >= sub.stop):
-                budget -= self._turn(sub)
+                try:
+                    budget -= self._turn(sub)
+                except Exception as error:  # noqa: BLE001 - as above
+                    self._erred(sub, error)
+
+    # --- errors -----------------------------------------------------------------------------
+
+    def _each_alone(self, stream: Stream, members: list[Subscription], error: Exception) -> None:
+        """Many could not be served together: each finds out for itself whether it can be."""
+        self._shard.erred("serving together", error, stream=stream.name)
+        for sub in members:
+            if sub.started:
+                sub.turns_alone = TURNS_ALONE
+                sub.queued = False
+                self._again(sub)
+
+    def _erred(self, sub: Subscription, error: Exception) -> None:
+        """Serving one failed: go back to what it was told, and look for the batch it came of."""
+        if sub.careful:
+            # It came of none: of what the subscription is, and that is its link's.
+            self._links.fail(sub.link, "serving", error, SUBSCRIBE, sub.number)
+            return
+        self._shard.erred(
+            "serving", error, stream=sub.stream.name, offset=sub.covered, link=sub.link.number,
+            identity=sub.link.identity, subscription=sub.number,
+        )  # fmt: skip
+        sub.careful = CAREFUL_BATCHES
+        self._again(sub)
+
+    def _again(self, sub: Subscription) -> None:
+        """Serve one again from behind what it was given."""
+        if not sub.live:
+            sub.position = sub.covered
+            self.consider(sub)
+
+    def _damaged(self, sub: Subscription, base: int, next: int, error: Exception) -> None:
+        """Pass over a batch that cannot be handled for one, who is told so."""
+        reason = self._shard.quarantine(
+            sub.stream.name, base, next, "serving", error, link=sub.link.number,
+            identity=sub.link.identity,
+        )  # fmt: skip
+        sub.careful = 0
+        sub.position = max(sub.position, base)
+        self._gap(sub, next, "damaged", reason)
 
     def _unstarve(self) -> Subscription | Company:
         """Whoever has waited longest for a read of the link whose turn it is."""
@@ -456,14 +502,23 @@ class Serving:
                 break
             if batch.next <= sub.position:
                 continue
-            if not self._prepared(sub, batch.base, batch.content):
-                break
-            anything, mask = select(sub, batch.content, batch.base, end, now_ms)
             next = min(batch.next, end)
-            if anything and mask is None:
-                parcel.whole((batch.stamp, batch.frame), next, batch.next - batch.base, batch.size)
-            elif mask is not None and anything:
-                self._give_part(sub, parcel, batch, next, mask)
+            try:
+                if not self._prepared(sub, batch.base, batch.content):
+                    break
+                anything, mask = select(sub, batch.content, batch.base, end, now_ms)
+                if anything and mask is None:
+                    count = batch.next - batch.base
+                    parcel.whole((batch.stamp, batch.frame), next, count, batch.size)
+                elif mask is not None and anything:
+                    self._give_part(sub, parcel, batch, next, mask)
+            except Exception as error:
+                if not sub.careful:
+                    raise
+                self._damaged(sub, batch.base, next, error)
+            if sub.careful:
+                sub.careful -= 1
+                parcel.flush()
             sub.position = next
             if sub.wanted is not None:
                 self._to_next_wanted(sub)
@@ -503,14 +558,15 @@ class Serving:
         self._reads[token] = sub
         self._shard.counters["reads"] += 1
         candidates = matches = None
-        if not sub.everything:
+        if not sub.everything and not sub.careful:
             candidates = partial(may_match, sub.pattern)
             if sub.gathered and self._gathers and sub.wanted is None:
                 matches = compile_pattern(sub.pattern).matches
         self.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token, sub.position, end, size,
-                candidates, sub.client_time, matches, shared, plain and not shared,
+                candidates, None if sub.careful else sub.client_time, matches, shared,
+                plain and not shared,
             )
         )  # fmt: skip
 
@@ -560,6 +616,11 @@ class Serving:
                 sub.turns_alone = TURNS_ALONE
                 self.consider(sub)
             return
+        if answer.code == "internal" and not reader.careful:
+            # Reading for a selection looks into batches; reading all of them does not.
+            reader.careful = CAREFUL_BATCHES
+            self.consider(reader)
+            return
         self._delivery.end(reader, answer.code)
         reader.drop()
 
@@ -567,13 +628,20 @@ class Serving:
         """The journal has read: deliver what credit still allows."""
         sub = self._answered(answer.token)
         if isinstance(sub, Party):
-            self._history_together(sub, answer)
+            try:
+                self._history_together(sub, answer)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._each_alone(sub.stream, sub.members, error)
             return
         if sub is None or sub.live:
             return
         before = sub.position
         if sub.able:
-            self._deliver_history(sub, answer)
+            try:
+                self._deliver_history(sub, answer)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._erred(sub, error)
+                return
             if not sub.reading:
                 self._note_progress(sub, before)
         if sub.started:
@@ -660,9 +728,19 @@ class Serving:
                 cut = base < sub.position or next > end
                 if not looks and not cut and not 0 < expiry_ms <= now_ms:
                     parcel.stored(run.data, at, size, next, count)
-                elif not self._thinned(sub, parcel, run.data, data[at : at + size], at, base, end):
+                else:
+                    try:
+                        stored = data[at : at + size]
+                        if not self._thinned(sub, parcel, run.data, stored, at, base, end):
+                            parcel.flush()
+                            return
+                    except Exception as error:
+                        if not sub.careful:
+                            raise
+                        self._damaged(sub, base, min(next, end), error)
+                if sub.careful:
+                    sub.careful -= 1
                     parcel.flush()
-                    return
                 sub.position = max(sub.position, min(next, end))
         parcel.flush()
         for gap in gaps:
@@ -709,7 +787,7 @@ class Serving:
 
         Else that is found in slices; the subscription has its next turn then.
         """
-        if sub.everything or not self._matching.sliced:
+        if sub.everything or sub.careful or not self._matching.sliced:
             return True
         if sub.prepared is not None:
             if sub.prepared[0] == base:
@@ -733,7 +811,12 @@ class Serving:
                 sub.prepared = base, job.chosen
                 self.consider(sub)
 
-        self._matching.later(job, matched, lambda: sub.started)
+        def failed(error: Exception) -> None:
+            sub.reading = 0
+            if sub.started:
+                self._erred(sub, error)
+
+        self._matching.later(job, matched, lambda: sub.started, failed)
         return False
 
     def _give_part(
@@ -743,7 +826,7 @@ class Serving:
         settings = self._shard.settings
         encoding = encoding_of(batch, mask, settings.extract_bytes_min, settings.extract_share)
         assert encoding is not None, "something was selected"
-        few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX
+        few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX and not sub.careful
         if few and sub.gathered and self._gathers and gatherable(batch.content):
             parcel.rows(batch, next, mask)
             return

@@ -17,6 +17,18 @@ from malamute_py.broker.quotas import Quotas
 from malamute_py.broker.ready import Event, IndexFailure, IndexQuery
 from malamute_py.changelog.tables import Queues
 
+QUARANTINED_MAX = 4_096
+"""Names that are remembered, so that each is logged once; then they are forgotten together."""
+
+
+class Inconsistent(BaseException):
+    """An error amid a change of what all links share; no boundary contains it.
+
+    Not an Exception: what is caught on behalf of one link must let it through. The daemon ends
+    aloud, and the next start takes up what the log says.
+    """
+
+
 Answered = Callable[[Any], None]
 """What goes on with the value of an answer, or with an IndexFailure."""
 QUESTIONS_AT_ONCE: Final = 4
@@ -35,6 +47,7 @@ class Shard:
 
     __slots__ = (
         "_asking",
+        "_quarantined",
         "_tokens",
         "_under_way",
         "_waiting",
@@ -72,6 +85,8 @@ class Shard:
         self._under_way: set[int] = set()
         self._waiting: dict[int, tuple[Answered, Asker | None]] = {}
         self._tokens = 0
+        self._quarantined: set[tuple[str, int]] = set()
+        """(stream, offset of its first record) of batches that cannot be handled."""
 
     def advance(self, now_ms: int) -> None:
         """Move time on; a clock that went back is taken to stand still."""
@@ -81,6 +96,30 @@ class Shard:
     def event(self, name: str, level: str = "info", **facts: Any) -> None:
         """Something worth a log line; never a message or a record."""
         self.events.append(Event(name, level, facts))
+
+    def erred(self, doing: str, error: Exception, **facts: Any) -> None:
+        """An error that no code foresaw, which was contained: one log line says all of it."""
+        self.counters["internal_errors"] += 1
+        self.event("internal_error", "error", doing=doing, error=error, **facts)
+
+    def quarantine(
+        self, stream: str, base: int, next: int, doing: str, error: Exception, **facts: Any
+    ) -> str:
+        """Name a stored batch that cannot be handled; returns the reason that readers are told.
+
+        It is counted and logged once, however many readers it is met for.
+        """
+        place = stream, base
+        if place not in self._quarantined:
+            if len(self._quarantined) >= QUARANTINED_MAX:
+                self._quarantined.clear()
+            self._quarantined.add(place)
+            self.counters["batches_quarantined"] += 1
+            self.event(
+                "batch_quarantined", "error", stream=stream, **{"from": base, "to": next},
+                doing=doing, error=error, **facts,
+            )  # fmt: skip
+        return f"the broker cannot handle this batch: {type(error).__name__}"
 
     def token(self) -> int:
         """A number that this core has not given before."""

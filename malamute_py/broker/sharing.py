@@ -345,6 +345,7 @@ class Group:
         "queued",
         "reading",
         "reading_from",
+        "reads_all",
         "returns_ms",
         "row",
         "slots",
@@ -400,6 +401,8 @@ class Group:
         self.reading = 0
         """Token of its one read of history that is under way; 0: none."""
         self.reading_from = 0
+        self.reads_all = False
+        """Its reader takes all of the journal's batches, for choosing among them has failed."""
         self.idle_reads = 0
         self.queued = False
         self.flushing = False
@@ -625,14 +628,17 @@ class Group:
                 break
             first, stop = max(first, base), min(stop, end)
             bits &= ~(((1 << (stop - first)) - 1) << (first - base))
+        row_slots: Any = None
+        if self.slots is not None and bits:
+            # Before anything is changed: a content that cannot be read raises.
+            _, codes = content.headers()
+            row_slots = np.full(count, slots[0], np.uint16) if codes is None else slots[codes]
         self.read_to(end)
         if not bits:
             return
         holdings.take_in(base, bits)
         if self.slots is None:
             return
-        _, codes = content.headers()
-        row_slots = np.full(count, slots[0], np.uint16) if codes is None else slots[codes]
         self.slots.take_in(row_slots[rows_of_bits(bits, count)])
         for page, _ in holdings.within(base, end):
             if page.slots is None:

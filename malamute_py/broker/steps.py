@@ -30,7 +30,7 @@ from malamute_py.broker.ready import (
     Appended,
     AppendRefused,
 )
-from malamute_py.broker.shard import Shard
+from malamute_py.broker.shard import Inconsistent, Shard
 from malamute_py.broker.streams import EPOCH_SHIFT, RingState, Settled, Stream
 from malamute_py.changelog.records import Change, encode_change
 from malamute_py.changelog.tables import Key, KeyRow, Keys
@@ -252,7 +252,10 @@ class Steps:
             memory = memory and part.memory
             size += part.size
         if memory:
-            self._happen(parts, waiter, key)
+            try:
+                self._happen(parts, waiter, key)
+            except Exception as error:
+                raise Inconsistent("a step in memory took effect in part") from error
             return
         keys: dict[Key, Part | None] | None = None if key is None else {key: None}
         if reserved:

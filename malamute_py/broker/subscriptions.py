@@ -37,6 +37,7 @@ class Subscription:
     """One subscription of one link."""
 
     __slots__ = (
+        "careful",
         "client_time",
         "covered",
         "credit_bytes",
@@ -101,6 +102,9 @@ class Subscription:
         self.ended = False
         self.queued = False
         """Waits for its turn on demand."""
+        self.careful = 0
+        """So many batches more it is given one by one, read without a selection: an error has
+        come of one of them."""
         self.turns_alone = 0
         """For so many turns it is not served together with others."""
         self.reading = 0
@@ -137,7 +141,13 @@ class Subscription:
     @property
     def joins(self) -> bool:
         """Whether it may be served together with others: it wants some rows of what comes."""
-        return self.plain and self.gathered and not self.everything and self.wanted is None
+        return (
+            self.plain
+            and self.gathered
+            and not self.everything
+            and self.wanted is None
+            and not self.careful
+        )
 
     def drop(self) -> None:
         """Forget it everywhere."""
@@ -241,7 +251,8 @@ class Subscriptions:
             return
         link.queries += 1
         self._starts.resolve(
-            stream, command.start, sub.durable, sub.pattern, found,
+            stream, command.start, sub.durable, sub.pattern,
+            self._links.contained(link, "SUBSCRIBE", found),
             end=sub.stop, asker=link, wanted=lambda: not sub.ended,
         )  # fmt: skip
 

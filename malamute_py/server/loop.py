@@ -10,6 +10,7 @@ that frame. Source: DESIGN.md, sections 2 and 4.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -73,6 +74,9 @@ class Core(Protocol):
         now_ms: int,
     ) -> None: ...  # fmt: skip
     def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None: ...  # noqa: D102
+    def failed(  # noqa: D102
+        self, link: int, doing: str, error: Exception, now_ms: int
+    ) -> None: ...
     def link_lost(self, link: int, now_ms: int) -> None: ...  # noqa: D102
     def blocked(self, link: int) -> None: ...  # noqa: D102
     def writable(self, link: int) -> None: ...  # noqa: D102
@@ -316,22 +320,26 @@ class Loop:
                     frames.append(frame.bytes if small else frame)
             taken += size
             count += 1
-            if peer is None or (peer.strict and not self._peers.is_same(peer, head)):
-                peer = self._admit(listener, head, frames, peer, now_ms)
-                if peer is None:
-                    continue
-            if peer.connection is None and peer.fd >= 0:
-                self._peers.attach(peer, self._unsure())
-            if peer.behind is not None:
-                peer.behind.append(Arrived(frames, size, parts))
-                continue
-            if peer.connection is not None:
-                peer.connection.delivered += size
-                peer.connection.frames += parts
             try:
+                if peer is None or (peer.strict and not self._peers.is_same(peer, head)):
+                    peer = self._admit(listener, head, frames, peer, now_ms)
+                    if peer is None:
+                        continue
+                if peer.connection is None and peer.fd >= 0:
+                    self._peers.attach(peer, self._unsure())
+                if peer.behind is not None:
+                    peer.behind.append(Arrived(frames, size, parts))
+                    continue
+                if peer.connection is not None:
+                    peer.connection.delivered += size
+                    peer.connection.frames += parts
                 messages = decode_message(frames, limits)
             except RemoteProtocolError as error:
+                assert peer is not None  # only decoding raises it
                 self._malformed(peer, error, now_ms)
+                continue
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                core.failed(0 if peer is None else peer.number, "receiving", error, now_ms)
                 continue
             commands = [command for command, _ in messages]
             if len(commands) > share:
@@ -387,6 +395,9 @@ class Loop:
             messages = decode_message(arrived.frames, self._limits)
         except RemoteProtocolError as error:
             self._malformed(peer, error, now_ms)
+            return False
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._core.failed(peer.number, "receiving", error, now_ms)
             return False
         peer.commands = [command for command, _ in messages]
         peer.frames = arrived.frames[1:]
@@ -549,6 +560,10 @@ class Loop:
 
     def _event(self, name: str, level: str, facts: dict[str, Any], now_ms: int) -> None:
         if self._limiter.allows(name, now_ms):
+            error = facts.get("error")
+            if isinstance(error, BaseException):
+                trace = "".join(traceback.format_exception(error))
+                facts = {**facts, "error": repr(error), "trace": trace}
             getattr(self._log, level)(name, **facts)
 
     # --- out -----------------------------------------------------------------------
@@ -557,7 +572,13 @@ class Loop:
         peer = self._peers.get(send.link)
         if peer is None:
             return
-        frames = encode_message(send.commands, send.frames)
+        try:
+            frames = encode_message(send.commands, send.frames)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            # A number that no wire carries, say: what this link was to be told is gone.
+            self._core.failed(peer.number, "sending", error, now_ms)
+            self._told = True
+            return
         counters = self._counters
         try:
             if peer.pending or not peer.put(frames):

@@ -420,7 +420,25 @@ class Rings:
         job = next(jobs for jobs in turns if jobs).popleft()
         if self._stopping:
             return None
-        return self._read_bodies(job) if isinstance(job, BodiesRead) else self._read(job)
+        try:
+            return self._read_bodies(job) if isinstance(job, BodiesRead) else self._read(job)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            return self._erred(job, error)
+
+    def _erred(self, job: BodiesRead | ReadRange | IndexQuery, error: Exception) -> object:
+        """A read met what this code does not foresee in a batch: whoever asked is told."""
+        ring, stream, doing = MAIN, "mail", "bodies"
+        if not isinstance(job, BodiesRead):
+            ring, stream = job.ring, str(job.stream)
+            doing = "read" if isinstance(job, ReadRange) else job.kind
+        facts = {"stream": stream, "doing": doing, "error": error}
+        self._inbox.put(RingEvent(ring, "read_erred", facts))
+        reason = f"reading met an error of the broker's own: {type(error).__name__}"
+        if isinstance(job, BodiesRead):
+            return BodiesFound(job.token, {}, reason)
+        if isinstance(job, ReadRange):
+            return ReadFailed(job.token, "internal", reason)
+        return IndexAnswer(job.token, IndexFailure("internal", reason))
 
     def _read_bodies(self, job: BodiesRead) -> BodiesFound:
         """From the journal, and then from the tables: what left it before that is in them."""

@@ -19,7 +19,7 @@ import numpy as np
 from malamute_protocol.codec import CODECS, decompress
 from malamute_protocol.errors import BatchError
 from malamute_protocol.header import MEMO, Header, HeaderTable, check_counts, claimed_length
-from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.limits import DEFAULT_LIMITS, UNCHECKED, Limits
 
 CONTENT_MAGIC: Final = 0x31434C4D
 CONTENT_VERSION: Final = 1
@@ -150,7 +150,7 @@ class Content:
         self._bodies: Bodies | None = None
         self._few: tuple[int, ...] | None = None
         """Bounds of the bodies, where check() found a few plain ones."""
-        self._limits = DEFAULT_LIMITS
+        self._limits = UNCHECKED
         # A name of a tuple costs as much as ten locals.
         magic, version, head_bytes, _, content_bytes = fields[:5]
         if magic != CONTENT_MAGIC:

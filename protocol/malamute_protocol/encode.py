@@ -45,7 +45,7 @@ from malamute_protocol.content import (
 )
 from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.header import MEMO, HeaderTable
-from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.limits import DEFAULT_LIMITS, UNCHECKED, Limits
 from malamute_protocol.stamp import STAMP_BYTES
 
 _PREFIX = struct.Struct("<IHHI")
@@ -59,11 +59,6 @@ _BULK_BYTES: Final = 64 << 10
 _PADDING: Final = tuple(bytes(n) for n in range(8))
 _PACKED_MAX: Final = 4096
 _packed: dict[str, bytes] = {}
-
-
-_UNBOUNDED: Final = Limits(headers_max=1 << 31, keys_max=1 << 31, fields_max=1 << 31)
-"""What a header table of the caller's own is parsed under: it is here already, and an error is to
-say which record breaks a limit."""
 
 
 class Options(TypedDict, total=False):
@@ -583,7 +578,7 @@ def _check_table(
     if max(subjects[1], fieldmaps[1]) > limits.headers_max:
         raise LocalProtocolError("too_large", f"more than {limits.headers_max} distinct headers")
     try:
-        table = MEMO.table(subjects[0], fieldmaps[0], _UNBOUNDED)
+        table = MEMO.table(subjects[0], fieldmaps[0], UNCHECKED)
         table.check(limits)
     except BatchError as error:
         where = ""

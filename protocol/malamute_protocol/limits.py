@@ -55,3 +55,6 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
 
 
 DEFAULT_LIMITS = Limits()
+UNCHECKED = Limits(headers_max=1 << 20, keys_max=1 << 20, fields_max=1 << 20)
+"""What the header table of a content is parsed under that was not checked here: one that was stored
+under limits which may have been other than these, or one that is about to be checked."""

@@ -18,7 +18,7 @@ from malamute_protocol.batch import iter_batches
 from malamute_protocol.commands import Command
 from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
-from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.framing import encode_message
 from malamute_protocol.link import Link, Side
 from malamute_protocol.stamp import Stamp, rows_from_bitmap
@@ -92,6 +92,9 @@ class Peer:
         self.work: dict[int, list[Task]] = {}
         """Offer -> the requests that were handed to it, in the order of arrival."""
         self.closed = False
+        self.tolerant = False
+        """Batches that are none are counted, and the others of their delivery lost."""
+        self.damaged = 0
         self.link = Link(Side.CLIENT)
         """What the protocol's table of states says of this link."""
 
@@ -103,7 +106,12 @@ class Peer:
             self.commands.append(command)
             self.link.received(command)
             before = sum(map(len, self.received.values()))
-            self._one(command, owned)
+            try:
+                self._one(command, owned)
+            except BatchError:
+                self.damaged += 1
+                if not self.tolerant:
+                    raise
             came = sum(map(len, self.received.values())) - before
             bodies = (
                 [body for _, body in self.received[command.subscription][-came:]]

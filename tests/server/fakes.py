@@ -61,6 +61,7 @@ class EchoCore:
         self.ready = nothing()
         self.calls: list[tuple[Any, ...]] = []
         self.published: list[Any] = []
+        self.failures: list[tuple[int, str, Exception]] = []
 
     def receive(self, link: int, identity: str, commands: Any, frames: Any, now_ms: int) -> None:
         for command in commands:
@@ -79,6 +80,9 @@ class EchoCore:
         self.calls.append(("malformed", link, code))
         self.send(link, Bye(code, reason))
         self.ready.closes.append(link)
+
+    def failed(self, link: int, doing: str, error: Exception, now_ms: int) -> None:
+        self.failures.append((link, doing, error))
 
     def link_lost(self, link: int, now_ms: int) -> None:
         self.calls.append(("lost", link))

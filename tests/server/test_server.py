@@ -443,13 +443,38 @@ def test_an_idle_broker_stops_at_once_and_can_be_started_again() -> None:
             pass
 
 
+def test_an_error_in_an_answer_of_the_journal_is_told_who_asked_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Lines()
+    with (
+        Server(config(), log=log) as server,
+        RawPeer(server.endpoints[0]) as bystander,
+        RawPeer(server.endpoints[0]) as peer,
+    ):
+        assert isinstance(publish(peer, 1, encode([b"x"])), Confirm)
+        with monkeypatch.context() as planted:
+            planted.setattr("malamute_py.server.rings.answer_query", lambda *_: 1 // 0)
+            peer.send(FindOffset(1, "s", [3, 0, True]))
+            refused, _ = peer.get(Refused)
+        assert (refused.reference, refused.code) == (1, "internal")
+        peer.send(FindOffset(2, "s", [3, 0, True]))
+        found, _ = peer.get(Result)
+        assert found.request == 2
+        assert isinstance(publish(bystander, 1, encode([b"y"])), Confirm)
+    (facts,) = log.of("read_erred")
+    assert "ZeroDivisionError" in facts["error"]
+    assert "answer_query" in facts["trace"]
+
+
 def test_a_bug_in_a_thread_ends_every_link_by_name_and_the_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = Lines()
+    # Outside of the one job that it does, the reader contains nothing.
+    monkeypatch.setattr("malamute_py.server.rings.Rings._take_turn", lambda *_: 1 // 0)
     server = Server(config(), log=log).start()
     with RawPeer(server.endpoints[0]) as bystander, RawPeer(server.endpoints[0]) as peer:
-        monkeypatch.setattr("malamute_py.server.rings.answer_query", lambda *_: 1 // 0)
         assert isinstance(publish(peer, 1, encode([b"x"])), Confirm)
         peer.send(FindOffset(1, "s", [3, 0, True]))
         for link in (bystander, peer):
