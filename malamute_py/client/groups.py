@@ -15,8 +15,9 @@ from math import inf
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
-from malamute_protocol.batch import Batch, iter_batches
+from malamute_protocol.batch import Batch, Stamp, iter_batches, rows_from_bitmap
 from malamute_protocol.commands import (
     AckRecords,
     Cover,
@@ -33,6 +34,7 @@ from malamute_protocol.commands import (
     Welcome,
 )
 from malamute_protocol.errors import (
+    BatchError,
     ConnectionLost,
     LocalProtocolError,
     MalamuteError,
@@ -376,9 +378,13 @@ class Membership(Opened):
         self.queue.append(RewoundNotice(command.from_, command.to, command.epoch))
 
     def _deliver(self, command: Deliver, frames: Sequence[Any], limits: Limits) -> None:
-        batches = [
-            batch for batch in iter_batches(frames, command.rows, limits=limits) if len(batch)
-        ]
+        unreadable: list[tuple[Stamp, BatchError]] = []
+
+        def note(stamp: Stamp, error: BatchError) -> None:
+            unreadable.append((stamp, error))
+
+        found = iter_batches(frames, command.rows, limits=limits, unreadable=note)
+        batches = [batch for batch in found if len(batch)]
         for batch in batches:
             offsets = batch.offsets
             if offsets[0] < command.from_ or offsets[-1] >= command.next:
@@ -386,6 +392,8 @@ class Membership(Opened):
                     "unexpected",
                     f"records beyond what DELIVER names, of subscription {self.number}",
                 )
+        for stamp, error in unreadable:
+            self._name(command, stamp, error)
         for batch in () if self.leaving else batches:
             self._received_records += len(batch)
             self._received_bytes += batch.stamp.size
@@ -397,6 +405,24 @@ class Membership(Opened):
             self.in_hand.update(held.numbers)
             self.queue.append(held)
             self._queued_bytes += held.stamp.size
+
+    def _name(self, command: Deliver, stamp: Stamp, error: BatchError) -> None:
+        """Tell of a batch that came as it is stored and is none, and be done with its records.
+
+        No member could read them: they would be handed from one to the next for ever.
+        """
+        base, end = stamp.base_offset, min(stamp.next_offset, command.next)
+        ranges = [(base, end)]
+        if stamp.derived:
+            ranges = []  # its records' offsets cannot be told: they stay where they are
+        elif command.rows is not None and len(command.rows) == (stamp.count + 7) // 8:
+            rows = np.flatnonzero(rows_from_bitmap(command.rows, stamp.count)) + base
+            ranges = merged([(row, row + 1) for row in rows.tolist()])
+        self._received_records += sum(stop - first for first, stop in ranges)
+        self._received_bytes += stamp.size
+        self.queue.append(GapNotice(base, end, "damaged", error.reason))
+        if ranges:
+            self._memberships.acks.add(self, DONE, ranges)
 
     def _without_known(self, batch: Batch) -> Batch | None:
         """The rows that were not handed over on an earlier link."""

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from malamute_protocol.batch import Batch, Record, only_batch
-from malamute_protocol.errors import MalamuteError, RemoteProtocolError
+from malamute_protocol.batch import Batch, Record, Stamp, only_batch, rows_from_bitmap
+from malamute_protocol.errors import BatchError, MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import Limits
+from malamute_py.client.acks import merged
 
 COMPLETED: Final = "completed"
 """Why no (further) answer comes: the worker is done."""
@@ -68,6 +69,23 @@ def received(command: Any, frames: Sequence[Any], limits: Limits) -> Batch:
     if not len(batch):
         raise RemoteProtocolError("malformed", f"{type(command).__name__} without rows")
     return batch
+
+
+def ranges_named(command: Any, frames: Sequence[Any], error: BatchError) -> list[tuple[int, int]]:
+    """Numbers that a MAIL or WORK names of a batch that came as it is stored and is none.
+
+    Raises the error that it was found by: it was damaged on its way, or cannot be told apart.
+    """
+    if error.code == "corrupt":
+        raise error
+    stamp = Stamp.unpack(frames[0])
+    if stamp.derived:
+        raise error
+    base = stamp.base_offset
+    if command.rows is None:
+        return [(base, stamp.next_offset)]
+    rows = np.flatnonzero(rows_from_bitmap(command.rows, stamp.count)) + base
+    return merged([(row, row + 1) for row in rows.tolist()])
 
 
 def rows_of(batch: Batch) -> Iterable[int]:

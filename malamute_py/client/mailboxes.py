@@ -26,6 +26,7 @@ from malamute_protocol.commands import (
     Welcome,
 )
 from malamute_protocol.errors import (
+    BatchError,
     ConnectionLost,
     MalamuteError,
     RemoteProtocolError,
@@ -34,7 +35,7 @@ from malamute_protocol.errors import (
 from malamute_protocol.limits import Limits
 from malamute_py.client.acks import Ack, Acks, Form, Range
 from malamute_py.client.events import Event, Settled
-from malamute_py.client.letters import Delivered, chosen, ranges_of, received, rows_of
+from malamute_py.client.letters import Delivered, chosen, ranges_named, ranges_of, received, rows_of
 from malamute_py.client.opened import Opened
 from malamute_py.client.outgoing import Put, Trackers
 from malamute_py.client.warned import Warnings
@@ -364,7 +365,11 @@ class Mailbox(Opened):
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for an inbox")
 
     def _mail(self, command: Mail, frames: Sequence[Any], limits: Limits) -> None:
-        batch = received(command, frames, limits)
+        try:
+            batch = received(command, frames, limits)
+        except BatchError as error:
+            self._pass_over(ranges_named(command, frames, error), error)
+            return
         count = len(batch)
         if command.about and sum(run[2] for run in command.about) != count:
             raise RemoteProtocolError(
@@ -386,6 +391,18 @@ class Mailbox(Opened):
         self._held_records += len(left)
         self._held_bytes += left.stamp.size
         self._mailboxes.look_at(self)
+
+    def _pass_over(self, ranges: list[Range], error: BatchError) -> None:
+        """Messages that no reader can read stay in the mailbox, held by this one, and are named.
+
+        Nobody else is kept waiting: what came with them is delivered, and their credit given back.
+        """
+        count = sum(end - first for first, end in ranges)
+        self._received_records += count
+        self._mailboxes.warnings.add(
+            "messages that cannot be read, and stay where they are",
+            f"{count} from {ranges[0][0]} of {self.asked.mailbox or 'us'}: {error.reason}",
+        )
 
     def _without_known(self, batch: Batch) -> Batch | None:
         """The rows that were not handed over on an earlier link."""

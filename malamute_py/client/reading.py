@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from malamute_protocol.batch import Batch, iter_batches, lone_batch
+from malamute_protocol.batch import Batch, Stamp, iter_batches, lone_batch
 from malamute_protocol.commands import (
     Cover,
     Credit,
@@ -29,7 +29,7 @@ from malamute_protocol.commands import (
     Subscribed,
     Visibility,
 )
-from malamute_protocol.errors import MalamuteError, RemoteProtocolError
+from malamute_protocol.errors import BatchError, MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_py.client.opened import Opened
 from malamute_py.client.position import Position, start_on_wire
@@ -95,6 +95,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 Item: TypeAlias = Arrival | Notice
+_Unreadable: TypeAlias = tuple[int, Stamp, BatchError]
+"""How many batches of its delivery lie before an unreadable one, its stamp, and what is wrong."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -303,13 +305,28 @@ class Reading(Opened):
     ) -> None:
         """Queue the batches of a delivery.
 
+        One that came as it is stored and is none, for an older broker let it in, is a gap: it
+        cannot come otherwise, and those around it are delivered.
         Raises RemoteProtocolError (BatchError among them): not contiguous, or not batches;
         nothing of it was queued.
         """
         self._check(command.from_, command.next, "DELIVER")
-        lone = lone_batch(frames, command.rows, limits)
-        found = iter_batches(frames, command.rows, limits=limits) if lone is None else (lone,)
-        batches = [batch for batch in found if len(batch)]
+        unreadable: list[_Unreadable] = []
+        batches: list[Batch] = []
+        try:
+            lone = lone_batch(frames, command.rows, limits)
+        except BatchError:
+            lone = None  # it is looked at once more, and named
+        if lone is not None:
+            batches = [lone] if len(lone) else []
+        else:
+
+            def note(stamp: Stamp, error: BatchError) -> None:
+                unreadable.append((len(batches), stamp, error))
+
+            for batch in iter_batches(frames, command.rows, limits=limits, unreadable=note):
+                if len(batch):
+                    batches.append(batch)
         ends = []
         before = command.from_
         for batch in batches:
@@ -322,11 +339,17 @@ class Reading(Opened):
                 )
             ends.append(end)
             before = end
-        if not batches:
+        if not batches and not unreadable:
             self._skip_to(command.next)
             return
-        ends[-1] = command.next
-        for batch, end in zip(batches, ends, strict=True):
+        gaps = bool(unreadable)
+        if not gaps:
+            ends[-1] = command.next
+        before = command.from_
+        for place, (batch, end) in enumerate(zip(batches, ends, strict=True)):
+            if gaps:
+                self._name(unreadable, place, command, before, batch.span()[0])
+                before = end
             size = batch.stamp.size
             self.inbox.append(Arrival(batch, end, size))
             self.held_records += len(batch)
@@ -334,7 +357,32 @@ class Reading(Opened):
             self._received_records += len(batch)
             self._received_bytes += size
             self.epoch = max(self.epoch, batch.stamp.epoch)
+        if gaps:
+            self._name(unreadable, len(batches), command, before, command.next)
+            last = self.inbox[-1] if self.inbox else None
+            if not isinstance(last, GapNotice) or last.to_offset < command.next:
+                self._skip_to(command.next)
         self.next = command.next
+
+    def _name(
+        self, unreadable: list[_Unreadable], place: int, command: Deliver, before: int, until: int
+    ) -> None:
+        """Queue a gap for each unreadable batch before the batch in a place of a delivery.
+
+        before, until: where the readable ones around it end and begin.
+        """
+        while unreadable and unreadable[0][0] <= place:
+            _, stamp, error = unreadable.pop(0)
+            rows = command.rows
+            count = stamp.count if rows is None else int.from_bytes(rows, "little").bit_count()
+            # Consumed as it came: its credit is the broker's again.
+            self._received_records += count
+            self._received_bytes += stamp.size
+            end = until if stamp.derived else min(stamp.next_offset, until)
+            before = max(before, stamp.base_offset)
+            if before < end:
+                self.inbox.append(GapNotice(before, end, "damaged", error.reason))
+                before = end
 
     def cover(self, command: Cover) -> None:
         """Nothing was selected in [from, next). Raises RemoteProtocolError: not contiguous."""

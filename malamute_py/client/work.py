@@ -33,13 +33,14 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.commands import Reply as ReplyCommand
 from malamute_protocol.errors import (
+    BatchError,
     ConnectionLost,
     MalamuteError,
     ProtocolError,
     RemoteProtocolError,
     RequestRejected,
 )
-from malamute_protocol.limits import Limits
+from malamute_protocol.limits import REASON_BYTES_MAX, Limits
 from malamute_py.client.acks import Ack, Acks, Form, Range
 from malamute_py.client.arguments import (
     duration,
@@ -51,7 +52,7 @@ from malamute_py.client.arguments import (
 )
 from malamute_py.client.calls import make_pattern
 from malamute_py.client.events import Event, Settled
-from malamute_py.client.letters import Delivered, received, rows_of
+from malamute_py.client.letters import Delivered, ranges_named, received, rows_of
 from malamute_py.client.opened import Opened
 from malamute_py.client.outbox import Lane, Outbox, Parcel
 from malamute_py.client.outgoing import Put, Trackers
@@ -662,7 +663,11 @@ class Offering(Opened):
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for an offer")
 
     def _work(self, command: Work, frames: Sequence[Any], limits: Limits) -> None:
-        batch = received(command, frames, limits)
+        try:
+            batch = received(command, frames, limits)
+        except BatchError as error:
+            self._cannot_read(ranges_named(command, frames, error), error)
+            return
         delivered = Delivered(batch, command)
         self._received_records += len(batch)
         self._received_bytes += batch.stamp.size
@@ -683,6 +688,16 @@ class Offering(Opened):
             self.workings.hold(self)
         if self.closing:
             self.workings.close(self)
+
+    def _cannot_read(self, ranges: list[Range], error: BatchError) -> None:
+        """Requests that no worker can read: dead letters, by name, instead of one worker's end."""
+        self._received_records += sum(end - first for first, end in ranges)
+        reason = f"unreadable: {error.reason}"[:REASON_BYTES_MAX]
+        self.workings.acks.add(self, Form(FAILED, 0, reason), ranges)
+        self.workings.warnings.add(
+            "requests that cannot be read, and are failed",
+            f"number {ranges[0][0]} of {self.asked.service}: {error.reason}",
+        )
 
     def _is_known(self, request: Job, batch: Batch, row: int, delivered: Delivered) -> bool:
         """It was handed to us before: we have it still, or have answered it in vain."""

@@ -7,7 +7,7 @@ batch. Source: SPEC.md, section 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, Final
@@ -342,11 +342,14 @@ def iter_batches(
     *,
     verify: bool = True,
     limits: Limits = DEFAULT_LIMITS,
+    unreadable: Callable[[Stamp, BatchError], None] | None = None,
 ) -> Iterator[Batch]:
     """The batches of a delivery's frames (or of bytes that the journal holds, as one frame).
 
     rows: the delivery's row bitmap, of its only batch; None: all rows.
     verify: check both CRCs and the structure of each batch, as far as Content.check does.
+    unreadable: called where a batch would be yielded that came as it was sent and is none; those
+    around it are yielded all the same. None: it raises.
     Raises BatchError: the frames are not whole stamps and contents in order.
     """
     batches = 0
@@ -364,15 +367,20 @@ def iter_batches(
             if position + size > end:
                 raise BatchError("bad_batch", "a content crosses the end of its frame", position)
             content = Content(view[position : position + size])
-            if verify:
-                _check_pair(stamp, content, limits, position)
-            position += size
             batches += 1
             if rows is not None and batches > 1:
                 raise BatchError("malformed", "a row bitmap for more than one batch", position)
-            yield Batch(
-                stamp, content, None if rows is None else rows_from_bitmap(rows, len(content))
-            )
+            try:
+                if verify:
+                    _check_pair(stamp, content, limits, position)
+                chosen = None if rows is None else rows_from_bitmap(rows, len(content))
+            except BatchError as error:
+                if unreadable is None or error.code == "corrupt":
+                    raise
+                unreadable(stamp, error)
+            else:
+                yield Batch(stamp, content, chosen)
+            position += size
             stamp = None
     if stamp is not None:
         raise BatchError("bad_batch", "a stamp without its content")
@@ -390,4 +398,4 @@ def _check_pair(stamp: Stamp, content: Content, limits: Limits, position: int) -
         raise BatchError("corrupt", "the stamp belongs to another content", position)
     if stamp.count != head.count:
         raise BatchError("bad_batch", "stamp and content count differently", position)
-    content.check(limits, empty=stamp.control_kind != 0, derived=stamp.derived)
+    content.check(limits, empty=stamp.control_kind != 0, derived=stamp.derived, properties=False)

@@ -496,14 +496,21 @@ class Content:
     # --- validation ----------------------------------------------------------------
 
     def check(
-        self, limits: Limits = DEFAULT_LIMITS, *, empty: bool = False, derived: bool = False
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        empty: bool = False,
+        derived: bool = False,
+        properties: bool = True,
     ) -> None:
         """Validate all that a broker relies on; never decompresses, never looks into a body.
 
         Head, CRC, section bounds, header tables and their limits, codes, the stated least and
-        greatest times, and, when there is no codec, the body offsets. Vectorised.
+        greatest times, the form and sizes of properties, and, when there is no codec, the body
+        offsets. Vectorised.
         empty: a content of no records is allowed (control batches). derived: it has offset
-        deltas, as only a broker's extracted batches have.
+        deltas, as only a broker's extracted batches have. properties: False leaves them to
+        properties(), for a consumer, who may never ask for any.
         Raises BatchError, and nothing else, whatever the bytes are.
         """
         self._limits = limits
@@ -547,7 +554,7 @@ class Content:
         _ = self.sections
         self._check_table(limits)
         self._check_times()
-        if flags & _PROPERTIES:
+        if properties and flags & _PROPERTIES:
             self._check_properties(limits)
         if head.codec == 0:
             if kind == BLOB and n <= _FEW:
