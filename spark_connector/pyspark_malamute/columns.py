@@ -23,6 +23,7 @@ from malamute_protocol.arrow import aligned
 from malamute_protocol.batch import Batch
 from malamute_protocol.content import ARROW, BODY_KINDS, LIST, NO_TIME, parse_properties
 from malamute_protocol.header import HeaderTable
+from malamute_py.client.reading import cut
 from pyspark_malamute.errors import MalamuteSourceError
 from pyspark_malamute.options import SourceOptions
 from pyspark_malamute.schema import spark_schema
@@ -34,6 +35,11 @@ TARGET_BYTES: Final = 1 << 20
 """What comes together for a record batch: smaller ones cost a call each."""
 RECORD_BATCH_BYTES_MAX: Final = 2 << 20
 """Where a record batch is cut: *one of 50 MiB costs 40% more a row."""
+PIECE_BYTES_MAX: Final = 64 << 20
+"""What the rows taken in at once may come to where each has its own copy of what many share: the
+largest field map for each of 65,536 records would be 5 GiB."""
+_PARSED: Final = 30
+"""What a map of properties takes as Python objects, in its MessagePack's bytes, at most."""
 _TABLES_KEPT: Final = 256
 _STALE: Final = 10_000
 """Batches gathered at most, so that a record batch of empty bodies ends, too."""
@@ -140,10 +146,11 @@ class Gather:
         if options.include_fields:
             self._fields = _Coded(kinds["fields"], _field_entries)
         self._properties_kind = kinds.get("properties")
+        self._maps_of: tuple[Any, list[bytes], Array | None] | None = None
         self._clear()
 
     def _clear(self) -> None:
-        self._bytes = 0
+        self._bytes = self._spread = 0
         self._offsets: list[Array] = []
         self._append_times = _Column()
         self._client_times = _Column()
@@ -156,7 +163,44 @@ class Gather:
     @property
     def full(self) -> bool:
         """Enough has come together for a record batch."""
-        return self._bytes >= TARGET_BYTES or len(self._offsets) >= _STALE
+        return (
+            self._bytes >= TARGET_BYTES
+            or self._spread >= PIECE_BYTES_MAX
+            or len(self._offsets) >= _STALE
+        )
+
+    def pieces(self, batch: Batch) -> Iterator[Batch]:
+        """A batch in parts whose columns stay within PIECE_BYTES_MAX; as a rule it is one."""
+        content = aligned(batch.content)
+        if content is not batch.content:
+            batch = Batch(batch.stamp, content, batch.rows)
+        rows = max(1, PIECE_BYTES_MAX // self._widest(content))
+        count = len(batch)
+        if count <= rows:
+            yield batch
+            return
+        for first in range(0, count, rows):
+            yield cut(batch, first, min(first + rows, count))
+
+    def _widest(self, content: Content) -> int:
+        """The most that a row takes of what it may share with others."""
+        table = content.table
+        widest = 1 + table.subject_bytes
+        if self._keys is not None:
+            widest += table.keys_most * table.subject_bytes
+        if self._fields is not None:
+            widest += table.fields_most * (table.field_name_bytes + table.field_value_bytes)
+        if self._properties_kind is not None:
+            maps, _ = self._maps(content)
+            largest = max(map(len, maps), default=0)
+            widest += largest * (_PARSED if len(maps) > 1 else 1)
+        return widest
+
+    def _maps(self, content: Content) -> tuple[list[bytes], Array | None]:
+        """Properties of a content, taken apart once for all of its pieces."""
+        if self._maps_of is None or self._maps_of[0] is not content.buffer:
+            self._maps_of = (content.buffer, *content.properties())
+        return self._maps_of[1:]
 
     def add(self, batch: Batch) -> None:
         """Take in the delivered rows of a batch.
@@ -191,6 +235,7 @@ class Gather:
         if self._properties_kind is not None:
             self._properties.append(self._property_column(content, rows, count))
         self._bytes += batch.stamp.size * count // content.head.count
+        self._spread += self._widest(content) * count
 
     def take(self) -> Iterator[Any]:
         """What was gathered, as record batches of 1 to 2 MiB; then begin anew."""
@@ -245,11 +290,16 @@ class Gather:
         return _arrow.ListArray.from_arrays(_arrow.array(parts), values, type=self._body_kind)
 
     def _property_column(self, content: Content, rows: Array | None, count: int) -> Any:
-        maps, codes = content.properties()
-        values = _arrow.array([[], *map(_texts, maps)], self._properties_kind)
+        maps, codes = self._maps(content)
         chosen = _rows(codes, 0 if maps else -1, rows) + 1
         if isinstance(chosen, int):
             chosen = np.full(count, chosen, np.int32)
+        elif count < len(maps):
+            # Few rows of many: only their maps are parsed.
+            used, chosen = np.unique(np.append(chosen, 0), return_inverse=True)
+            chosen = chosen[:-1]
+            maps = [maps[code - 1] for code in used[1:].tolist()]
+        values = _arrow.array([[], *map(_texts, maps)], self._properties_kind)
         return values.take(_arrow.array(chosen))
 
 

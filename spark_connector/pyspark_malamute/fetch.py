@@ -53,9 +53,10 @@ def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
                     batch, position = _next(options, reading, part, position)
                     if batch is None:
                         break
-                    gather.add(batch)
-                    if gather.full:
-                        yield from gather.take()
+                    for piece in gather.pieces(batch):
+                        gather.add(piece)
+                        if gather.full:
+                            yield from gather.take()
             if position < part.end:
                 raise SourceUnavailable(
                     f"malamute source: {options.stream} [{part.start}, {part.end}) ended at "

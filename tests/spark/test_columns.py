@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from malamute_protocol.batch import Batch, Content, Stamp, encode, encode_arrow, encode_lists
+from pyspark_malamute import columns
 from pyspark_malamute.columns import RECORD_BATCH_BYTES_MAX, Gather
 from pyspark_malamute.errors import MalamuteSourceError
 from pyspark_malamute.options import SourceOptions, parse_options
@@ -170,6 +171,47 @@ def test_small_batches_come_together_and_large_ones_are_cut() -> None:
     assert all(piece.nbytes <= RECORD_BATCH_BYTES_MAX * 1.1 for piece in pieces)
     offsets = [offset for piece in pieces for offset in piece.column("offset").to_pylist()]
     assert offsets == list(range(10)) + list(range(10, 8010))
+
+
+def pieces_of(chosen: SourceOptions, batch: Batch) -> Iterator[Any]:
+    """As a task fetches: piece by piece, taken as soon as there is enough."""
+    gather = Gather(chosen)
+    for piece in gather.pieces(batch):
+        gather.add(piece)
+        if gather.full:
+            yield from gather.take()
+    yield from gather.take()
+
+
+@pytest.mark.parametrize("what", ["fields", "one", "few", "many"])
+def test_what_many_records_share_comes_in_pieces_of_a_bounded_size(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """65,536 records with the largest map of fields would be 5 GiB at once."""
+    monkeypatch.setattr(columns, "PIECE_BYTES_MAX", 1 << 20)
+    count = 3_000
+    forms: dict[str, dict[str, Any]] = {
+        "fields": {"fields": {f"{name:02}" * 20: "v" * 200 for name in range(20)}},
+        "one": {"properties": {"k": "v" * 3_000}},
+        "few": {"properties": [{"k": "v" * (100 * (row % 3))} for row in range(count)]},
+        "many": {"properties": [{"k": f"{row}" * 20} for row in range(count)]},
+    }
+    batch = stamped(encode([b"x"] * count, subject="s", **forms[what]), 7)
+    chosen = options(**ALL)
+    offsets: list[int] = []
+    for piece in pieces_of(chosen, batch):
+        assert piece.nbytes <= 4 << 20
+        for row in piece.to_pylist():
+            offsets.append(row["offset"])
+            record = batch.offset_of(row["offset"] - 7) - 7
+            assert dict(row["properties"]) == dict(batch.properties_of(record))
+            assert dict(row["fields"]) == dict(batch.fields_of(record))
+    assert offsets == list(range(7, 7 + count))
+
+
+def test_a_batch_as_most_are_is_one_piece() -> None:
+    for batch in mixed():
+        assert list(Gather(options(**ALL)).pieces(batch)) == [batch]
 
 
 def test_a_frame_that_lies_askew_is_read_all_the_same() -> None:
