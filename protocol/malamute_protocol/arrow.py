@@ -7,6 +7,7 @@ computes with them. Source: SPEC.md, section 5.8.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ except ModuleNotFoundError as error:
 from malamute_protocol.content import ARROW, NO_TIME, Array, Content
 from malamute_protocol.errors import BatchError
 from malamute_protocol.header import HeaderTable
+from malamute_protocol.limits import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch
@@ -35,6 +37,15 @@ _KEYS: Final = _arrow.list_(_arrow.string())
 _FIELDS: Final = _arrow.map_(_arrow.string(), _arrow.string())
 _TIME: Final = _arrow.timestamp("ms", tz="UTC")
 _BLOBS: Final = _arrow.list_(_arrow.binary())
+_BROKEN: Final = (
+    pa.ArrowException, OSError, EOFError, ValueError, OverflowError, MemoryError, struct.error,
+)  # fmt: skip
+"""What reading a foreign message may raise."""
+_MESSAGE_HEADER: Final = 2
+_BATCH_BUFFERS: Final = 2
+_BATCH_COMPRESSION: Final = 3
+"""Numbers of fields: of Message.header, of RecordBatch.buffers and .compression."""
+_CLAIM_BYTES: Final = 8
 COLUMN_BYTES_MAX: Final = 256 << 20
 """What a column of one batch may take where each record has its own copy of what many share: the
 largest field map for each of 65,536 records would be 5 GiB."""
@@ -127,16 +138,24 @@ def to_arrow(batch: Batch, *, decode: bool = False) -> pa.RecordBatch:
 def body_to_arrow(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
     """The delivered rows of a batch whose body is an Arrow IPC record-batch message.
 
-    Raises BatchError: the message is not one of this schema, or fails the full validation.
+    Raises BatchError: the message is not one of this schema, fails the full validation, or
+    (`too_large`) would decompress to more than a batch may be.
     """
     content = aligned(batch.content)
     if content.head.body_kind != ARROW:
         raise TypeError("the batch's body is not Arrow")
     try:
         message = _arrow.ipc.read_message(_arrow.py_buffer(content.bodies().blob))
+        size = _decompressed(message)
+        if size > DEFAULT_LIMITS.batch_bytes_max:
+            raise BatchError(
+                "too_large",
+                f"an Arrow body that decompresses to {size} bytes, at most "
+                f"{DEFAULT_LIMITS.batch_bytes_max}",
+            )
         result = _arrow.ipc.read_record_batch(message, schema)
         result.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
+    except _BROKEN as error:
         raise BatchError("bad_batch", f"the Arrow body: {error}") from error
     if result.num_rows != content.head.count:
         raise BatchError("bad_batch", f"{result.num_rows} Arrow rows for {len(content)} records")
@@ -144,6 +163,42 @@ def body_to_arrow(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
         result if batch.indices is None else result.take(_arrow.array(batch.indices))
     )
     return delivered
+
+
+def _decompressed(message: Any) -> int:
+    """What the buffers of a record-batch message claim to decompress to; 0: it is not compressed.
+
+    Arrow allocates what they claim, before it looks at a byte of them. Layout: Message.fbs of
+    Arrow's format, tables of FlatBuffers; pyarrow has verified the bytes. Raises struct.error.
+    """
+    if message.type != "record batch" or message.body is None:
+        return 0
+    data, body = bytes(message.metadata), memoryview(message.body)
+    (root,) = struct.unpack_from("<I", data)
+    header = _field(data, root, _MESSAGE_HEADER)
+    if not header:
+        return 0
+    batch = header + struct.unpack_from("<I", data, header)[0]
+    buffers = _field(data, batch, _BATCH_BUFFERS)
+    if not buffers or not _field(data, batch, _BATCH_COMPRESSION):
+        return 0
+    first = buffers + struct.unpack_from("<I", data, buffers)[0]
+    (count,) = struct.unpack_from("<I", data, first)
+    total = 0
+    for offset, length in struct.iter_unpack("<qq", data[first + 4 : first + 4 + 16 * count]):
+        # -1: this one is stored as it is.
+        if length >= _CLAIM_BYTES:
+            total += max(length, *struct.unpack_from("<q", body, offset))
+    return total
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a FlatBuffers table lies; 0: it has none."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    (size,) = struct.unpack_from("<H", data, vtable)
+    at = 4 + 2 * number
+    place = struct.unpack_from("<H", data, vtable + at)[0] if at < size else 0
+    return table + place if place else 0
 
 
 def aligned(content: Content) -> Content:

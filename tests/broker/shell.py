@@ -44,6 +44,9 @@ from malamute_py.changelog.snapshots import ProducerFact
 from malamute_py.journal.layout import control_bodies
 from malamute_py.matcher import matches
 
+CONTAINED = frozenset({"internal_error", "batch_quarantined"})
+"""Events of errors that no code foresees."""
+
 
 class Held:
     """One batch in the fake journal."""
@@ -209,6 +212,8 @@ class Shell:
         self.ring_settings: dict[str, dict[str, Any]] = {}
         self.unclean = False
         """Whether a restart finds that the log was not closed in order."""
+        self.planted = False
+        """Errors that the core contains are what the test is about."""
         self.refuse: dict[str, tuple[str, str]] = {}
         """Ring -> code and reason with which it refuses everything."""
         self.reads: list[ReadRange] = []
@@ -367,6 +372,10 @@ class Shell:
             if offset is not None:
                 self.pins[ring, pin] = (stream, offset)
         self.events += ready.events
+        for event in ready.events:
+            if event.name in CONTAINED and not self.planted:
+                # The core lives on, which is no reason for a test to pass.
+                raise event.facts["error"]
         for ring, stream, offset in ready.trims:
             self.trims.append((ring, stream, offset))
             self.firsts[stream] = offset

@@ -69,9 +69,16 @@ def boom(*_: Any, **__: Any) -> Any:
 
 def shell_of(links: int = 3, **settings: Any) -> Shell:
     shell = Shell(extract_bytes_min=0, **settings)
+    shell.planted = True
     for link in range(1, links + 1):
         shell.hello(link)
     return shell
+
+
+def planted_post(**settings: Any) -> Post:
+    post = Post(**settings)
+    post.planted = True
+    return post
 
 
 # --- what a peer sends ------------------------------------------------------------------------
@@ -123,7 +130,7 @@ def test_an_error_in_what_waited_for_a_stream_ends_who_sent_it(
 def test_a_step_that_raises_is_refused_gives_back_what_it_had_reserved_and_ends_its_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    post = Post()
+    post = planted_post()
     post.ask(1, wire.EditMailbox, "box", {"max_messages": 1})
     with monkeypatch.context() as planted:
         planted.setattr(post.broker._publishing, "prepare", boom)
@@ -143,12 +150,12 @@ def test_a_step_that_raises_is_refused_gives_back_what_it_had_reserved_and_ends_
 def test_an_error_amid_a_change_of_what_all_share_is_not_contained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    post = Post()
+    post = planted_post()
     post.ask(1, wire.EditMailbox, "box", {"memory": True})
     monkeypatch.setattr(post.broker._steps, "_happen", boom)
     with pytest.raises(Inconsistent):
         post.mail(1, "box", [b"x"])
-    other = Post()
+    other = planted_post()
     monkeypatch.setattr(other.broker._publishing, "_stored", boom)
     with pytest.raises(IndexError):
         other.publish(1, "s", [b"x"])
@@ -280,7 +287,7 @@ def test_mail_whose_rows_cannot_be_taken_out_leaves_with_its_whole_batch(
 ) -> None:
     from malamute_py.broker import bodies as module
 
-    post = Post(extract_bytes_min=0)
+    post = planted_post(extract_bytes_min=0)
     monkeypatch.setattr(module, "extract", boom)
     post.mail(1, "box", [b"%d" % n for n in range(40)])
     post.inbox(2, 7, "box", records=2)
@@ -297,7 +304,7 @@ def test_mail_whose_rows_cannot_be_taken_out_leaves_with_its_whole_batch(
 def test_an_error_in_giving_mail_or_work_ends_its_reader_and_the_next_one_gets_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    post = Post()
+    post = planted_post()
     inboxes, offers = post.broker._mail.inboxes, post.broker._services._offers
     send, work = inboxes._send, offers._work
 
@@ -383,7 +390,7 @@ def test_a_log_with_a_batch_that_no_check_saw_serves_everything_else(name: str) 
 @pytest.mark.parametrize("name", [name for name in POISON if "table" not in name])
 def test_mail_that_no_check_saw_ends_no_broker(name: str) -> None:
     """Stored whole with the changes that name it, and wanted in part by two readers."""
-    post = Post(extract_bytes_min=0)
+    post = planted_post(extract_bytes_min=0)
     post.mail(1, "box", [b"x"] * 4)
     held = [one for one in post.rings[MAIN] if one.stamp.stream == MAIL_STREAM]
     (old,) = held

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from malamute_protocol.content import (
     PROPERTIES_DICTIONARY,
     Content,
 )
-from malamute_protocol.encode import encode
+from malamute_protocol.encode import encode, encode_arrow
 from malamute_protocol.errors import BatchError, LocalProtocolError, RemoteProtocolError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.framing import decode_message
@@ -256,3 +257,69 @@ def test_a_consumer_parses_the_properties_of_the_records_that_it_asks() -> None:
     for row in range(count):
         assert batch.properties_of(row) == {"k": row}
     assert batch.properties_of(7) is batch.properties_of(7)
+
+
+def arrow_message(batch: Any, compression: str | None) -> bytes:
+    """The encapsulated message of a record batch, its buffers compressed by Arrow itself."""
+    import pyarrow as pa
+
+    arrow: Any = pa
+    sink = arrow.BufferOutputStream()
+    options = arrow.ipc.IpcWriteOptions(compression=compression)
+    with arrow.ipc.new_stream(sink, batch.schema, options=options) as stream:
+        stream.write_batch(batch)
+    reader = arrow.ipc.MessageReader.open_stream(sink.getvalue())
+    reader.read_next_message()
+    return bytes(reader.read_next_message().serialize())
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_an_arrow_body_that_decompresses_to_more_than_a_batch_is_refused_before_it_does(
+    codec: str,
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from malamute_protocol.arrow import body_to_arrow
+
+    schema = pa.schema([("a", pa.int64()), ("b", pa.binary())])
+
+    def body(rows: int, compression: str | None) -> Batch:
+        columns = [pa.array([7] * rows), pa.array([b"x" * 10] * rows)]
+        message = arrow_message(pa.RecordBatch.from_arrays(columns, schema=schema), compression)
+        content = Content(encode_arrow(message, rows, schema_id=1))
+        return Batch(STAMP, content)
+
+    for compression in (None, codec):
+        few = body_to_arrow(body(1_000, compression), schema)
+        assert few.column("a").to_pylist() == [7] * 1_000
+    batch = body(65_536, codec)
+    data = bytearray(bytes(batch.content.buffer))
+    # 65,536 numbers of 8 bytes and as many of 10 are below it; a claim of more is not.
+    assert body_to_arrow(batch, schema).num_rows == 65_536
+    claim_at = data.index((65_536 * 8).to_bytes(8, "little"), 300)
+    data[claim_at : claim_at + 8] = (1 << 40).to_bytes(8, "little")
+    hostile = Batch(STAMP, Content(bytes(data)))
+    with pytest.raises(BatchError, match="an Arrow body that decompresses to") as raised:
+        body_to_arrow(hostile, schema)
+    assert raised.value.code == "too_large"
+
+
+def test_arrow_bodies_with_any_byte_changed_are_read_or_refused_by_name() -> None:
+    pa = pytest.importorskip("pyarrow")
+    from malamute_protocol.arrow import body_to_arrow
+
+    schema = pa.schema([("a", pa.int64()), ("b", pa.binary())])
+    columns = [pa.array([1, None, 3]), pa.array([b"x", b"", b"zzz"])]
+    whole = pa.RecordBatch.from_arrays(columns, schema=schema)
+    for compression in (None, "zstd"):
+        message = arrow_message(whole, compression)
+        refused = 0
+        for place in range(len(message)):
+            for value in (0, 1, 0x7F, 0x80, 0xFF):
+                changed = bytearray(message)
+                changed[place] = value
+                content = Content(encode_arrow(bytes(changed), 3, schema_id=1))
+                try:
+                    body_to_arrow(Batch(STAMP, content), schema)
+                except BatchError:
+                    refused += 1
+        assert refused

@@ -11,15 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import zmq
 
 from malamute_protocol.commands import AnyCommand, Bye, Command, Ping, Pong, Publish
-from malamute_protocol.framing import encode_message
-from malamute_py.broker.ready import AppendBundle
+from malamute_protocol.framing import decode_message, encode_message
+from malamute_py.broker.ready import AppendBundle, Event
 from malamute_py.config import Config, LimitsSection, Links
+from malamute_py.server import loop as loop_module
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.guard import Bounds, Guard
 from malamute_py.server.keeper import Died
@@ -489,3 +491,57 @@ def test_refusals_that_go_on_are_counted_once_a_period() -> None:
     assert refusals.counts(1_200) == []
     assert refusals.ends("main") == ("disk_full", 0)
     assert refusals.ends("main") is None
+
+
+# --- errors that no code foresees -----------------------------------------------------------------
+
+
+def test_an_error_in_decoding_a_message_is_its_peers_and_the_others_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plainly = decode_message
+
+    def planted(frames: Any, limits: Any) -> Any:
+        if len(frames) > 1:
+            raise IndexError("planted")
+        return plainly(frames, limits)
+
+    monkeypatch.setattr(loop_module, "decode_message", planted)
+    with (
+        RunningLoop(LOCAL) as running,
+        dealer(running.endpoint) as bad,
+        dealer(running.endpoint) as good,
+    ):
+        ping(good)
+        bad.send_multipart([b"anything", b"else"])
+        ping(bad)  # so that what was sent before was looked at
+        ping(good)
+        ((link, doing, error),) = running.core.failures
+        assert (link > 0, doing) == (True, "receiving")
+        assert isinstance(error, IndexError)
+
+
+def test_a_number_that_no_wire_carries_costs_the_link_that_was_to_be_told_it() -> None:
+    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
+        ping(peer)
+        number = running.loop.peers.numbers()[0]
+        running.core.send(number, Pong(1 << 64))
+        ping(peer)
+        ((link, doing, error),) = running.core.failures
+        assert (link, doing) == (number, "sending")
+        assert isinstance(error, OverflowError)
+
+
+def test_an_event_with_an_error_says_where_it_arose() -> None:
+    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
+        try:
+            raise IndexError("planted")
+        except IndexError as error:
+            running.core.ready.events.append(
+                Event("internal_error", "error", {"error": error, "link": 7})
+            )
+        ping(peer)
+        (facts,) = running.log.of("internal_error")
+        assert facts["error"] == "IndexError('planted')"
+        assert "test_an_event_with_an_error" in facts["trace"]
+        assert facts["link"] == 7

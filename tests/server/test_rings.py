@@ -19,6 +19,7 @@ from malamute_py.broker.ready import (
     AppendBundle,
     Appended,
     AppendRefused,
+    BodiesRead,
     HistoryRead,
     IndexAnswer,
     IndexQuery,
@@ -27,7 +28,7 @@ from malamute_py.broker.ready import (
 from malamute_py.config import JournalSection, from_table
 from malamute_py.journal import DiskFull, Ring
 from malamute_py.journal.directory import RINGS, Journal
-from malamute_py.server.keeper import Inbox, RingEvent
+from malamute_py.server.keeper import Died, Inbox, RingEvent
 from malamute_py.server.rings import Rings, ring_settings
 from tests.server.storages import TroubledStorage, Troubles
 from tests.waiting import WAIT_S
@@ -312,3 +313,43 @@ def test_a_ring_main_that_passes_the_check_takes_the_largest_batch(tmp_path: Pat
         )
     assert ring.next_offset(9) == 6
     journal.close()
+
+
+def test_an_error_in_one_read_is_told_who_asked_and_the_reader_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planted(*_: Any, **__: Any) -> Any:
+        raise IndexError("planted")
+
+    plainly = Ring.read
+    monkeypatch.setattr(Ring, "read", planted)
+    monkeypatch.setattr(Ring, "read_batches", planted)
+    monkeypatch.setattr("malamute_py.server.rings.answer_query", planted)
+    bench.rings.read(ReadRange(MAIN, 1, 1, 0, 1, 1000))
+    bench.rings.ask(IndexQuery(MAIN, 1, 2, "find_time", {}))
+    bench.rings.read_bodies(BodiesRead(3, (0,)))
+    answers: dict[int, Any] = {}
+    events: list[RingEvent] = []
+    deadline = time.monotonic() + WAIT_S
+
+    def gather(count: int) -> None:
+        while len(answers) < count:
+            assert time.monotonic() < deadline
+            for one in bench.inbox.take():
+                assert not isinstance(one, Died)
+                if isinstance(one, RingEvent):
+                    events.append(one)
+                elif hasattr(one, "token"):
+                    answers[one.token] = one
+            time.sleep(0.01)
+
+    gather(3)
+    assert answers[1].code == answers[2].value.code == "internal"
+    assert "IndexError" in answers[3].failed
+    assert answers[3].batches == {}
+    erred = [event for event in events if event.name == "read_erred"]
+    assert sorted(event.facts["doing"] for event in erred) == ["bodies", "find_time", "read"]
+    monkeypatch.setattr(Ring, "read", plainly)
+    bench.rings.read(ReadRange(MAIN, 1, 4, 0, 1, 1000))
+    gather(4)
+    assert isinstance(answers[4], HistoryRead)

@@ -321,6 +321,9 @@ class Machine:
         for ring, stream, offset in ready.trims:
             self._trim(ring, stream, offset)
         for event in ready.events:
+            if event.name in ("internal_error", "batch_quarantined"):
+                # The core lives on, which is no reason for a run to pass.
+                raise event.facts["error"]
             self.trace.note("event", event.name, sorted(event.facts.items(), key=str))
 
     def _change_ring(self, name: str, settings: dict[str, Any]) -> None:
