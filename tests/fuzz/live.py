@@ -33,6 +33,7 @@ SETTINGS: Final = (
     "journal.segment_bytes=4194304", "journal.ring_bytes=134217728", "log.level=warning",
 )  # fmt: skip
 QUIET_S: Final = 3.0
+_SETTLE_S: Final = 2.0
 _ANSWER_S: Final = 0.0003
 _WELCOME_S: Final = 0.02
 BACK_S: Final = 60.0
@@ -236,6 +237,8 @@ def run(
                     break
                 if attack.messages % 256 == 0 and not broker.alive():
                     break
+            # What was sent last is still on its way, and its readers must be there to get it.
+            time.sleep(_SETTLE_S)
             attack.end()
             took = time.monotonic() - began
         finally:
