@@ -152,7 +152,11 @@ class Reader:
         """See Ring.read."""
         state = self._streams.states.get(stream)
         if state is None:
-            return History((), from_offset)
+            if from_offset >= end_offset or not self._streams.unseen_next:
+                return History((), from_offset)
+            # Damage took all that there was of it.
+            gap = Gap(from_offset, end_offset, "damaged", "nothing of the stream is in the ring")
+            return History((), end_offset, (gap,))
         end = min(end_offset, state.next)
         runs: list[Run] = []
         gaps: list[Gap] = []

@@ -132,8 +132,6 @@ class Scan:
         """Stream -> offsets [from, to) that nobody has and nobody gets, lest one be given twice."""
         self.doubtful_bytes = 0
         """Of what may have held control batches behind all that were found."""
-        self.unseen_next = 0
-        """A stream of which nothing was found may have had offsets up to here."""
         self.clean = False
         self.batches = 0
         closed = read_mark(storage, CLOSED_FILE, Closed)
@@ -768,7 +766,7 @@ class Scan:
         self.doubtful_bytes = self._doubtful_bytes(_CONTROLS, as_of)
         if known is not None and rows is not None:
             as_of = max(as_of, known.end_lsn)
-        self.unseen_next = skipped(self._doubtful_bytes(_UNSEEN, as_of))
+        self.streams.unseen_next = skipped(self._doubtful_bytes(_UNSEEN, as_of))
 
     def _doubtful_bytes(self, stream: int, as_of_lsn: int) -> int:
         """Bytes behind all that is known of a stream, of which nothing is known."""

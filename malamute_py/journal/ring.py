@@ -707,5 +707,5 @@ def _recovery(scan: Scan, rewritten: tuple[str, ...], restored: Sequence[Unknown
         restored=(*restored, *cut),
         skipped=scan.skipped,
         doubtful_bytes=scan.doubtful_bytes,
-        unseen_next=scan.unseen_next,
+        unseen_next=scan.streams.unseen_next,
     )

@@ -51,6 +51,8 @@ class StreamTable:
         self._floors = threading.Lock()
         self._epochs_max = epochs_max
         self.states: dict[int, StreamState] = {}
+        self.unseen_next = 0
+        """A stream of which damage left nothing goes on here; 0: there was no such damage."""
 
     def state(self, number: int) -> StreamState:
         """The stream's state, made when it is new."""
@@ -64,7 +66,8 @@ class StreamTable:
         if epoch > state.last_epoch:
             self._note_epoch(state, epoch, base)
         if state.kept < 0:
-            state.kept = base
+            # Of a stream of which nothing was found, what lies before is lost and not retired.
+            state.kept = 0 if 0 < self.unseen_next <= base else base
         if after > state.next:
             state.next = after
         state.held_bytes += size
