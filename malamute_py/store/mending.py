@@ -10,6 +10,7 @@ Source: journal/FORMAT.md, section 14.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ from malamute_py.journal.directory import (
     find_epoch,
     find_identity,
 )
+from malamute_py.journal.errors import NotAFile
 from malamute_py.journal.inspect import all_names, scan_ring
 from malamute_py.journal.layout import (
     CLOSED_FILE,
@@ -64,12 +66,13 @@ from malamute_py.store.loading import check as check_tables
 from malamute_py.store.opening import Log, open_store
 from malamute_py.store.reading import CHANGE_STREAM, MAIL_STREAM
 from malamute_py.store.rebuilding import accept, rebuild
-from malamute_py.store.snapshot import MAIN, made_whole
+from malamute_py.store.snapshot import MAIN, made_whole, regular, sync_all
 
 _EPOCHS: Final = 1 << 10
 """Epochs between the original's and the copy's: the original may have been begun again since."""
 _NUMBERS_SHIFT: Final = 32
 _LOCK_WAIT_S: Final = 30.0
+_PIECE_BYTES: Final = 4 << 20
 
 Progress = Callable[[int, str], None]
 """(bytes done so far, of what)."""
@@ -134,6 +137,7 @@ def mend(directory: Path, target: Path, *, progress: Progress = lambda done, wha
             mended = _mend(source, made, progress)
         except JournalError as error:
             raise CannotMend(f"{directory} cannot be repaired: {error}") from error
+        sync_all(made)
         mended.directory = str(target)
         return mended
 
@@ -451,17 +455,24 @@ def _rebuild(
 
 
 def _copy_tables(directory: Path, made: Path) -> str:
-    """Copy the tables; returns what is wrong with them, "" when nothing is."""
-    path = directory / DATABASE
+    """Copy the tables; returns what is wrong with them, "" when nothing is.
+
+    With their WAL, and opened only where they are copied to: SQLite writes beside what it reads.
+    """
+    names = (DATABASE, f"{DATABASE}-wal")
     try:
-        with (
-            contextlib.closing(connect(path, read_only=True)) as source,
-            contextlib.closing(sqlite3.connect(made / DATABASE, isolation_level=None)) as copy,
-        ):
-            source.backup(copy)
-            check_tables(copy, whole=True)
-            position_of(copy)
-    except (sqlite3.Error, StoreError) as error:
-        (made / DATABASE).unlink(missing_ok=True)
+        for name in names:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                regular(directory / name) as data,
+                (made / name).open("xb") as copy,
+            ):
+                shutil.copyfileobj(data, copy, _PIECE_BYTES)
+        with contextlib.closing(connect(made / DATABASE)) as tables:
+            check_tables(tables, whole=True)
+            position_of(tables)
+    except (sqlite3.Error, StoreError, NotAFile) as error:
+        for name in names:
+            (made / name).unlink(missing_ok=True)
         return str(error)
     return ""

@@ -171,7 +171,7 @@ def take(
         manifest.files = dict(_sums(made / CONTENT))
         data = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
         (made / MANIFEST).write_bytes(data)
-        _sync_all(made)
+        sync_all(made)
     return manifest
 
 
@@ -305,7 +305,7 @@ class _RingCopy:
 
     def _header_number(self, name: str) -> int | None:
         try:
-            with _regular(self._from / name) as file:
+            with regular(self._from / name) as file:
                 header = read_segment_header(file.read(SEGMENT_HEADER_BYTES))
         except FileNotFoundError:
             return None
@@ -370,7 +370,7 @@ class _RingCopy:
     def _piece(self, number: int, begin: int, stop: int) -> None:
         name = segment_name(number)
         try:
-            source = _regular(self._from / name)
+            source = regular(self._from / name)
         except FileNotFoundError:
             raise _Lapped from None
         with source, (self._to / name).open("r+b" if begin else "w+b") as copy:
@@ -468,7 +468,7 @@ def _belongs(name: str) -> bool:
 
 def _manifest(snapshot: Path) -> Manifest:
     try:
-        with _regular(snapshot / MANIFEST) as file:
+        with regular(snapshot / MANIFEST) as file:
             data = file.read()
     except FileNotFoundError:
         raise SnapshotFailed(f"{snapshot} is no snapshot: it has no {MANIFEST}") from None
@@ -562,13 +562,13 @@ def restore(snapshot: Path, target: Path, *, progress: Progress = _nobody) -> Ma
         last = read_epoch(storage, identity)
         raised = Epoch(identity.uuid, last.epoch + EPOCH_LEAP, last.openings)
         replace_file(storage, EPOCH_FILE, pack_file(raised))
-        _sync_all(made)
+        sync_all(made)
     return manifest
 
 
 def _copy_allocated(source: Path, to: Path, size: int) -> None:
     """Copy a file to one whose space is its own: a full disk refuses now, not amid an append."""
-    with _regular(source) as data, to.open("xb") as copy:
+    with regular(source) as data, to.open("xb") as copy:
         if size:
             os.posix_fallocate(copy.fileno(), 0, size)
         shutil.copyfileobj(data, copy, _PIECE_BYTES)
@@ -577,14 +577,14 @@ def _copy_allocated(source: Path, to: Path, size: int) -> None:
 # --- files ---------------------------------------------------------------------------------
 
 
-def _regular(path: Path) -> FileIO:
+def regular(path: Path) -> FileIO:
     """A file for reading; no link is followed. Raises NotAFile, OSError."""
     return FileIO(open_regular(path, os.O_RDONLY), "rb")
 
 
 def _copy_small(source: Path, to: Path) -> None:
     """Copy a file; nothing happens when there is none. Raises NotAFile, OSError."""
-    with contextlib.suppress(FileNotFoundError), _regular(source) as data:
+    with contextlib.suppress(FileNotFoundError), regular(source) as data:
         to.write_bytes(data.read())
 
 
@@ -596,14 +596,14 @@ def _sums(content: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 def _sum(path: Path) -> tuple[int, int]:
     crc = size = 0
-    with _regular(path) as file:
+    with regular(path) as file:
         while data := file.read(_PIECE_BYTES):
             crc = google_crc32c.extend(crc, data)
             size += len(data)
     return size, crc
 
 
-def _sync_all(directory: Path) -> None:
+def sync_all(directory: Path) -> None:
     """Make all of it durable, and readable for nobody else."""
     for path in [directory, *directory.rglob("*")]:
         if path.is_dir():

@@ -181,8 +181,12 @@ def served(directory: Path, stream: str) -> list[bytes]:
 @pytest.mark.slow
 def test_the_command_says_by_its_code_what_became_of_it(tmp_path: Path) -> None:
     fill(tmp_path / "data")
+    before = tree(tmp_path / "data")
     whole = run_cli("journal", "repair", str(tmp_path / "data"), str(tmp_path / "same"))
     assert whole.code == 0
+    assert tree(tmp_path / "data") == before
+    for path in (tmp_path / "same").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
     assert whole.json["whole"] is True
     assert whole.json["queues"] == "copied"
     assert len(served(tmp_path / "same", "orders")) == 20
@@ -199,8 +203,10 @@ def test_the_command_says_by_its_code_what_became_of_it(tmp_path: Path) -> None:
     data = bytearray(segment.read_bytes())
     data[data.index(b"own 7")] ^= 1
     segment.write_bytes(data)
+    before = tree(tmp_path / "data")
     lossy = run_cli("journal", "repair", str(tmp_path / "data"), str(tmp_path / "new"))
     assert lossy.code == 5
+    assert tree(tmp_path / "data") == before
     table = lossy.json
     assert [(each["stream"], each["from"], each["to"]) for each in table["lost"]] == [("own", 7, 8)]
     assert (table["queues"], table["queues_lost"]) == ("rebuilt", "")
