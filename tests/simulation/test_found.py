@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from malamute_py.journal.ring import Ring
-from malamute_py.journal.types import Append, RingSettings
+from malamute_py.journal.types import Append, History, RingSettings
 from tests.simulation.disk import CrashNow, Disk
 from tests.simulation.faults import find_batch
 from tests.simulation.model import Violation
@@ -76,7 +76,13 @@ def test_a_ring_need_not_know_a_stream_of_which_a_recovery_found_nothing_but_dam
     run = RingRun(0)
     run.ring = ring = opened(disk, 2)
     assert list(ring.streams()) == [2]
-    run.judge(run.model.log("", 1), ring.read(1, 0, 1, 1 << 20), 0, 1, "")
+    history = ring.read(1, 0, 1, 1 << 20)
+    assert [(gap.from_offset, gap.to_offset, gap.code) for gap in history.gaps] == [
+        (0, 1, "damaged")
+    ]
+    assert history.next == 1
+    run.judge(run.model.log("", 1), history, 0, 1, "")
+    run.judge(run.model.log("", 1), History((), 0), 0, 1, "")
     # Of one that it knows a read must come further.
     with pytest.raises(Violation, match="came to 0"):
-        run.judge(run.model.log("", 2), ring.read(1, 0, 1, 1 << 20), 0, 1, "")
+        run.judge(run.model.log("", 2), History((), 0), 0, 1, "")
