@@ -58,8 +58,9 @@ What it prints is the reply. Its exit code decides:
              request goes to the dead letters: `mailbox peek SERVICE.dead`
 
 In a pipe a line is printed for each: number, outcome (done, failed, returned, gone),
-milliseconds, reason. Ctrl-C or SIGTERM ends it: what runs gets SIGTERM, and what is not
-done goes back to the queue."""
+milliseconds, reason. Ctrl-C or SIGTERM ends it: runs come to their end, nothing else is
+begun. A second one stops the runs with SIGTERM, a third with SIGKILL; their requests go back
+to the queue, and that counts as no attempt."""
 
 TEMPFAIL: Final = 75
 _PATTERN_HELP: Final = "Only subjects like this: a.*.#, prefix:a., regex:^a; or fields:k=v."
@@ -97,7 +98,7 @@ def work(
         str | None, typer.Option(metavar="DURATION", help="Of one run; then it has failed.")
     ] = None,
     delay: Annotated[
-        str, typer.Option(metavar="DURATION", help="Of what is given back with exit code 75.")
+        str, typer.Option(metavar="DURATION", help="Of what ends with exit code 75; doubles.")
     ] = "1s",
     grace: Annotated[
         str, typer.Option(metavar="DURATION", help="Between SIGTERM and SIGKILL.")
@@ -184,7 +185,10 @@ class _Crew:
         self._lines = as_json or not output.on_terminal()
         welcome = client.welcome
         self._reply_bytes_max = welcome.record_bytes_max if welcome is not None else 1 << 20
+        self._ending = threading.Event()
+        """No request is begun any more."""
         self._stopping = threading.Event()
+        """The runs are stopped."""
         self._lock = threading.Lock()
         self._running: dict[int, tuple[SyncRequest, float]] = {}
         self._counts = {"done": 0, "failed": 0, "returned": 0, "gone": 0}
@@ -204,8 +208,10 @@ class _Crew:
             for thread in threads:
                 thread.join(_TURN_S / concurrency)
             if self._told:
-                self._stopping.set()
+                self._ending.set()
             if len(self._told) > 1:
+                self._stopping.set()
+            if len(self._told) > 2:
                 self._grace_s = 0.0
             self._show()
             if time.monotonic() - asked_at >= _ASK_EVERY_S:
@@ -244,13 +250,14 @@ class _Crew:
 
     def _take_all(self) -> None:
         try:
-            while not self._stopping.is_set() and self._one_more():
+            while not self._ending.is_set() and self._one_more():
                 request = self._next()
                 if request is None:
                     return
                 self._handle(request)
         except BaseException as error:  # noqa: BLE001 - raised again by the main thread
             self.error = self.error or error
+            self._ending.set()
             self._stopping.set()
 
     def _one_more(self) -> bool:
@@ -261,7 +268,7 @@ class _Crew:
             return self._left >= 0
 
     def _next(self) -> SyncRequest | None:
-        while not self._stopping.is_set():
+        while not self._ending.is_set():
             try:
                 return self._worker.next(_TAKE_MS)
             except Timeout:
@@ -315,9 +322,12 @@ class _Crew:
             return self._failed(request, f"its reply is larger than {most}; --lines sends parts")
         if ran.code == 0:
             return self._done(request, ran.output, replies)
-        if ran.code == TEMPFAIL or ran.stopped == _SHUTDOWN:
-            # Not at once: at the end it would be handed to us again.
-            kept = request.give_back(self._delay_ms, wait=True)
+        if ran.stopped == _SHUTDOWN:
+            # Not now: it would be handed to us again. What is in hand is released at the end.
+            return "returned", ran.last_words
+        if ran.code == TEMPFAIL:
+            pause_ms = request.retry_ms(self._delay_ms)
+            kept = request.give_back(pause_ms, reason=ran.last_words[:_REASON_MAX], wait=True)
             return ("returned" if kept else "gone"), ran.last_words
         return self._failed(request, ran.last_words or _ending(ran.code))
 
@@ -451,7 +461,7 @@ def _variables(request: SyncRequest) -> dict[str, str]:
 
 @contextmanager
 def _signals(told: list[int]) -> Iterator[None]:
-    """SIGINT and SIGTERM are noted, and do nothing else: one ends in order, two at once."""
+    """Note SIGINT and SIGTERM, and do nothing else: one drains, two stop the runs, three kill."""
 
     def handle(number: int, frame: Any) -> None:
         told.append(number)

@@ -176,11 +176,23 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         if self._session.error is not None:
             raise self._session.error
 
-    async def close(self, *, flush_ms: int = FLUSH_MS) -> None:
+    async def close(
+        self, *, drain: bool = False, drain_ms: int | None = None, flush_ms: int = FLUSH_MS
+    ) -> None:
         """Wait for what is unconfirmed, at most flush_ms, and end the link; may be repeated.
 
-        What was not confirmed by then fails with ConnectionLost.
+        What was not confirmed by then fails with ConnectionLost. Requests in hand that are not
+        finished go to other workers. drain: workers begin nothing more, and close() waits first
+        until they have finished what they have begun, drain_ms at most (None: as long as it
+        takes).
         """
+        workings = self._session.workings
+        if drain and self._session.state is not State.CLOSED:
+            workings.drain_all()
+            with contextlib.suppress(MalamuteError):
+                await self.flush(drain_ms)
+        if flush_ms:
+            workings.close_all()
         if self._session.state is not State.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import signal
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -38,6 +39,7 @@ from malamute_py.client.work import (
     CREDIT_BYTES,
     FAILED,
     RECEIVED,
+    RELEASED,
     RENEWED,
     RETURNED,
     Job,
@@ -112,7 +114,9 @@ class WorkVerbs(AsyncVerbs):
         values are replies, and its end completes the request. A handler that is no coroutine
         function runs in one of `concurrency` threads. What it raises: on_error="fail" moves the
         request to the service's dead letters with the exception as the reason, "give_back"
-        returns it to the queue for after delay_ms. The rest as worker(). Raises as worker().
+        returns it to the queue for after delay_ms, which doubles with each attempt (0: the
+        service's back-off); after the last attempt the exception is in the dead letter, too. The
+        rest as worker(). Raises as worker().
         """
         offered = make_offered(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
@@ -125,17 +129,21 @@ class WorkVerbs(AsyncVerbs):
 
         return register
 
-    async def run(self) -> None:
+    async def run(self, *, signals: bool = False) -> None:
         """Run the registered handlers until the client is closed or this call is cancelled.
 
-        Then what was not begun is given back, and what a cancelled handler had in hand too; a
-        handler in a thread cannot be cancelled, and what it returns then is dropped.
+        Then requests that were not begun, and those of cancelled handlers, go back to the queue,
+        and that counts as no attempt; a handler in a thread cannot be cancelled, and what it
+        returns then is dropped. close(drain=True) lets handlers end first.
+        signals: SIGTERM and SIGINT (Ctrl-C) drain: handlers that run come to their end, no other
+        request is begun, and run() returns. A second signal cancels the handlers.
         Raises LocalProtocolError when there are none, the broker's refusal of an offer, or
         what ended the session.
         """
         if not self._served:
             raise LocalProtocolError("bad_setting", "no handler is registered: use @client.serve")
-        await _together(self._run_one(served) for served in self._served)
+        with _drain_on_signals(self._link) if signals else nullcontext():
+            await _together(self._run_one(served) for served in self._served)
 
     async def _run_one(self, served: Served) -> None:
         async with Worker(self._link, served.offered) as worker:
@@ -196,10 +204,25 @@ class Request(Job):
         return await self._end(FAILED, wait, timeout_ms, reason=reason)
 
     async def give_back(
-        self, delay_ms: int = 0, *, wait: bool = False, timeout_ms: Wait = "default"
+        self,
+        delay_ms: int = 0,
+        *,
+        reason: str = "",
+        wait: bool = False,
+        timeout_ms: Wait = "default",
     ) -> bool:
-        """Back into the queue, for any worker, after so many milliseconds; see complete()."""
-        return await self._end(RETURNED, wait, timeout_ms, again_ms=delay_ms)
+        """Back into the queue, for any worker, after so many milliseconds; see complete().
+
+        reason: the dead letter repeats it, should this have been the last attempt.
+        """
+        return await self._end(RETURNED, wait, timeout_ms, again_ms=delay_ms, reason=reason)
+
+    async def release(self, *, wait: bool = False, timeout_ms: Wait = "default") -> bool:
+        """Back into the queue at once, for any worker; it counts as no attempt. See complete().
+
+        For a worker that stops, not for a request that cannot be done: that one would never end.
+        """
+        return await self._end(RELEASED, wait, timeout_ms)
 
     async def received(self, timeout_ms: Wait = "default") -> bool:
         """Tell the broker that it has arrived; who asks for the service's facts sees it."""
@@ -303,7 +326,7 @@ class Worker:
                 return request
             if offering.error is not None:
                 raise offering.error
-            if offering.ended or offering.closing:
+            if offering.ended or offering.closing or offering.draining:
                 return None
             await self._waker.wait()
 
@@ -357,7 +380,7 @@ class Worker:
                 # It ends its request and nothing else, unless it is we who are cancelled.
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
-                    self._finish(request, RETURNED, 0, "")
+                    self._finish(request, RELEASED, 0, "")
                     raise
                 if self._offering.ended or request.lost:
                     # Somebody else has it, or will: it is not ours to fail.
@@ -365,9 +388,11 @@ class Worker:
                     self._offering.drop(request)
                     continue
                 LOG.warning("the handler of %r failed", request, exc_info=True)
-                state = FAILED if on_error == "fail" else RETURNED
                 reason = f"{type(error).__name__}: {error}"
-                self._finish(request, state, delay_ms, reason if on_error == "fail" else "")
+                if on_error == "fail":
+                    self._finish(request, FAILED, 0, reason)
+                else:
+                    self._finish(request, RETURNED, request.retry_ms(delay_ms), reason)
             finally:
                 request.running = False
                 if request.lost:
@@ -389,13 +414,26 @@ class Worker:
             self._link.session.workings.end(request, state, again_ms=again_ms, reason=reason)
             self._link.wake_up()
 
-    async def close(self, *, wait_ms: int = _CLOSE_MS) -> None:
-        """Give back what is not finished, and end the offer once the broker has confirmed that.
+    async def close(
+        self, *, drain: bool = False, drain_ms: int | None = None, wait_ms: int = _CLOSE_MS
+    ) -> None:
+        """Release what is not finished, and end the offer once the broker has confirmed that.
 
-        wait_ms: at most so long; then the broker does it by itself, when the link ends.
+        What is released goes to other workers, and that counts as no attempt. drain: begin
+        nothing more, and wait first until what was begun is finished, drain_ms at most (None: as
+        long as it takes). wait_ms: how long the broker's confirmation may take; then the broker
+        does it by itself, when the link ends.
         """
         self._finalizer.detach()
         offering, link = self._offering, self._link
+        if drain and not offering.ended:
+            link.session.workings.drain(offering)
+            link.wake_up()
+            self._waker.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if drain_ms is None else drain_ms / 1000):
+                    while offering.in_hand and not offering.ended:
+                        await self._waker.wait()
         if not offering.ended:
             link.session.workings.close(offering)
             link.wake_up()
@@ -434,7 +472,8 @@ class _Waker:
     def set(self) -> None:
         """Something arrived, or nothing will any more."""
         offering = self._offering
-        everybody = offering.ended or offering.closing or not offering.in_hand
+        over = offering.ended or offering.closing or offering.draining
+        everybody = over or not offering.in_hand
         self._wake(len(self._waiting) if everybody else 1)
 
     def wake_another(self) -> None:
@@ -469,6 +508,34 @@ class _Waker:
         finally:
             if future.done() and not future.cancelled():
                 self._woken -= 1
+
+
+@contextmanager
+def _drain_on_signals(link: LoopLink) -> Iterator[None]:
+    """Drain the client's offers at the first SIGTERM or SIGINT, cancel this task at the second."""
+    loop, task = link.loop, asyncio.current_task()
+    assert task is not None
+    told: list[int] = []
+
+    def heard(number: int) -> None:
+        told.append(number)
+        if len(told) > 1:
+            task.cancel()
+            return
+        LOG.info("%s: the worker begins nothing more", signal.Signals(number).name)
+        link.session.workings.drain_all()
+        link.wake_up()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        loop.add_signal_handler(number, heard, number)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 async def _together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import signal
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -36,6 +37,7 @@ from malamute_py.client.work import (
     CREDIT_BYTES,
     FAILED,
     RECEIVED,
+    RELEASED,
     RENEWED,
     RETURNED,
     Job,
@@ -126,17 +128,22 @@ class SyncWorkVerbs(SyncVerbs):
 
         return register
 
-    def run(self) -> None:
+    def run(self, *, signals: bool = False) -> None:
         """Run the registered handlers until the client is closed, or an interrupt.
 
-        Then what is not finished is given back. Handlers that run are waited for, unless it was
-        an interrupt; what they return then is dropped.
+        Then requests that are not finished go back to the queue, and that counts as no attempt.
+        run() waits for handlers that run, unless it was an interrupt; what they return then is
+        dropped. close(drain=True) lets them finish first.
+        signals: SIGTERM and SIGINT (Ctrl-C) drain: handlers that run come to their end, no other
+        request is begun, and run() returns. A second signal interrupts. Only in the main thread.
         Raises LocalProtocolError when there are none, the broker's refusal of an offer, or
         what ended the session.
         """
         if not self._served:
             raise LocalProtocolError("bad_setting", "no handler is registered: use @client.serve")
         with contextlib.ExitStack() as stack:
+            if signals:
+                stack.enter_context(_drain_on_signals(self._link))
             runs = []
             for served in self._served:
                 worker = stack.enter_context(SyncWorker(self._link, served.offered, None))
@@ -204,10 +211,25 @@ class SyncRequest(Job):
         return self._end(FAILED, wait, timeout_ms, reason=reason)
 
     def give_back(
-        self, delay_ms: int = 0, *, wait: bool = False, timeout_ms: Wait = "default"
+        self,
+        delay_ms: int = 0,
+        *,
+        reason: str = "",
+        wait: bool = False,
+        timeout_ms: Wait = "default",
     ) -> bool:
-        """Back into the queue, for any worker, after so many milliseconds; see complete()."""
-        return self._end(RETURNED, wait, timeout_ms, again_ms=delay_ms)
+        """Back into the queue, for any worker, after so many milliseconds; see complete().
+
+        reason: the dead letter repeats it, should this have been the last attempt.
+        """
+        return self._end(RETURNED, wait, timeout_ms, again_ms=delay_ms, reason=reason)
+
+    def release(self, *, wait: bool = False, timeout_ms: Wait = "default") -> bool:
+        """Back into the queue at once, for any worker; it counts as no attempt. See complete().
+
+        For a worker that stops, not for a request that cannot be done: that one would never end.
+        """
+        return self._end(RELEASED, wait, timeout_ms)
 
     def received(self, timeout_ms: Wait = "default") -> bool:
         """Tell the broker that it has arrived; who asks for the service's facts sees it."""
@@ -298,7 +320,7 @@ class SyncWorker:
             request = offering.take()
             if request is not None:
                 found.append(request)
-            return bool(found) or offering.ended or offering.closing
+            return bool(found) or offering.ended or offering.closing or offering.draining
 
         with link.lock:
             link.wait_for(ready, timeout_ms, NOTHING, "request")
@@ -342,16 +364,29 @@ class SyncWorker:
         """Start the threads that run a handler; they end with the worker."""
         return HandlerRun(self, handler, on_error, delay_ms)
 
-    def close(self, *, wait_ms: int = _CLOSE_MS) -> None:
-        """Give back what is not finished, and end the offer once the broker has confirmed that.
+    def close(
+        self, *, drain: bool = False, drain_ms: int | None = None, wait_ms: int = _CLOSE_MS
+    ) -> None:
+        """Release what is not finished, and end the offer once the broker has confirmed that.
 
-        wait_ms: at most so long; then the broker does it by itself, when the link ends.
+        What is released goes to other workers, and that counts as no attempt. drain: begin
+        nothing more, and wait first until what was begun is finished, drain_ms at most (None: as
+        long as it takes). wait_ms: how long the broker's confirmation may take; then the broker
+        does it by itself, when the link ends.
         """
         self._finalizer.detach()
         offering, link = self._offering, self._link
         with link.lock:
             if offering.ended:
                 return
+            if drain:
+                link.session.workings.drain(offering)
+                link.wake_up()
+                link.tell()
+                with contextlib.suppress(Timeout):
+                    link.wait_for(
+                        lambda: not offering.in_hand or offering.ended, drain_ms, ACKED, "the end"
+                    )
             link.session.workings.close(offering)
             link.wake_up()
             link.tell()
@@ -464,7 +499,10 @@ class HandlerRun:
             if self._on_error == "fail":
                 self._finish(request, FAILED, reason=f"{type(error).__name__}: {error}")
             else:
-                self._finish(request, RETURNED, again_ms=self._delay_ms)
+                self._finish(
+                    request, RETURNED, again_ms=request.retry_ms(self._delay_ms),
+                    reason=f"{type(error).__name__}: {error}",
+                )  # fmt: skip
 
     def _answer(self, request: SyncRequest, result: Any) -> None:
         if result is None:
@@ -485,6 +523,34 @@ class HandlerRun:
             if not request.offering.ended:
                 request.offering.workings.end(request, state, **more)
                 link.wake_up()
+
+
+@contextlib.contextmanager
+def _drain_on_signals(link: ThreadLink) -> Iterator[None]:
+    """Drain the client's offers at the first SIGTERM or SIGINT, interrupt at the second."""
+
+    def drain() -> None:
+        with link.lock:
+            link.session.workings.drain_all()
+            link.wake_up()
+            link.tell()
+
+    told: list[int] = []
+
+    def heard(number: int, frame: object) -> None:
+        told.append(number)
+        if len(told) > 1:
+            raise KeyboardInterrupt
+        # In a thread: the signal may have come while this one changes what the lock protects.
+        threading.Thread(target=drain, name="malamute-drain", daemon=True).start()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, heard) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def wait_for_room(link: ThreadLink, wait: Wait) -> None:

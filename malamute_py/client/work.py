@@ -64,6 +64,7 @@ RENEWED: Final = int(WorkState.RENEWED)
 COMPLETED: Final = int(WorkState.COMPLETED)
 FAILED: Final = int(WorkState.FAILED)
 RETURNED: Final = int(WorkState.RETURNED)
+RELEASED: Final = int(WorkState.RELEASED)
 CREDIT_BYTES: Final = 64 << 20
 ON_ERROR: Final = ("fail", "give_back")
 """What becomes of a request whose handler raised."""
@@ -71,6 +72,8 @@ _STORED: Final = int(Level.STORED)
 """Enough for what ends a request: lost in a power failure, it is handed out once more."""
 _RENEWALS: Final = 3
 """How often a lease is renewed within its time."""
+RETRY_MAX_MS: Final = 600_000
+"""The longest delay that doubling reaches when handlers give a request back again and again."""
 _ANSWERS_MAX: Final = 1024
 """Answers that came too late and are kept, should the request be handed to us once more."""
 
@@ -222,6 +225,15 @@ class Job:
         """How often it was handed out, this time included; kept by the broker over restarts."""
         return self._of.attempts
 
+    def retry_ms(self, delay_ms: int) -> int:
+        """Milliseconds before the request may be handed out again when its handler gives it back.
+
+        The delay doubles with each attempt, up to RETRY_MAX_MS, or the delay itself if longer.
+        0: the service's own back-off.
+        """
+        doubled = delay_ms << min(max(0, self.attempts - 1), 30)
+        return max(delay_ms, min(doubled, RETRY_MAX_MS))
+
     @property
     def deadline_ms(self) -> int:
         """When it is given up, by the broker's clock in milliseconds since 1970; 0: never."""
@@ -371,9 +383,11 @@ class Offering(Opened):
         """Replies cannot be steps: the service is in memory."""
         self.in_memory = False
         """The service is in memory: nothing of it can be confirmed as stored."""
+        self.draining = False
+        """The worker takes no more requests; those that it has begun go on."""
         self.closing = False
         self.begun: list[int] = []
-        """Of what the broker takes back at the end, what was an attempt."""
+        """Requests that were begun and not finished when the offer was closed."""
         self.renew_at_ms = 0
         """0: nothing to renew."""
         self._kind = kind
@@ -641,7 +655,7 @@ class Offering(Opened):
         return Credit(self.number, self._granted_records, self._granted_bytes)
 
     def _credit_limits(self) -> tuple[int, int]:
-        if self.closing:
+        if self.draining or self.closing:
             return self._received_records, self._received_bytes
         return (
             self._received_records + max(0, self.asked.concurrency - self.unfinished),
@@ -688,6 +702,8 @@ class Offering(Opened):
             self.workings.hold(self)
         if self.closing:
             self.workings.close(self)
+        elif self.draining:
+            self.workings.drain(self)
 
     def _cannot_read(self, ranges: list[Range], error: BatchError) -> None:
         """Requests that no worker can read: dead letters, by name, instead of one worker's end."""
@@ -766,8 +782,10 @@ class Workings:
         self._offerings: dict[Offering, None] = {}
         self._holding: Final[dict[Offering, None]] = {}
         """Those with something in hand, whose leases are renewed."""
+        self._draining: Final[dict[Offering, None]] = {}
+        """Those that take no more requests and have some in hand."""
         self._closing: Final[dict[Offering, None]] = {}
-        self.queues: Final = (self._holding, self._closing, *self.acks.queues)
+        self.queues: Final = (self._holding, self._draining, self._closing, *self.acks.queues)
         """What take() goes by: while all of them are empty, it has nothing to do."""
         self._lanes: dict[Any, Lane] = {}
         outbox.homes.append(self._lanes)
@@ -923,18 +941,44 @@ class Workings:
         self.acks.add(offering, Form(state, 0), [(number, number + 1)], token)
         return True
 
+    def drain(self, offering: Offering) -> None:
+        """Take no more requests, and release those that were not begun."""
+        if offering.ended or offering.closing:
+            return
+        offering.draining = True
+        waiting = list(offering.queue)
+        offering.queue.clear()
+        for request in waiting:
+            if not request.lost:
+                self.end(request, RELEASED)
+        if offering.in_hand:
+            self._draining[offering] = None
+        self.arrived(offering)
+
+    def drain_all(self) -> None:
+        """Drain every offer."""
+        for offering in list(self._offerings):
+            self.drain(offering)
+
+    def close_all(self) -> None:
+        """Close every offer."""
+        for offering in list(self._offerings):
+            self.close(offering)
+
     def close(self, offering: Offering) -> None:
         """End the offer once every answer is confirmed; the broker takes back what has none.
 
-        What was begun is said to have been received, and so counts as an attempt.
+        What was begun is released: that the worker stops is no attempt.
         """
         if offering.ended:
             return
         offering.closing = True
+        self._draining.pop(offering, None)
         offering.queue.clear()
         for request in list(offering.in_hand.values()):
             if not request.finished:
-                # Not RETURNED: with credit left, it might be handed to this offer once more.
+                # With UNSUBSCRIBE, not now: with credit left, it might be handed to this offer
+                # once more.
                 if request.begun and not request.lost:
                     offering.begun.append(request.number)
                 offering.finish(request)
@@ -949,6 +993,7 @@ class Workings:
         """An offer ended."""
         self._offerings.pop(offering, None)
         self._holding.pop(offering, None)
+        self._draining.pop(offering, None)
         self._closing.pop(offering, None)
         error = offering.error or ConnectionLost("the worker is closed")
         self.acks.forget(offering, error)
@@ -967,8 +1012,8 @@ class Workings:
 
     @property
     def idle(self) -> bool:
-        """Everything that was said is confirmed."""
-        return self.acks.idle
+        """Everything that was said is confirmed, and no offer drains or is being closed."""
+        return self.acks.idle and not self._draining and not self._closing
 
     @property
     def unanswered(self) -> int:
@@ -1012,12 +1057,16 @@ class Workings:
                 self.acks.add(offering, Form(RENEWED, 0), [(n, n + 1) for n in numbers])
                 offering.renew_at_ms = now_ms + offering.next_renewal_ms()
         self.acks.take(now_ms, out)
+        for offering in list(self._draining):
+            if not offering.in_hand:
+                del self._draining[offering]
+                self.arrived(offering)
         for offering in list(self._closing):
             if not offering.in_hand and not offering.ending:
                 offering.ending = True
                 for number in offering.begun:
                     # Each by itself: of several at once all would be refused with one.
-                    out.put(AckWork(offering.number, [(number, number + 1)], RECEIVED), None)
+                    out.put(AckWork(offering.number, [(number, number + 1)], RELEASED), None)
                 out.put(Unsubscribe(offering.number), None)
         return True
 

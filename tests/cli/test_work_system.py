@@ -38,7 +38,7 @@ def quoted(path: Path) -> str:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_run_and_its_request_goes_back(
+def test_two_signals_stop_the_run_and_its_request_goes_back_as_no_attempt(
     at: tuple[str, str], tmp_path: Path, number: int, code: int
 ) -> None:
     service = f"stopped-{number}"
@@ -49,25 +49,58 @@ def test_a_signal_ends_the_run_and_its_request_goes_back(
     while not begun.exists() or not begun.read_text().strip():
         assert worker.poll() is None
     worker.send_signal(number)
+    time.sleep(0.5)  # twice the worker's look at its signals: two at once would be one
+    assert worker.poll() is None
+    assert not told.exists()
+    worker.send_signal(number)
     ended, out, err = end(worker)
     assert ended == code, err
     (row,) = [line.split("\t") for line in out.splitlines()]
     assert row[1] == "returned"
     assert told.exists()
     facts = json.loads(run("service", "info", service, "--json", *at).stdout)
-    assert facts["waiting"] + facts["delayed"] == 1
-    assert facts["held"] == facts["dead"] == 0
+    assert facts["waiting"] == 1
+    assert facts["held"] == facts["dead"] == facts["delayed"] == 0
+    assert facts["attempts"] == {"0": 1}
 
 
-def test_a_second_signal_does_not_wait_for_the_run(at: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_lets_what_runs_come_to_its_end_and_begins_nothing_more(
+    at: tuple[str, str], tmp_path: Path, number: int, code: int
+) -> None:
+    service = f"drained-{number}"
+    for body in ("x", "y"):
+        run("request", service, body, "--reply-to", f"{service}.answers", *at)
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    script = f"cat; echo $$ > {quoted(begun)}; while [ ! -e {quoted(go)} ]; do sleep 0.05; done"
+    worker = start("work", service, *at, "--", "sh", "-c", script)
+    while not begun.exists() or not begun.read_text().strip():
+        assert worker.poll() is None
+    worker.send_signal(number)
+    time.sleep(0.5)
+    go.touch()
+    ended, out, err = end(worker)
+    assert ended == code, err
+    assert [line.split("\t")[1] for line in out.splitlines()] == ["done"]
+    answers = run("inbox", f"{service}.answers", "--until-empty", "--bodies-only", *at)
+    assert answers.stdout == "x\n"
+    facts = json.loads(run("service", "info", service, "--json", *at).stdout)
+    assert (facts["waiting"], facts["attempts"]) == (1, {"0": 1})
+
+
+def test_a_third_signal_does_not_wait_for_the_run(at: tuple[str, str], tmp_path: Path) -> None:
     run("request", "stubborn", "x", "--reply-to", "desk", *at)
     begun, told = tmp_path / "begun", tmp_path / "told"
     script = MARKED.replace("; exit 1", "").format(told=quoted(told), begun=quoted(begun))
     worker = start("work", "stubborn", "--grace", "1h", *at, "--", "sh", "-c", script)
-    for mark in (begun, told):
-        while not mark.exists():
-            assert worker.poll() is None
-        worker.send_signal(signal.SIGTERM)
+    while not begun.exists():
+        assert worker.poll() is None
+    worker.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    worker.send_signal(signal.SIGTERM)
+    while not told.exists():
+        assert worker.poll() is None
+    worker.send_signal(signal.SIGTERM)
     ended, out, err = end(worker)
     assert ended == 0, err
     assert out.split("\t")[1] == "returned"
