@@ -654,15 +654,16 @@ def test_a_service_in_memory_gets_plain_replies() -> None:
     assert plain.tracker
 
 
-def test_closing_says_of_what_was_begun_that_it_was_an_attempt() -> None:
+def test_closing_releases_what_was_begun_as_no_attempt() -> None:
     script = opened()
     offering = working(script)
     begun = offering.take()
     assert begun is not None
     script.session.workings.close(offering)
-    received, end = (one for one in script.step() if isinstance(one, c.AckWork | c.Unsubscribe))
-    assert isinstance(received, c.AckWork)
-    assert (received.state, received.ranges) == (1, [(begun.number, begun.number + 1)])
+    released, end = (one for one in script.step() if isinstance(one, c.AckWork | c.Unsubscribe))
+    assert isinstance(released, c.AckWork)
+    assert released.state == c.WorkState.RELEASED
+    assert released.ranges == [(begun.number, begun.number + 1)]
     assert isinstance(end, c.Unsubscribe)
 
 
