@@ -16,14 +16,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from malamute_protocol.batch import Batch, Record
     from malamute_protocol.errors import (
+        BatchError,
         ConnectionLost,
+        LocalProtocolError,
         MalamuteError,
         ProtocolError,
         RequestRejected,
         Timeout,
     )
     from malamute_protocol.pattern import (
+        Pattern,
+        PatternError,
         all_of,
         any_of,
         everything,
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     )
     from malamute_py.client.aio import Client, connect
     from malamute_py.client.aio_mail import Inbox, Mail
+    from malamute_py.client.aio_queues import AtomicStep, Member
     from malamute_py.client.aio_work import Request, Worker
     from malamute_py.client.letters import Reply, RequestFailed
     from malamute_py.client.position import (
@@ -46,22 +52,40 @@ if TYPE_CHECKING:
         LastPerSubject,
         Position,
     )
-    from malamute_py.client.reading import GapError
+    from malamute_py.client.reading import (
+        BegunNotice,
+        GapError,
+        GapNotice,
+        ModeNotice,
+        Notice,
+        RewoundNotice,
+    )
     from malamute_py.client.settings import ClientSettings, Curve, Plain, SettingError
+    from malamute_py.client.subscription import Subscription
     from malamute_py.client.sync import SyncClient, connect_sync
     from malamute_py.client.sync_mail import SyncInbox, SyncMail
+    from malamute_py.client.sync_queues import SyncAtomicStep, SyncMember
+    from malamute_py.client.sync_subscription import SyncSubscription
     from malamute_py.client.sync_work import SyncRequest, SyncWorker
     from malamute_py.embedded import EmbeddedBroker
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
+    "malamute_protocol.batch": (
+        "Batch",
+        "Record",
+    ),
     "malamute_protocol.errors": (
+        "BatchError",
         "ConnectionLost",
+        "LocalProtocolError",
         "MalamuteError",
         "ProtocolError",
         "RequestRejected",
         "Timeout",
     ),
     "malamute_protocol.pattern": (
+        "Pattern",
+        "PatternError",
         "all_of",
         "any_of",
         "everything",
@@ -71,10 +95,26 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "regex",
         "topic",
     ),
-    "malamute_py.client.aio": ("Client", "connect"),
-    "malamute_py.client.aio_mail": ("Inbox", "Mail"),
-    "malamute_py.client.aio_work": ("Request", "Worker"),
-    "malamute_py.client.letters": ("Reply", "RequestFailed"),
+    "malamute_py.client.aio": (
+        "Client",
+        "connect",
+    ),
+    "malamute_py.client.aio_mail": (
+        "Inbox",
+        "Mail",
+    ),
+    "malamute_py.client.aio_queues": (
+        "AtomicStep",
+        "Member",
+    ),
+    "malamute_py.client.aio_work": (
+        "Request",
+        "Worker",
+    ),
+    "malamute_py.client.letters": (
+        "Reply",
+        "RequestFailed",
+    ),
     "malamute_py.client.position": (
         "AfterMessage",
         "AtClientTime",
@@ -84,11 +124,38 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "LastPerSubject",
         "Position",
     ),
-    "malamute_py.client.reading": ("GapError",),
-    "malamute_py.client.settings": ("ClientSettings", "Curve", "Plain", "SettingError"),
-    "malamute_py.client.sync": ("SyncClient", "connect_sync"),
-    "malamute_py.client.sync_mail": ("SyncInbox", "SyncMail"),
-    "malamute_py.client.sync_work": ("SyncRequest", "SyncWorker"),
+    "malamute_py.client.reading": (
+        "BegunNotice",
+        "GapError",
+        "GapNotice",
+        "ModeNotice",
+        "Notice",
+        "RewoundNotice",
+    ),
+    "malamute_py.client.settings": (
+        "ClientSettings",
+        "Curve",
+        "Plain",
+        "SettingError",
+    ),
+    "malamute_py.client.subscription": ("Subscription",),
+    "malamute_py.client.sync": (
+        "SyncClient",
+        "connect_sync",
+    ),
+    "malamute_py.client.sync_mail": (
+        "SyncInbox",
+        "SyncMail",
+    ),
+    "malamute_py.client.sync_queues": (
+        "SyncAtomicStep",
+        "SyncMember",
+    ),
+    "malamute_py.client.sync_subscription": ("SyncSubscription",),
+    "malamute_py.client.sync_work": (
+        "SyncRequest",
+        "SyncWorker",
+    ),
     "malamute_py.embedded": ("EmbeddedBroker",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
@@ -97,6 +164,10 @@ __all__ = [
     "AfterMessage",
     "AtClientTime",
     "AtTime",
+    "AtomicStep",
+    "Batch",
+    "BatchError",
+    "BegunNotice",
     "Client",
     "ClientSettings",
     "Confirmation",
@@ -105,22 +176,35 @@ __all__ = [
     "EmbeddedBroker",
     "FromCursor",
     "GapError",
+    "GapNotice",
     "Inbox",
     "LastPerSubject",
+    "LocalProtocolError",
     "Mail",
     "MalamuteError",
+    "Member",
+    "ModeNotice",
+    "Notice",
+    "Pattern",
+    "PatternError",
     "Plain",
     "Position",
     "ProtocolError",
+    "Record",
     "Reply",
     "Request",
     "RequestFailed",
     "RequestRejected",
+    "RewoundNotice",
     "SettingError",
+    "Subscription",
+    "SyncAtomicStep",
     "SyncClient",
     "SyncInbox",
     "SyncMail",
+    "SyncMember",
     "SyncRequest",
+    "SyncSubscription",
     "SyncWorker",
     "Timeout",
     "Worker",

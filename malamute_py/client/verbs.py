@@ -6,12 +6,9 @@ verbs is a class of its own over one of these two, and the client is nothing but
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from malamute_py.client.loop import LoopLink
-    from malamute_py.client.session import Session
-    from malamute_py.client.thread import ThreadLink
+from malamute_py.client.loop import LoopLink
+from malamute_py.client.session import Session
+from malamute_py.client.thread import ThreadLink
 
 
 class AsyncVerbs:
