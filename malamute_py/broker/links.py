@@ -235,7 +235,7 @@ class Links:
             return
         if older is not None and older is not link:
             shard.counters["links_fenced"] += 1
-            self.close(older, "fenced", "fenced", "a newer link of this session took over")
+            self.close(older, "fenced", "replaced", "another link of this session took over")
         if hello.identity:
             self._take_identity(link, wanted)
         asked = hello.heartbeat_ms or settings.heartbeat_ms

@@ -53,7 +53,7 @@ _GRACE_MS = 500
 """How long an ended link's connection may take to read its BYE."""
 _OFFENCES_MAX = 3
 """Links that one connection may lose by breaking the protocol before it is cut at once."""
-_ORDERLY = frozenset({"closed", "draining", "silent", "fenced", "kicked", "version"})
+_ORDERLY = frozenset({"closed", "draining", "silent", "fenced", "kicked", "replaced", "version"})
 """Ends of a link that are no offence."""
 _DROPPED_MAX = 8_192
 """Messages of connections that were cut, dropped at a time: they cost memory until they are."""

@@ -26,7 +26,8 @@ CODES: Final[dict[str, str]] = {
     # permission and identity
     "unauthenticated": "the credential is missing or wrong",
     "forbidden": "the identity may not do this",
-    "fenced": "a newer epoch of the producer, or link of the session or identity, took over",
+    "fenced": "a newer epoch of the producer, or a session that asked for the identity, took over",
+    "replaced": "another link of the same session took over",
     "kicked": "an operator ended the link",
     # state
     "unknown_stream": "there is no such stream",

@@ -149,12 +149,12 @@ def test_what_only_a_broker_says_ends_the_link_of_a_client_that_says_it() -> Non
     assert peer.closed
 
 
-def test_a_newer_link_of_a_session_fences_the_older() -> None:
+def test_a_newer_link_of_a_session_replaces_the_older() -> None:
     shell = Shell()
     old = shell.hello(1, session=b"s" * 16)
     shell.subscribe(1, 1, "events")
     new = shell.hello(2, session=b"s" * 16)
-    assert old.last(wire.Bye).code == "fenced"
+    assert old.last(wire.Bye).code == "replaced"
     assert old.closed
     assert new.of(wire.Welcome)
     assert shell.broker.gauges["subscriptions"] == 0

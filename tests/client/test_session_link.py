@@ -115,6 +115,13 @@ def test_being_fenced_or_kicked_is_final() -> None:
         assert isinstance(closed.error, RequestRejected)
 
 
+def test_a_link_that_a_late_hello_of_the_same_session_replaced_is_made_anew() -> None:
+    script = Script()
+    script.open()
+    script.say(c.Bye("replaced", "another link of this session took over"))
+    assert script.state() is State.WAITING
+
+
 def test_a_draining_broker_is_tried_again_after_its_bye() -> None:
     script = Script()
     script.open()
