@@ -351,7 +351,7 @@ class Peer(Client):
         for wish in wishes:
             for serial in wish.serials:
                 self.model.act_of[serial] = act
-        if atomic and key:
+        if key and (atomic or isinstance(commands[0][0], c.Reply | c.AckWork)):
             self.model.steps[self.holder, key] = act
         self.bytes_of[act.number] = commands
         if key:
@@ -565,9 +565,14 @@ class Peer(Client):
             self._let_go(sub, numbers)
             keyless = self.rng.random() < 0.8
             if keyless or whole:
-                for command, wish in zip(commands, wishes, strict=True):
-                    level: int = getattr(command[0], "level", 0)
-                    self._act([command], [wish], level=level)
+                for (command, frame), wish in zip(commands, wishes, strict=True):
+                    level: int = getattr(command, "level", 0)
+                    key = b""
+                    if isinstance(command, c.Reply | c.AckWork) and self.rng.random() < 0.5:
+                        # Sent again on each link until it is answered, whoever holds it by then.
+                        key = self.rng.randbytes(8)
+                        command = msgspec.structs.replace(command, key=key)
+                    self._act([(command, frame)], [wish], key=key, level=level)
             else:
                 self._atomic(commands, wishes)
 

@@ -811,13 +811,14 @@ class WorkModel:
                         found(None, f"ack of record {number}")
                 elif wish.kind == "move" and not act.key:
                     found(state.moves.get((*place, number)), f"move to {number}")
-        if not command.duplicate or not act.atomic:
-            first = next((wish for wish in act.wishes if wish.serials), None)
-            if first is not None:
-                stream = self.place_of(first.place)[0] if first.kind == "publish" else MAIL_STREAM
-                if state.records.get((stream, command.offset)) != first.serials[0]:
-                    code = "wrong_duplicate" if command.duplicate else "wrong_confirm"
-                    raise Violation(code, f"offset {command.offset} for {act}")
+        first = next((wish for wish in act.wishes if wish.serials), None)
+        # The number of a step or a reply that came again is not remembered.
+        nameless = first is None or (command.duplicate and (act.atomic or first.kind == "reply"))
+        if first is not None and not nameless:
+            stream = self.place_of(first.place)[0] if first.kind == "publish" else MAIL_STREAM
+            if state.records.get((stream, command.offset)) != first.serials[0]:
+                code = "wrong_duplicate" if command.duplicate else "wrong_confirm"
+                raise Violation(code, f"offset {command.offset} for {act}")
         return lsns
 
     def _ended_by(self, act: Act, number: int) -> int | None:
