@@ -157,6 +157,9 @@ class Intake:
                 raise RequestRejected("too_large", f"a step of {size} bytes, at most {limit}")
             key = (link.holder, command.key) if command.key else None
             if key is not None and self._taken_before(link, command, key, size):
+                for part, _ in parts:
+                    if type(part) is wire.Request and part.key:
+                        self._again(link, part)
                 return
             adds = any(isinstance(part, ADDING) for part, _ in parts)
             self._steps.check(link, size, adds=adds, awaited=_awaited(command))

@@ -326,6 +326,22 @@ def test_a_request_that_comes_again_before_its_inbox_makes_the_mailbox() -> None
     assert [letter.mail.why for letter in world.mail(REQUESTER)] == ["lost"]
 
 
+def test_a_request_of_a_step_that_comes_again_is_a_question_too() -> None:
+    world = World()
+    world.client(REQUESTER, session=SESSION)
+    world.worker(WORKER, "ann")
+    world.offer(WORKER)
+    asking = wire.Atomic(700, 2, key=b"step"), wire.Publish("t", 0), wire.Request("s", 0, key=b"r")
+    say(world, REQUESTER, *asking, frames=2)
+    world.reply(WORKER, world.numbers(WORKER))
+    world.shell.restart()
+    world.client(REQUESTER, session=SESSION)
+    again = say(world, REQUESTER, *asking, frames=2)
+    assert isinstance(again, wire.Confirm)
+    assert again.duplicate
+    assert [letter.mail.why for letter in world.mail(REQUESTER)] == ["lost"]
+
+
 def test_an_identity_keeps_its_answers_and_is_told_nothing() -> None:
     world = at_work()
     world.reply(WORKER, [0])

@@ -73,7 +73,8 @@ class Chaos:
         credit = any([5, 50, 2**40, *EDGES[:3]])
         return wire.JoinGroup(
             number, stream, name, pattern, kind, start, credit, any([2**40] * 9 + EDGES),
-            any([0, 90, 10**7]),
+            any([0, 90, 10**7]), any([-1, -1, 0, 1]),
+            any([None, (any(EDGES), any([0, 1, 2, 7, 2**63]), any([b"", bytes(16), b"x"]))]),
         )  # fmt: skip
 
     def move(self, stream: str, name: str) -> wire.Command:
