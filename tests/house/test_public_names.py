@@ -23,7 +23,7 @@ OPTIONAL = {"Batch.to_arrow"}
 
 @pytest.mark.parametrize("name", malamute.__all__)
 def test_help_explains_a_public_name(name: str) -> None:
-    explained = pydoc.render_doc(getattr(malamute, name), renderer=pydoc.plaintext)
+    explained = pydoc.plain(pydoc.render_doc(getattr(malamute, name)))
     assert name in explained or name in ALIASES
 
 
