@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from malamute_protocol.commands import Bye, Command
+from malamute_protocol.commands import Atomic, Bye, Command
 from malamute_protocol.errors import RemoteProtocolError
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_protocol.limits import Limits
@@ -112,6 +112,15 @@ class Journaled(Protocol):
 
     def sync(self, hurries: Callable[[str], bool], now_ms: int) -> None: ...  # noqa: D102
     def syncing(self) -> bool: ...  # noqa: D102
+
+
+def _whole(commands: Sequence[Command], most: int) -> int:
+    """How many commands a share of `most` takes: a step and its parts stay together."""
+    count = 0
+    while count < most and count < len(commands):
+        command = commands[count]
+        count += 1 + command.count if type(command) is Atomic else 1
+    return count
 
 
 class Loop:
@@ -357,13 +366,15 @@ class Loop:
         return False
 
     def _catch_up(self, now_ms: int) -> None:
-        """Give those a share each who sent more than a share, as many as the turn has room for.
+        """Give those shares in turn who sent more than a share, as many as the turn has room for.
 
         A peer may send thousands of commands at once, and many peers may: the others' messages
         come between the shares.
         """
         behind = self._behind
-        for _ in range(min(len(behind), max(1, self._burst_commands // self._share_commands // 2))):
+        for _ in range(max(1, self._burst_commands // self._share_commands // 2)):
+            if not behind:
+                return
             number = next(iter(behind))
             peer = behind.pop(number)
             if self._peers.get(number) is peer and self._take_share(peer, now_ms):
@@ -376,11 +387,12 @@ class Loop:
             if not peer.commands and not (peer.behind and self._next_message(peer, now_ms)):
                 peer.behind = None
                 return False
-            commands = peer.commands[:left]
+            count = _whole(peer.commands, left)
+            commands = peer.commands[:count]
             owned = sum(command.content_frames for command in commands)
             frames = peer.frames[:owned]
-            del peer.commands[:left], peer.frames[:owned]
-            left -= len(commands)
+            del peer.commands[:count], peer.frames[:owned]
+            left = max(0, left - count)
             self._core.receive(peer.number, peer.identity, commands, frames, now_ms)
         return True
 

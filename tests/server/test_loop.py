@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import zmq
 
-from malamute_protocol.commands import AnyCommand, Bye, Command, Ping, Pong, Publish
+from malamute_protocol.commands import AnyCommand, Atomic, Bye, Command, Ping, Pong, Publish
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import AppendBundle, Event
 from malamute_py.config import Config, LimitsSection, Links
@@ -311,6 +311,21 @@ def test_contents_go_with_their_commands_when_a_message_is_done_in_shares() -> N
     assert [len(commands) for _, commands, _ in noting.calls][:3] == [64, 64, 64]
     for _, commands, frames in noting.calls:
         assert [b"%d" % (c.tracker - 1) for c in commands if isinstance(c, Publish)] == frames
+    noting.close()
+
+
+@pytest.mark.parametrize("before", [0, 60])
+def test_a_step_stays_together_when_a_message_is_done_in_shares(before: int) -> None:
+    noting = Noting()
+    step = [Atomic(1, 200, 0, b""), *(Publish("s", 0) for _ in range(200))]
+    told = [*(Ping(number) for number in range(before)), *step, Ping(99)]
+    bodies = [b"%d" % number for number in range(200)]
+    with Zmtp(noting.running.endpoint) as peer:
+        peer.send(*encode_message(told, bodies))
+        noting.turns_until(lambda: noting.counts[1] == len(told))
+    (shared,) = (call for call in noting.calls if any(type(one) is Atomic for one in call[1]))
+    assert shared[1][-201:] == step
+    assert shared[2] == bodies
     noting.close()
 
 
