@@ -6,6 +6,7 @@ once or not at all: whatever goes wrong, nothing is offered and nothing is said.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,8 @@ def _asked(
     try:
         from malamute_py.client.sync import connect_sync
 
+        # A word that is being completed is no place for lines about links.
+        logging.getLogger("malamute.client").setLevel(logging.CRITICAL)
         context = contexts.chosen(linking.options(ctx))
         if context.authentication == "plain" and not (
             context.password_env or context.password_file

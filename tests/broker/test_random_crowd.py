@@ -40,6 +40,7 @@ class Crowd(World):
         """A lot is done: that is how members show to be quick."""
         for _ in range(3):
             self.publish()
+            self.sync()
             for _ in self.members:
                 self.acknowledge()
             self.credit()

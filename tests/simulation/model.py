@@ -181,6 +181,8 @@ class Model:
         self.rings: dict[str, RingTruth] = {}
         self.logs: dict[tuple[str, int], Log] = {}
         self.by_name: dict[str, Log] = {}
+        self.begun_high: dict[str, int] = {}
+        """Streams without a record whose offsets begin behind damage, and where."""
         self.confirmed = 0
         self.delivered = 0
         self.recoveries = 0
@@ -233,6 +235,8 @@ class Model:
         log = self.log(ring, batch.stream)
         if log.tail < 0 or (not log.entries and ring.startswith("memory")):
             log.tail = log.first = batch.base_offset
+        elif not log.entries and log.tail == 0 and self.may_begin_high(ring):
+            log.tail = batch.base_offset
         if batch.base_offset != log.tail:
             raise Violation(
                 "hole" if batch.base_offset > log.tail else "reused",
@@ -317,6 +321,14 @@ class Model:
                 setattr(log, tail, max(getattr(log, tail), offset + count))
             place += 1
         return place
+
+    def may_begin_high(self, ring: str) -> bool:
+        """Whether damage in a ring may have held records of streams of which nothing is left.
+
+        Their offsets go on behind all that the damaged bytes can have held.
+        """
+        truth = self.rings.get(ring)
+        return truth is not None and any(bundle.damaged for bundle in truth.bundles)
 
     def restarted(self, log: Log) -> None:
         """A stream in memory has lost everything."""
