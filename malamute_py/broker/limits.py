@@ -33,21 +33,21 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     rings: int = 0
     """Streams with a ring of their own, on disk or in memory."""
     rings_bytes: int = 0
-    """Of its streams' own rings on disk."""
+    """Bytes of the own rings of its streams on disk."""
     rings_memory_bytes: int = 0
-    """Of its streams' own rings in memory."""
+    """Bytes of the own rings of its streams in memory."""
     mailboxes: int = 0
     mail_bytes: int = 0
-    """Of batches that it sent and that lie in mailboxes in the log."""
+    """Bytes of the batches that it sent and that lie in mailboxes in the log."""
     mail_memory_bytes: int = 0
-    """The same in mailboxes in memory."""
+    """Bytes of the batches that it sent and that lie in mailboxes in memory."""
     services: int = 0
     cursors: int = 0
     groups: int = 0
     subscriptions: int = 0
     """Together with inboxes and memberships."""
     pattern_bytes: int = 0
-    """Of its subscriptions', offers' and memberships' patterns as MessagePack."""
+    """Bytes of the patterns of its subscriptions, offers and memberships as MessagePack."""
     offers: int = 0
     questions: int = 0
     """Unanswered questions to the journal's index."""
