@@ -70,8 +70,6 @@ class World:
         """(link, tracker) -> offsets."""
         self.last: dict[tuple[int, str], int] = {}
         """Keyed: (link, key) -> the newest offset of it that the member was given."""
-        self.returned: set[int] = set()
-        """Offsets that a member wanted again and that were not given since."""
         self.shell.hello(1)
         settings: dict[str, Any] = {"ring_bytes": 1 << 20} if own_ring else {}
         self.shell.send(1, wire.CreateStream(1, "s", settings))
@@ -168,8 +166,7 @@ class World:
         if again < 0 and confirmed:
             self.acks[link, tracker] = chosen
         if again >= 0:
-            # Order is not kept for who wants records again: those that wait may come before them.
-            self.returned.update(chosen)
+            # Order is not kept for who wants records again.
             self.last.clear()
         ranges = [(offset, offset + 1) for offset in chosen]
         if len(chosen) == chosen[-1] - chosen[0] + 1:
@@ -209,6 +206,8 @@ class World:
     def sync(self) -> None:
         self.shell.sync()
         self.shell.run()
+        # A durable group hands out what became visible.
+        self.look()
 
     def read(self) -> None:
         self.shell.answer_reads()
@@ -249,7 +248,6 @@ class World:
         self.members.clear()
         self.acks.clear()
         self.last.clear()
-        self.returned.clear()
         tail = self.shell.stream("s").next
         del self.published[tail:]
         self.done = {offset for offset in self.done if offset < tail}
@@ -295,9 +293,6 @@ class World:
                 if self.published[other] == key and not held.tracker
             }  # fmt: skip
             assert others == {link}, "a key is in one place"
-            if offset in self.returned:
-                self.returned.discard(offset)
-                return
             assert self.last.get((link, key), -1) < offset, "a key is in order"
             self.last[link, key] = offset
 
