@@ -60,6 +60,9 @@ VIOLATIONS = {
 }
 """Code -> what was violated, in words."""
 
+LOST_RECORDS_A_BYTE = 8_192
+"""Offsets left out for each byte that may have held records. Source: FORMAT.md, row M6."""
+
 
 class Violation(Exception):
     """The code under test did what it must never do."""
@@ -181,8 +184,9 @@ class Model:
         self.rings: dict[str, RingTruth] = {}
         self.logs: dict[tuple[str, int], Log] = {}
         self.by_name: dict[str, Log] = {}
-        self.begun_high: dict[str, int] = {}
-        """Streams without a record whose offsets begin behind damage, and where."""
+        self.begun_high: dict[str, tuple[int, int]] = {}
+        """Streams without a record whose offsets begin behind damage -> since which recovery it is
+        known, and where."""
         self.confirmed = 0
         self.delivered = 0
         self.recoveries = 0
@@ -235,8 +239,10 @@ class Model:
         log = self.log(ring, batch.stream)
         if log.tail < 0 or (not log.entries and ring.startswith("memory")):
             log.tail = log.first = batch.base_offset
-        elif not log.entries and log.tail == 0 and self.may_begin_high(ring):
-            log.tail = batch.base_offset
+        elif not log.entries and log.tail == 0 and batch.rows:
+            sent = self.sent.get(batch.rows[0].serial)
+            if sent is not None:
+                log.tail = self.begins_at(ring, sent.stream, batch.base_offset)
         if batch.base_offset != log.tail:
             raise Violation(
                 "hole" if batch.base_offset > log.tail else "reused",
@@ -322,13 +328,23 @@ class Model:
             place += 1
         return place
 
-    def may_begin_high(self, ring: str) -> bool:
-        """Whether damage in a ring may have held records of streams of which nothing is left.
+    def begins_at(self, ring: str, stream: str, told: int) -> int:
+        """Where the offsets of a stream of which there is no record begin; told: by the broker.
 
-        Their offsets go on behind all that the damaged bytes can have held.
+        At 0, unless damage in the ring may have held records of it: then behind all that the
+        damaged bytes can have held. That is decided once a recovery, and never goes back.
         """
+        since, known = self.begun_high.get(stream, (0, 0))
         truth = self.rings.get(ring)
-        return truth is not None and any(bundle.damaged for bundle in truth.bundles)
+        if since == self.recoveries or truth is None:
+            return known
+        if not any(bundle.damaged for bundle in truth.bundles):
+            return known
+        most = known + LOST_RECORDS_A_BYTE * truth.bundles[-1].end_lsn
+        if not known <= told <= most:
+            return known
+        self.begun_high[stream] = self.recoveries, told
+        return told
 
     def restarted(self, log: Log) -> None:
         """A stream in memory has lost everything."""

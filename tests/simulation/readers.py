@@ -111,7 +111,7 @@ class Reader:
         found = self.model.by_name.get(self.stream)
         if found is None:
             found = Log(0, "", self.stream, memory=self.stream == MEMORY_STREAM)
-            high = self.model.begun_high.get(self.stream, 0)
+            _, high = self.model.begun_high.get(self.stream, (0, 0))
             found.tail = found.synced_tail = found.visible_tail = found.promised_tail = high
         return found
 
@@ -143,8 +143,8 @@ class Reader:
         kind = self.start[0]
         first = self.first_of(log)
         tail = self._tail(log)
-        if not log.number and not log.memory and self.model.may_begin_high("main"):
-            self.model.begun_high[self.stream] = tail = max(tail, command.tail)
+        if not log.number and not log.memory:
+            tail = self.model.begins_at("main", self.stream, command.tail)
         if command.tail != tail and not log.memory:
             raise self._fail("start", f"told that the tail is {command.tail}, it is {tail}")
         if self._resuming:
