@@ -26,7 +26,7 @@ def permit_all(identity: str, action: str, name: str) -> bool:
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """What one identity may have; 0: as much as all may have together. See quotas.py."""
+    """Bounds of one identity; 0: as much as all may have together. See quotas.py."""
 
     links: int = 0
     streams: int = 0
@@ -75,13 +75,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     software: str = "malamute-py"
     permit: Permit = permit_all
     quota: Callable[[str], Quota] = no_quota
-    """What an identity may have; "": all links without one."""
+    """Bounds of an identity, by its name; "": all links without one."""
     facts: Callable[[], dict[str, Any]] = no_facts
     meter: Callable[[], int] | None = None
     """How much work was done so far, in units of the shell's (nanoseconds); None: nobody counts,
     and matching is not cut into slices."""
     matching_share: int = 2_000_000
-    """What matching may take of one turn of the loop, by the meter."""
+    """Share of one turn of the loop that matching may take, by the meter."""
     """The shell's part of BROKER_INFO: rings, disk, endpoints."""
 
     # --- links: beyond links_max a HELLO is refused `limit`
@@ -117,9 +117,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     rings_max: int = 256
     """Streams with a ring of their own; beyond it `limit`: each has files and descriptors."""
     rings_bytes_max: int = 256 << 30
-    """Of the rings of streams on disk, all in all; beyond it `limit`."""
+    """Bytes of all rings of streams on disk; beyond it `limit`."""
     rings_memory_bytes_max: int = 4 << 30
-    """Of the rings of streams in memory, all in all; beyond it `limit`."""
+    """Bytes of all rings of streams in memory; beyond it `limit`."""
     link_subscriptions_max: int = 1_000
     subscriptions_max: int = 100_000
     pattern_bytes_max: int = 64 << 10
@@ -131,7 +131,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     producer_streams_max: int = 10_000
     """Streams whose sequence one producer has; beyond it PUBLISH is refused `limit`."""
     producer_places_max: int = 20_000
-    """The same over all producers, shared between identities like them."""
+    """Streams of all producers together; identities share them as they share producers."""
     producer_batches_max: int = 128
     """Runs of batches of a producer in a stream whose positions a duplicate is told."""
     snapshot_batches_max: int = 32
