@@ -1,12 +1,14 @@
 """A disk that loses power: any subset of unsynced sectors stays, directory changes in order.
 
 Faults that it makes: unsynced sectors keep their old or their new bytes, each on its own;
-unsynced creations, renames and removals survive up to a point and are undone after it.
+unsynced creations, renames and removals survive up to a point and are undone after it; the power
+may be lost amid an operation, before one of its changes.
 Not made: sectors that were synced change, bytes within a sector mix.
 """
 
 from __future__ import annotations
 
+import copy
 import errno
 import random
 from collections.abc import Sequence
@@ -15,6 +17,10 @@ from typing import Any
 from malamute_py.journal.storage import File, Lock
 
 SECTOR = 512
+
+
+class PowerLost(BaseException):
+    """The power went before a change; it passes through every `except Exception`."""
 
 
 class DiskFile:
@@ -43,6 +49,18 @@ class Disk:
         self.files: dict[str, DiskFile] = {}
         self._durable_names: dict[str, DiskFile] = {}
         self._changes: list[dict[str, DiskFile]] = []
+        self.changes_left: int | None = None
+        """Writes, syncs and changes of names that are still done before PowerLost is raised."""
+
+    def copy(self) -> Disk:
+        """Another disk with the same files, synced as far as these."""
+        return copy.deepcopy(self)
+
+    def _change(self) -> None:
+        if self.changes_left is not None:
+            if not self.changes_left:
+                raise PowerLost
+            self.changes_left -= 1
 
     def crash(self, chance: random.Random, *, power: bool) -> None:
         """The process dies; with `power` the machine does, too."""
@@ -75,6 +93,7 @@ class Disk:
         self._changes.append(dict(self.files))
 
     def create(self, name: str, size: int) -> File:
+        self._change()
         file = self.files[name] = DiskFile(name, size)
         self._changed()
         return file
@@ -90,6 +109,7 @@ class Disk:
 
     def write(self, file: File, position: int, buffers: Sequence[Any]) -> None:
         assert isinstance(file, DiskFile)
+        self._change()
         data = b"".join(map(bytes, buffers))
         for sector in range(position // SECTOR, -(-(position + len(data)) // SECTOR)):
             at = sector * SECTOR
@@ -98,18 +118,22 @@ class Disk:
 
     def sync(self, file: File) -> None:
         assert isinstance(file, DiskFile)
+        self._change()
         file.before.clear()
 
     def sync_directory(self) -> None:
+        self._change()
         self._durable_names, self._changes = dict(self.files), []
 
     def rename(self, old: str, new: str) -> None:
+        self._change()
         file = self.files.pop(old)
         file.name = new
         self.files[new] = file
         self._changed()
 
     def remove(self, name: str) -> None:
+        self._change()
         if self.files.pop(name, None) is not None:
             self._changed()
 
