@@ -59,6 +59,7 @@ class BrokerRun:
     """One seed of the scenario."""
 
     def __init__(self, seed: int, *, steps: int = 0, trace: Trace | None = None) -> None:
+        self.seed = seed
         self.rng = Random(seed)
         self.trace = trace if trace is not None else Trace()
         self.clock = Clock()

@@ -92,7 +92,8 @@ class ToldModel(WorkModel):
     def _new_state(self) -> State:
         state = self.state
         return ToldState(
-            state.slack_ms, state.attempts_max, state.messages_max, state.unordered,
+            state.slack_ms, state.attempts_max, state.messages_max, state.keys_max,
+            state.unordered,
             history=self.history,
         )  # fmt: skip
 

@@ -625,6 +625,22 @@ def _coming_forgotten(stack: contextlib.ExitStack) -> None:
     _put(stack, Mailboxes, "_check_room", make)
 
 
+def _newest_key_dropped(stack: contextlib.ExitStack) -> None:
+    from malamute_py.changelog.shares import Shares
+
+    def make(original: Any) -> Any:
+        def turn(self: Any, owner: str, entry: Any) -> Any:
+            self.add(owner, entry)
+            loser, _ = self.next_out()
+            newest = next(reversed(self._owners[loser]))
+            self.drop(loser, newest)
+            return newest
+
+        return turn
+
+    _put(stack, Shares, "turn", make)
+
+
 # --- the client library's workers and groups ------------------------------------------------------
 
 
@@ -847,6 +863,10 @@ PLANTS: dict[str, Planted] = {
     "coming-forgotten": Planted(
         "work", "a mailbox's limit counts only what is in the log",
         _coming_forgotten, _codes("limit"), 60, 20,
+    ),
+    "newest-key-dropped": Planted(
+        "work", "a window of keys that is full drops the newest instead of the oldest",
+        _newest_key_dropped, _codes("twice", "tables"), 20,
     ),
     "renewal-untold": Planted(
         "clients", "who renews a lease is not told when the link goes",

@@ -10,6 +10,7 @@ bundle, so it is there or not. Source: SPEC.md, section 4.8; DESIGN.md, sections
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,6 +116,7 @@ class State:
     slack_ms: int = SLACK_MS
     attempts_max: int = 1 << 30
     messages_max: int = 1 << 60
+    keys_max: int = 1 << 60
     """Bounds of the broker's settings."""
     unordered: bool = False
     """The log refused something: what it concerned waits before what was not yet handed out."""
@@ -127,6 +129,9 @@ class State:
     cursors: dict[tuple[int, str], int] = field(default_factory=dict)
     groups: dict[tuple[int, str], tuple[int, frozenset[int]]] = field(default_factory=dict)
     keys: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    """What is remembered, the oldest first."""
+    forgotten: set[tuple[str, bytes]] = field(default_factory=set)
+    """Keys that were pushed out by others: what has one of them may be taken again."""
     streams: dict[int, str] = field(default_factory=dict)
     records: dict[tuple[int, int], int] = field(default_factory=dict)
     """(stream, offset) -> serial; of the mail stream too."""
@@ -398,7 +403,23 @@ class State:
         if (sender, key) in self.keys:
             raise Violation("twice", f"key {key!r} of {sender} was taken twice")
         self.keys[sender, key] = base
+        self.forgotten.discard((sender, key))
         self.bundle_of_key[sender, key] = lsn
+        if len(self.keys) > self.keys_max:
+            loser = self._next_forgotten()
+            del self.keys[loser]
+            self.forgotten.add(loser)
+
+    def _next_forgotten(self) -> tuple[str, bytes]:
+        """The oldest key of the sender that has the most, of several the oldest of all."""
+        senders = [_sharer(sender) for sender, _ in self.keys]
+        most = max(map(senders.count, set(senders)))
+        return next(key for key in self.keys if senders.count(_sharer(key[0])) == most)
+
+
+def _sharer(sender: str) -> str:
+    """Whose share a sender's keys are of: all without an identity are one."""
+    return "~" if sender.startswith("~") else sender
 
 
 # --- the log -----------------------------------------------------------------------------------
@@ -642,12 +663,12 @@ class WorkModel:
                 state.records[batch.stream, batch.base + row] = serial
                 if not serial:
                     continue
-                if serial in state.serials:
-                    raise Violation("twice", f"record {serial} is in the log twice")
                 if serial not in self.act_of:
                     raise Violation("ghost", f"record {serial} was never sent")
-                state.serials[serial] = bundle.lsn
                 act = self.act_of[serial]
+                if serial in state.serials and (act.holder, act.key) not in state.forgotten:
+                    raise Violation("twice", f"record {serial} is in the log twice")
+                state.serials[serial] = bundle.lsn
                 if act.atomic:
                     acts[act.number] = act
         for change in changes_of(bundle):
@@ -1106,7 +1127,9 @@ class WorkModel:
 
     def _new_state(self) -> State:
         state = self.state
-        return State(state.slack_ms, state.attempts_max, state.messages_max, state.unordered)
+        return State(
+            state.slack_ms, state.attempts_max, state.messages_max, state.keys_max, state.unordered
+        )
 
     def compare(self, queues: Queues) -> None:
         """Hold the tables of a broker that was just started against both."""
@@ -1143,6 +1166,7 @@ class WorkModel:
     def answered(self) -> None:
         """Each request that was accepted and is gone was told so once, unless it was given up."""
         state = self.state
+        puts = Counter((put.key, put.row) for put in state.jobs_put.values())
         for number, put in state.jobs_put.items():
             ends = state.ends.get(number, [])
             sender, key = put.key
@@ -1153,6 +1177,8 @@ class WorkModel:
                 raise Violation("ended_twice", f"request {number}: {ends}")
             if not key or put.reply_to.startswith("~"):
                 continue
+            if puts[put.key, put.row] > 1:
+                continue  # it was taken anew when its key was forgotten
             if len(told) > revived + 1:
                 raise Violation("ended_twice", f"request {number} was answered {told}, {ends}")
             if number not in state.jobs and closed[-1] != "cancelled" and not told:

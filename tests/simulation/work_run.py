@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from malamute_protocol import commands as c
 from malamute_py.broker.limits import BrokerSettings
+from malamute_py.changelog import tables
 from tests.simulation.broker_run import BrokerRun
 from tests.simulation.clients import LEVEL_STORED, LEVEL_SYNCED, RETRYABLE, Client
 from tests.simulation.machine import SEGMENT_BYTES
@@ -104,6 +107,8 @@ class WorkRun(BrokerRun):
         )
         self.model.state.attempts_max = settings.attempts_max
         self.model.state.messages_max = settings.mailbox_messages_max
+        # Apart from the other choices, so that a seed is what it was before there was this one.
+        self.model.state.keys_max = Random(f"keys {self.seed}").choice((16, 60, tables.KEYS_MAX))
         return WorkMachine(
             self.clock, self.model, self.trace, rng, settings,
             SEGMENT_BYTES * rng.choice((3, 4, 8)),
@@ -113,6 +118,10 @@ class WorkRun(BrokerRun):
 
     def run(self) -> None:
         """Raises Violation."""
+        with patch.object(tables, "KEYS_MAX", self.model.state.keys_max):
+            self._run()
+
+    def _run(self) -> None:
         self._start()
         rng = self.rng
         boxes = [f"m{number}" for number in range(rng.randint(1, 3))]
