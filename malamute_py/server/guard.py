@@ -118,8 +118,9 @@ class Connection:
     """One accepted connection, by its descriptor."""
 
     __slots__ = (
-        "accepted_ms", "address", "base", "delivered", "fd", "frames", "inode", "is_tcp", "links",
-        "looks", "memory", "quiet", "rss", "seen", "seen_frames", "tiny", "user",
+        "accepted_ms", "address", "base", "delivered", "error", "fd", "frames", "inode", "is_tcp",
+        "links", "looks", "memory", "overhead", "quiet", "rss", "seen", "seen_frames", "tiny",
+        "user",
     )  # fmt: skip
 
     def __init__(
@@ -148,11 +149,15 @@ class Connection:
         """What its unread bytes take in memory, by the last look."""
         self.tiny = 0
         """Looks in a row at which it was sending tiny frames."""
+        self.overhead = 0.0
+        """Memory that libzmq needs for a byte of its tiny frames, besides the byte."""
         self.quiet = 0
         """Looks in a row that saw nothing unread."""
         self.rss = rss
         """Resident memory when the partial message began."""
         self.links: set[int] = set()
+        self.error: Exception | None = None
+        """What an unforeseen error of the guard was that this connection was cut for."""
 
     @property
     def share(self) -> str:
@@ -320,7 +325,8 @@ class Guard:
     def check(self, now_ms: int, *, drained: bool) -> list[Connection]:
         """Look at the connections and shut down offenders; returns those that ended.
 
-        drained: the sockets have been read until they had nothing more.
+        An error that no code foresaw costs the connection that was looked at: it ends, with the
+        error. drained: the sockets have been read until they had nothing more.
         """
         self.rss = self._resident()
         self._rss_at_all = min(self._rss_at_all, self.rss)
@@ -343,7 +349,11 @@ class Guard:
             connection = connections.get(fd)
             if connection is None:
                 continue
-            verdict = self._look(connection, now_ms, drained)
+            try:
+                verdict = self._look(connection, now_ms, drained)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                connection.error = error
+                verdict = "the broker met an error of its own when it looked at it"
             if verdict is None:
                 if connection.looks:
                     self._suspects.append(fd)
@@ -384,6 +394,7 @@ class Guard:
             frames = connection.frames - connection.seen_frames
             is_tiny = frames >= _TINY_FRAMES and said < frames * _TINY_BYTES
             connection.tiny = connection.tiny + 1 if is_tiny else 0
+            connection.overhead = _FRAME_MEMORY_BYTES * frames / said
             connection.seen, connection.seen_frames = connection.delivered, connection.frames
             if drained:
                 connection.looks = 0
@@ -401,8 +412,9 @@ class Guard:
         connection.quiet = 0
         connection.looks += 1
         connection.memory = unread
-        if connection.tiny >= _TINY_LOOKS:
-            connection.memory += unread * _FRAME_MEMORY_BYTES * frames // said
+        if connection.tiny >= _TINY_LOOKS and not drained:
+            # Once the sockets are empty no whole message waits: it is the beginning of one.
+            connection.memory += int(unread * connection.overhead)
         if connection.looks < 2:
             return None  # judged at the next look, when the loop has read once more
         if connection.is_tcp and connection.memory > bounds.partial_bytes_max:

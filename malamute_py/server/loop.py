@@ -264,6 +264,10 @@ class Loop:
 
     def _watch(self, now_ms: int, *, drained: bool) -> list[Connection]:
         ended = self._guard.check(now_ms, drained=drained)
+        for connection in ended:
+            if connection.error is not None:
+                link = min(connection.links, default=0)
+                self._core.failed(link, "guarding", connection.error, now_ms)
         soon = self._guard.suspects
         self._guard_at_ms = now_ms + (SUSPECT_MS if soon else self._guard_ms)
         return ended
@@ -385,7 +389,7 @@ class Loop:
         left = self._share_commands
         while left:
             if not peer.commands and not (peer.behind and self._next_message(peer, now_ms)):
-                peer.behind = None
+                peer.drop_behind()
                 return False
             count = _whole(peer.commands, left)
             commands = peer.commands[:count]
@@ -400,9 +404,7 @@ class Loop:
         """Take apart the next message that waits; False: it is malformed, and none follows."""
         assert peer.behind
         arrived = peer.behind.popleft()
-        if peer.connection is not None:
-            peer.connection.delivered += arrived.bytes
-            peer.connection.frames += arrived.parts
+        peer.delivered(arrived.bytes, arrived.parts)
         try:
             messages = decode_message(arrived.frames, self._limits)
         except RemoteProtocolError as error:

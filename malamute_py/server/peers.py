@@ -97,6 +97,18 @@ class Peer:
             )
         return True
 
+    def drop_behind(self) -> None:
+        """Drop the messages that wait behind earlier commands: no longer unread, for the guard."""
+        for arrived in self.behind or ():
+            self.delivered(arrived.bytes, arrived.parts)
+        self.behind = None
+
+    def delivered(self, size: int, parts: int) -> None:
+        """Note that a whole message was taken from the connection, if that is known."""
+        if self.connection is not None:
+            self.connection.delivered += size
+            self.connection.frames += parts
+
     def hold(self, frames: Frames, now_ms: int) -> None:
         """Keep a message that could not be sent."""
         if not self.pending:
@@ -189,6 +201,7 @@ class Peers:
         routes = self._by_route[peer.listener]
         if routes.get(peer.routing_id) is peer:
             del routes[peer.routing_id]
+        peer.drop_behind()
         if peer.connection is not None:
             peer.connection.links.discard(number)
         peer.pending.clear()

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -297,6 +297,22 @@ def test_a_peer_that_sends_more_than_a_share_is_served_in_turns_with_others() ->
     noting.close()
 
 
+def test_messages_that_waited_when_their_link_ended_are_not_unread() -> None:
+    with RunningLoop(LOCAL) as running, Zmtp(running.endpoint) as peer:
+        many = frame(encode_message([Ping(number) for number in range(4_000)])[0])
+        # They lie behind 4,000 commands and a message that costs the link.
+        peer.socket.sendall(many + frame(b"\xc1") + many * 20)
+        running.until(lambda: ("malformed", 1, "malformed") in running.core.calls)
+        running.until(lambda: len(running.loop.peers) == 0)
+        peer.send(*encode_message([Ping(5_000)]))
+        running.until(lambda: len(running.loop.peers) == 1)
+        again = running.loop.peers.get(2)
+        assert again is not None
+        assert again.connection is not None
+        assert again.connection.delivered >= len(many) * 21
+        running.until(lambda: running.guard.facts()["unread_bytes"] == 0)
+
+
 def test_contents_go_with_their_commands_when_a_message_is_done_in_shares() -> None:
     noting = Noting()
     with Zmtp(noting.running.endpoint) as peer:
@@ -373,6 +389,101 @@ def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
         guard._accepted(fd, 0)
         assert guard.get(fd) is None
     guard.close()
+
+
+class Watched:
+    """One TCP connection that a guard looks at; the test says what the loop has taken from it."""
+
+    def __init__(self) -> None:
+        self.cuts: list[str] = []
+        self.guard = Guard(
+            Bounds.of(LOCAL),
+            count=lambda name: None,
+            report=lambda name, facts: self.cuts.append(str(facts["reason"])),
+        )
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.peer = socket.create_connection(server.getsockname())
+            self.accepted, _ = server.accept()
+        self.guard._accepted(self.accepted.fileno(), 0)
+        connection = self.guard.get(self.accepted.fileno())
+        assert connection is not None
+        self.connection = connection
+        self.now_ms = 0
+
+    def arrives(self, size: int) -> None:
+        self.peer.sendall(bytes(size))
+        while size:
+            size -= len(self.accepted.recv(size))
+
+    def delivers(self, frames: int, frame_bytes: int) -> None:
+        self.arrives(frames * frame_bytes)
+        self.connection.delivered += frames * frame_bytes
+        self.connection.frames += frames
+
+    def look(self, *, drained: bool = True) -> None:
+        self.now_ms += 1_000
+        self.guard.check(self.now_ms, drained=drained)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.peer.close()
+        self.accepted.close()
+        self.guard.close()
+
+
+def test_a_large_message_may_begin_behind_a_flood_of_tiny_ones() -> None:
+    with Watched() as watched:
+        for _ in range(3):
+            watched.delivers(frames=300, frame_bytes=10)
+            watched.look()
+        # Nothing is delivered between these looks: the message takes its time on a slow line.
+        for part in range(1, 4):
+            watched.arrives(300_000)
+            watched.look()
+            assert watched.connection.memory == part * 300_000, "no tiny frame of it waits"
+        assert watched.guard.facts()["unread_bytes"] == 900_000
+        assert watched.cuts == []
+
+
+def test_tiny_frames_that_wait_count_what_they_need_in_memory() -> None:
+    with Watched() as watched:
+        for _ in range(3):
+            watched.delivers(frames=300, frame_bytes=10)
+            watched.look()
+        for _ in range(2):
+            watched.arrives(3_000_000)
+            watched.look(drained=False)
+        assert watched.connection.memory == 6_000_000 * (10 + 96) // 10
+        assert len(watched.cuts) == 1, "of 48 MiB that one connection may have"
+
+
+def test_an_error_in_a_look_at_one_connection_costs_that_connection_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as good:
+        ping(good)
+        with Zmtp(running.endpoint) as bad:
+            bad.send(*encode_message([Ping(1)]))
+            bad.receive_frame()
+            chosen = running.loop.peers.get(2)
+            assert chosen is not None
+            plainly = running.guard._look
+
+            def planted(connection: Any, now_ms: int, drained: bool) -> str | None:
+                if connection is chosen.connection:
+                    raise ZeroDivisionError("planted")
+                return plainly(connection, now_ms, drained)
+
+            monkeypatch.setattr(running.guard, "_look", planted)
+            assert is_ended(bad.socket)
+            running.until(lambda: ("lost", 2) in running.core.calls)
+        ping(good, 2)
+        ((link, doing, error),) = running.core.failures
+        assert (link, doing) == (2, "guarding")
+        assert isinstance(error, ZeroDivisionError)
+        assert "error of its own" in running.log.of("connection_cut")[0]["reason"]
 
 
 def test_silent_connections_make_room_only_when_they_had_time_to_speak() -> None:
