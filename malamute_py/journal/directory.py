@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from malamute_py.journal.appending import SnapshotSource
-from malamute_py.journal.errors import JournalCorrupt, JournalError, NotAFile
+from malamute_py.journal.errors import EpochsSpent, JournalCorrupt, JournalError, NotAFile
 from malamute_py.journal.layout import (
     LOCK_FILE,
     RING_FILE,
@@ -41,6 +41,9 @@ RINGS = "rings"
 FAILED = "failed"
 MANIFESTS = "manifest"
 PLACE_FILE = "place"
+EPOCH_MAX = (1 << 23) - 1
+"""The last epoch that is given. Numbers of what is kept in memory begin at epoch << 40, and the
+wire has integers below 2^63."""
 _LEAP_MAX = 1 << 10
 """Epochs that a copy of a directory may be ahead of the original. Small: numbers of what is kept
 in memory are counted from the epoch."""
@@ -85,6 +88,15 @@ class Place(msgspec.Struct, array_like=True):
     """Inode of the file `journal`."""
 
 
+def check_epoch(epoch: int, where: str) -> None:
+    """Raises EpochsSpent when an epoch is beyond the last one: nothing may be written with it."""
+    if epoch > EPOCH_MAX:
+        raise EpochsSpent(
+            f"{where} would begin epoch {epoch}, and {EPOCH_MAX} is the last one: copy what it"
+            " holds into a new data directory, with malamute replay and malamute publish"
+        )
+
+
 class Journal:
     """An open data directory. One thread opens and closes; see Ring for the rest."""
 
@@ -121,7 +133,8 @@ class Journal:
         """Take the directory, made when it is new; its rings are opened one by one.
 
         epoch: None for one more than the last; else above it. entropy: makes the uuids.
-        Raises JournalLocked, StorageRefused, JournalCorrupt, DiskFull, OSError, ValueError.
+        Raises JournalLocked, StorageRefused, JournalCorrupt, EpochsSpent, DiskFull, OSError,
+        ValueError.
         """
         storage = FileStorage(where) if isinstance(where, (str, Path)) else where
         lock = storage.lock(LOCK_FILE)
@@ -148,6 +161,7 @@ class Journal:
             new = last.epoch + leap if epoch is None else epoch
             if new <= last.epoch:
                 raise ValueError(f"epoch {new} must be above {last.epoch}, the last one")
+            check_epoch(new, storage.describe())
             raised = Epoch(identity.uuid, new, last.openings + 1)
             replace_file(storage, EPOCH_FILE, pack_file(raised))
             # Behind the epoch: a crash between the two leaps once more.

@@ -81,6 +81,12 @@ class NotAFile(OSError):
         self.kind = kind
 
 
+class EpochsSpent(JournalError):
+    """A directory has no epoch left: numbers in memory, counted from it, would pass 2^63."""
+
+    code = "limit"
+
+
 class BatchTooLarge(JournalError):
     """The batch or bundle cannot fit the ring's segments; nothing was written."""
 

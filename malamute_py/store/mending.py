@@ -37,6 +37,7 @@ from malamute_py.journal.directory import (
     RINGS,
     Epoch,
     Journal,
+    check_epoch,
     directory_name,
     find_epoch,
     find_identity,
@@ -150,6 +151,7 @@ def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
     epoch, why = find_epoch(source, identity)
     restored += [f"{EPOCH_FILE}: {why}"] if why else []
     storage = FileStorage(made)
+    check_epoch(epoch.epoch + _EPOCHS + 1, "a repaired copy")
     raised = Epoch(identity.uuid, epoch.epoch + _EPOCHS, epoch.openings)
     replace_file(storage, IDENTITY_FILE, pack_file(identity))
     replace_file(storage, EPOCH_FILE, pack_file(raised))

@@ -34,13 +34,14 @@ from malamute_py.journal.directory import (
     IDENTITY_FILE,
     RINGS,
     Epoch,
+    check_epoch,
     directory_name,
     is_directory_name,
     read_epoch,
     read_identity,
     ring_names,
 )
-from malamute_py.journal.errors import JournalCorrupt, JournalError
+from malamute_py.journal.errors import EpochsSpent, JournalCorrupt, JournalError
 from malamute_py.journal.layout import (
     CLOSED_FILE,
     LOCK_FILE,
@@ -80,9 +81,10 @@ MAIN: Final = "main"
 MANIFEST: Final = "snapshot.json"
 CONTENT: Final = "data"
 """Directory of the copied files, beside the manifest."""
-EPOCH_LEAP: Final = 1 << 20
+EPOCH_LEAP: Final = 1 << 13
 """Epochs between a snapshot's and those of what is restored from it: the original may go on, and
-a position must never mean two records."""
+a position must never mean two records. It may be begun as often meanwhile, 22 times a day for a
+year; and 1,000 snapshots may be restored and taken in a chain before EPOCH_MAX."""
 _FORM: Final = 1
 _OF_DIRECTORY: Final = frozenset([IDENTITY_FILE, EPOCH_FILE, MARK, DATABASE])
 _OF_RING: Final = frozenset([RING_FILE, TRIMS_FILE, CLOSED_FILE])
@@ -540,13 +542,18 @@ def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
 def restore(snapshot: Path, target: Path, *, progress: Progress = _nobody) -> Manifest:
     """Make a new data directory from a snapshot; its epoch is above all that came before.
 
-    Raises SnapshotFailed: it is damaged, or the target is there; OSError.
+    Raises SnapshotFailed: it is damaged, its epochs are spent, or the target is there; OSError.
     """
     manifest, wrong = verify(snapshot, progress=progress)
     if wrong:
         raise SnapshotFailed(
             f"{snapshot} is damaged ({'; '.join(wrong[:3])}): use another snapshot"
         )
+    try:
+        # One above, so that what is restored can be begun at all.
+        check_epoch(manifest.epoch + EPOCH_LEAP + 1, f"what is restored from {snapshot}")
+    except EpochsSpent as error:
+        raise SnapshotFailed(str(error)) from error
     with made_whole(target) as made:
         done = 0
         for name, (size, _) in manifest.files.items():

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from malamute_py.broker.ready import MAIL_STREAM
+from malamute_py.broker.streams import EPOCH_SHIFT
 from malamute_py.changelog import records as r
 from malamute_py.config import JournalSection
 from malamute_py.journal import inspect
-from malamute_py.journal.directory import Journal
+from malamute_py.journal.directory import EPOCH_MAX, Journal
+from malamute_py.journal.errors import EpochsSpent
 from malamute_py.server.checkpoints import Checkpointed, CheckpointFailed
 from malamute_py.store import snapshot as snapshots
 from malamute_py.store.database import DATABASE
+from malamute_py.store.mending import CannotMend, mend
 from malamute_py.store.snapshot import (
     CONTENT,
     EPOCH_LEAP,
@@ -228,3 +231,50 @@ def test_the_original_and_the_restored_never_mean_two_records_by_one_position(
     assert restored.epoch - original.epoch == EPOCH_LEAP
     original.close()
     restored.close()
+
+
+def test_numbers_in_memory_stay_below_2_63_up_to_the_last_epoch() -> None:
+    assert (EPOCH_MAX + 1) << EPOCH_SHIFT == 1 << 63
+
+
+def test_a_hundred_snapshots_are_restored_and_taken_in_a_chain(
+    begin: Begin, tmp_path: Path
+) -> None:
+    shell = begin()
+    filled(shell)
+    first = shell.journal.epoch
+    take(shell.directory, tmp_path / "snap")
+    shell.close()
+    for link in range(1, 101):
+        directory = tmp_path / f"directory-{link}"
+        restore(tmp_path / "snap", directory)
+        shutil.rmtree(tmp_path / "snap")
+        take(directory, tmp_path / "snap")
+        shutil.rmtree(tmp_path / f"directory-{link - 1}", ignore_errors=True)
+    again = begin("directory-100")
+    assert again.journal.epoch == first + 100 * EPOCH_LEAP + 1
+    assert again.queues == shell.queues
+    # Room for a first start and for 2^40 records in memory behind it.
+    assert (again.journal.epoch + 1) << EPOCH_SHIFT < 1 << 63
+    again.close()
+
+
+def test_what_is_beyond_the_last_epoch_is_refused_by_name(begin: Begin, tmp_path: Path) -> None:
+    shell = begin()
+    filled(shell)
+    shell.close()
+    Journal.open(shell.directory, epoch=EPOCH_MAX - EPOCH_LEAP - 1).close()
+    take(shell.directory, tmp_path / "last")
+    Journal.open(shell.directory).close()
+    take(shell.directory, tmp_path / "over")
+    restore(tmp_path / "last", tmp_path / "new")
+    journal = Journal.open(tmp_path / "new")
+    assert journal.epoch == EPOCH_MAX
+    journal.close()
+    with pytest.raises(EpochsSpent, match=f"epoch {EPOCH_MAX + 1}.*malamute replay"):
+        Journal.open(tmp_path / "new")
+    with pytest.raises(SnapshotFailed, match=f"{EPOCH_MAX} is the last one"):
+        restore(tmp_path / "over", tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    with pytest.raises(CannotMend, match=f"{EPOCH_MAX} is the last one"):
+        mend(tmp_path / "new", tmp_path / "mended")
