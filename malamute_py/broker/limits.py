@@ -42,6 +42,10 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     mail_memory_bytes: int = 0
     """Bytes of the batches that it sent and that lie in mailboxes in memory."""
     services: int = 0
+    request_bytes: int = 0
+    """Bytes of the batches of requests that it sent and that are in services in the log."""
+    request_memory_bytes: int = 0
+    """Bytes of the batches of requests that it sent and that are in services in memory."""
     cursors: int = 0
     groups: int = 0
     subscriptions: int = 0

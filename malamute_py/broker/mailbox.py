@@ -132,6 +132,7 @@ class Mailbox:
         "readers",
         "ready",
         "removing",
+        "resource",
         "returning",
         "rows",
         "settings",
@@ -191,6 +192,8 @@ class Mailbox:
         """These settings hold from now on."""
         self.settings = settings
         self.memory = settings.memory
+        self.resource = "mail_memory_bytes" if settings.memory else "mail_bytes"
+        """As what its bytes count for who sent them."""
         self.level = int(Level[settings.level.upper()])
 
     # --- what waits -----------------------------------------------------------------------------

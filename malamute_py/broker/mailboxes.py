@@ -168,7 +168,7 @@ class Mailboxes:
             mailbox.bytes += message.size
             self.messages += count
             self.bytes += message.size
-            self._quotas.weigh(message.sender, mailbox.memory, message.size)
+            self._quotas.weigh(message.sender, mailbox.resource, message.size)
             if message.expires_ms:
                 self.expiries.set((number, base), message.expires_ms)
             rare = message.rare
@@ -530,7 +530,7 @@ class Mailboxes:
         size = STAMP_BYTES + head.content_bytes
         if not force:
             self._check_room(mailbox, count, size)
-            self._quotas.check_mail(sender, mailbox.memory, size)
+            self._quotas.check_sent(sender, mailbox.resource, size)
         now_ms = self._shard.now_ms
         put = MailPut(
             mailbox.number, -1, count, size, sender, now_ms, key, priority,
@@ -708,7 +708,7 @@ class Mailboxes:
                 self.memory_bytes += row.size
             else:
                 self.bytes += row.size
-            self._quotas.weigh(row.sender, mailbox.memory, row.size)
+            self._quotas.weigh(row.sender, mailbox.resource, row.size)
         mailbox.messages += count
         self.messages += count
         self._shard.counters["mail_in"] += count
@@ -767,7 +767,7 @@ class Mailboxes:
             self.memory_bytes -= row.size
         else:
             self.bytes -= row.size
-        self._quotas.weigh(row.sender, mailbox.memory, -row.size)
+        self._quotas.weigh(row.sender, mailbox.resource, -row.size)
         self.bodies.drop(base)
         if row.expires_ms:
             self.expiries.drop(place)

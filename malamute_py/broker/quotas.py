@@ -1,11 +1,11 @@
 """Quotas: what one identity may have of what all clients share.
 
 Owns the counts by identity, and the buckets of its rates. The rules: what outlives a link (a
-stream, a mailbox, a service, a cursor, a group, messages in mailboxes) is its creator's or its
-sender's, as the change log has it, so that a restart counts the same; what ends with a link is
-the link's identity's; all links without an identity are one owner. A count that is reached is
-refused `limit`, a rate and what drains by itself `wait`; each is counted, and said once until it
-is eased. Nothing is looked up for a batch of records: a link carries its owner's counts.
+stream, a mailbox, a service, a cursor, a group, messages in mailboxes, requests) is its
+creator's or its sender's, as the change log has it, so that a restart counts the same; what ends
+with a link is the link's identity's; all links without an identity are one owner. A count that is
+reached is refused `limit`, a rate and what drains by itself `wait`; each is counted, and said once
+until it is eased. Nothing is looked up for a batch of records: a link carries its owner's counts.
 Source: SPEC.md, section 4.
 """
 
@@ -20,7 +20,9 @@ from malamute_py.broker.limits import Quota
 if TYPE_CHECKING:
     from malamute_py.broker.shard import Shard
 
-PASSING: Final = frozenset({"mail_bytes", "mail_memory_bytes", "questions"})
+PASSING: Final = frozenset(
+    {"mail_bytes", "mail_memory_bytes", "request_bytes", "request_memory_bytes", "questions"}
+)
 """What becomes less by itself: refused `wait`."""
 EASED_PERCENT: Final = 90
 """Of a quota: once no more than this is held, the next refusal is said again."""
@@ -143,23 +145,23 @@ class Quotas:
         if usage.held[resource] * 100 <= bound * EASED_PERCENT:
             usage.told.discard(resource)
 
-    def check_mail(self, holder: str, memory: bool, size: int) -> None:
-        """Raises RequestRejected when so many bytes more in mailboxes are too many for a sender."""
+    def check_sent(self, holder: str, resource: str, size: int) -> None:
+        """Raises RequestRejected when so many bytes more are too many for their sender.
+
+        resource: bytes in mailboxes or in the queues of services; see PASSING.
+        """
         usage = self._owners.get("" if holder[:1] == "~" else holder)
         if usage is None:
             usage = self.of(owner_of(holder))
-        quota = usage.quota
-        bound = quota.mail_memory_bytes if memory else quota.mail_bytes
-        resource = "mail_memory_bytes" if memory else "mail_bytes"
+        bound: int = getattr(usage.quota, resource)
         if bound and usage.held[resource] + size > bound:
             raise self._refusal(usage, resource, bound, size)
 
-    def weigh(self, holder: str, memory: bool, size: int) -> None:
-        """Count bytes of a sender that came into a mailbox, or left it."""
+    def weigh(self, holder: str, resource: str, size: int) -> None:
+        """Count bytes of a sender that came into a mailbox or a queue, or left it."""
         usage = self._owners.get("" if holder[:1] == "~" else holder)
         if usage is None:
             usage = self.of(owner_of(holder))
-        resource = "mail_memory_bytes" if memory else "mail_bytes"
         usage.held[resource] += size
         if usage.told and size < 0:
             self._ease(usage, resource)

@@ -232,6 +232,7 @@ class Requests:
             )
         size = content_size(content)
         self._check_room(service, count, size)
+        self._shard.quotas.check_sent(link.holder, service.resource, size)
         if link.usage.metered:
             self._shard.quotas.spend(link.usage, count, size)
         if not 0 <= command.timeout_ms <= TIME_MAX_MS:
@@ -560,7 +561,7 @@ class Requests:
             return
         size = put.row.put.size
         service.size -= size
-        self.size -= size
+        self.weigh(service, put.row.put.sender, -size)
         service.puts.pop(put.base, None)
         self._unsettled.pop(put, None)
         if put.slot >= 0:
@@ -978,15 +979,21 @@ class Requests:
             service.held += hold.rows.bit_count()
             self._found.append(grant)
 
-    def add(self, service: Service, put: Put) -> None:
-        """Count a batch as one of a queue."""
+    def weigh(self, service: Service, sender: str, size: int) -> None:
+        """Count bytes that a sender has more, or less, in all queues and on their way into them."""
+        self.size += size
+        self._shard.quotas.weigh(sender, service.resource, size)
+
+    def add(self, service: Service, put: Put, *, weighed: bool = False) -> None:
+        """Count a batch as one of a queue; weighed: its bytes were counted on their way."""
         row = put.row
         count, size = row.left.bit_count(), row.put.size
         service.puts[put.base] = put
         service.rows += count
         service.size += size
         self.rows += count
-        self.size += size
+        if not weighed:
+            self.weigh(service, row.put.sender, size)
         if row.put.deadline_ms:
             put.slot = self.wheel.add(row.put.deadline_ms, put)
 
@@ -1015,7 +1022,7 @@ class Incoming:
         service, put = self._service, self._put
         service.reserved_rows += put.count
         service.reserved_size += put.size
-        self._requests.size += put.size
+        self._requests.weigh(service, put.sender, put.size)
 
     def _based(self, base: int) -> None:
         """Its number is known: whoever is ready for it gets it in the same bundle."""
@@ -1063,9 +1070,8 @@ class Incoming:
             requests.made(service)
         service.reserved_rows -= change.count
         service.reserved_size -= change.size
-        requests.size -= change.size
         put = Put(service, requests._shard.queues.requests[change.base])
-        requests.add(service, put)
+        requests.add(service, put, weighed=True)
         requests._shard.counters["requests_in"] += change.count
         given = 0
         for offer, (rows, cost) in self._shares.items():
@@ -1080,7 +1086,7 @@ class Incoming:
         requests, service, put = self._requests, self._service, self._put
         service.reserved_rows -= put.count
         service.reserved_size -= put.size
-        requests.size -= put.size
+        requests.weigh(service, put.sender, -put.size)
         for offer, (rows, cost) in self._shares.items():
             requests.give_back(offer, rows.bit_count(), cost)
         self._shares = {}

@@ -496,6 +496,11 @@ class Service:
         """Its requests are kept in memory only."""
         return self.row.settings.memory
 
+    @property
+    def resource(self) -> str:
+        """As what its bytes count for who sent them."""
+        return "request_memory_bytes" if self.row.settings.memory else "request_bytes"
+
     # --- who offers -----------------------------------------------------------------------
 
     def join(self, offer: Offer) -> None:

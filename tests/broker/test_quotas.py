@@ -149,6 +149,48 @@ def test_bytes_in_mailboxes_wait_until_somebody_acknowledges_them() -> None:
     assert box.mail(1, "bert", [b"x" * 700]).code == "wait", "the log says whose they are"
 
 
+@pytest.mark.parametrize("memory", [False, True])
+def test_bytes_of_requests_wait_until_a_worker_has_done_them(memory: bool) -> None:
+    resource = "request_memory_bytes" if memory else "request_bytes"
+    box = post(Quota(**{resource: 3_000}))
+    box.send(3, wire.Offer(1, "v", ["topic", "never"], settings={"memory": memory}))
+    held = box.broker._shard.quotas.of("anna").held
+
+    def ask(link: int, tracker: int, size: int = 700) -> Any:
+        frame = encode([b"x" * size], subject="s")
+        box.send(link, wire.Request("v", tracker), frames=[frame])
+        return box.answer(link, tracker)
+
+    for tracker in range(1, 4):
+        assert isinstance(ask(1, tracker), wire.Confirm)
+    answer = ask(1, 4)
+    assert (answer.code, answer.retry_ms) == ("wait", 100)
+    assert f"quotas.{resource} is 3000" in answer.reason
+    assert ask(1, 5, 5_000).code == "limit", "more than all of it, which never passes"
+    assert isinstance(ask(2, 6), wire.Confirm), "the quota is anna's"
+    full = held[resource]
+    assert box.broker.counters[f"quota_{resource}"] == 2
+    if not memory:
+        box.restart()
+        held = box.broker._shard.quotas.of("anna").held
+        assert held[resource] == full, "the log says whose they are"
+        assert ask(1, 7).code == "wait"
+    worker = box.send(3, wire.Offer(2, "v", ALL, 1, 1 << 20))
+    assert ask(1, 8).code == "wait", "what is in hand counts as well"
+    first = worker.work[2][0].number
+    box.send(3, wire.AckWork(2, [(first, first + 1)], 3, 9, 1))
+    assert isinstance(ask(1, 10), wire.Confirm)
+    assert held[resource] == full
+
+
+def test_a_refused_request_gives_its_bytes_back() -> None:
+    box = post(Quota(request_bytes=2_500))
+    held = box.broker._shard.quotas.of("anna").held
+    box.refuse["main"] = ("full", "no room")
+    box.send(1, wire.Request("v", 1), frames=[encode([b"x" * 700], subject="s")])
+    assert held["request_bytes"] == 0
+
+
 def test_rings_in_memory_and_on_disk_are_bounded_over_all_clients() -> None:
     box = Post(rings_max=3, rings_bytes_max=4 << 20, rings_memory_bytes_max=2 << 20)
     for link, at, settings in (

@@ -516,6 +516,8 @@ class Game:
         assert self.world.service().rows == self.world.service().size == 0
         assert self.world.shell.broker.gauges["requests"] == 0
         assert self.world.shell.broker.gauges["request_bytes"] == 0
+        owners = self.world.shell.broker._shard.quotas._owners.values()
+        assert not any(usage.held["request_bytes"] for usage in owners)
 
     def drop_one(self, link: int) -> None:
         self._gone(link)
