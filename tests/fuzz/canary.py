@@ -1,21 +1,31 @@
 """Honest clients beside an attack, in a process of their own.
 
-Owns a publisher with its subscriber and a requester with its worker: what each sent and got, and
-how long confirms and replies took, by phase. `python -m tests.fuzz.canary ENDPOINT`: a line on
-standard input begins the phase of its name, the end of the input ends it all; then one line of
-JSON is printed.
+Owns a publisher with its subscriber, a requester with its worker, and a link that only sends PING:
+what each sent and got, and how long confirms, replies and PONGs took, by phase; also how much
+later than it asked the canary was woken, which is the machine's doing and not the broker's.
+`python -m tests.fuzz.canary ENDPOINT [PASSWORD [NAME]]`: a line on standard input begins the phase
+of its name, the end of the input ends it all; then one line of JSON is printed. The clients are
+NAME-0 to NAME-4 (canary-0 unless a name is given), with a password where there is one; with an
+empty NAME they have no identity.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections import defaultdict
 from typing import Any
 
+import msgspec
+import zmq
+import zmq.asyncio
+
 import malamute_py as malamute
+from malamute_protocol.commands import AnyCommand, Hello, Ping, Pong
+from malamute_protocol.framing import encode_message
 
 _PAUSE_S = 0.005
 _END_S = 60.0
@@ -29,6 +39,8 @@ class Canary:
         self.phase = "quiet"
         self.confirms: dict[str, list[float]] = defaultdict(list)
         self.replies: dict[str, list[float]] = defaultdict(list)
+        self.pongs: dict[str, list[float]] = defaultdict(list)
+        self.lateness: dict[str, list[float]] = defaultdict(list)
         self.published = 0
         self.received: list[int] = []
         self.asked = 0
@@ -42,7 +54,12 @@ class Canary:
             await client.publish("canary", b"%d" % self.published)
             self.confirms[self.phase].append(time.monotonic() - began)
             self.published += 1
-            await asyncio.sleep(_PAUSE_S)
+            await self.pause()
+
+    async def pause(self) -> None:
+        began = time.monotonic()
+        await asyncio.sleep(_PAUSE_S)
+        self.lateness[self.phase].append(time.monotonic() - began - _PAUSE_S)
 
     async def read(self, client: Any) -> None:
         async for record in client.subscribe("canary", start="earliest"):
@@ -57,22 +74,63 @@ class Canary:
                 self.wrong.append(f"request {self.asked} was answered {bytes(reply.body)!r}")
             self.asked += 1
             self.answered += 1
-            await asyncio.sleep(_PAUSE_S)
+            await self.pause()
 
     async def work(self, client: Any) -> None:
         async with client.worker("canary") as worker:
             async for request in worker:
                 await request.reply(bytes(request.body) + b" done")
 
-    async def run(self, endpoint: str) -> dict[str, Any]:
+    async def ping(self, endpoint: str, identity: str, password: str) -> None:
+        context = zmq.asyncio.Context()
+        with context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            if password:
+                socket.plain_username, socket.plain_password = identity.encode(), password.encode()
+            socket.connect(endpoint)
+            hello = Hello((1, 1), os.urandom(16), identity)
+            await socket.send_multipart(encode_message([hello]))
+            token = 0
+            while not self.stopped.is_set():
+                token += 1
+                began = time.monotonic()
+                await socket.send_multipart(encode_message([Ping(token)]))
+                if not await self.pong(socket, token):
+                    self.wrong.append(f"PING {token} was not answered")
+                    break
+                self.pongs[self.phase].append(time.monotonic() - began)
+                await self.pause()
+        context.term()
+
+    async def pong(self, socket: Any, token: int) -> bool:
+        """Whether PONG of a token came; the broker's own PINGs are answered meanwhile."""
+        while await socket.poll(_END_S * 1000):
+            head, *_ = await socket.recv_multipart()
+            for command in msgspec.msgpack.decode(head, type=list[AnyCommand]):
+                if isinstance(command, Ping):
+                    await socket.send_multipart(encode_message([Pong(command.token)]))
+                elif isinstance(command, Pong) and command.token == token:
+                    return True
+        return False
+
+    async def run(self, endpoint: str, password: str = "", name: str = "canary") -> dict[str, Any]:
         """Until the standard input ends; what was seen."""
-        clients = [await malamute.connect(endpoint, timeout_ms=None) for _ in range(4)]
+        names = [f"{name}-{number}" if name else "" for number in range(5)]
+        clients = [
+            await malamute.connect(
+                endpoint, timeout_ms=None, identity=one,
+                credential=malamute.Plain(one, password) if password else None,
+            )
+            for one in names[:4]
+        ]  # fmt: skip
         begun = [self.read(clients[1]), self.work(clients[3])]
         reading = [asyncio.create_task(each) for each in begun]
         await asyncio.sleep(0.2)
-        writing = [
-            asyncio.create_task(each) for each in (self.publish(clients[0]), self.ask(clients[2]))
-        ]
+        doing = (
+            self.publish(clients[0]), self.ask(clients[2]),
+            self.ping(endpoint, names[4], password),
+        )  # fmt: skip
+        writing = [asyncio.create_task(each) for each in doing]
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             self.phase = line.strip()
@@ -97,6 +155,8 @@ class Canary:
             "answered": self.answered, "wrong": self.wrong,
             "confirms_ms": {name: spread(times) for name, times in self.confirms.items()},
             "replies_ms": {name: spread(times) for name, times in self.replies.items()},
+            "pongs_ms": {name: spread(times) for name, times in self.pongs.items()},
+            "lateness_ms": {name: spread(times) for name, times in self.lateness.items()},
         }  # fmt: skip
 
 
@@ -113,4 +173,4 @@ def spread(times: list[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(Canary().run(sys.argv[1]))))
+    print(json.dumps(asyncio.run(Canary().run(*sys.argv[1:]))))

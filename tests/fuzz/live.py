@@ -253,7 +253,7 @@ def run(
         heard, _ = canary.communicate()
         told = json.loads(heard)
         faults += told["wrong"]
-        faults += _own_errors(directory / "broker.log")
+        faults += own_errors(directory / "broker.log")
     return {
         "faults": faults, "messages": attack.messages, "connections": attack.connections,
         "answers": attack.answers, "seconds": round(took, 1), "before": before, "after": after,
@@ -261,7 +261,7 @@ def run(
     }  # fmt: skip
 
 
-def _own_errors(log: Path) -> list[str]:
+def own_errors(log: Path) -> list[str]:
     """Lines of the broker's log that say that it met an error of its own."""
     lines = log.read_text(errors="replace").splitlines()
     wrong = [line for line in lines if any(f'"{event}"' in line for event in ERRORS)]

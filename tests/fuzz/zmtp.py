@@ -86,6 +86,17 @@ class Wire:
         self._parse(found)
         return found
 
+    def discard(self) -> bool:
+        """Read what has come and look at none of it, from now on; False: the connection is over."""
+        while not self.closed and select.select([self._socket], [], [], 0)[0]:
+            try:
+                data = self._socket.recv(1 << 18)
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+        return not self.closed
+
     def _parse(self, found: list[list[bytes]]) -> None:
         at, data = 0, self._in
         if not self._greeted:

@@ -1,0 +1,7 @@
+"""See run.py."""
+
+import sys
+
+from tests.attacks.run import main
+
+sys.exit(main())
