@@ -9,7 +9,6 @@ it ended waits again at once. Source: DESIGN.md, sections 8 and 9; SPEC.md, sect
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
@@ -62,8 +61,6 @@ REASON_MAX: Final = 1_000
 NAMED_MAX: Final = 8
 """Requests that a refusal names."""
 RANGES_MAX: Final = 4_096
-LEFT_BEHIND_MAX: Final = 10_000
-"""Holders of services of which it is known what a lost link left behind; the oldest go first."""
 
 
 class Offers:
@@ -89,8 +86,6 @@ class Offers:
         self._in_use = in_use
         self.count = 0
         self.pattern_bytes = 0
-        self._left_behind: OrderedDict[tuple[Service, str], LeftBehind] = OrderedDict()
-        """By holder: what it may end as long as no worker has it."""
         requests.deliver = self._deliver
 
     # --- OFFER, CREDIT, UNSUBSCRIBE -----------------------------------------------------------
@@ -230,7 +225,7 @@ class Offers:
             count = offer.hands.rows
             service = offer.service
             self._drop(offer)
-            self._leave_behind(service, offer.hands)
+            service.leave_behind(offer.hands)
             count += self._leave_orphans(offer, why)
             self._back(offer, why, 0)
             if count:
@@ -267,20 +262,9 @@ class Offers:
         del service.orphans[holder]
         count = hands.rows
         if why != WITHDRAWN:
-            self._leave_behind(service, hands)
+            service.leave_behind(hands)
         self._requests.give_up_later(hands, why, 0)
         return count
-
-    def _leave_behind(self, service: Service, hands: Hands) -> None:
-        """Remember what a holder had when its link was lost: its answer may be on its way."""
-        if not hands.grants:
-            return
-        place = service, hands.holder
-        left = self._left_behind.pop(place, None) or LeftBehind()
-        left.add(grant for some in hands.grants.values() for grant in some)
-        self._left_behind[place] = left
-        if len(self._left_behind) > LEFT_BEHIND_MAX:
-            self._left_behind.popitem(last=False)
 
     # --- hand-out -----------------------------------------------------------------------------
 
@@ -464,9 +448,10 @@ class Offers:
         """
         put, held = self._in_hand(offer, number)
         if left is not None:
-            found = left.of(number)
-            if found is not None:
-                put, rows = found
+            base, rows = left.of(number)
+            behind = offer.service.puts.get(base) if rows else None
+            if behind is not None and number < base + behind.row.put.count:
+                put = behind
                 free = put.left_behind | self._requests.coming_to(offer.hands.holder, put)
                 held |= rows & free
         return put, held
@@ -558,7 +543,7 @@ class Offers:
         try:
             return claim(offer, named)
         except RequestRejected:
-            left = self._left_behind.get((offer.service, offer.hands.holder))
+            left = offer.service.left_behind.get(offer.hands.holder)
             if left is None:
                 raise
             found = claim(offer, named, left)

@@ -25,7 +25,16 @@ from malamute_py.broker.links import Link, Links
 from malamute_py.broker.mailboxes import Mailboxes
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps, content_size
-from malamute_py.broker.waiting import Grant, Hands, Offer, Put, Service, every, runs_of
+from malamute_py.broker.waiting import (
+    Back,
+    Grant,
+    Hands,
+    Offer,
+    Put,
+    Service,
+    every,
+    runs_of,
+)
 from malamute_py.broker.wheel import Wheel
 from malamute_py.changelog.records import (
     Change,
@@ -63,16 +72,6 @@ Share: TypeAlias = tuple[Offer, Put, int, int]
 """Rows of one batch that an offer gets, and the bytes of credit that were taken for them."""
 Released: TypeAlias = list[tuple[Grant, int]]
 """What was taken out of whose hands, so that it can be put back."""
-
-
-class Back:
-    """Rows that wait again from some time on."""
-
-    __slots__ = ("put", "rows")
-
-    def __init__(self, put: Put, rows: int) -> None:
-        self.put = put
-        self.rows = rows
 
 
 class Requests:
@@ -563,6 +562,10 @@ class Requests:
         service.size -= size
         self.weigh(service, put.row.put.sender, -size)
         service.puts.pop(put.base, None)
+        if put.left_by:
+            service.forget_left(put)
+        for back in put.backs or ():
+            self.wheel.discard(back.slot, back)
         self._unsettled.pop(put, None)
         if put.slot >= 0:
             self.wheel.discard(put.slot, put)
@@ -722,12 +725,19 @@ class Requests:
 
     def _wait_again(self, put: Put, rows: int, not_before_ms: int) -> None:
         if not_before_ms > self._shard.now_ms:
-            put.delayed |= rows
-            put.service.delayed += rows.bit_count()
-            self.wheel.add(not_before_ms, Back(put, rows))
+            self._delay(put, rows, not_before_ms)
         else:
             put.service.wait(put, rows, again=True)
             self.hungry[put.service] = None
+
+    def _delay(self, put: Put, rows: int, until_ms: int) -> None:
+        put.delayed |= rows
+        put.service.delayed += rows.bit_count()
+        if put.backs is None:
+            put.backs = {}
+        back = Back(put, rows)
+        put.backs[back] = None
+        back.slot = self.wheel.add(until_ms, back)
 
     def _exhausted(self, service: Service, items: list[Rows], why: str, said: str = "") -> None:
         """Rows that were handed out as often as may be become dead letters."""
@@ -868,6 +878,8 @@ class Requests:
                     over.setdefault(thing.service, []).append((thing, thing.alive))
             elif type(thing) is Back:
                 put = thing.put
+                if put.backs is not None:
+                    put.backs.pop(thing, None)
                 rows = thing.rows & put.delayed
                 put.delayed &= ~rows
                 put.service.delayed -= rows.bit_count()
@@ -952,9 +964,7 @@ class Requests:
         waiting = row.waiting
         for at_ms, rows in row.delayed.items():
             rows &= waiting
-            put.delayed |= rows
-            service.delayed += rows.bit_count()
-            self.wheel.add(at_ms, Back(put, rows))
+            self._delay(put, rows, at_ms)
         waiting &= ~put.delayed
         again = 0
         for times, rows in row.attempts.items():

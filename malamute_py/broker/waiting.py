@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +37,8 @@ LOT_MS: Final = 2
 """What a worker does in so little time goes to one: shared out among eight, 64 quick requests
 cost three times as much in messages as they cost to do, and come back later."""
 LOT_MAX: Final = 64
+LEFT_BY_MIN: Final = 2
+"""Lost holders that are remembered of each batch, or as many as it has rows if these are more."""
 SCANNED_AT_ONCE: Final = 256
 """Lanes that a new pattern is compared with in one step, or that it has outlived."""
 
@@ -49,11 +51,13 @@ class Put:
     """What is left of one batch of requests, at run time."""
 
     __slots__ = (
+        "backs",
         "base",
         "buried",
         "delayed",
         "ending",
         "grants",
+        "left_by",
         "masks",
         "moving",
         "returning",
@@ -70,6 +74,8 @@ class Put:
         """Subject -> its rows, once they were looked at."""
         self.grants: list[Grant] = []
         """Who has which of its rows in hand."""
+        self.left_by: list[LeftBehind] | None = None
+        """Holders that had rows of it when their link was lost, the newest last, if any did."""
         self.moving = 0
         """Rows whose hand-out or return is on its way into the log."""
         self.returning = 0
@@ -78,6 +84,8 @@ class Put:
         """Rows whose end is."""
         self.delayed = 0
         """Rows that wait, but not yet."""
+        self.backs: dict[Back, None] | None = None
+        """When they may be handed out again, if some have waited."""
         self.slot = -1
         """Of its deadline in the wheel."""
         self.buried = 0
@@ -130,6 +138,17 @@ class Put:
     def weight(self) -> int:
         """How many places its rows may wait in."""
         return 1 if len(self.row.put.subjects) == 1 else self.row.put.count
+
+
+class Back:
+    """Rows of one batch that wait again from some time on."""
+
+    __slots__ = ("put", "rows", "slot")
+
+    def __init__(self, put: Put, rows: int) -> None:
+        self.put = put
+        self.rows = rows
+        self.slot = -1
 
 
 class Grant:
@@ -196,33 +215,51 @@ class Hands:
 
 
 class LeftBehind:
-    """What one holder had in hand of one service when its link was lost."""
+    """Requests that one holder had in hand of one service when a link of it was lost.
 
-    __slots__ = ("bases", "rows")
+    Each entry goes when its batch has left the queue, so that all of it is bounded by the queue.
+    """
 
-    def __init__(self) -> None:
-        self.rows: dict[int, tuple[Put, int]] = {}
-        """Number of its first -> (batch, which rows of it)."""
+    __slots__ = ("bases", "holder", "rows")
+
+    def __init__(self, holder: str) -> None:
+        self.holder = holder
+        self.rows: dict[int, int] = {}
+        """Number of a batch's first request -> the rows of it."""
         self.bases: list[int] = []
-        """Ascending."""
+        """The same numbers, ascending."""
 
-    def add(self, grants: Iterable[Grant]) -> None:
-        """The holder had these as well; what it had before and has ended is forgotten."""
-        kept = {base: one for base, one in self.rows.items() if one[0].alive & one[1]}
-        for grant in grants:
-            put = grant.put
-            kept[put.base] = put, kept.get(put.base, (put, 0))[1] | grant.rows
-        self.rows = kept
-        self.bases = sorted(kept)
+    def add(self, hands: Hands) -> None:
+        """The holder had these requests as well."""
+        bases, rows = self.bases, self.rows
+        ordered = not bases or bases[-1] < hands.bases[0]
+        for base in hands.bases:
+            for grant in hands.grants[base]:
+                if base not in rows:
+                    bases.append(base)
+                    put = grant.put
+                    if put.left_by is None:
+                        put.left_by = []
+                    put.left_by.append(self)
+                rows[base] = rows.get(base, 0) | grant.rows
+        if not ordered:
+            bases.sort()
 
-    def of(self, number: int) -> tuple[Put, int] | None:
-        """The batch that a number lies in, and the rows of it that the holder had."""
+    def drop(self, put: Put) -> None:
+        """Forget what the holder had of a batch."""
+        del self.rows[put.base]
+        del self.bases[bisect_left(self.bases, put.base)]
+        assert put.left_by is not None, "who is remembered is named by the batch"
+        put.left_by.remove(self)
+
+    def of(self, number: int) -> tuple[int, int]:
+        """The last batch that begins at or before a number, and the rows that the holder had.
+
+        Without rows: the holder had nothing that begins so early.
+        """
         at = bisect_right(self.bases, number) - 1
-        if at < 0:
-            return None
-        put, rows = self.rows[self.bases[at]]
-        known = number < put.base + put.row.put.count and put.service.puts.get(put.base) is put
-        return (put, rows) if known else None
+        base = self.bases[at] if at >= 0 else -1
+        return base, self.rows.get(base, 0)
 
 
 class Parcel:
@@ -428,6 +465,7 @@ class Service:
         "index",
         "known",
         "lanes",
+        "left_behind",
         "level",
         "lot",
         "making",
@@ -486,6 +524,8 @@ class Service:
         self.offers: dict[Offer, None] = {}
         self.orphans: dict[str, Hands] = {}
         """Holder -> what it had in hand when the broker ended."""
+        self.left_behind: dict[str, LeftBehind] = {}
+        """Holder -> what it may end as long as no worker has it: a lost link had it in hand."""
         self.unseen: deque[tuple[Crew, Iterator[Lane]]] = deque()
         """New patterns, with the lanes that they are still to be compared with."""
         self.dead = 0
@@ -559,6 +599,32 @@ class Service:
             lane.crews = found
             lane.version = self.version
         return lane.crews
+
+    # --- what lost links had in hand --------------------------------------------------------
+
+    def leave_behind(self, hands: Hands) -> None:
+        """Remember what a holder had when its link was lost: its answer may be on its way."""
+        if not hands.grants:
+            return
+        left = self.left_behind.get(hands.holder)
+        if left is None:
+            left = self.left_behind[hands.holder] = LeftBehind(hands.holder)
+        left.add(hands)
+        for base in hands.bases:
+            put = self.puts[base]
+            left_by = put.left_by
+            if left_by is not None and len(left_by) > max(LEFT_BY_MIN, put.row.put.count):
+                self._forget_left(left_by[0], put)
+
+    def forget_left(self, put: Put) -> None:
+        """A batch has left the queue: whoever had rows of it has nothing to end."""
+        for left in tuple(put.left_by or ()):
+            self._forget_left(left, put)
+
+    def _forget_left(self, left: LeftBehind, put: Put) -> None:
+        left.drop(put)
+        if not left.rows:
+            del self.left_behind[left.holder]
 
     # --- what waits -----------------------------------------------------------------------
 

@@ -1,20 +1,22 @@
 """A wheel of timers: what is due when, in slots of some milliseconds.
 
 Owns the order in which things fall due. The rules: nothing falls due early; to add and to
-take out cost the same however many there are, and what is taken out leaves nothing behind
-but its slot; a turn brings a bounded number.
+take out cost the same however many there are; slots that have become empty go when there are
+twice as many slots as were in use; a turn brings a bounded number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
 SLOT_MS: Final = 8
 """A slot holds what falls due within so long: what is early in it waits for the slot's end."""
+SLOTS_MIN: Final = 1_024
+"""So many slots are never looked through for empty ones."""
 
 
 class Wheel(Generic[T]):
@@ -23,6 +25,7 @@ class Wheel(Generic[T]):
     def __init__(self) -> None:
         self._slots: dict[int, dict[T, None]] = {}
         self._order: list[int] = []
+        self._sweep_at = SLOTS_MIN
 
     def __len__(self) -> int:
         return sum(map(len, self._slots.values()))
@@ -39,10 +42,19 @@ class Wheel(Generic[T]):
         slot = -(-due_ms // SLOT_MS)
         found = self._slots.get(slot)
         if found is None:
+            if len(self._slots) >= self._sweep_at:
+                self._sweep()
             found = self._slots[slot] = {}
             heappush(self._order, slot)
         found[thing] = None
         return slot
+
+    def _sweep(self) -> None:
+        """Drop the slots out of which all was taken: their time may be years away."""
+        self._slots = {slot: found for slot, found in self._slots.items() if found}
+        self._order = list(self._slots)
+        heapify(self._order)
+        self._sweep_at = max(SLOTS_MIN, 2 * len(self._slots))
 
     def discard(self, slot: int, thing: T) -> None:
         """Take a thing out of its slot, if it is there."""

@@ -217,6 +217,66 @@ def test_what_waits_is_neither_renewed_nor_returned_by_who_had_it() -> None:
     assert [letter.body for letter in letters(world, REQUESTER)] == [b"work"]
 
 
+def test_what_lost_workers_left_behind_goes_with_the_requests() -> None:
+    world = World()
+    world.client(REQUESTER, "desk")
+    world.worker(OTHER, "bob")
+    for cycle in range(5):
+        lost = 10 + cycle
+        for _ in range(20):
+            world.request(REQUESTER, b"work")
+        # Without an identity each session is another holder.
+        world.worker(lost, session=bytes([cycle + 1]) * 16)
+        world.offer(lost)
+        world.drop(lost)
+        puts = list(world.service().puts.values())
+        assert [len(put.left_by or ()) for put in puts] == [1] * 20
+        world.offer(OTHER)
+        for number in world.numbers(OTHER)[cycle * 20 :]:
+            world.ack(OTHER, [(number, number + 1)], WorkState.COMPLETED)
+        world.shell.send(OTHER, wire.Unsubscribe(1))
+        assert world.queued() == 0
+        assert world.service().left_behind == {}
+        assert [len(put.left_by or ()) for put in puts] == [0] * 20
+
+
+def test_of_a_request_that_is_lost_again_and_again_the_last_holders_are_remembered() -> None:
+    world = World()
+    world.client(REQUESTER, "desk")
+    world.request(REQUESTER, b"work")
+    names = ["ann", "bob", "eve", "joe"]
+    for link, name in enumerate(names, 10):
+        world.worker(link, name)
+        world.offer(link)
+        world.drop(link)
+        world.shell.wait(LATER_MS)
+    assert list(world.service().left_behind) == names[-2:]
+    offer = wire.Offer(1, "s", ALL, 0, MANY)
+    for link, name in enumerate(names, 20):
+        world.worker(link, name)
+        answer = say(world, link, offer, reply(key=b"of %d" % link), frames=1)
+        assert isinstance(answer, wire.Confirm) == (name == "eve"), "then it has ended"
+
+
+def test_of_a_batch_each_row_may_have_a_lost_holder() -> None:
+    world = World()
+    world.client(REQUESTER, "desk")
+    world.request(REQUESTER, *[b"work"] * 40)
+    names = [f"worker{number}" for number in range(40)]
+    for link, name in enumerate(names, 10):
+        world.worker(link, name)
+        world.offer(link, credit=1)
+    for link in range(10, 50):
+        world.drop(link)
+    offer = wire.Offer(1, "s", ALL, 0, MANY)
+    for link, name in enumerate(names, 60):
+        world.worker(link, name)
+        row = world.service().left_behind[name].rows[0].bit_length() - 1
+        command = wire.Reply(1, [row], 700, True, key=b"of %d" % link)
+        assert isinstance(say(world, link, offer, command, frames=1), wire.Confirm)
+    assert world.service().left_behind == {}
+
+
 def test_a_refusal_by_the_log_leaves_what_waits_as_it_was() -> None:
     world = at_work()
     world.drop(WORKER)

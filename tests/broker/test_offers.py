@@ -11,6 +11,7 @@ from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from malamute_py.broker import links
 from malamute_py.broker.waiting import LOT_MAX, LOT_MS, Lane, lowest, rows_in, runs_of
+from malamute_py.broker.wheel import Wheel
 from tests.broker.service_world import INBOX, MANY, World
 
 STORED = int(wire.Level.STORED)
@@ -1246,3 +1247,47 @@ def test_lanes_of_nobody_do_not_gather() -> None:
         world.ack(2, [(n * 100, n * 100 + 100)], WorkState.COMPLETED)
     assert len(world.service().lanes) <= 1_024 + 100
     assert all(isinstance(lane, Lane) for lane in world.service().lanes.values())
+
+
+def test_what_was_to_wait_for_years_leaves_nothing_when_it_ends() -> None:
+    world = World()
+    world.client(1, "desk")
+    world.worker(2, "ann")
+    world.offer(2, lease_ms=1_000)
+    wheel = world.shell.broker._services._requests.wheel
+    for turn in range(100):
+        world.request(1, b"work", key=b"%d" % turn, timeout_ms=(1 << 52) + turn * 1_000)
+        number = world.numbers(2)[-1]
+        again_ms = (1 << 51) + turn * 1_000
+        world.ack(2, [(number, number + 1)], WorkState.RETURNED, again_ms=again_ms)
+        assert world.info(1)["delayed"] == 1
+        world.ask(1, wire.CancelRequest(5, "s", b"%d" % turn, -1))
+        assert world.queued() == 0
+    assert world.info(1)["delayed"] == 0
+    assert len(wheel) == 0
+
+
+def test_slots_of_a_wheel_that_became_empty_are_dropped() -> None:
+    wheel: Wheel[int] = Wheel()
+    kept = wheel.add(1 << 50, -1)
+    for number in range(100_000):
+        wheel.discard(wheel.add((1 << 40) + number * 1_000, number), number)
+        assert len(wheel._slots) <= 1_025
+        assert len(wheel._order) <= 1_025
+    assert len(wheel) == 1
+    assert wheel.take(1 << 51, 10) == [-1]
+    wheel.discard(kept, -1)
+    assert wheel.due_ms is None
+
+
+def test_many_slots_in_use_are_all_taken_in_their_order() -> None:
+    wheel: Wheel[int] = Wheel()
+    for number in range(5_000):
+        wheel.add(number * 10, number)
+    for number in range(0, 5_000, 2):
+        wheel.discard(-(-number * 10 // 8), number)
+    wheel.add(60_000, 5_000)
+    found = []
+    while wheel.due_ms is not None:
+        found += wheel.take(wheel.due_ms * 8, 7)
+    assert found == [*range(1, 5_000, 2), 5_000]
