@@ -2,7 +2,8 @@
 
 --seed N              one seed
 --seeds A..B          a range, B left out; stops at the first failure unless --keep-going
---scenario NAME       journal, broker, session, work, clients, cuts, or all (the default)
+--scenario NAME       journal, broker, session, work, clients, cuts, threads, thread-cuts, or all
+                      (the default)
 --steps N             another length than the seed chooses
 --plant NAME          run with a planted bug (`--plant list` names them)
 --trace               print every event

@@ -21,17 +21,7 @@ from tests.simulation.history import ToldModel
 from tests.simulation.machine import SEGMENT_BYTES
 from tests.simulation.model import Violation
 from tests.simulation.network import Connection, Message
-from tests.simulation.programs import (
-    Process,
-    anonymous,
-    joins,
-    publishes,
-    reads,
-    requests,
-    sends,
-    serves,
-    works,
-)
+from tests.simulation.programs import Cast, Process, anonymous
 from tests.simulation.sockets import DealerSocket, simulated_transport
 from tests.simulation.trace import Trace
 from tests.simulation.work_machine import WorkMachine
@@ -182,40 +172,44 @@ class ClientsRun(WorkRun):
         rng = self.rng
         count = rng.randint(2, 4)
         self.services = [f"w{number}" for number in range(rng.choice((0, 1, 1, 2)))]
-        asks: list[list[Any]] = [[] for _ in range(count)]
-        serving: list[list[Any]] = [[] for _ in range(count)]
+        asks: list[list[Cast]] = [[] for _ in range(count)]
+        serving: list[list[Cast]] = [[] for _ in range(count)]
         some = range(count)
         for number in rng.sample(some, rng.randint(1, count)):
-            asks[number].append(sends)
+            asks[number].append(("sends",))
         for box in self.boxes:
             for number in rng.sample(some, rng.randint(1, min(2, count))):
-                serving[number].append(reads(box))
+                serving[number].append(("reads", box))
                 self.readers[box] = self.readers.get(box, 0) + 1
         for service in self.services:
             for number in rng.sample(some, rng.randint(1, count)):
-                serving[number].append(rng.choice((serves, works))(service))
+                serving[number].append((rng.choice(("serves", "works")), service))
         if self.services:
             for number in rng.sample(some, rng.randint(1, count)):
-                asks[number].append(requests)
+                asks[number].append(("requests",))
         self.groups = rng.random() < 0.7
         if self.groups:
             for number in rng.sample(some, rng.randint(1, count)):
-                asks[number].append(publishes)
+                asks[number].append(("publishes",))
             for place in rng.sample(self.inputs, rng.randint(1, 2)):
                 kind = rng.choice(("shared", "shared", "keyed", "exclusive"))
                 for number in rng.sample(some, rng.randint(1, count)):
-                    serving[number].append(joins(place, "g", kind))
+                    serving[number].append(("joins", place, "g", kind))
         for number in some:
             identity = f"p{number}" if rng.random() < 0.6 else ""
-            if requests in asks[number] and ANONYMOUS not in self.habits:
+            if ("requests",) in asks[number] and ANONYMOUS not in self.habits:
                 identity = f"p{number}"
             if identity and rng.random() < 0.5:
-                serving[number].append(reads(None))
-            self.processes.append(
-                Process(self, f"p{number}", identity, asks[number], serving[number])
-            )
+                serving[number].append(("reads", None))
+            program = self._kind()
+            process = program(self, f"p{number}", identity, asks[number], serving[number])
+            self.processes.append(process)
         for process in self.processes:
             process.start()
+
+    def _kind(self) -> type[Process]:
+        """What kind of program comes next."""
+        return Process
 
     # --- the network ------------------------------------------------------------------------
 
@@ -411,7 +405,7 @@ class ClientsRun(WorkRun):
         return super()._owed(others)
 
     def _open_calls(self) -> str:
-        return next((f"{p.name}: {call}" for p in self.processes for call in p.calls.values()), "")
+        return next((left for p in self.processes if (left := p.unfinished())), "")
 
 
 class CutsRun(ClientsRun):

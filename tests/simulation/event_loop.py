@@ -22,8 +22,10 @@ class Descriptor(Protocol):
     """What can be watched for reading."""
 
     fd: int
-    signalled: bool
-    """A reader of it is to be called."""
+
+    @property
+    def signalled(self) -> bool:
+        """A reader of it is to be called."""
 
 
 class SimulatedTask(asyncio.Task[Any]):

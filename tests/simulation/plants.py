@@ -678,6 +678,79 @@ def _rewind_unheard(stack: contextlib.ExitStack) -> None:
     _put(stack, Membership, "_rewind", lambda original: lambda self, command: None)
 
 
+# --- the synchronous client's shell ---------------------------------------------------------------
+
+
+def _one_is_told(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.thread import ThreadLink
+    from tests.simulation.threads import Condition
+
+    class One(Condition):
+        def notify_all(self) -> None:
+            for thread in self._waiting:
+                del self._waiting[thread]
+                self._threads.ready(thread)
+                return
+
+    def make(original: Any) -> Any:
+        def begin(self: Any, *arguments: Any) -> None:
+            original(self, *arguments)
+            self._happened = One(self.lock)
+
+        return begin
+
+    _put(stack, ThreadLink, "__init__", make)
+
+
+def _dropped_unheard(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.thread import ThreadLink
+
+    _put(stack, ThreadLink, "dropped", lambda original: lambda self, opened: None)
+
+
+def _read_at_once(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.sync_mail import SyncInbox
+
+    def make(original: Any) -> Any:
+        def begin(self: Any, delivered: Any, batch: Any) -> None:
+            original(self, delivered, batch)
+            if self._acks_next:
+                for number in batch.offsets.tolist():
+                    self._view.done(number)
+
+        return begin
+
+    _put(stack, SyncInbox, "_begin", make)
+
+
+def _none_completes_nothing(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.sync_work import HandlerRun
+
+    def make(original: Any) -> Any:
+        def answer(self: Any, request: Any, result: Any) -> None:
+            if result is not None:
+                original(self, request, result)
+
+        return answer
+
+    _put(stack, HandlerRun, "_answer", make)
+
+
+def _first_settled(stack: contextlib.ExitStack) -> None:
+    from malamute_py.client.events import Settled
+    from malamute_py.client.thread import ThreadLink
+
+    def make(original: Any) -> Any:
+        def handle(self: Any, event: Any) -> bool:
+            if isinstance(event, Settled):
+                event = Settled(event.pairs[:1])
+            return bool(original(self, event))
+
+        return handle
+
+    _put(stack, ThreadLink, "_handle", make)
+
+
 def _codes(*names: str) -> frozenset[str]:
     return frozenset(names)
 
@@ -887,6 +960,26 @@ PLANTS: dict[str, Planted] = {
     "rewind-unheard": Planted(
         "clients", "a member acknowledges for a record what it did with one that was lost",
         _rewind_unheard, _codes("unseen"), 100,
+    ),
+    "one-is-told": Planted(
+        "threads", "of several threads that wait for a client's answers one is woken",
+        _one_is_told, _codes("stuck"), 20,
+    ),
+    "dropped-unheard": Planted(
+        "threads", "what a program dropped unclosed holds on to what it had",
+        _dropped_unheard, _codes("stuck"), 60,
+    ),
+    "read-at-once": Planted(
+        "threads", "messages are acknowledged when they come to an inbox, before they are read",
+        _read_at_once, _codes("unseen"), 60,
+    ),
+    "none-completes-nothing": Planted(
+        "threads", "a handler that returns nothing leaves its request in hand",
+        _none_completes_nothing, _codes("stuck"), 40,
+    ),
+    "first-settled": Planted(
+        "threads", "of several calls that end by one message one is told",
+        _first_settled, _codes("stuck"), 60, 20,
     ),
 }  # fmt: skip
 """Name -> planted bug. `python -m tests.simulation --plant list` prints it."""

@@ -57,6 +57,8 @@ REPLY_MS = 5_000
 """What is waited for a reply that may be lost for good, where calls have a time at all."""
 
 Role = Callable[["Process"], Coroutine[Any, Any, None]]
+Cast = tuple[str, *tuple[Any, ...]]
+"""A role by name and its details; see ROLES."""
 
 
 class Deliberate(Exception):
@@ -79,7 +81,7 @@ class Process:
     """One program, from its start to its death, and again."""
 
     def __init__(
-        self, world: Any, name: str, identity: str, asks: list[Role], serves: list[Role]
+        self, world: Any, name: str, identity: str, asks: list[Cast], serves: list[Cast]
     ) -> None:
         """asks: roles that end once there is nothing new. serves: roles that go on for ever."""
         self.world = world
@@ -117,15 +119,19 @@ class Process:
         self.sockets.clear()
         self.attempts.clear()
         self.at_work.clear()
+        self.asking = len(self.asks) + 1
+        self._begin()
+
+    def _begin(self) -> None:
         self.loop = SimulatedLoop(
             lambda: self.world.clock.now_us, self.after, lambda: self.draw_us(1, 40), self._broken
         )
-        self.asking = len(self.asks) + 1
         self._watched(self.loop.run_coroutine(self._main()))
 
-    async def _main(self) -> None:
+    def settings(self) -> ClientSettings:
+        """Settings of its client."""
         rng = self.rng
-        settings = make_settings(
+        return make_settings(
             "inproc://simulated",
             {
                 "identity": self.identity,
@@ -136,12 +142,14 @@ class Process:
                 **BOUNDS,
             },
         )
-        self.client = Client(settings, context=Context(self))  # type: ignore[arg-type]
+
+    async def _main(self) -> None:
+        self.client = Client(self.settings(), context=Context(self))  # type: ignore[arg-type]
         await self.client.opened(timeout_ms=None)
-        for role in self.serves:
-            self._watched(self.loop.run_coroutine(role(self)))
-        for role in self.asks:
-            task = self.loop.run_coroutine(role(self))
+        for name, *details in self.serves:
+            self._watched(self.loop.run_coroutine(ROLES[name](*details)(self)))
+        for name, *details in self.asks:
+            task = self.loop.run_coroutine(ROLES[name](*details)(self))
             self._watched(task)
             task.add_done_callback(self._asked)
         self.asking -= 1
@@ -193,6 +201,10 @@ class Process:
         if self.client is not None:
             await self.call("close", self.client.close())
         self.closing = False
+
+    def unfinished(self) -> str:
+        """What has not ended after the end, in words."""
+        return next((f"{self.name}: {call}" for call in self.calls.values()), "")
 
     def owes(self) -> str:
         """What is still to come, in words; empty when nothing is."""
@@ -293,9 +305,7 @@ class Process:
         lawful, codes: errors and refusals that it may end by, beside LAWFUL.
         impatient: the call may be cancelled.
         """
-        self._calls += 1
-        number = self._calls
-        self.calls[number] = f"{what} since {self.world.clock.now_us} us"
+        number = self.opens(what)
         try:
             if impatient and self.rng.random() < 0.1:
                 try:
@@ -304,21 +314,49 @@ class Process:
                 except TimeoutError:
                     return Told(error=Timeout("the caller has lost patience"))
             return Told(await work)
-        except RequestRejected as error:
+        except MalamuteError as error:
+            return self.failed(what, act, error, lawful, codes)
+        finally:
+            self.calls.pop(number, None)
+
+    def opens(self, what: str) -> int:
+        """A call begins; returns its number."""
+        self._calls += 1
+        self.calls[self._calls] = f"{what} since {self.world.clock.now_us} us"
+        return self._calls
+
+    def failed(
+        self,
+        what: str,
+        act: Act | None,
+        error: MalamuteError,
+        lawful: tuple[type[MalamuteError], ...],
+        codes: tuple[str, ...],
+    ) -> Told:
+        """Judge the error by which a call has ended."""
+        if isinstance(error, RequestRejected):
             self.world.note("rejected", self.name, what, error.code)
             if act is not None:
                 self.model.caller_refused(act, error.code)
-            if error.code not in LAWFUL and error.code not in codes and not self.closing:
-                raise Violation("unlawful", f"{self.name}: {what}: {error!r}") from error
-            return Told(error=error)
-        except MalamuteError as error:
+            if error.code in LAWFUL or error.code in codes or self.closing:
+                return Told(error=error)
+        else:
             self.world.note("failed", self.name, what, type(error).__name__)
             lawful = (Timeout, *lawful) if BOUNDS else lawful
-            if not isinstance(error, lawful) and not self.closing:
-                raise Violation("unlawful", f"{self.name}: {what}: {error!r}") from error
-            return Told(error=error)
-        finally:
-            self.calls.pop(number, None)
+            if isinstance(error, lawful) or self.closing:
+                return Told(error=error)
+        raise Violation("unlawful", f"{self.name}: {what}: {error!r}") from error
+
+    def bound(self) -> tuple[dict[str, Any], tuple[type[MalamuteError], ...]]:
+        """How long a request may take, and the errors that it may end by."""
+        options: tuple[dict[str, Any], ...] = ({}, {}, {"timeout_ms": 30}, {"timeout_ms": 400})
+        bound = self.rng.choice(options)
+        lawful: tuple[type[MalamuteError], ...] = (RequestFailed,)
+        if bound:
+            lawful += (Timeout,)
+        if not self.identity:
+            lawful += (ConnectionLost,)
+        return bound, lawful
 
     def act(self, *, level: str = "default", atomic: bool = False) -> Act:
         """Something that is about to be asked for."""
@@ -458,10 +496,11 @@ async def sends(p: Process) -> None:
             if told.value:
                 p.told(act, Told(told.value[0]), "", losses, level)
         else:
-            await p.step(partial(_sends_in_step, p, box))
+            await p.step(partial(sends_in_step, p, box))
 
 
-def _sends_in_step(p: Process, box: str, step: Any, act: Act) -> None:
+def sends_in_step(p: Process, box: str, step: Any, act: Act) -> None:
+    """A message as a part of a step."""
     step.send(box, p.record(act, "send", box))
 
 
@@ -505,12 +544,7 @@ async def _request(p: Process) -> None:
     body = p.record(act, "request", service, mood)
     serial = serial_of(body)
     draw = rng.random()
-    bound: dict[str, Any] = rng.choice(({}, {}, {"timeout_ms": 30}, {"timeout_ms": 400}))
-    lawful: tuple[type[MalamuteError], ...] = (RequestFailed,)
-    if bound:
-        lawful += (Timeout,)
-    if not p.identity:
-        lawful += (ConnectionLost,)
+    bound, lawful = p.bound()
     may_be_lost = BOUNDS and not p.identity and not bound
     if draw < 0.75:
         confirm = rng.choice(("none", "none", "stored", "synced"))
@@ -520,7 +554,7 @@ async def _request(p: Process) -> None:
             bound = {"timeout_ms": REPLY_MS}
         work = client.request(service, body, confirm=confirm, **bound)
         told = await p.call(f"request of record {serial}", work, act, lawful=lawful, impatient=True)
-        _judge(p, serial, told)
+        judge(p, serial, told)
     elif draw < 0.85:
         if may_be_lost:
             bound = {"timeout_ms": REPLY_MS}
@@ -530,8 +564,8 @@ async def _request(p: Process) -> None:
 
         told = await p.call("requests", several(), act, lawful=lawful, impatient=True)
         for reply in told.value or ():
-            _judge(p, serial, Told(reply))
-        _judge(p, serial, Told(error=told.error))
+            judge(p, serial, Told(reply))
+        judge(p, serial, Told(error=told.error))
     else:
         level, key = p.level(), rng.randbytes(6)
         if p.identity:
@@ -543,7 +577,8 @@ async def _request(p: Process) -> None:
                 await p.call("cancel", client.cancel(service, key), codes=("unknown_service",))
 
 
-def _judge(p: Process, serial: int, told: Told) -> None:
+def judge(p: Process, serial: int, told: Told) -> None:
+    """What the caller of a request was told is what a worker said."""
     if isinstance(told.error, RequestFailed):
         p.model.failed_caller(serial, told.error.why.partition(":")[0], power=p.world.losses > 0)
     if told.value is not None and told.value.body:
@@ -568,7 +603,7 @@ def reads(box: str | None) -> Role:
             try:
                 async with p.client.inbox(box, ack=ack, credit_records=credit) as inbox:
                     async for mail in inbox:
-                        _shown(p, place, mail)
+                        shown(p, place, mail)
                         if rng.random() < 0.3:
                             await p.pause()
                         if ack == "manual":
@@ -577,13 +612,14 @@ def reads(box: str | None) -> Role:
                         if not left:
                             break
             except MalamuteError as error:
-                _reckoned(p, "an inbox", error)
+                reckoned(p, "an inbox", error)
             await p.pause()
 
     return role
 
 
-def _shown(p: Process, place: str, mail: Any) -> None:
+def shown(p: Process, place: str, mail: Any) -> None:
+    """A program was handed a message."""
     if mail.body:
         serial = serial_of(mail.body)
         p.world.note("mail shown", p.name, place, mail.number, serial)
@@ -609,7 +645,7 @@ async def _settle_mail(p: Process, place: str, mail: Any) -> None:
             await p.call("mail.again", mail.again())
 
 
-def _reckoned(p: Process, what: str, error: MalamuteError) -> None:
+def reckoned(p: Process, what: str, error: MalamuteError) -> None:
     """An iteration has ended by an error."""
     if p.closing:
         return
@@ -640,7 +676,7 @@ async def _handle(p: Process, request: Any, service: str) -> bytes | None:
         p.model.history.failing.add(serial)
         raise Deliberate("as it was asked for")
     if mood == GIVES_BACK and request.attempts == 1:
-        await p.call("give_back", request.give_back(5, wait=rng.random() < 0.5), lawful=_LATE)
+        await p.call("give_back", request.give_back(5, wait=rng.random() < 0.5), lawful=LATE)
         return None
     if rng.random() < 0.2 and p.does("handlers renew leases"):
         await p.call("renew", request.renew(), lawful=(ConnectionLost,))
@@ -648,20 +684,20 @@ async def _handle(p: Process, request: Any, service: str) -> bytes | None:
     if draw < 0.15:
         _, body = p.answer(request)
         work = request.reply(body, last=False, wait=rng.random() < 0.5)
-        await p.call("a first reply", work, lawful=_LATE)
+        await p.call("a first reply", work, lawful=LATE)
     elif draw < 0.2:
         return None
     if rng.random() < 0.5 and p.does("handlers answer in steps"):
         told = await p.step(lambda step, act: p.reply_part(step, act, request, service))
         if told.error is not None:
             if told.code != "not_held" and not request.finished:
-                await p.call("give_back", request.give_back(1), lawful=_LATE)
+                await p.call("give_back", request.give_back(1), lawful=LATE)
             raise told.error
         return None
     return p.answer(request)[1]
 
 
-_LATE = (ConnectionLost, LocalProtocolError)
+LATE = (ConnectionLost, LocalProtocolError)
 """A request that was given up meanwhile, by the closing of its worker or a step."""
 
 
@@ -687,7 +723,7 @@ def serves(service: str) -> Role:
                 ) as worker:  # fmt: skip
                     await worker.run(in_a_thread if plain else handler)
             except MalamuteError as error:
-                _reckoned(p, "a worker", error)
+                reckoned(p, "a worker", error)
             await p.pause()
 
     return role
@@ -711,7 +747,7 @@ def works(service: str) -> Role:
                         left -= 1
                         await _work(p, request, service)
             except MalamuteError as error:
-                _reckoned(p, "a worker", error)
+                reckoned(p, "a worker", error)
             await p.pause()
 
     return role
@@ -722,7 +758,7 @@ async def _work(p: Process, request: Any, service: str) -> None:
     try:
         body = await _handled(p, request, service)
     except Deliberate as error:
-        await p.call("fail", request.fail(str(error), wait=rng.random() < 0.5), lawful=_LATE)
+        await p.call("fail", request.fail(str(error), wait=rng.random() < 0.5), lawful=LATE)
         return
     except RequestRejected:
         return
@@ -731,9 +767,9 @@ async def _work(p: Process, request: Any, service: str) -> None:
         return
     wait = rng.random() < 0.5
     if body is not None:
-        await p.call("reply", request.reply(body, wait=wait), lawful=_LATE)
+        await p.call("reply", request.reply(body, wait=wait), lawful=LATE)
     elif not request.finished:
-        await p.call("complete", request.complete(wait=wait), lawful=_LATE)
+        await p.call("complete", request.complete(wait=wait), lawful=LATE)
 
 
 # --- who shares a stream ---------------------------------------------------------------------
@@ -768,7 +804,7 @@ def joins(stream: str, group: str, kind: str) -> Role:
                         if not left:
                             break
             except MalamuteError as error:
-                _reckoned(p, "a group", error)
+                reckoned(p, "a group", error)
             await p.pause()
 
     return role
@@ -789,3 +825,15 @@ async def _settle_record(p: Process, place: str, member: Any, record: Any) -> No
         told = await p.step(fill)
         if told.error is not None and told.code != "not_held":
             await p.call("member.again", member.again(record))
+
+
+ROLES: dict[str, Callable[..., Role]] = {
+    "sends": lambda: sends,
+    "publishes": lambda: publishes,
+    "requests": lambda: requests,
+    "reads": reads,
+    "serves": serves,
+    "works": works,
+    "joins": joins,
+}
+"""Name -> makes the role."""

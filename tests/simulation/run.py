@@ -83,6 +83,14 @@ def scenario(name: str) -> Callable[..., Scenario]:
         from tests.simulation.clients_run import CutsRun
 
         return CutsRun
+    if name == "threads":
+        from tests.simulation.threads_run import ThreadsRun
+
+        return ThreadsRun
+    if name == "thread-cuts":
+        from tests.simulation.threads_run import ThreadCutsRun
+
+        return ThreadCutsRun
     if name == "work":
         from tests.simulation.work_run import WorkRun
 
@@ -90,7 +98,9 @@ def scenario(name: str) -> Callable[..., Scenario]:
     raise KeyError(name)
 
 
-SCENARIOS = ("journal", "broker", "session", "work", "clients", "cuts")
+SCENARIOS = (
+    "journal", "broker", "session", "work", "clients", "cuts", "threads", "thread-cuts",
+)  # fmt: skip
 
 
 def run_seed(

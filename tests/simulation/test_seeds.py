@@ -61,6 +61,18 @@ def test_a_link_may_be_cut_at_any_message_of_a_story(first: int) -> None:
     check("cuts", range(first, first + CHUNK))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 100, CHUNK))
+def test_programs_with_threads_get_what_they_were_promised(first: int) -> None:
+    check("threads", range(first, first + CHUNK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(CUTS, 2 * CUTS, CHUNK))
+def test_a_link_of_a_program_with_threads_may_be_cut_at_any_message(first: int) -> None:
+    check("thread-cuts", range(first, first + CHUNK))
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_few_seeds_pass(scenario: str) -> None:
     check(scenario, range(1000, 1005))
