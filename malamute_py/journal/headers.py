@@ -27,6 +27,10 @@ _MEMO_TABLE_MAX = 4096
 nothing."""
 _MEMO_HEADERS_MAX = 1 << 15
 """Of all tables together: each header comes with objects of some hundred bytes."""
+_SAMPLE = 1_024
+"""Subjects of a large table by which it is guessed how many leading parts they have."""
+_DEPTH_MAX = 8
+"""Leading parts of a subject that are kept at most: subjects are taken apart at each depth."""
 _NOBODY = BitMap()
 _ANYTHING: tuple[Keys, ...] = (("",),)
 _UNKNOWN: tuple[tuple[str, ...], tuple[Fields, ...]] = (("",), ())
@@ -178,11 +182,15 @@ class HeaderTable:
         if table is None:
             table = self.streams[stream] = StreamHeaders(self.depth, self.filters)
         subjects, fieldmaps = _parts(keys)
+        large = len(subjects) + len(fieldmaps) > self._distinct_max
+        if large and self.depth != 0:
+            # Noted by name, all of them would be taken apart again at once, part by part.
+            table = self._make_room(stream, ordinal, subjects)
         before = len(table)
         resolved = _note(table, subjects, fieldmaps)
         self._distinct += len(table) - before
         if self._distinct > self._distinct_max and self.depth != 0:
-            self._coarsen(ordinal)
+            self._coarsen(ordinal, to=0 if large else None)
             # Its leading parts are there: nothing more is to be counted.
             resolved = _note(self.streams[stream], subjects, fieldmaps)
         if keys is _UNKNOWN:
@@ -197,6 +205,24 @@ class HeaderTable:
             self._memo[stream, id(keys)] = (keys, resolved)
         return resolved
 
+    def _make_room(self, stream: int, ordinal: int, coming: Sequence[Keys]) -> StreamHeaders:
+        """Keep so few leading parts that a large table's subjects find room, as far as it is seen.
+
+        A sample of them decides: to take 65,536 subjects apart at each depth takes half a second.
+        """
+        sample = coming[:: max(1, len(coming) // _SAMPLE)]
+        depth = _deepest(sample) - 1 if self.depth is None else self.depth
+        while depth > 0:
+            parts = len({_shortened(top, depth) for top in sample})
+            # Where most of the sample differ, so do most of all.
+            many = parts if 2 * parts <= len(sample) else parts * len(coming) // len(sample)
+            if many <= self._distinct_max // 2:
+                break
+            depth -= 1
+        if depth != self.depth:
+            self._coarsen(ordinal, to=depth)
+        return self.streams[stream]
+
     def _coarsen(self, ordinal: int, to: int | None = None) -> None:
         """Keep fewer leading parts: `to`, or until the table is at most half full.
 
@@ -207,18 +233,16 @@ class HeaderTable:
         if filters is None:
             filters = EntryFilters(self._waiting_max)
             filters.add_all(self._items(), ordinal)
-        deepest = max(
-            (key.count(".") + 1 for t in self.streams.values() for top in t.tops for key in top),
-            default=1,
-        )
-        depth = deepest if self.depth is None else self.depth
+        depth = self.depth
+        if depth is None:
+            depth = _deepest(top for t in self.streams.values() for top in t.tops)
         streams = self.streams
         distinct = self._distinct
         while depth > 0:
             depth = depth - 1 if to is None else to
             streams = {number: _coarser(t, depth, filters) for number, t in self.streams.items()}
             distinct = sum(map(len, streams.values()))
-            if distinct <= self._distinct_max // 2:
+            if distinct <= self._distinct_max // 2 or to is not None:
                 break
         self.depth = depth
         self.filters = filters
@@ -274,6 +298,12 @@ def _bitmap(table: dict[Any, BitMap], key: Any) -> BitMap:
     if found is None:
         found = table[key] = BitMap()
     return found
+
+
+def _deepest(tops: Iterable[Keys]) -> int:
+    """How many leading parts tell these subjects apart, as far as they are tried."""
+    parts = max((key.count(".") + 1 for top in tops for key in top), default=1)
+    return min(parts, _DEPTH_MAX)
 
 
 def _leading(key: str, depth: int) -> str:
