@@ -198,6 +198,8 @@ class Guard:
         self._rss_before = self.rss
         """Resident memory when nothing was unread last."""
         self._has_cut = False
+        self._ended_by_address: Counter[str] = Counter()
+        """Connections that ended since the sockets were empty: what they sent may be there."""
 
     def close(self) -> None:
         """Forget everything."""
@@ -286,6 +288,21 @@ class Guard:
         elif len(self._silent) > bounds.greetings_max:
             (most_of, _), *_ = self._silent_by_address.most_common(1)
             self._make_room(most_of, newest.accepted_ms, "too many say nothing")
+        elif self._has_left_much(address):
+            self._surplus(newest, "what connections of its address left behind fills the memory")
+
+    def _has_left_much(self, address: str) -> bool:
+        """Whether messages of ended connections fill the memory, and most of them came from there.
+
+        libzmq keeps what it has read of a connection until it is taken up, also when the connection
+        has gone: no look sees it, and who connects again and again would have no bound.
+        """
+        ended = self._ended_by_address
+        return (
+            address in ended
+            and self.rss - self._rss_before > self._bounds.unread_share_bytes_max
+            and ended[address] == max(ended.values())
+        )
 
     def _make_room(self, address: str, now_ms: int, reason: str) -> None:
         """Cut the connection of an address that has been silent longest, unless it just came."""
@@ -314,6 +331,7 @@ class Guard:
 
     def _forget(self, connection: Connection) -> None:
         del self._connections[connection.fd]
+        self._ended_by_address[connection.address] += 1
         _less(self._by_address, connection.address)
         if self._silent.pop(connection.fd, None) is not None:
             _less(self._silent_by_address, connection.address)
@@ -366,8 +384,10 @@ class Guard:
             ended.append(connection)
             self._forget(connection)
             self._shut_down(connection, verdict, abort=True)
-        if drained and not self._suspects:
-            self._give_back()
+        if drained:
+            self._ended_by_address.clear()
+            if not self._suspects:
+                self._give_back()
         return ended
 
     def _give_back(self) -> None:
