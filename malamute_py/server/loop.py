@@ -10,6 +10,7 @@ that frame. Source: DESIGN.md, sections 2 and 4.
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,6 +61,10 @@ _DROPPED_MAX = 8_192
 _STEPS_MAX = 64
 """Ready after Ready without looking at the sockets."""
 _BLOCKED_POLL_MS = 2
+_TAKE_LEAST = 64
+"""A turn takes up messages for this part of what it may at least, and one message always."""
+_LONG_TURN_US = 100_000
+"""A turn that used a processor for so long is told of: everybody has waited for it."""
 _LONG_BYTES = 8
 """What the length of a frame of 255 bytes or more takes besides, over every version of ZMTP."""
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -139,10 +144,14 @@ class Loop:
         clock: Callable[[], int],
         log: Log,
         counters: defaultdict[str, int],
+        meter: Callable[[], int],
+        worked: Callable[[], int],
         checkpoints: Checkpoints | None = None,
     ) -> None:
         """clock: milliseconds since 1970. But for the inbox, only the loop uses what is given.
 
+        meter: nanoseconds from any beginning. worked: nanoseconds of a processor that this thread
+        has used.
         checkpoints: None: nothing that is kept here outlives the process.
         """
         self._checkpoints = checkpoints
@@ -162,6 +171,16 @@ class Loop:
         self._burst_bytes = config.loop.burst_bytes
         self._burst_commands = config.loop.burst_commands
         self._share_commands = config.loop.share_commands
+        self._meter = meter
+        self._worked = worked
+        self._worked_ns = -1
+        """What the thread had used when the last turn ended; -1: it has not had one."""
+        self._turn_ns = config.loop.turn_us * 1_000
+        self._take_ns = self._take_most_ns = self._turn_ns // 2
+        """How long a turn takes up messages: less, when what comes of them takes long."""
+        self._take_until = self._turn_until = sys.maxsize
+        self.longest_turn_us = 0
+        """The longest turn so far, in microseconds of a processor."""
         self._guard_ms = config.loop.guard_ms
         self._pending_bytes_max = config.links.pending_bytes_max
         self._frames_max = config.limits.message_frames_max
@@ -201,6 +220,8 @@ class Loop:
         timeout = 0 if self._busy else self._timeout(self._clock())
         ready = dict(self._poller.poll(timeout))
         now_ms = self._clock()
+        began = self._meter()
+        self._take_until, self._turn_until = began + self._take_ns, began + self._turn_ns
         if self._inbox.fd in ready:
             self._take_results(now_ms)
         drained = True
@@ -230,6 +251,25 @@ class Loop:
             self._checkpoints.tick(now_ms)
         if self._waiting:
             self._retry(now_ms)
+        self._pace(now_ms)
+
+    def _pace(self, now_ms: int) -> None:
+        """Take up less in the next turn if this one was long, and tell of one that was very long.
+
+        What messages bring (fan-out, hand-outs, appends) is done in their turn, and only then what
+        others sent is looked at; how much it is shows when it is done.
+        """
+        if self._meter() > self._turn_until:
+            self._take_ns = max(self._take_ns // 2, self._take_most_ns // _TAKE_LEAST)
+        elif self._take_ns < self._take_most_ns:
+            self._take_ns = min(self._take_ns + self._take_ns // 8, self._take_most_ns)
+        before, self._worked_ns = self._worked_ns, self._worked()
+        took_us = 0 if before < 0 else (self._worked_ns - before) // 1_000
+        if took_us > self.longest_turn_us:
+            self.longest_turn_us = took_us
+        if took_us > _LONG_TURN_US:
+            self._counters["long_turns_total"] += 1
+            self._event("long_turn", "warning", {"ms": took_us // 1_000}, now_ms)
 
     def _timeout(self, now_ms: int) -> int:
         at_ms = self._guard_at_ms
@@ -294,7 +334,7 @@ class Loop:
         polled = [(listener.socket, _POLLIN)]
         core, limits, frames_max = self._core, self._limits, self._frames_max
         again = zmq.Again
-        frame_bytes, share = listener.frame_bytes, self._share_commands
+        frame_bytes, share, meter = listener.frame_bytes, self._share_commands, self._meter
         taken = worked = 0
         count = dropped = 0
         while count < self._burst_messages:
@@ -316,7 +356,7 @@ class Loop:
                     pass
                 self._counters["messages_dropped_total"] += 1
                 dropped += 1
-                if dropped == _DROPPED_MAX:
+                if dropped == _DROPPED_MAX or meter() >= self._take_until:
                     break
                 continue
             frames: list[Any] = []
@@ -363,7 +403,11 @@ class Loop:
             else:
                 core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
                 worked += len(commands)
-            if taken >= self._burst_bytes or worked >= self._burst_commands:
+            if (
+                taken >= self._burst_bytes
+                or worked >= self._burst_commands
+                or meter() >= self._take_until
+            ):
                 break
         self._counters["messages_in_total"] += count
         self._counters["bytes_in_total"] += taken
@@ -383,6 +427,8 @@ class Loop:
             peer = behind.pop(number)
             if self._peers.get(number) is peer and self._take_share(peer, now_ms):
                 behind[number] = peer
+            if self._meter() >= self._take_until:
+                return
 
     def _take_share(self, peer: Peer, now_ms: int) -> bool:
         """Do a share of the commands that wait; False: none waits any more."""
@@ -548,6 +594,10 @@ class Loop:
             self._wake_at_ms = at_ms = core.wake_at_ms()
             if at_ms is None or at_ms > now_ms or not ready:
                 break
+            if self._meter() >= self._turn_until:
+                # What is left of it has its next turn behind what others sent.
+                self._busy = True
+                break
         else:
             self._busy = True
         if self._wake_at_ms is not None and self._wake_at_ms <= now_ms:
@@ -654,6 +704,7 @@ class Loop:
         """Confirm what was taken, say goodbye, and see that it leaves; at most drain_ms."""
         until_ms = self._clock() + drain_ms
         self._finishing = True
+        self._turn_until = sys.maxsize
         for listener in self._listeners:
             self._poller.unregister(listener.socket)
         self.settle(self._clock())

@@ -223,6 +223,7 @@ class Server:
             "data": self._journal.storage.describe(),
             "uptime_ms": self._clock() - self._started_ms,
             "resident_bytes": self._guard.rss,
+            "longest_turn_us": self._loop.longest_turn_us,
             **self._guard.facts(),
             "gauges": self._gauges(),
             "shell": dict(self._counters),
@@ -310,6 +311,8 @@ class Server:
                 clock=self._clock,
                 log=self.log,
                 counters=self._counters,
+                meter=time.perf_counter_ns,
+                worked=time.thread_time_ns,
                 checkpoints=self._checkpoints,
             )
             # From here on _serve() undoes all this, the last first.

@@ -150,7 +150,7 @@ class Inside:
         self.loop = _Loop(
             config, core=self.core, rings=self.rings, listeners=[], guard=nothing,
             inbox=self._inbox, limits=self.limits, clock=lambda: self.now_ms, log=_Log(),
-            counters=defaultdict(int),
+            counters=defaultdict(int), meter=lambda: 0, worked=lambda: 0,
         )  # fmt: skip
         self.loop.told = self._told
         self.loop.ended = self._ended

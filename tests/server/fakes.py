@@ -62,8 +62,11 @@ class EchoCore:
         self.calls: list[tuple[Any, ...]] = []
         self.published: list[Any] = []
         self.failures: list[tuple[int, str, Exception]] = []
+        self.turns: list[int] = [0]
+        """Messages that came between one question for what is ready and the next."""
 
     def receive(self, link: int, identity: str, commands: Any, frames: Any, now_ms: int) -> None:
+        self.turns[-1] += 1
         for command in commands:
             if isinstance(command, Ping):
                 self.send(link, Pong(command.token))
@@ -132,6 +135,7 @@ class EchoCore:
 
     def take_ready(self) -> Ready:
         ready, self.ready = self.ready, nothing()
+        self.turns.append(0)
         return ready
 
     def wake_at_ms(self) -> int | None:
@@ -193,8 +197,13 @@ class RunningLoop:
             clock=self._now_ms,
             log=self.log,
             counters=self.counters,
+            meter=self.meter,
+            worked=lambda: 0,
         )
         self.failure: BaseException | None = None
+        self.step_ns = 0
+        """What the meter goes on by each time that it is asked."""
+        self._metered_ns = 0
         self._stands_at_ms: int | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run)
@@ -205,6 +214,14 @@ class RunningLoop:
     @property
     def endpoint(self) -> str:
         return self.listeners[0].name
+
+    def meter(self) -> int:
+        self._metered_ns += self.step_ns
+        return self._metered_ns
+
+    def spend(self, ns: int) -> None:
+        """The meter goes on by so much."""
+        self._metered_ns += ns
 
     def _now_ms(self) -> int:
         stands_at_ms = self._stands_at_ms

@@ -20,7 +20,7 @@ import zmq
 from malamute_protocol.commands import AnyCommand, Atomic, Bye, Command, Ping, Pong, Publish
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import AppendBundle, Event
-from malamute_py.config import Config, LimitsSection, Links
+from malamute_py.config import Config, LimitsSection, Links, LoopSection
 from malamute_py.server import loop as loop_module
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.guard import Bounds, Guard
@@ -459,6 +459,37 @@ def test_tiny_frames_that_wait_count_what_they_need_in_memory() -> None:
         assert len(watched.cuts) == 1, "of 48 MiB that one connection may have"
 
 
+def test_who_leaves_much_behind_again_and_again_comes_in_when_it_was_taken_up() -> None:
+    """15 s of one peer that sent tiny messages and came again took 1.2 GiB, without a bound."""
+    refused = "left behind"
+    with Watched() as watched:
+        guard = watched.guard
+        before = guard.rss
+        watched.look()
+        fd = watched.accepted.fileno()
+
+        def comes() -> bool:
+            guard._accepted(fd, watched.now_ms)
+            found = guard.get(fd)
+            if found is not None:
+                guard.cut(found, "again")
+            return found is not None
+
+        guard._resident = lambda: before + (200 << 20)  # type: ignore[method-assign]
+        watched.look(drained=False)
+        assert comes(), "no more than its share was left behind"
+        guard._resident = lambda: before + (300 << 20)  # type: ignore[method-assign]
+        watched.look(drained=False)
+        assert not comes()
+        assert refused in watched.cuts[-1]
+        guard._ended_by_address["another"] = 99
+        assert comes(), "the other has left more"
+        del guard._ended_by_address["another"]
+        assert not comes()
+        watched.look(drained=True)
+        assert comes(), "the sockets were empty"
+
+
 def test_an_error_in_a_look_at_one_connection_costs_that_connection_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -671,3 +702,61 @@ def test_an_event_with_an_error_says_where_it_arose() -> None:
         assert facts["error"] == "IndexError('planted')"
         assert "test_an_event_with_an_error" in facts["trace"]
         assert facts["link"] == 7
+
+
+# --- how long a turn takes --------------------------------------------------------------
+
+PACED = Config(listen=LOCAL.listen, loop=LoopSection(turn_us=100))
+
+
+def turns_of_a_burst(running: RunningLoop, step_ns: int) -> list[int]:
+    """Messages of each turn, of 200 that came while the loop was busy with another."""
+    released = threading.Event()
+    busy = threading.Event()
+    receive = running.core.receive
+
+    def held(link: int, identity: str, commands: Any, frames: Any, now_ms: int) -> None:
+        busy.set()
+        assert released.wait(WAIT_S)
+        running.core.receive = receive  # type: ignore[method-assign]
+        receive(link, identity, commands, frames, now_ms)
+
+    with Zmtp(running.endpoint) as peer:
+        running.core.receive = held  # type: ignore[method-assign]
+        peer.send(*encode_message([Ping(1)]))
+        assert busy.wait(WAIT_S)
+        peer.socket.sendall(frame(encode_message([Ping(2)])[0]) * 200)
+        time.sleep(0.1)
+        running.core.turns = [0]
+        running.step_ns = step_ns
+        released.set()
+        for _ in range(201):
+            peer.receive_frame()
+    return [count for count in running.core.turns if count]
+
+
+def test_a_turn_takes_up_messages_for_half_of_its_time_and_one_always() -> None:
+    with RunningLoop(PACED) as running:
+        # 50 us, and 10 each time that the meter is asked: once a message.
+        paced = turns_of_a_burst(running, 10_000)
+        assert max(paced) <= 5
+        assert len(paced) >= 40
+        assert set(turns_of_a_burst(running, 1_000_000)) == {1}
+
+
+def test_turns_that_take_long_take_up_less_and_more_again_when_they_do_not() -> None:
+    with RunningLoop(PACED) as running:
+        settle, cost = running.loop.settle, 200_000
+
+        def costly(now_ms: int) -> None:
+            running.spend(cost)
+            settle(now_ms)
+
+        running.loop.settle = costly  # type: ignore[method-assign]
+        halved = turns_of_a_burst(running, 1_000)
+        assert max(halved[8:-1]) == 1, "what follows takes twice as long as a turn may"
+        cost = 0
+        for _ in range(40):
+            with dealer(running.endpoint) as peer:
+                ping(peer)
+        assert max(turns_of_a_burst(running, 1_000)) > 20
