@@ -47,10 +47,9 @@ class Attack(msgspec.Struct, frozen=True):
     """Of the short form: a second or so."""
     settings: tuple[str, ...] = ()
     """Of its broker, `key=value`."""
-    fills: int = 0
-    """Bytes that the configuration lets it fill, beyond what any peer may."""
     keeps: int = 0
-    """Bytes of what it has made and what stays: streams, mailboxes, cursors."""
+    """Bytes of what it has made and what stays, as far as the configuration lets it: streams,
+    mailboxes, cursors."""
     files: int = 0
     """Descriptors that stay for the same reason."""
     password: str = ""
@@ -249,6 +248,19 @@ def new_headers(aim: Aim, count: int = _HEADERS) -> bytes:
 
 
 @attack(3)
+def deep_subjects(aim: Aim) -> None:
+    """Batches of 65,536 subjects of 111 parts that differ in the first."""
+    writer = aim.peer()
+    rest = ".x" * 110
+    while aim.more():
+        start = aim.chance.getrandbits(30)
+        names = [f"{start + at:x}{rest}" for at in range(_HEADERS)]
+        content = encode([b""] * _HEADERS, subject_table=names, subject_codes=range(_HEADERS))
+        writer.say(wire.Publish("deep", 1), frames=[content])
+        writer.discard()
+
+
+@attack(3)
 def new_headers_for_one(aim: Aim) -> None:
     """Batches of 65,536 subjects that no broker has seen, for a few subscriptions."""
     reader, writer = aim.peer(), aim.peer()
@@ -265,7 +277,7 @@ def new_headers_for_one(aim: Aim) -> None:
         reader.discard()
 
 
-@attack(2, fills=128 * MIB)
+@attack(2)
 def new_headers_for_many(aim: Aim) -> None:
     """Batches of 65,536 new subjects for 2,000 subscriptions that are served together."""
     readers, writer = [aim.peer(), aim.peer()], aim.peer()
@@ -509,7 +521,7 @@ def index_questions(aim: Aim) -> None:
         peer.discard()
 
 
-@attack(8, fills=64 * MIB)
+@attack(8)
 def slow_readers(aim: Aim) -> None:
     """Readers with all the credit there is who read nothing, of a stream that a peer fills."""
     readers = [aim.peer() for _ in range(40)]
@@ -599,7 +611,7 @@ def mutated_traffic(aim: Aim) -> None:
     aim.sent += source.messages + source.connections
 
 
-@attack(40, fills=512 * MIB)
+@attack(40)
 def partial_messages(aim: Aim) -> None:
     """60 connections with 47 MiB each of a message that never ends."""
     part = frame(bytes(MIB), MORE)
@@ -616,7 +628,7 @@ def partial_messages(aim: Aim) -> None:
         peer.close()
 
 
-@attack(40, fills=512 * MIB)
+@attack(40)
 def endless_frames(aim: Aim) -> None:
     """Frames of one byte that say that more of their message follow, without end."""
     data = frame(b"x", MORE) * 50_000
@@ -649,25 +661,25 @@ def claims_of_4_gib(aim: Aim) -> None:
 # --- what one client may take -----------------------------------------------------------
 
 
-@attack(10, fills=192 * MIB, keeps=192 * MIB, files=8)
+@attack(10, keeps=192 * MIB, files=8)
 def streams(aim: Aim) -> None:
     """One client takes all the streams that it can get."""
     _take(aim, "streams", wire.CreateStream)
 
 
-@attack(10, fills=192 * MIB, keeps=192 * MIB)
+@attack(10, keeps=192 * MIB)
 def mailboxes(aim: Aim) -> None:
     """One client takes all the mailboxes that it can get."""
     _take(aim, "mailboxes", lambda n, name: wire.EditMailbox(n, name, {}))
 
 
-@attack(10, fills=192 * MIB, keeps=192 * MIB)
+@attack(10, keeps=192 * MIB)
 def services(aim: Aim) -> None:
     """One client takes all the services that it can get."""
     _take(aim, "services", lambda n, name: wire.EditService(n, name, {}))
 
 
-@attack(10, fills=192 * MIB, keeps=192 * MIB)
+@attack(10, keeps=192 * MIB)
 def cursors(aim: Aim) -> None:
     """One client takes all the cursors and groups that it can get."""
     _take(
@@ -690,7 +702,7 @@ def _take(aim: Aim, kind: str, made: Callable[[int, str], wire.Command]) -> None
         peer.discard()
 
 
-@attack(10, fills=192 * MIB)
+@attack(10)
 def subscriptions(aim: Aim) -> None:
     """Links with 1,000 subscriptions each, with patterns of all kinds, made again and again."""
     while aim.more():
@@ -710,7 +722,7 @@ RINGS: Final = 8
 
 @attack(
     3, settings=(f"quotas.rings={RINGS}", "journal.segment_bytes=16777216"),
-    fills=192 * MIB, keeps=64 * MIB, files=8 * RINGS,
+    keeps=64 * MIB, files=8 * RINGS,
 )  # fmt: skip
 def rings(aim: Aim) -> None:
     """One client makes streams with a ring each, and writes to all of them."""
@@ -731,7 +743,7 @@ def rings(aim: Aim) -> None:
     10,
     settings=("quotas.rings_memory_bytes=134217728", "journal.memory_ring_bytes=134217728",
               "journal.segment_bytes=16777216"),
-    fills=320 * MIB, keeps=320 * MIB,
+    keeps=320 * MIB,
 )  # fmt: skip
 def memory_streams(aim: Aim) -> None:
     """One client makes streams in memory, with rings of their own and without, and fills them."""
@@ -804,7 +816,7 @@ def wrong_passwords(aim: Aim) -> None:
 # --- the broker's own helpers -----------------------------------------------------------
 
 
-@attack(20, settings=("checkpoint.stall_ms=2000", "checkpoint.interval_ms=200"), fills=64 * MIB)
+@attack(20, settings=("checkpoint.stall_ms=2000", "checkpoint.interval_ms=200"))
 def stopped_checkpoint(aim: Aim) -> None:
     """The checkpoint's process is stopped, again and again, while mail goes on."""
     peer = aim.peer()

@@ -4,9 +4,9 @@ Owns a publisher with its subscriber, a requester with its worker, and a link th
 what each sent and got, and how long confirms, replies and PONGs took, by phase; also how much
 later than it asked the canary was woken, which is the machine's doing and not the broker's.
 `python -m tests.fuzz.canary ENDPOINT [PASSWORD [NAME]]`: a line on standard input begins the phase
-of its name, the end of the input ends it all; then one line of JSON is printed. The clients are
-NAME-0 to NAME-4 (canary-0 unless a name is given), with a password where there is one; with an
-empty NAME they have no identity.
+of its name, the end of the input ends it all. It prints `ready` when all are connected, and one
+line of JSON at the end. The clients are NAME-0 to NAME-4 (canary-0 unless a name is given), with a
+password where there is one; with an empty NAME they have no identity.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class Canary:
             self.ping(endpoint, names[4], password),
         )  # fmt: skip
         writing = [asyncio.create_task(each) for each in doing]
+        print("ready", flush=True)
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             self.phase = line.strip()

@@ -251,7 +251,7 @@ def run(
             return {"faults": faults, "messages": attack.messages, "seconds": round(took, 1)}
         after = _come_back(broker, before, faults)
         heard, _ = canary.communicate()
-        told = json.loads(heard)
+        told = json.loads(heard.splitlines()[-1])
         faults += told["wrong"]
         faults += own_errors(directory / "broker.log")
     return {
