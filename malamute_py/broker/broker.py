@@ -709,7 +709,7 @@ class Broker:
         sends, closes = self._links.take()
         reads = serving.reads + self._groups.reads
         serving.reads, self._groups.reads = [], []
-        queries = shard.take_queries()
+        queries = shard.take_queries() if shard.asking else []
         bodies = self._bodies.take()
         pins, self._cursors.pins = self._cursors.pins, []
         trims, self._retention.trims = self._retention.trims, []

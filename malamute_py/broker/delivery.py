@@ -109,7 +109,11 @@ class Delivery:
             self._put_off(Late(batch, durable))
             return
         try:
-            self._match(batch, durable)
+            groups = known_groups(stream, batch.content)
+            if groups is None:
+                self._match(batch, durable)
+            else:
+                self._fan_out(batch, durable, groups)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._step_back(batch, durable, error)
 
@@ -131,21 +135,18 @@ class Delivery:
     def _match(self, batch: Batch, durable: bool) -> None:
         """Find who selects from a batch, now or in slices, and give it to them."""
         stream, content = batch.stream, batch.content
-        groups = known_groups(stream, content)
-        if groups is None:
-            headers, _ = content.headers()
-            index = stream.index
-            if index.slow or len(headers) > SMALL_TABLE:
-                job = Classing(index, headers)
-                if not self._matching.run(job):
-                    self._put_off(Late(batch, durable, job))
-                    self._go_on(stream, job)
-                    return
-                classes = job.classes
-            else:
-                classes = header_classes(index, headers)
-            groups = groups_of_classes(stream, content, classes)
-        self._fan_out(batch, durable, groups)
+        headers, _ = content.headers()
+        index = stream.index
+        if index.slow or len(headers) > SMALL_TABLE:
+            job = Classing(index, headers)
+            if not self._matching.run(job):
+                self._put_off(Late(batch, durable, job))
+                self._go_on(stream, job)
+                return
+            classes = job.classes
+        else:
+            classes = header_classes(index, headers)
+        self._fan_out(batch, durable, groups_of_classes(stream, content, classes))
 
     def _go_on(self, stream: Stream, job: Classing) -> None:
         """Have the headers matched that a stream's live subscriptions wait for."""

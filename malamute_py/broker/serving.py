@@ -145,42 +145,36 @@ class Parcel:
             self._records = self._bytes = 0
 
 
-class Starved:
+class Starved(dict["Link | None", "dict[Subscription | Party, None]"]):
     """Who waits for a read of history: each link's in a queue of its own, and links in turn.
 
     One link with 1,000 subscriptions in history must not stand before another's one. Many who read
-    together have a queue of their own.
+    together have a queue of their own. A dict, as it is asked in every turn whether it is empty.
     """
 
-    __slots__ = ("_links",)
-
-    def __init__(self) -> None:
-        self._links: dict[Link | None, dict[Subscription | Party, None]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._links)
+    __slots__ = ()
 
     def add(self, one: Subscription | Party) -> None:
         """Put it behind the others of its link."""
-        self._links.setdefault(_link_of(one), {})[one] = None
+        self.setdefault(_link_of(one), {})[one] = None
 
     def discard(self, one: Subscription | Party) -> None:
         """It does not wait any more."""
         link = _link_of(one)
-        mine = self._links.get(link)
+        mine = self.get(link)
         if mine is not None:
             mine.pop(one, None)
             if not mine:
-                del self._links[link]
+                del self[link]
 
-    def pop(self) -> Subscription | Party:
+    def take(self) -> Subscription | Party:
         """Take the first of the link whose turn it is, which is the last now."""
-        link = next(iter(self._links))
-        mine = self._links.pop(link)
+        link = next(iter(self))
+        mine = self.pop(link)
         one = next(iter(mine))
         del mine[one]
         if mine:
-            self._links[link] = mine
+            self[link] = mine
         return one
 
 
@@ -321,7 +315,7 @@ class Serving:
 
     def _unstarve(self) -> Subscription | Company:
         """Whoever has waited longest for a read of the link whose turn it is."""
-        starved = self._starved.pop()
+        starved = self._starved.take()
         if isinstance(starved, Subscription):
             return starved
         company = Company(starved.stream, starved.members[0].durable)

@@ -46,11 +46,11 @@ class Shard:
     """One core's common ground."""
 
     __slots__ = (
-        "_asking",
         "_quarantined",
         "_tokens",
         "_under_way",
         "_waiting",
+        "asking",
         "counters",
         "epoch",
         "events",
@@ -80,7 +80,7 @@ class Shard:
         """Not a Counter: adding to one costs two and a half times as much."""
         self.events: list[Event] = []
         self.quotas = Quotas(self)
-        self._asking: dict[Asker | None, deque[IndexQuery]] = {}
+        self.asking: dict[Asker | None, deque[IndexQuery]] = {}
         """Questions that the shell has not been given, by link, in the order of their turns."""
         self._under_way: set[int] = set()
         self._waiting: dict[int, tuple[Answered, Asker | None]] = {}
@@ -151,14 +151,14 @@ class Shard:
             self.quotas.add(asker.identity, "questions")
         token = self.token()
         self._waiting[token] = then, asker
-        self._asking.setdefault(asker, deque()).append(
+        self.asking.setdefault(asker, deque()).append(
             IndexQuery(ring, stream, token, kind, arguments, wanted)
         )
 
     def take_queries(self) -> list[IndexQuery]:
         """What the index is to be asked now: of each link one, in turn."""
         taken: list[IndexQuery] = []
-        asking = self._asking
+        asking = self.asking
         while asking and len(self._under_way) < QUESTIONS_AT_ONCE:
             asker = next(iter(asking))
             queue = asking.pop(asker)

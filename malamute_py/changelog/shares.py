@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 K = TypeVar("K")
 
 _STALE_MAX: Final = 64
-"""Entries of a heap that hold no more, beside as many as hold."""
+"""Entries that hold no more of a heap or of the owners that moved, beside as many as hold."""
 
 
 class _Equals:
@@ -54,14 +54,20 @@ class _Equals:
 class Shares(Generic[K]):
     """Entries by owner, each owner's in order."""
 
-    __slots__ = ("_equals", "_most", "_next", "_owners", "total")
+    __slots__ = ("_equals", "_most", "_moved", "_next", "_owners", "_ranked", "total")
 
     def __init__(self) -> None:
         self._owners: dict[str, OrderedDict[K, int]] = {}
         """Owner -> entry -> its place among all."""
+        self._moved: dict[str, None] = {}
+        """Owners that have another count than that by which they are ranked, or none yet: adding
+        an entry costs no more than noting its owner here, until it is asked whose is to go."""
+        self._ranked: dict[str, int] = {}
+        """Owner -> the count by which it is found in `_equals`."""
         self._equals: dict[int, _Equals] = {}
-        """How many -> the owners that have so many."""
+        """How many -> the owners that are ranked by so many."""
         self._most = 0
+        """The greatest count by which an owner is ranked."""
         self._next = 0
         self.total = 0
 
@@ -79,10 +85,12 @@ class Shares(Generic[K]):
         mine[entry] = self._next
         self._next += 1
         self.total += 1
-        self._moved(owner, mine, len(mine) - 1)
+        self._moved[owner] = None
 
     def turn(self, owner: str, entry: K) -> K:
         """Add one that is not there, and return the one that goes for it, which has gone."""
+        if self._moved:
+            self._rank()
         mine = self._owners.get(owner)
         if mine is None or len(mine) < self._most:
             self.add(owner, entry)
@@ -102,7 +110,12 @@ class Shares(Generic[K]):
         if mine is None or mine.pop(entry, None) is None:
             return
         self.total -= 1
-        self._moved(owner, mine, len(mine) + 1)
+        self._moved[owner] = None
+        if not mine:
+            del self._owners[owner]
+            if len(self._moved) > 2 * len(self._owners) + _STALE_MAX:
+                # Owners come and go, and it is never asked whose entry is to go.
+                self._rank()
 
     def renew(self, owner: str, entry: K) -> None:
         """It is the newest again."""
@@ -111,6 +124,8 @@ class Shares(Generic[K]):
 
     def next_out(self) -> tuple[str, K]:
         """Owner and entry that are to go next; there must be one."""
+        if self._moved:
+            self._rank()
         owner = self._equals[self._most].first()
         return owner, next(iter(self._owners[owner]))
 
@@ -123,23 +138,28 @@ class Shares(Generic[K]):
         """What each owner may have when all have equally many."""
         return self.total // max(1, len(self._owners))
 
-    def _moved(self, owner: str, mine: OrderedDict[K, int], before: int) -> None:
-        """An owner has another count than before."""
-        if before:
-            equals = self._equals[before]
-            del equals.owners[owner]
-            if not equals.owners:
-                del self._equals[before]
-        count = len(mine)
-        if not count:
-            del self._owners[owner]
-        else:
-            found = self._equals.get(count)
+    def _rank(self) -> None:
+        """Rank each owner that has moved by what it has now."""
+        ranked, equals_of = self._ranked, self._equals
+        for owner in self._moved:
+            before = ranked.pop(owner, 0)
+            if before:
+                equals = equals_of[before]
+                del equals.owners[owner]
+                if not equals.owners:
+                    del equals_of[before]
+            mine = self._owners.get(owner)
+            if mine is None:
+                continue
+            count = ranked[owner] = len(mine)
+            found = equals_of.get(count)
             if found is None:
-                found = self._equals[count] = _Equals()
+                found = equals_of[count] = _Equals()
             found.add(owner, next(iter(mine.values())))
-        if count > self._most:
-            self._most = count
-        elif self._most not in self._equals:
-            # Counts move by one: whoever left the top is just below it.
-            self._most = count
+            if count > self._most:
+                self._most = count
+        self._moved.clear()
+        if self._most not in equals_of:
+            # Where entries make room for others, the owner that left the top is just below it.
+            below = self._most - 1
+            self._most = below if below in equals_of else max(equals_of, default=0)

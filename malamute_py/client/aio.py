@@ -263,17 +263,15 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         link = self._link
         if not link.has_room:
             await link.room(len(body), timeout_ms, stream)
-        future = self.publish_nowait(
-            stream,
-            body,
-            subject=subject,
-            fields=fields,
-            client_time_ms=client_time_ms,
-            expires_ms=expires_ms,
-            properties=properties,
-            confirm=confirm,
-        )
-        link.limit(future, timeout_ms, PUBLISHED, stream)
+        # From here on as publish_nowait() and limit() do it, without their calls for each record.
+        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, future)
+        self._publisher.add(stream, level_number(confirm), row)
+        link.leave()
+        if timeout_ms == "default":
+            link.fresh.append((future, -1, PUBLISHED, stream))
+        else:
+            link.limit(future, timeout_ms, PUBLISHED, stream)
         return await future
 
     def publish_nowait(

@@ -75,19 +75,19 @@ class MailVerbs(AsyncVerbs):
         link = self._link
         if not link.has_room:
             await link.room(len(body), timeout_ms, mailbox)
-        return await self.send_nowait(
+        wait_ms = self._session.settings.wait_ms(timeout_ms)
+        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        self._session.outbox.send(
             mailbox,
-            body,
-            subject=subject,
-            fields=fields,
-            properties=properties,
-            expires_ms=expires_ms,
-            deliver_at_ms=deliver_at_ms,
+            make_row(body, subject, fields, None, expires_ms, properties, future),
+            level_number(confirm),
             priority=priority,
-            key=key,
-            confirm=confirm,
-            timeout_ms=timeout_ms,
+            deliver_at_ms=0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms),
+            key=b"" if key is None else key_of(key),
+            until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
         )
+        link.wake_up()
+        return await future
 
     def send_nowait(
         self,
@@ -113,6 +113,7 @@ class MailVerbs(AsyncVerbs):
         link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
         if not self._session.window.has_room:
             raise RequestRejected("window", "too much is unconfirmed: await some of it first")
+        # From here on as send(), which saves the call.
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         self._session.outbox.send(
             mailbox,

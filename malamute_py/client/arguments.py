@@ -29,6 +29,9 @@ from malamute_protocol.limits import (
 )
 
 _SHOWN_MAX: Final = 60
+NAMES: Final[set[str]] = set()
+"""Names that can be sent: where many calls name the same few places, each is looked at once."""
+_NAMES_MAX: Final = 1_024
 _INT64: Final = 1 << 63
 _SCALARS: Final = (bool, int, float, str, bytes, type(None))
 
@@ -82,10 +85,12 @@ def name_of(name: str, value: Any) -> None:
     """The name of a stream, mailbox or service, as far as it decides whether it can be sent.
 
     Which characters a name may have the broker says, in its answer to the command.
-    Raises LocalProtocolError.
+    It is remembered in NAMES. Raises LocalProtocolError.
     """
-    if type(value) is not str or len(value) > NAME_BYTES_MAX or not value.isascii():
-        text(name, value, NAME_BYTES_MAX, "bad_name")
+    text(name, value, NAME_BYTES_MAX, "bad_name")
+    if len(NAMES) >= _NAMES_MAX:
+        NAMES.clear()
+    NAMES.add(value)
 
 
 def key_of(value: Any) -> bytes:

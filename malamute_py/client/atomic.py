@@ -36,6 +36,7 @@ from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.acks import Form, merged
 from malamute_py.client.arguments import (
+    NAMES,
     duration,
     integer,
     key_of,
@@ -132,7 +133,8 @@ class Step:
     """The parts of one step, in the order of the calls."""
 
     __slots__ = (
-        "confirmation", "count", "first", "key", "lent", "level", "parts", "size", "state", "token",
+        "choosy", "confirmation", "count", "first", "key", "lent", "level", "parts", "size",
+        "state", "token",
     )  # fmt: skip
 
     def __init__(self, confirm: str = "default", key: bytes = b"") -> None:
@@ -143,11 +145,14 @@ class Step:
         self.level = level_number(confirm)
         if self.level == Level.NONE:
             raise LocalProtocolError("bad_setting", "a step is confirmed: 'synced' or 'stored'")
-        self.key = key_of(key)
+        self.key = key_of(key) if type(key) is not bytes or key else key
         self.parts: dict[Place, list[Any]] = {}
         self.size = 0
         self.count = 0
         """Records and numbers."""
+        self.choosy = False
+        """It moves a cursor or has a request with a name of the caller's: not every step may be
+        taken together with it."""
         self.lent: list[tuple[Holder, list[int]]] = []
         self.state = OPEN
         self.token: Any = None
@@ -171,7 +176,8 @@ class Step:
         properties: Properties | None = None,
     ) -> None:
         """A record for a stream. Raises LocalProtocolError: an argument is wrong."""
-        name_of("stream", stream)
+        if type(stream) is not str or stream not in NAMES:
+            name_of("stream", stream)
         row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, None)
         self._add((_PUBLISH, stream), row)
 
@@ -224,10 +230,15 @@ class Step:
         priority: int = 0,
     ) -> None:
         """A message for a mailbox. Raises LocalProtocolError: an argument is wrong."""
-        name_of("mailbox", mailbox)
+        # Whatever most callers leave out costs them a comparison.
+        if type(mailbox) is not str or mailbox not in NAMES:
+            name_of("mailbox", mailbox)
+        if type(deliver_at_ms) is not int or deliver_at_ms:
+            deliver_at_ms = time_of("deliver_at_ms", deliver_at_ms)
+        if type(priority) is not int or priority:
+            priority = priority_of(priority)
         row = make_row(body, subject, fields, None, expires_ms, properties, None)
-        at_ms, urgency = time_of("deliver_at_ms", deliver_at_ms), priority_of(priority)
-        self._add((_SEND, mailbox, at_ms, urgency), row)
+        self._add((_SEND, mailbox, deliver_at_ms, priority), row)
 
     def request(
         self,
@@ -249,9 +260,15 @@ class Step:
         need_workers: the step is refused `no_workers` when no worker offers the service.
         Returns what names it in its replies. Raises LocalProtocolError as send().
         """
-        name_of("service", service)
-        text("reply_to", reply_to, NAME_BYTES_MAX)
-        timeout_ms, key = duration("timeout_ms", timeout_ms), key_of(key)
+        if type(service) is not str or service not in NAMES:
+            name_of("service", service)
+        if type(reply_to) is not str or reply_to:
+            text("reply_to", reply_to, NAME_BYTES_MAX)
+        if type(timeout_ms) is not int or timeout_ms:
+            timeout_ms = duration("timeout_ms", timeout_ms)
+        if type(key) is not bytes or key:
+            key = key_of(key)
+            self.choosy = True
         asked = Asked(key)
         row = make_row(body, subject, fields, None, expires_ms, properties, asked)
         self._add((_REQUEST, service, reply_to, timeout_ms, key, bool(need_workers)), row)
@@ -359,9 +376,11 @@ class Step:
         else:
             move = Move(integer("next", next, 0, code="bad_start"), before, force=force)
         self.parts[moved] = [move]
+        self.choosy = True
 
     def _add(self, place: Place, row: Row) -> None:
-        self._check_open()
+        if self.state != OPEN:
+            self._check_open()
         rows = self.parts.get(place)
         if rows is None:
             self.parts[place] = [row]
@@ -469,10 +488,11 @@ class Bundle:
             or self.count + step.count > ROWS_MAX
         ):
             return False
-        fresh = step.parts.keys() - self.places
-        if len(self.places) + len(fresh) > parts_max:
-            return False
-        for place in step.parts:
+        if not self.places.issuperset(step.parts):
+            fresh = step.parts.keys() - self.places
+            if len(self.places) + len(fresh) > parts_max:
+                return False
+        for place in step.parts if step.choosy else ():
             if place[0] == _MOVE:
                 before = self.moves.get(place)
                 if before is not None and not _follows(step.parts[place][0], before):
@@ -486,9 +506,10 @@ class Bundle:
         """Add a step."""
         self.steps.append(step)
         self.places.update(step.parts)
-        for place, rows in step.parts.items():
-            if place[0] == _MOVE:
-                self.moves[place] = rows[0]
+        if step.choosy:
+            for place, rows in step.parts.items():
+                if place[0] == _MOVE:
+                    self.moves[place] = rows[0]
         self.size += step.size
         self.count += step.count
 

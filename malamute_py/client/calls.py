@@ -60,7 +60,9 @@ def make_row(
     if type(body) is not bytes:
         body = _body_bytes(body)
     # Almost all subjects are short ASCII strings: those need no look at their bytes.
-    if type(subject) is not str or len(subject) > _SUBJECT_MAX or not subject.isascii():
+    if type(subject) is not str or (
+        subject and (len(subject) > _SUBJECT_MAX or not subject.isascii())
+    ):
         subject = subject_of(subject)
     if fields is not None:
         fields = fields_of(fields)

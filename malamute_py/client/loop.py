@@ -94,7 +94,7 @@ class LoopLink:
         self._finished = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
-        self._fresh: list[tuple[asyncio.Future[Any], int, str, str]] = []
+        self.fresh: list[tuple[asyncio.Future[Any], int, str, str]] = []
         """Calls of the last moment whose wait is bounded, with how long (-1: the default); most are
         answered before they are looked at, and need no entry below."""
         self._fresh_max = _FRESH_MIN
@@ -200,7 +200,7 @@ class LoopLink:
                 self._handle(event)
         if self._room:
             self._give_room()
-        if self._fresh or self._limits:
+        if self.fresh or self._limits:
             self._look_at_limits(clock_ms())
         if not self.quiet.is_set() and self.session.idle:
             self.quiet.set()
@@ -246,7 +246,7 @@ class LoopLink:
     def _set_timer(self) -> None:
         at_ms = self.engine.next_wake()
         for limit_ms in (
-            self._stamped_ms + _STAMP_MS if self._fresh else None,
+            self._stamped_ms + _STAMP_MS if self.fresh else None,
             self._limits[0][0] if self._limits else None,
         ):
             if limit_ms is not None and (at_ms is None or limit_ms < at_ms):
@@ -325,23 +325,23 @@ class LoopLink:
         """Have a future fail with Timeout; what, name: see waits.py. Raises LocalProtocolError."""
         if wait == "default":
             # What most calls ask for: how long that is need be known of few of them.
-            fresh = self._fresh
-            fresh.append((future, -1, what, name))
-            if len(fresh) >= self._fresh_max:
-                self._fresh = [entry for entry in fresh if not entry[0].done()]
-                self._fresh_max = max(_FRESH_MIN, 2 * len(self._fresh))
+            self.fresh.append((future, -1, what, name))
             return
         wait_ms = self.engine.settings.wait_ms(wait)
         if wait_ms is None:
             return
-        self._fresh.append((future, wait_ms, what, name))
+        self.fresh.append((future, wait_ms, what, name))
         if wait_ms < _EXACT_BELOW_MS:
             self._stamp(clock_ms())
             self.wake_up()
 
     def _look_at_limits(self, now_ms: int) -> None:
-        if self._fresh and now_ms - self._stamped_ms >= _STAMP_MS:
+        fresh = self.fresh
+        if fresh and now_ms - self._stamped_ms >= _STAMP_MS:
             self._stamp(now_ms)
+        elif len(fresh) >= self._fresh_max:
+            fresh[:] = [entry for entry in fresh if not entry[0].done()]
+            self._fresh_max = max(_FRESH_MIN, 2 * len(fresh))
         limits = self._limits
         while limits and limits[0][0] <= now_ms:
             _, _, future, wait_ms, what, name = heapq.heappop(limits)
@@ -351,13 +351,13 @@ class LoopLink:
     def _stamp(self, now_ms: int) -> None:
         self._stamped_ms = now_ms
         by_default_ms = self.engine.settings.timeout_ms
-        for future, asked_ms, what, name in self._fresh:
+        for future, asked_ms, what, name in self.fresh:
             wait_ms = by_default_ms if asked_ms < 0 else asked_ms
             if wait_ms is not None and not future.done():
                 self._entries += 1
                 entry = (now_ms + wait_ms, self._entries, future, wait_ms, what, name)
                 heapq.heappush(self._limits, entry)
-        self._fresh.clear()
+        self.fresh.clear()
         if len(self._limits) >= self._sweep_at:
             self._limits = [entry for entry in self._limits if not entry[2].done()]
             heapq.heapify(self._limits)

@@ -22,7 +22,7 @@ from malamute_protocol.errors import (
     RequestRejected,
     Timeout,
 )
-from malamute_protocol.limits import DEFAULT_LIMITS, PRIORITY_MAX, PRIORITY_MIN, Limits
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.client.arguments import name_of, priority_of
 from malamute_py.client.events import Confirmed, Event, Settled
@@ -308,9 +308,7 @@ class Outbox:
         """
         if self._fatal is not None:
             raise self._fatal
-        if name and type(place) is not str:
-            name_of(name, place)
-        lane = home.get(place)
+        lane = home.get(place) if type(place) is str or not name else None
         if lane is None:
             if name:
                 name_of(name, place)
@@ -333,9 +331,11 @@ class Outbox:
         until_ms: when its caller gives it up; 0: never. key: the caller's own: the message
         then leaves alone. Raises LocalProtocolError `too_large`, or what ended the session.
         """
-        if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+        if type(priority) is not int or priority:
             priority = priority_of(priority)
-        lane = self.lane(self.mailboxes, mailbox, "mailbox")
+        lane = self.mailboxes.get(mailbox) if type(mailbox) is str else None
+        if lane is None or self._fatal is not None:
+            lane = self.lane(self.mailboxes, mailbox, "mailbox")
         queue = lane.queue
         last = queue[-1] if queue else None
         if (

@@ -327,9 +327,10 @@ class Publisher:
     def _sender(self, stream: str) -> Sender:
         if self._fatal is not None:
             raise self._fatal
-        if type(stream) is not str:
-            name_of("stream", stream)
-        sender = self._senders.get(stream)
+        try:
+            sender = self._senders.get(stream)
+        except TypeError:  # it cannot be a key, so it is no name
+            sender = None
         if sender is None:
             name_of("stream", stream)
             sender = self._senders[stream] = Sender(stream)

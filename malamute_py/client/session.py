@@ -254,8 +254,7 @@ class Session:
         self._again: dict[Opened, int] = {}
         """What the broker put off on being opened, and when to try again."""
         self._events: list[Event] = []
-        self._unsendable: list[tuple[list[Command], LocalProtocolError]] = []
-        """What the messages of this turn could not take in, and why."""
+        self._messages = _Messages()
         self._arrived: dict[Watched, None] = {}
         self.wake(now_ms)
 
@@ -581,26 +580,24 @@ class Session:
 
     def take_outgoing(self, now_ms: int) -> list[list[Any]]:
         """The messages to be sent now, in order, each a list of frames."""
-        messages = self._take_messages(now_ms)
-        while self._unsendable:
+        message = self._messages
+        self._put_outgoing(now_ms, message)
+        messages = message.finish()
+        while message.unsendable:
             # Whoever asked for what cannot be sent is told; what that sets free leaves, too.
-            for commands, error in self._take_unsendable():
+            unsendable, message.unsendable = message.unsendable, []
+            for commands, error in unsendable:
                 self._blame(commands, error)
-            messages += self._take_messages(now_ms)
+            self._put_outgoing(now_ms, message)
+            messages += message.finish()
         if messages:
             self._sent_ms = now_ms
         return messages
 
-    def _take_unsendable(self) -> list[tuple[list[Command], LocalProtocolError]]:
-        found, self._unsendable = self._unsendable, []
-        return found
-
-    def _take_messages(self, now_ms: int) -> list[list[Any]]:
-        message = _Messages(
-            1 if self.welcome is None else self.welcome.message_commands_max,
-            self._unsendable,
-            self._suspect if self._suspicious and self.state is State.LINKED else None,
-        )
+    def _put_outgoing(self, now_ms: int, message: _Messages) -> None:
+        message.suspect = None
+        if self._suspicious and self.state is State.LINKED:
+            message.suspect = self._suspect
         for command in self._commands:
             self._link.sent(command)
             message.put(command, None)
@@ -616,7 +613,7 @@ class Session:
                     self.outgoing.remove(outgoing)
                     self.outgoing.insert(0, outgoing)
                     held_back = True
-            if self.window.wants_mark(held_back=held_back):
+            if self.window.unmarked_bytes and self.window.wants_mark(held_back=held_back):
                 self._probe += 1
                 self.window.mark(self._probe)
                 message.put(Ping(self._probe), None)
@@ -625,7 +622,6 @@ class Session:
                 if not asked.sent:
                     asked.sent = True
                     message.put(asked.command, None)
-        return message.finish()
 
     def _suspect(self, commands: list[Command]) -> Command:
         """These leave by themselves; returns the PING whose answer will clear them."""
@@ -673,6 +669,8 @@ class Session:
             return
         self.state = State.LINKED
         self.welcome = command
+        # The commands take a frame of their own, beside at most one for each.
+        self._messages.commands_max = min(command.message_commands_max, _FRAMES_MAX - 1)
         if self.links:
             seconds = (self._now_ms - self._down_since_ms) / 1000
             self._tell_of_link(
@@ -845,20 +843,13 @@ _HANDLERS: Final[dict[type[Command], Callable[[Session, Any, Sequence[Any]], Non
 class _Messages:
     """Commands and their frames, cut into messages within the broker's limits."""
 
-    def __init__(
-        self,
-        commands_max: int,
-        unsendable: list[tuple[list[Command], LocalProtocolError]],
-        suspect: Callable[[list[Command]], Command] | None,
-    ) -> None:
-        """unsendable: gets the commands that no message can carry, each with the parts of its step.
-
-        suspect: each command leaves by itself, and behind it the PING that this returns.
-        """
-        # The commands take a frame of their own, beside at most one for each.
-        self._commands_max = min(commands_max, _FRAMES_MAX - 1)
-        self._unsendable = unsendable
-        self._suspect = suspect
+    def __init__(self) -> None:
+        self.commands_max = 1
+        """Commands in a message; until a welcome has said how many, HELLO leaves alone."""
+        self.unsendable: list[tuple[list[Command], LocalProtocolError]] = []
+        """The commands that no message can carry, each with the parts of its step, and why."""
+        self.suspect: Callable[[list[Command]], Command] | None = None
+        """Unless None, each command leaves by itself, followed by the PING that this returns."""
         self._commands: list[Command] = []
         self._frames: list[Any] = []
         self._bytes = 0
@@ -870,33 +861,35 @@ class _Messages:
         if content is not None:
             self._frames.append(content)
             self._bytes += len(content)
-        if self._bytes >= _MESSAGE_BYTES or len(self._commands) >= self._commands_max:
+        if self._bytes >= _MESSAGE_BYTES or len(self._commands) >= self.commands_max:
             self._cut()
 
     def put_together(self, commands: list[Command], contents: list[Any]) -> None:
         """Add commands that must share a message, and the content frames that they own."""
-        if len(self._commands) + len(commands) > self._commands_max:
+        if len(self._commands) + len(commands) > self.commands_max:
             self._cut()
         self._commands += commands
         self._frames += contents
         self._bytes += sum(map(len, contents))
-        if self._bytes >= _MESSAGE_BYTES or len(self._commands) >= self._commands_max:
+        if self._bytes >= _MESSAGE_BYTES or len(self._commands) >= self.commands_max:
             self._cut()
 
     def finish(self) -> list[list[Any]]:
-        """All messages."""
-        self._cut()
-        return self._messages
+        """All messages, which are then no longer here."""
+        if self._commands:
+            self._cut()
+        messages, self._messages = self._messages, []
+        return messages
 
     def _cut(self) -> None:
         commands, frames = self._commands, self._frames
         if not commands:
             return
         self._commands, self._frames, self._bytes = [], [], 0
-        if self._suspect is not None:
+        if self.suspect is not None:
             for unit, contents in _units(commands, frames):
                 if self._sent_whole(unit, contents):
-                    self._messages.append(encode_message([self._suspect(unit)]))
+                    self._messages.append(encode_message([self.suspect(unit)]))
                 else:
                     self._fails(unit)
         elif not self._sent_whole(commands, frames):
@@ -931,7 +924,7 @@ class _Messages:
             error = LocalProtocolError("too_large", fault)
         except LocalProtocolError as found:
             error = found
-        self._unsendable.append((commands, error))
+        self.unsendable.append((commands, error))
 
 
 def _units(commands: list[Command], frames: list[Any]) -> list[tuple[list[Command], list[Any]]]:

@@ -23,7 +23,7 @@ from malamute_protocol.commands import (
     WorkState,
 )
 from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
-from malamute_protocol.header import OVER_LENGTH, claimed_length
+from malamute_protocol.header import OVER_LENGTH, SHORT_ARRAY, claimed_length
 from malamute_protocol.limits import DEFAULT_LIMITS, ELEMENTS_MAX, Limits
 
 COMMANDS: Final[dict[int, type[Command]]] = {
@@ -58,7 +58,9 @@ def encode_message(commands: Sequence[Command], frames: Sequence[Any] = ()) -> l
 
     Raises LocalProtocolError when the commands own another number of frames than given.
     """
-    owned = sum(command.content_frames for command in commands)
+    owned = 0
+    for command in commands:
+        owned += command.content_frames
     if owned != len(frames) or not commands:
         raise LocalProtocolError(
             "malformed", f"{len(commands)} commands own {owned} frames, not {len(frames)}"
@@ -133,7 +135,8 @@ def decode_message(
             "too_large", f"{len(frames)} frames in a message, at most {limits.message_frames_max}"
         )
     # Before they are parsed: what a peer claims to send must cost no more than it may send.
-    claimed = claimed_length(first)
+    small = first and first[0] & 0xF0 == SHORT_ARRAY
+    claimed = first[0] & 0x0F if small else claimed_length(first)
     if claimed > limits.message_commands_max:
         raise RemoteProtocolError(
             "too_large",

@@ -17,6 +17,8 @@ import msgspec
 from malamute_protocol.errors import BatchError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
+SHORT_ARRAY = 0x90
+"""The upper four bits of what begins a MessagePack array of less than 16 entries."""
 OVER_LENGTH = "of length <="
 """What msgspec says of an array, a map or a text that is longer than allowed."""
 _MEMO_BYTES = 16 << 20
@@ -227,7 +229,7 @@ def check_counts(table: HeaderTable, subjects_count: int, fieldmaps_count: int) 
 def claimed_length(data: Any) -> int:
     """How many entries MessagePack bytes claim to have as an array; -1: they are none."""
     kind = data[0] if len(data) else 0
-    if kind & 0xF0 == 0x90:
+    if kind & 0xF0 == SHORT_ARRAY:
         return int(kind & 0x0F)
     width = {0xDC: 2, 0xDD: 4}.get(kind, 0)
     if not width or len(data) <= width:
