@@ -27,10 +27,15 @@ DONE: Final = "done"
 """The broker confirmed that it is done with: it must not be seen again."""
 FOUND: Final = "found"
 """It was there when all was over; events of one place stand in that place's order."""
+LOOKED: Final = "looked"
+"""The place was read to its end: what it holds is told by the events FOUND, and no others."""
 FIRST: Final = "first"
-"""Offset of the oldest record that the log still has: what is older is excused."""
+"""Offset that the log began at when it was read. The check excuses what is older only where a
+stream's retention may have taken it; the broker said that it did."""
 NOTE: Final = "note"
 """A disturbance, for people."""
+PLACES: Final = {"record": ("",), "step": ("left", "right", "audit"), "request": ("answers",)}
+"""Kind -> the places that hold each confirmed one."""
 _NAMED_MAX: Final = 5
 
 
@@ -98,12 +103,16 @@ class _Kind:
         self.confirmed: dict[str, int] = {}
         self.seen: dict[str, set[int]] = defaultdict(set)
         self.places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        self.looked: set[str] = set()
         self.done: set[tuple[str, int]] = set()
         self.first = 0
 
 
-def check(events: Iterable[Event]) -> Verdict:
-    """Hold the events to what was promised."""
+def check(events: Iterable[Event], *, retention: bool = True) -> Verdict:
+    """Hold the events to what was promised.
+
+    retention: False: nothing was to be removed, so that every log must begin with its first record.
+    """
     faults: list[str] = []
     kinds: dict[str, _Kind] = defaultdict(_Kind)
     for event in events:
@@ -119,10 +128,16 @@ def check(events: Iterable[Event]) -> Verdict:
             of.seen[event.id].add(event.number)
         elif event.what == DONE:
             of.done.add((event.id, event.number))
+        elif event.what == LOOKED:
+            of.looked.add(place)
         elif event.what == FOUND:
             of.places[place].append((event.id, event.number))
-        elif event.what == FIRST:
+        elif event.what == FIRST and retention:
             of.first = event.number
+        elif event.what == FIRST and event.number:
+            faults.append(
+                f"{name}s before {event.number} were removed, though nothing was to be removed"
+            )
     for name, of in kinds.items():
         if name == "request":
             _check_requests(of, faults)
@@ -140,11 +155,14 @@ def check(events: Iterable[Event]) -> Verdict:
 def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
     """Each place holds each confirmed one once, and all places the same in the same order."""
     orders = {}
-    for place, found in of.places.items():
+    places = {place: of.places[place] for place in (*PLACES.get(name, ()), *of.places)}
+    unread = sorted(places.keys() - of.looked)
+    faults += [f"{name}s were not looked for {_where(place)}" for place in unread]
+    for place, found in places.items():
         ids = [id for id, _ in found]
         orders[place] = ids
         counted = Counter(ids)
-        where = f"in {place}" if place else "in the log"
+        where = _where(place)
         _say(faults, f"{name}s {where} more than once", [id for id, n in counted.items() if n > 1])
         _say(faults, f"{name}s {where} that were never asked for", set(counted) - of.asked)
         lost = [
@@ -179,6 +197,10 @@ def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
         _say(faults, "records that no member of the group was given", of.asked - set(of.seen))
 
 
+def _where(place: str) -> str:
+    return f"in {place}" if place else "in the log"
+
+
 def _behind(ids: list[str]) -> list[str]:
     last: dict[str, int] = {}
     found = []
@@ -200,6 +222,8 @@ def _check_mail(of: _Kind, faults: list[str]) -> None:
 
 def _check_requests(of: _Kind, faults: list[str]) -> None:
     """Each confirmed one is answered by one message."""
+    if "answers" not in of.looked:
+        faults.append("requests were not looked for in answers")
     answers = Counter(id for id, _ in of.places["answers"])
     _say(faults, "requests confirmed and never answered", set(of.confirmed) - set(answers))
     _say(faults, "requests answered twice", [id for id, n in answers.items() if n > 1])

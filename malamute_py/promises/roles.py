@@ -15,12 +15,14 @@ from typing import Any
 from malamute_protocol.errors import MalamuteError
 from malamute_py.client.aio import Client, connect
 from malamute_py.client.aio_work import Request
+from malamute_py.client.reading import BegunNotice, Notice
 from malamute_py.promises.history import (
     ASKED,
     CONFIRMED,
     DONE,
     FIRST,
     FOUND,
+    LOOKED,
     SEEN,
     UNSURE,
     Book,
@@ -127,8 +129,10 @@ class Roles:
             ("step/right", self._right),
         ):
             await self._find(reader, kind, stream)
+        self._book.note(LOOKED, "step/audit", "")
         for number, id in sorted(self._audited):
             self._book.note(FOUND, "step/audit", id, number)
+        self._book.note(LOOKED, "request/answers", "")
         for id, number in self._answered:
             self._book.note(FOUND, "request/answers", id, number)
         return stuck + self.failures
@@ -317,12 +321,17 @@ class Roles:
                 self._aside(self._done("", [], mail.ack))
 
     async def _find(self, client: Client, kind: str, stream: str) -> None:
-        """Write down what a stream holds; what its ring has overwritten is excused."""
-        first = True
-        async for record in client.subscribe(stream, start="earliest", until="tail"):
-            if first:
-                self._book.note(FIRST, kind.partition("/")[0], "", record.offset)
-                first = False
+        """Write down what a stream holds, and where it begins if its retention took records."""
+        name = kind.partition("/")[0]
+
+        def noticed(notice: Notice) -> None:
+            if isinstance(notice, BegunNotice):
+                self._book.note(FIRST, name, "", notice.offset)
+
+        self._book.note(LOOKED, kind, "")
+        async for record in client.subscribe(
+            stream, start="earliest", until="tail", on_notice=noticed
+        ):
             self._book.note(FOUND, kind, record.body.decode(), record.offset)
             if kind == "step/left":
                 self._book.note(ASKED, "group", record.body.decode())

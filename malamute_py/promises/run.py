@@ -23,10 +23,11 @@ from malamute_py.promises.roles import Roles
 JUMPING = (sys.executable, "-m", "malamute_py.promises.jumping")
 SETTINGS = (
     "limits.batch_bytes_max=1048576", "limits.record_bytes_max=524288",
-    "journal.segment_bytes=2097152", "journal.ring_bytes=1073741824",
+    "journal.segment_bytes=2097152", "journal.ring_bytes=8589934592",
     "checkpoint.interval_ms=200",
 )  # fmt: skip
-"""Of a broker of its own: small segments and frequent checkpoints, so that kills fall on these."""
+"""Of a broker of its own: small segments and frequent checkpoints, so that kills fall on these.
+The ring takes in hours of a run: nothing is removed from it, so that all must be found."""
 PATIENCE_S = 90.0
 """How long every kind of call may make no progress behind a disturbance."""
 
@@ -123,7 +124,7 @@ class Run:
                 await roles.close()
                 if proxy is not None:
                     await proxy.close()
-        verdict = check(read_events(self._journal))
+        verdict = check(read_events(self._journal), retention=daemon is None)
         faults = verdict.faults + ends + ([stuck] if stuck else [])
         return Found(
             faults, verdict.counts, self._counts, round(time.monotonic() - began, 1), self._seed

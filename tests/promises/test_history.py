@@ -8,6 +8,7 @@ from malamute_py.promises.history import (
     DONE,
     FIRST,
     FOUND,
+    LOOKED,
     SEEN,
     Event,
     check,
@@ -30,7 +31,9 @@ def whole() -> list[Event]:
             Event(ASKED, "group", f"s:{n}"), Event(SEEN, "group", f"s:{n}", n),
             Event(DONE, "group", f"s:{n}", n),
         ]  # fmt: skip
+    events.append(Event(LOOKED, "request/answers", ""))
     for place in ("record/", "step/left", "step/right", "step/audit"):
+        events.append(Event(LOOKED, place, ""))
         kind = "a" if place == "record/" else "s"
         events += [Event(FOUND, place, f"{kind}:{n}", n) for n in range(4)]
     return events
@@ -62,6 +65,21 @@ def test_what_was_confirmed_and_is_not_there_is_found() -> None:
 def test_what_was_overwritten_by_the_ring_is_excused() -> None:
     events = [*without(FOUND, "record/", "a:0"), Event(FIRST, "record", "", 1)]
     assert faults(events) == ""
+    strict = check(events, retention=False).faults
+    assert strict[0] == "records before 1 were removed, though nothing was to be removed"
+    assert strict[1] == "1 records confirmed and not in the log: a:0"
+
+
+def test_a_place_that_is_empty_or_was_not_read_is_found() -> None:
+    for place, kind in (("record/", "records"), ("step/left", "steps"), ("step/audit", "steps")):
+        empty = [event for event in whole() if event[:2] != (FOUND, place)]
+        assert f"4 {kind} confirmed and not in" in faults(empty)
+        unread = [event for event in empty if event[:2] != (LOOKED, place)]
+        assert f"{kind} were not looked for in" in faults(unread)
+    unread = [event for event in whole() if event[:2] != (LOOKED, "request/answers")]
+    assert "requests were not looked for in answers" in faults(unread)
+    no_answers = [event for event in whole() if event[:2] != (FOUND, "request/answers")]
+    assert "4 requests confirmed and never answered" in faults(no_answers)
 
 
 def test_what_is_there_twice_is_found() -> None:
