@@ -40,6 +40,7 @@ from malamute_py.client.calls import (
     Properties,
     Time,
     arrow_contents,
+    body_size,
     content_count,
     make_page,
     make_plan,
@@ -262,7 +263,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """
         link = self._link
         if not link.has_room:
-            await link.room(len(body), timeout_ms, stream)
+            timeout_ms = await link.room(body_size(body), timeout_ms, stream)
         # From here on as publish_nowait() and limit() do it, without their calls for each record.
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, future)

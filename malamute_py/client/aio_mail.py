@@ -22,6 +22,7 @@ from malamute_py.client.calls import (
     Fields,
     Properties,
     Time,
+    body_size,
     make_row,
 )
 from malamute_py.client.engine import clock_ms
@@ -74,7 +75,7 @@ class MailVerbs(AsyncVerbs):
         """
         link = self._link
         if not link.has_room:
-            await link.room(len(body), timeout_ms, mailbox)
+            timeout_ms = await link.room(body_size(body), timeout_ms, mailbox)
         wait_ms = self._session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         self._session.outbox.send(
@@ -248,7 +249,8 @@ class MailVerbs(AsyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         if not link.has_room:
-            await link.room(len(body), timeout_ms, service)
+            left = await link.room(body_size(body), timeout_ms, service)
+            wait_ms = session.settings.wait_ms(left)
         future: asyncio.Future[Reply] = link.loop.create_future()
         session.asking.request(
             service,
@@ -292,7 +294,8 @@ class MailVerbs(AsyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         if not link.has_room:
-            await link.room(len(body), timeout_ms, service)
+            left = await link.room(body_size(body), timeout_ms, service)
+            wait_ms = session.settings.wait_ms(left)
         replies = Replies()
         arrival = link.arrivals(replies)
         try:
@@ -347,7 +350,8 @@ class MailVerbs(AsyncVerbs):
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
         if not link.has_room:
-            await link.room(len(body), timeout_ms, service)
+            left = await link.room(body_size(body), timeout_ms, service)
+            wait_ms = session.settings.wait_ms(left)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         session.asking.request(
             service,

@@ -98,7 +98,7 @@ class AtomicStep(Step):
         link = self._link
         if not link.has_room:
             try:
-                await link.room(self.size, timeout_ms, "a step")
+                timeout_ms = await link.room(self.size, timeout_ms, "a step")
             except (Timeout, asyncio.CancelledError):
                 self.give_up()
                 raise

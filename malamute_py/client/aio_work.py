@@ -27,7 +27,7 @@ from malamute_protocol.errors import (
     RequestRejected,
 )
 from malamute_protocol.pattern import Pattern
-from malamute_py.client.calls import Body, Fields, Properties, make_row
+from malamute_py.client.calls import Body, Fields, Properties, body_size, make_row
 from malamute_py.client.cursor import LOG
 from malamute_py.client.loop import LoopLink
 from malamute_py.client.position import Confirmation
@@ -176,7 +176,7 @@ class Request(Job):
         """
         link = self.offering.workings.link
         if not link.has_room:
-            await link.room(len(body), timeout_ms, "a reply")
+            timeout_ms = await link.room(body_size(body), timeout_ms, "a reply")
         future = link.loop.create_future() if wait else None
         row = make_row(body, subject, fields, None, None, properties, (self, future))
         if not self.offering.workings.reply(self, row, last):

@@ -75,6 +75,11 @@ def make_row(
     return (body, subject, fields, client_time_ms, expires_ms, properties, token)
 
 
+def body_size(body: Body) -> int:
+    """Bytes of a body, for a call that waits for room. Raises LocalProtocolError: it is none."""
+    return len(_body_bytes(body))
+
+
 def _body_bytes(body: Any) -> bytes:
     if isinstance(body, str):
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -104,7 +104,7 @@ class LoopLink:
         """A heap of (time, number of the entry, who waits, how long, for what, its name)."""
         self._entries = 0
         self._sweep_at = _FRESH_MIN
-        self._room: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._room: OrderedDict[asyncio.Future[None], int] = OrderedDict()
         self._arrivals: dict[Watched, Waker] = {}
         self._dropped: deque[Watched] = deque()
         self.wake_up()
@@ -312,7 +312,7 @@ class LoopLink:
 
     def _close_waiters(self, event: Closed) -> None:
         while self._room:
-            future, _ = self._room.popleft()
+            future, _ = self._room.popitem(last=False)
             if not future.done():
                 future.set_result(None)  # the publish that follows raises what ended it
         for arrival in self._arrivals.values():
@@ -382,33 +382,40 @@ class LoopLink:
     @property
     def has_room(self) -> bool:
         """The window has room and nobody waits for it already."""
-        window = self.session.window
-        return not self._room and window.queued_bytes + window.unconfirmed_bytes < window.bytes_max
+        return not self._room and self.session.window.has_room
 
-    async def room(self, size: int, wait: Wait, name: str) -> None:
-        """Return when the window has room for more; callers are served in order.
+    async def room(self, size: int, wait: Wait, name: str) -> Wait:
+        """Wait until the window has room for more; callers are served in order.
 
-        Who finds the room taken again, by a call that came in between, waits again. name: of what
-        room is wanted for. Raises Timeout.
+        A caller that finds the room taken again, by a call that came in between, waits again, and
+        no longer than `wait` in all. name: of what room is wanted for. Returns what is left of
+        `wait` for what the caller waits for next. Raises Timeout.
         """
+        wait_ms = self.engine.settings.wait_ms(wait)
+        until_ms = None if wait_ms is None else clock_ms() + wait_ms
         while True:
             future = self.loop.create_future()
             self.limit(future, wait, ROOM, name)
-            self._room.append((future, size))
+            self._room[future] = size
             self.wake_up()
             try:
                 await future
+            except Timeout:
+                raise timed_out(ROOM, name, wait_ms, self.standing()) from None
             except asyncio.CancelledError:
                 self.wake_up()  # what it was given goes to the next in line
                 raise
+            finally:
+                # Nothing is left of a call that gave up while the broker is away.
+                self._room.pop(future, None)
+            wait = None if until_ms is None else max(1, until_ms - clock_ms())
             if self.publisher.has_room:
-                return
+                return wait
 
     def _give_room(self) -> None:
-        window = self.session.window
-        left = window.bytes_max - window.queued_bytes - window.unconfirmed_bytes
+        left = self.session.window.left
         while self._room and left > 0:
-            future, size = self._room.popleft()
+            future, size = self._room.popitem(last=False)
             if not future.done():
                 future.set_result(None)
                 left -= size

@@ -96,6 +96,11 @@ class Window:
         self._marks: deque[tuple[int, int]] = deque()
 
     @property
+    def left(self) -> int:
+        """Bytes that may be taken still; none or less: the window is full."""
+        return self.bytes_max - self.queued_bytes - self.unconfirmed_bytes - self.passing_bytes
+
+    @property
     def has_room(self) -> bool:
         """False: wait for a confirm before anything more is taken."""
         return self.queued_bytes + self.unconfirmed_bytes + self.passing_bytes < self.bytes_max

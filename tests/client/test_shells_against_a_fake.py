@@ -556,3 +556,23 @@ async def test_a_request_that_comes_with_the_acceptance_wakes_who_waits_for_it(
             found = await request
         assert found is not None
         assert found.body == b"q"
+
+
+@pytest.mark.parametrize("call", ["publish", "send"])
+async def test_calls_without_a_confirm_wait_while_the_broker_does_not_read(
+    broker: FakeBroker, call: str
+) -> None:
+    async with connect(broker.endpoint, **FAST, window_bytes=4096, batch_bytes=1024) as client:
+        await client.publish("s", b"the producer is open")
+        broker.stop()
+        calls = [
+            getattr(client, call)("s", bytes(600), confirm="none", timeout_ms=400)
+            for _ in range(60)
+        ]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        ended = [one for one in outcomes if isinstance(one, BaseException)]
+        assert ended
+        assert {type(one) for one in ended} == {Timeout}
+        assert not client._link._room, "calls that ended wait for room no more"
+        broker.start()
+        await client.publish("s", b"there is room again")
