@@ -38,9 +38,9 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the own rings of its streams in memory."""
     mailboxes: int = 0
     mail_bytes: int = 0
-    """Bytes of the batches that it sent and that lie in mailboxes in the log."""
+    """Bytes of the batches that it sent, or that answer it, in mailboxes in the log."""
     mail_memory_bytes: int = 0
-    """Bytes of the batches that it sent and that lie in mailboxes in memory."""
+    """Bytes of the batches that it sent, or that answer it, in mailboxes in memory."""
     services: int = 0
     request_bytes: int = 0
     """Bytes of the batches of requests that it sent and that are in services in the log."""

@@ -35,6 +35,7 @@ from malamute_py.broker.mailbox import (
     temporary_name,
 )
 from malamute_py.broker.ordered import Ordered, Place, Schedule
+from malamute_py.broker.quotas import owner_of
 from malamute_py.broker.ready import MAIL_STREAM
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
@@ -168,7 +169,7 @@ class Mailboxes:
             mailbox.bytes += message.size
             self.messages += count
             self.bytes += message.size
-            self._quotas.weigh(message.sender, mailbox.resource, message.size)
+            self._quotas.weigh(message.weighs_on, mailbox.resource, message.size)
             if message.expires_ms:
                 self.expiries.set((number, base), message.expires_ms)
             rare = message.rare
@@ -515,22 +516,24 @@ class Mailboxes:
         last: bool = False,
         why: str = "",
         force: bool = False,
+        asked_by: str = "",
     ) -> Part:
         """One batch of messages for a mailbox, as part of a step.
 
-        content: checked. force: beyond the bounds, for what must not be lost and was bounded
-        before. In memory, the part says so; see `later`.
+        content: checked. asked_by: for a reply or a notice, who sent the request. force: beyond
+        the bounds, for what must not be lost and was bounded before. In memory, the part says so;
+        see `later`.
         Raises RequestRejected: `wait`, `limit`, `bad_name`, `unknown_mailbox`.
         """
         mailbox = self._names.get(name)
         if mailbox is None or mailbox.removing:
-            mailbox = self.use(name, by)
+            mailbox = self.use(name, owner_of(asked_by) if asked_by else by)
         head = content.head
         count = head.count
         size = STAMP_BYTES + head.content_bytes
         if not force:
             self._check_room(mailbox, count, size)
-            self._quotas.check_sent(sender, mailbox.resource, size)
+            self._quotas.check_sent(asked_by or sender, mailbox.resource, size)
         now_ms = self._shard.now_ms
         put = MailPut(
             mailbox.number, -1, count, size, sender, now_ms, key, priority,
@@ -542,6 +545,7 @@ class Mailboxes:
             put.about = list(about)
         put.last = last
         put.why = why
+        put.asked_by = asked_by
         part = Part(content=content, frame=frame, level=mailbox.level)
         putting = Putting(self, mailbox, put, part)
         part.taken = putting.taken
@@ -578,9 +582,7 @@ class Mailboxes:
 
         return Part(taken=part.taken, appended=happens, refused=part.refused, level=part.level)
 
-    def notice(
-        self, name: str, *, sender: str, about: Sequence[Run], why: str, by: str = ""
-    ) -> Part | None:
+    def notice(self, name: str, *, asked_by: str, about: Sequence[Run], why: str) -> Part | None:
         """Say that requests will have no answer; None when there is nobody to be told.
 
         It goes beyond the bounds: each stands for a request that was bounded.
@@ -593,8 +595,8 @@ class Mailboxes:
                 self._notices[count] = frame
         try:
             part = self.put(
-                name, sender=sender, content=Content(frame), frame=frame, by=by, about=about,
-                last=True, why=why, force=True,
+                name, sender="", content=Content(frame), frame=frame, about=about, last=True,
+                why=why, force=True, asked_by=asked_by,
             )  # fmt: skip
         except RequestRejected:
             return None
@@ -708,7 +710,7 @@ class Mailboxes:
                 self.memory_bytes += row.size
             else:
                 self.bytes += row.size
-            self._quotas.weigh(row.sender, mailbox.resource, row.size)
+            self._quotas.weigh(row.weighs_on, mailbox.resource, row.size)
         mailbox.messages += count
         self.messages += count
         self._shard.counters["mail_in"] += count
@@ -767,7 +769,7 @@ class Mailboxes:
             self.memory_bytes -= row.size
         else:
             self.bytes -= row.size
-        self._quotas.weigh(row.sender, mailbox.resource, -row.size)
+        self._quotas.weigh(row.weighs_on, mailbox.resource, -row.size)
         self.bodies.drop(base)
         if row.expires_ms:
             self.expiries.drop(place)

@@ -52,7 +52,7 @@ from malamute_py.broker.waiting import (
     every,
     rows_in,
 )
-from malamute_py.changelog.records import Run, WorkReceived
+from malamute_py.changelog.records import RequestPut, Run, WorkReceived
 from malamute_py.changelog.tables import RELEASED, WITHDRAWN
 
 OFFER: Final = 51
@@ -577,10 +577,11 @@ class Offers:
         offer.late = False
         if command.last and twice:
             raise RequestRejected("bad_batch", "two last replies to one request")
-        reply_to = items[0][0].row.put.reply_to
+        asked = items[0][0].row.put
+        reply_to = asked.reply_to
         if any(put.row.put.reply_to != reply_to for put, _ in items):
             raise RequestRejected("bad_batch", "the requests have more than one reply_to")
-        mail = self._mail(link, reply_to, content, frame, runs, command.last)
+        mail = self._mail(link, asked, content, frame, runs, command.last)
         count = content.head.count
         if not command.last:
             return self._stream(service, items, mail, count, together)
@@ -604,18 +605,20 @@ class Offers:
             )  # fmt: skip
 
     def _mail(
-        self, link: Link, reply_to: str, content: Content, frame: Any, runs: list[Run], last: bool
-    ) -> Part | None:
+        self, link: Link, asked: RequestPut, content: Content, frame: Any, runs: list[Run],
+        last: bool,
+    ) -> Part | None:  # fmt: skip
         """The put of replies; None when their mailbox is gone."""
         try:
             return self._mailboxes.put(
-                reply_to, sender=link.holder, content=content, frame=frame,
+                asked.reply_to, sender=link.holder, content=content, frame=frame,
                 about=runs if any(run[0] for run in runs) else (), last=last,
+                asked_by=asked.sender,
             )  # fmt: skip
         except RequestRejected as error:
             if error.code != "unknown_mailbox":
                 raise
-            self._requests.undeliverable(reply_to, content.head.count)
+            self._requests.undeliverable(asked.reply_to, content.head.count)
             return None
 
     def _stream(

@@ -2,10 +2,11 @@
 
 Owns the counts by identity, and the buckets of its rates. The rules: what outlives a link (a
 stream, a mailbox, a service, a cursor, a group, messages in mailboxes, requests) is its
-creator's or its sender's, as the change log has it, so that a restart counts the same; what ends
-with a link is the link's identity's; all links without an identity are one owner. A count that is
-reached is refused `limit`, a rate and what drains by itself `wait`; each is counted, and said once
-until it is eased. Nothing is looked up for a batch of records: a link carries its owner's counts.
+creator's or its sender's, a reply its requester's, as the change log has it, so that a restart
+counts the same; what ends with a link is the link's identity's; all links without an identity are
+one owner. A count that is reached is refused `limit`, a rate and what drains by itself `wait`; each
+is counted, and said once until it is eased. Nothing is looked up for a batch of records: a link
+carries its owner's counts.
 Source: SPEC.md, section 4.
 """
 

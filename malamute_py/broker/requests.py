@@ -280,7 +280,7 @@ class Requests:
         if not gone or not self._mailboxes.answers_lost(name, taken.base):
             return
         runs = [(command.key, first, count) for first, count in runs_of(gone)]
-        part = self._mailboxes.notice(name, sender="", about=runs, why="lost")
+        part = self._mailboxes.notice(name, asked_by=link.holder, about=runs, why="lost")
         if part is not None:
             self._shard.counters["answers_lost"] += gone.bit_count()
             self._steps.take([part])
@@ -630,16 +630,16 @@ class Requests:
 
     def notices(self, items: Iterable[Rows], why: str) -> list[Part]:
         """Mail to the requesters that named their requests: there will be no answer, and why."""
-        places: dict[str, list[Run]] = {}
+        places: dict[tuple[str, str], list[Run]] = {}
         for put, rows in items:
             change = put.row.put
             if change.key:
-                runs = places.setdefault(change.reply_to, [])
+                runs = places.setdefault((change.reply_to, change.sender), [])
                 runs += [(change.key, first, count) for first, count in runs_of(rows)]
         parts: list[Part] = []
-        for reply_to, runs in places.items():
+        for (reply_to, asked_by), runs in places.items():
             count = sum(run[2] for run in runs)
-            part = self._mailboxes.notice(reply_to, sender="", about=runs, why=why)
+            part = self._mailboxes.notice(reply_to, asked_by=asked_by, about=runs, why=why)
             if part is None:
                 self.undeliverable(reply_to, count)
             else:

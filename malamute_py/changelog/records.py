@@ -125,6 +125,8 @@ class MailPut(msgspec.Struct, array_like=True, gc=False, tag="mail_put"):
     last: bool = False
     why: str = ""
     """A notice instead of an answer: why there will be none."""
+    asked_by: str = ""
+    """Replies and notices: who sent the request, whose share of mail they take."""
 
 
 class MailDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mail_done"):

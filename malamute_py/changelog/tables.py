@@ -133,6 +133,8 @@ class Rare(msgspec.Struct, gc=False):
     """(time, rows as a bitmap): given back apart from the others, and not before it."""
     tries: list[tuple[int, bytes]] = []
     """(how often, rows as a bitmap): given back so often apart from the others."""
+    asked_by: str = ""
+    """Replies and notices: who sent the request."""
 
 
 class MessageRow(msgspec.Struct, gc=False):
@@ -152,6 +154,12 @@ class MessageRow(msgspec.Struct, gc=False):
     attempts: int = 0
     """Given back by a recipient so often."""
     rare: Rare | None = None
+
+    @property
+    def weighs_on(self) -> str:
+        """Whose share of mail it takes: its sender's; a reply or a notice takes its requester's."""
+        rare = self.rare
+        return self.sender if rare is None else rare.asked_by or self.sender
 
 
 class Hold(msgspec.Struct, gc=False):
@@ -352,9 +360,9 @@ def _mailbox_removed(tables: Tables, queues: Queues, change: MailboxRemoved) -> 
 
 def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
     rare = None
-    if put.expiries or put.about or put.last or put.why:
+    if put.expiries or put.about or put.last or put.why or put.asked_by:
         why = [(rows_of((1 << put.count) - 1), put.why)] if put.why else []
-        rare = Rare(put.expiries, put.about, put.last, why)
+        rare = Rare(put.expiries, put.about, put.last, why, asked_by=put.asked_by)
     queues.messages[put.mailbox, put.base] = MessageRow(
         put.base, put.count, put.size, put.sender, put.at_ms, (1 << put.count) - 1,
         put.priority, put.deliver_at_ms, put.expires_ms, 0, rare,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -189,6 +190,65 @@ def test_a_refused_request_gives_its_bytes_back() -> None:
     box.refuse["main"] = ("full", "no room")
     box.send(1, wire.Request("v", 1), frames=[encode([b"x" * 700], subject="s")])
     assert held["request_bytes"] == 0
+
+
+TRACKERS = count(5_000)
+
+
+def ask(box: Post, requester: int, reply_to: str = "", service: str = "web") -> Any:
+    """Anna (1), who offers, answers one request; the answer to her REPLY."""
+    tracker = next(TRACKERS)
+    question = encode([b"q"], subject="s")
+    box.send(requester, wire.Request(service, 1, reply_to, key=b"%d" % tracker), frames=[question])
+    number = box.peers[1].work[9][-1].number
+    reply = wire.Reply(9, [number], tracker, True)
+    box.send(1, reply, frames=[encode([b"r" * 8_000], subject="s")])
+    return box.answer(1, tracker)
+
+
+@pytest.mark.parametrize("identity", ["", "eve"])
+def test_replies_that_a_requester_does_not_read_take_its_share_and_not_the_workers(
+    identity: str,
+) -> None:
+    quota = Quota(mail_memory_bytes=30_000, mail_bytes=30_000)
+    box = Post(quota=lambda name: quota)
+    box.send(1, wire.Offer(9, "web", ALL, 1 << 30, 1 << 40))
+    for link in range(20, 24):
+        box.hello(link, identity=identity, session=bytes([link]) * 16)
+        for _ in range(9):
+            last = ask(box, link)
+        assert last.code == "wait"
+        name = f"identity '{identity}'" if identity else "the clients without an identity"
+        assert last.reason.startswith(name)
+    assert isinstance(ask(box, 3), wire.Confirm), "carla is answered"
+    assert isinstance(box.mail(1, "bert", [b"x" * 8_000]), wire.Confirm), "anna may send"
+    if identity:
+        box.restart()
+        box.send(1, wire.Offer(9, "web", ALL, 1 << 30, 1 << 40))
+        box.hello(20, identity=identity)
+        assert ask(box, 20).code == "wait", "the log says whose they are"
+        assert isinstance(ask(box, 3), wire.Confirm)
+
+
+def test_notices_and_mailboxes_that_replies_make_count_for_the_requester() -> None:
+    box = Post()
+    box.send(1, wire.Offer(9, "web", ALL, 1 << 30, 1 << 40))
+    for number in range(3):
+        assert isinstance(ask(box, 2, reply_to=f"m{number}"), wire.Confirm)
+    box.send(2, wire.Request("web", 1, key=b"k"), frames=[encode([b"q"], subject="s")])
+    number = box.peers[1].work[9][-1].number
+    box.send(1, wire.AckWork(9, [(number, number + 1)], wire.WorkState.COMPLETED, 77))
+
+    def held(name: str) -> tuple[int, int]:
+        usage = box.broker._shard.quotas.of(name).held
+        return usage["mailboxes"], usage["mail_bytes"]
+
+    for _ in range(2):
+        assert held("") == held("anna") == (0, 0)
+        mailboxes, size = held("bert")
+        assert mailboxes == 4, "its own, for the notice, and those that it named"
+        assert size == sum(box.info(name)["bytes"] for name in ("bert", "m0", "m1", "m2"))
+        box.restart()
 
 
 def test_rings_in_memory_and_on_disk_are_bounded_over_all_clients() -> None:
