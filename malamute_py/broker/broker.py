@@ -166,7 +166,7 @@ class Broker:
         """Where all that can be done at once lies: while they are empty nobody is asked."""
         self._handlers = self._table()
         self._handling: Command | None = None
-        """Of the message that is being received, the command, unless it is a PUBLISH."""
+        """The command that is being handled, of the message that is being received."""
         for part in (self._mail, self._services, self._cursors, self._groups):
             part.recovered()
         if state.queues_lost:
@@ -264,14 +264,14 @@ class Broker:
             try:
                 self._receive(peer, commands, frames)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-                self._failed(peer, commands, error)
+                self._failed(peer, self._handling, error)
         self._clean_up()
 
-    def _failed(self, link: Link, commands: Sequence[Command], error: Exception) -> None:
-        """An error that no code foresaw came of what a peer sent: it costs that peer its link."""
-        command = self._handling
-        if command is None and len(commands) == 1:
-            command = commands[0]
+    def _failed(self, link: Link, command: Command | None, error: Exception) -> None:
+        """An error that no code foresaw came of what a peer sent: it costs that peer its link.
+
+        command: which of its commands was being handled, if one was.
+        """
         if command is None:
             self._links.fail(link, "message", error)
         else:
@@ -311,11 +311,16 @@ class Broker:
                     return
                 frame = frames[place]
                 place += 1
-                stream = publishing.get(command.stream)  # type: ignore[attr-defined]
-                if stream is None or stream.removed:
-                    self._first_publish(link, command, frame)
-                else:
-                    self._publishing.publish(link, command, stream, frame)  # type: ignore[arg-type]
+                try:
+                    stream = publishing.get(command.stream)  # type: ignore[attr-defined]
+                    if stream is None or stream.removed:
+                        self._first_publish(link, command, frame)
+                    else:
+                        self._publishing.publish(link, command, stream, frame)  # type: ignore[arg-type]
+                except Exception:
+                    # Not before: an assignment for each record would be paid by all.
+                    self._handling = command
+                    raise
                 continue
             self._handling = command
             first = place
@@ -373,7 +378,7 @@ class Broker:
                     try:
                         self._intake.single(link, command, None)
                     except Exception as error:  # noqa: BLE001 - as in receive()
-                        self._failed(link, (command,), error)
+                        self._failed(link, command, error)
 
     @staticmethod
     def _parts(

@@ -84,6 +84,32 @@ def planted_post(**settings: Any) -> Post:
 # --- what a peer sends ------------------------------------------------------------------------
 
 
+def test_an_error_in_a_publish_behind_another_command_is_the_publishs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = shell_of()
+    shell.publish(1, "s", [b"x"])
+    monkeypatch.setattr(shell.broker._publishing, "publish", boom)
+    commands = [wire.Subscribe(4, "s", ["all"], [0]), wire.Publish("s", 9)]
+    peer = shell.send(1, *commands, frames=[encode([b"x"])])
+    assert [(one.command, one.reference) for one in peer.of(wire.Refused)] == [(10, 9)]
+    assert shell.events_of("internal_error")[-1].facts["doing"] == "PUBLISH"
+
+
+def test_an_error_in_an_acknowledgement_that_was_put_off_is_its_own() -> None:
+    post = planted_post()
+    post.hello(7, session=b"7" * 16)
+    post.send(7, wire.OpenInbox(1, "", 1 << 40, 1 << 40))
+    post.inbox(3)
+    post.broker._intake._prepares[wire.AckMail] = boom
+    # Put off, and taken before the next command.
+    post.send(7, wire.AckMail(1, [(5, 6)]), wire.Ping(2))
+    events = [event.facts for event in post.events if event.name == "internal_error"]
+    assert {(facts["link"], facts["doing"]) for facts in events} == {(7, "ACKMAIL")}
+    assert post.peers[7].closed
+    assert not post.peers[3].closed
+
+
 @pytest.mark.parametrize("frames", [0, 1])
 def test_an_error_while_a_command_is_handled_ends_its_link_and_no_other(
     monkeypatch: pytest.MonkeyPatch, frames: int
