@@ -246,6 +246,7 @@ class Quotas(Section, frozen=True):
 
     links: MaybeCount = 10_000
     streams: MaybeCount = 10_000
+    settings_bytes: MaybeCount = 4 << 20
     rings: MaybeCount = 128
     rings_bytes: MaybeCount = 128 << 30
     rings_memory_bytes: MaybeCount = 2 << 30

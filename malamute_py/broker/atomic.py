@@ -21,7 +21,7 @@ from malamute_py.broker.confirms import LEVEL_NAMES, NONE, STORED, SYNCED, Waite
 from malamute_py.broker.links import ERRED, Link, Links
 from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.steps import Part, Steps, content_size
 from malamute_py.broker.streams import Stream
 from malamute_py.changelog.records import StepTaken
 
@@ -88,7 +88,11 @@ class Intake:
                     if kind is wire.Request:
                         self._again(link, command)
                     return
-            self._steps.check(link, size, adds=kind in ADDING, awaited=_awaited(command))
+            adds = kind in ADDING
+            self._steps.check(link, size, adds=adds, awaited=_awaited(command))
+            metered = adds and link.usage.metered
+            if metered:
+                self._shard.quotas.check_rate(link.usage)
             part = self._prepares[kind](link, command, frame)
             waiter = self._waiter(link, command, size, part.level)
             if part.memory and command.level in (STORED, SYNCED) and waiter is not None:
@@ -100,6 +104,8 @@ class Intake:
             self._refuse(link, command, error)
             return
         parts = [part]
+        if metered:
+            _spend(link, parts)
         if key is not None and kind in ENDING and not part.memory:
             parts.append(Part([StepTaken(link.holder, command.key, self._shard.now_ms)]))
         self._steps.take(parts, waiter, key)
@@ -239,6 +245,10 @@ class Intake:
             waiter = self._waiter(link, command, size, SYNCED)
             if key is not None and self._steps.known(key, waiter):
                 return
+            metered = link.usage.metered and any(isinstance(part, ADDING) for part, _ in parts)
+            if metered:
+                # Once for all of them: a part in debt by those before it would never be taken.
+                self._shard.quotas.check_rate(link.usage)
             for place, (part, frame) in enumerate(parts, 1):  # noqa: B007
                 made = self._prepare(link, part, frame, keys)
                 if made.memory:
@@ -261,6 +271,9 @@ class Intake:
             # Whoever called ends the link; what the step had reserved is others' again.
             _undo(prepared, RequestRejected("internal", ERRED))
             raise
+        if metered:
+            adding = zip(parts, prepared, strict=True)
+            _spend(link, [made for (part, _), made in adding if isinstance(part, ADDING)])
         if command.key:
             # A part of its own: some of the others make their changes anew when they are based.
             prepared.append(Part([StepTaken(link.holder, command.key, self._shard.now_ms)]))
@@ -278,6 +291,13 @@ class Intake:
             keys.add(key)
             made.key = key
         return made
+
+
+def _spend(link: Link, parts: Sequence[Part]) -> None:
+    """Take what parts bring off their sender's rate."""
+    for part in parts:
+        if part.content is not None:
+            link.usage.spend(part.content.head.count, content_size(part.content))
 
 
 def _undo(prepared: Sequence[Part], error: RequestRejected) -> None:

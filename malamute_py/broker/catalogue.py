@@ -51,9 +51,8 @@ class Catalogue:
         self.bounded: set[Stream] = set()
         """Streams with a bound of bytes or age of their own."""
         self.rings[MAIN] = RingState(MAIN, False, facts.get(MAIN))
-        self._sizes: dict[int, int] = {}
-        """Bytes of each stream's settings."""
-        self._settings_bytes = 0
+        self._sizes: dict[int, tuple[str, int]] = {}
+        """Creator of each stream, and the bytes of its settings as they are counted."""
         for row in tables.streams.values():
             self._take_up(row, facts)
             self._count(row.by, row.settings, 1)
@@ -230,7 +229,7 @@ class Catalogue:
         wrong = name_fault(name)
         if wrong:
             raise RequestRejected("bad_name", wrong)
-        self._check_settings(0, wanted)
+        size = self._check_settings(0, by, wanted)
         if len(self._names) + len(self._waiting) >= shard.settings.streams_max:
             raise RequestRejected("limit", f"at most {shard.settings.streams_max} streams")
         self._check_quotas(by, wanted)
@@ -241,6 +240,7 @@ class Catalogue:
         created = StreamCreated(number, name, uuid, ring, wanted, by, shard.now_ms)
         self._waiting[name] = []
         self._count(by, wanted, 1)
+        self._hold_settings(number, by, size)
 
         def appended(end_lsn: int) -> None:
             stream = self._numbers[number]
@@ -249,25 +249,45 @@ class Catalogue:
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             self._count(by, wanted, -1)
+            self._weigh(number)
             for _, refuse in self._waited(name):
                 refuse(code, reason, retry_ms)
 
         self.steps.propose(created, appended, refused)
 
-    def _check_settings(self, number: int, wanted: StreamSettings) -> None:
-        """Raises RequestRejected `limit`: with these all settings are too much."""
-        most = self._shard.settings.all_settings_bytes_max
+    def _check_settings(self, number: int, by: str, wanted: StreamSettings) -> int:
+        """Return the bytes of a stream's settings.
+
+        by: its creator. Raises RequestRejected `limit`: with these its creator has too much of
+        settings, or all clients together.
+        """
+        quotas, most = self._shard.quotas, self._shard.settings.all_settings_bytes_max
         size = len(encode_settings(wanted))
-        if self._settings_bytes - self._sizes.get(number, 0) + size > most:
-            raise RequestRejected("limit", f"the settings of all streams have at most {most} bytes")
+        _, before = self._sizes.get(number, ("", 0))
+        if size > before:
+            quotas.check(by, "settings_bytes", size - before)
+            key = "streams.all_settings_bytes_max"
+            quotas.check_total("settings_bytes", size - before, most, key)
+        return size
+
+    def _hold_settings(self, number: int, by: str, size: int) -> None:
+        """Count settings for a stream's creator from when they are on their way into the log."""
+        _, before = self._sizes.get(number, ("", 0))
+        if size > before:
+            self._sizes[number] = by, size
+            self._shard.quotas.add(by, "settings_bytes", size - before)
 
     def _weigh(self, number: int) -> None:
-        """Note how large a stream's settings are now; nothing when it is gone."""
+        """Count a stream's settings as the tables have them; nothing when it is gone."""
+        add = self._shard.quotas.add
         row = self.tables.streams.get(number)
-        self._settings_bytes -= self._sizes.pop(number, 0)
+        by, size = self._sizes.pop(number, ("", 0))
+        if size:
+            add(by, "settings_bytes", -size)
         if row is not None:
-            self._sizes[number] = size = len(encode_settings(row.settings))
-            self._settings_bytes += size
+            size = len(encode_settings(row.settings))
+            self._sizes[number] = row.by, size
+            add(row.by, "settings_bytes", size)
 
     def _waited(self, name: str) -> list[tuple[Use, Refusal]]:
         waiting = self._waiting.pop(name, [])
@@ -295,11 +315,17 @@ class Catalogue:
             refused("bad_setting", "body_kind cannot be changed once it is settled", 0)
             return
         try:
-            self._check_settings(stream.number, wanted)
+            size = self._check_settings(stream.number, stream.row.by, wanted)
         except RequestRejected as error:
             refused(error.code, error.reason, 0)
             return
-        self.steps.propose(StreamEdited(stream.number, wanted, self._shard.now_ms), then, refused)
+        self._hold_settings(stream.number, stream.row.by, size)
+
+        def not_taken(code: str, reason: str, retry_ms: int) -> None:
+            self._weigh(stream.number)
+            refused(code, reason, retry_ms)
+
+        self.steps.propose(StreamEdited(stream.number, wanted, self._shard.now_ms), then, not_taken)
 
     def remove(self, stream: Stream, then: Callable[[int], None], refused: Refusal) -> None:
         """Remove a stream and its records; `then` gets the LSN that carries the change."""

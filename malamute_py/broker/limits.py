@@ -30,6 +30,8 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
     links: int = 0
     streams: int = 0
+    settings_bytes: int = 0
+    """Bytes of the settings of its streams."""
     rings: int = 0
     """Streams with a ring of their own, on disk or in memory."""
     rings_bytes: int = 0

@@ -37,6 +37,12 @@ class Putting:
     def taken(self) -> None:
         """Its room is reserved."""
         self._boxes.reserve(self.mailbox, self.count, self.size)
+        self._weigh(self.size)
+
+    def _weigh(self, size: int) -> None:
+        """Count bytes from when they are taken: those on their way are held as well."""
+        put = self.put
+        self._boxes.quotas.weigh(put.asked_by or put.sender, self.mailbox.resource, size)
 
     def based(self, base: int) -> None:
         """Its number is known; the first put of a mailbox creates it in the same bundle."""
@@ -67,6 +73,7 @@ class Putting:
                 # Else another bundle, which the journal took, has created it.
                 mailbox.state = DRAFT
         self._boxes.unreserve(mailbox, self.count, self.size)
+        self._weigh(-self.size)
         self._boxes.unused(mailbox)
 
 

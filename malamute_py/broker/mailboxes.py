@@ -73,7 +73,7 @@ class Mailboxes:
         self._steps = steps
         self.bodies = bodies
         self._queues = shard.queues
-        self._quotas = shard.quotas
+        self.quotas = shard.quotas
         self._in_memory = Queues()
         """Tables of what is in memory only."""
         self._tables = Tables()
@@ -169,7 +169,7 @@ class Mailboxes:
             mailbox.bytes += message.size
             self.messages += count
             self.bytes += message.size
-            self._quotas.weigh(message.weighs_on, mailbox.resource, message.size)
+            self.quotas.weigh(message.weighs_on, mailbox.resource, message.size)
             if message.expires_ms:
                 self.expiries.set((number, base), message.expires_ms)
             rare = message.rare
@@ -203,7 +203,7 @@ class Mailboxes:
         self._numbers[mailbox.number] = mailbox
         self.names.add(mailbox.name)
         if not mailbox.temporary:
-            self._quotas.add(mailbox.created_by, "mailboxes")
+            self.quotas.add(mailbox.created_by, "mailboxes")
 
     def _delist(self, mailbox: Mailbox) -> None:
         if self._names.get(mailbox.name) is mailbox:
@@ -211,7 +211,7 @@ class Mailboxes:
             self.names.discard(mailbox.name)
         known = self._numbers.pop(mailbox.number, None)
         if known is not None and not mailbox.temporary:
-            self._quotas.add(mailbox.created_by, "mailboxes", -1)
+            self.quotas.add(mailbox.created_by, "mailboxes", -1)
 
     # --- first use ------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Mailboxes:
         if len(self._names) + len(self._drafts) - (name in self._drafts) >= most:
             raise RequestRejected("limit", f"at most {most} mailboxes")
         if not name.startswith("~"):
-            self._quotas.check(by, "mailboxes", 1 + len(self._drafts))
+            self.quotas.check(by, "mailboxes", 1 + len(self._drafts))
         rows = (self._in_memory if settings.memory else self._queues).messages
         mailbox = Mailbox(self.number(), name, rows, settings, by, self._shard.now_ms)
         self._drafts[name] = mailbox
@@ -493,8 +493,6 @@ class Mailboxes:
             raise RequestRejected(
                 "too_large", f"{head.count} messages in a batch, at most {settings.mail_rows_max}"
             )
-        if link.usage.metered:
-            shard.quotas.spend(link.usage, head.count, STAMP_BYTES + head.content_bytes)
         shard.counters["mail_sends"] += 1
         return self.put(
             name, sender=link.holder, content=content, frame=frame, by=link.identity,
@@ -533,7 +531,7 @@ class Mailboxes:
         size = STAMP_BYTES + head.content_bytes
         if not force:
             self._check_room(mailbox, count, size)
-            self._quotas.check_sent(asked_by or sender, mailbox.resource, size)
+            self.quotas.check_sent(asked_by or sender, mailbox.resource, size)
         now_ms = self._shard.now_ms
         put = MailPut(
             mailbox.number, -1, count, size, sender, now_ms, key, priority,
@@ -710,7 +708,9 @@ class Mailboxes:
                 self.memory_bytes += row.size
             else:
                 self.bytes += row.size
-            self._quotas.weigh(row.weighs_on, mailbox.resource, row.size)
+            if mask:
+                # A put was weighed when it was taken; requests become dead letters here.
+                self.quotas.weigh(row.weighs_on, mailbox.resource, row.size)
         mailbox.messages += count
         self.messages += count
         self._shard.counters["mail_in"] += count
@@ -769,7 +769,7 @@ class Mailboxes:
             self.memory_bytes -= row.size
         else:
             self.bytes -= row.size
-        self._quotas.weigh(row.weighs_on, mailbox.resource, -row.size)
+        self.quotas.weigh(row.weighs_on, mailbox.resource, -row.size)
         self.bodies.drop(base)
         if row.expires_ms:
             self.expiries.drop(place)

@@ -145,11 +145,11 @@ class Publishing:
         if self.unsettled_bytes + size > shard.settings.unsynced_bytes_max:
             self.refuse(link, command, "wait", "too much waits for the disk")
             return
-        usage = link.usage
-        if usage.metered:
-            wait_ms = usage.spend(head.count, size, shard.now_ms)
-            if wait_ms:
-                slower = shard.quotas.too_fast(usage, wait_ms)
+        metered = link.usage.metered
+        if metered:
+            try:
+                shard.quotas.check_rate(link.usage)
+            except RequestRejected as slower:
                 self.refuse(link, command, slower.code, slower.reason, slower.retry_ms)
                 return
         waiter: Waiter | None = None
@@ -161,6 +161,8 @@ class Publishing:
         pending = Pending(ring, frame, content, size, stream, waiter)
         if head.producer_id and not self._in_sequence(link, command, stream, pending):
             return
+        if metered:
+            link.usage.spend(head.count, size)
         if tracker:
             link.unconfirmed_bytes += size
         self.unsettled_bytes += size
@@ -331,8 +333,6 @@ class Publishing:
                 "bad_batch",
                 f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
             )
-        if link.usage.metered:
-            self._shard.quotas.spend(link.usage, head.count, STAMP_BYTES + head.content_bytes)
 
         def come(count: int, *_: Any) -> None:
             stream.coming += count

@@ -78,19 +78,21 @@ class Usage:
         self.metered = bool(self._bytes or self._messages)
         """Whether it has a rate."""
 
-    def spend(self, count: int, size: int, now_ms: int) -> int:
-        """Spend messages and their bytes; returns how long to wait first, and 0 when it did."""
+    def wait_ms(self, now_ms: int) -> int:
+        """How long until something may be spent; 0: now."""
         wait_ms = 0
         if self._bytes is not None:
             wait_ms = self._bytes.wait_ms(now_ms)
         if self._messages is not None:
             wait_ms = max(wait_ms, self._messages.wait_ms(now_ms))
-        if not wait_ms:
-            if self._bytes is not None:
-                self._bytes.spend(size)
-            if self._messages is not None:
-                self._messages.spend(count)
         return wait_ms
+
+    def spend(self, count: int, size: int) -> None:
+        """Spend messages and their bytes, which were taken: a rate may fall into debt by them."""
+        if self._bytes is not None:
+            self._bytes.spend(size)
+        if self._messages is not None:
+            self._messages.spend(count)
 
     def idle(self, now_ms: int) -> bool:
         """Whether forgetting it changes nothing."""
@@ -167,20 +169,14 @@ class Quotas:
         if usage.told and size < 0:
             self._ease(usage, resource)
 
-    def spend(self, usage: Usage, count: int, size: int) -> None:
-        """Spend messages of an owner that has a rate, and their bytes.
-
-        Raises RequestRejected `wait`.
-        """
-        wait_ms = usage.spend(count, size, self._shard.now_ms)
-        if wait_ms:
-            raise self.too_fast(usage, wait_ms)
-
-    def too_fast(self, usage: Usage, wait_ms: int) -> RequestRejected:
-        """Note that a rate was exceeded; returns what is to be answered."""
+    def check_rate(self, usage: Usage) -> None:
+        """Raises RequestRejected `wait` when an owner that has a rate may spend nothing now."""
+        wait_ms = usage.wait_ms(self._shard.now_ms)
+        if not wait_ms:
+            return
         quota = usage.quota
         self._note(usage, "rate", quota.publish_bytes_s or quota.messages_s)
-        return RequestRejected(
+        raise RequestRejected(
             "wait", f"{_named(usage.owner)} sends more than quotas.publish_bytes_s "
             f"({quota.publish_bytes_s}) or quotas.messages_s ({quota.messages_s})", wait_ms,
         )  # fmt: skip

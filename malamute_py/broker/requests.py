@@ -232,8 +232,6 @@ class Requests:
         size = content_size(content)
         self._check_room(service, count, size)
         self._shard.quotas.check_sent(link.holder, service.resource, size)
-        if link.usage.metered:
-            self._shard.quotas.spend(link.usage, count, size)
         if not 0 <= command.timeout_ms <= TIME_MAX_MS:
             raise RequestRejected("malformed", f"a timeout is 0 to {TIME_MAX_MS} ms")
         reply_to = command.reply_to

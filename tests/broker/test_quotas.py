@@ -251,6 +251,63 @@ def test_notices_and_mailboxes_that_replies_make_count_for_the_requester() -> No
         box.restart()
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_bytes_of_mail_hold_within_one_message_too(together: bool) -> None:
+    box = post(Quota(mail_bytes=10_000))
+    held = box.broker._shard.quotas.of("anna").held
+    mails = [wire.Send("bert", 0 if together else 1 + at) for at in range(400)]
+    frames = [encode([b"x" * 700], subject="s")] * 400
+    if together:
+        box.send(1, wire.Atomic(1, 400), *mails, frames=frames)
+        assert box.answer(1, 1).code == "wait"
+        assert held["mail_bytes"] == 0
+        return
+    box.send(1, *mails, frames=frames)
+    assert len(refused(box, 1)) > 380
+    assert 9_000 < held["mail_bytes"] <= 10_000
+    assert held["mail_bytes"] == box.info("bert")["bytes"]
+
+
+def test_mail_that_the_log_refuses_gives_its_bytes_back() -> None:
+    box = post(Quota(mail_bytes=10_000))
+    box.refuse["main"] = ("full", "no room")
+    assert box.mail(1, "bert", [b"x" * 700]).code == "full"
+    assert box.broker._shard.quotas.of("anna").held["mail_bytes"] == 0
+
+
+def test_settings_of_one_identitys_streams_leave_room_for_those_of_others() -> None:
+    box = post(Quota(settings_bytes=20_000), all_settings_bytes_max=40_000)
+    long = {"description": "d" * 4_000}
+    # In one message: what is on its way into the log counts.
+    box.send(1, *[stream(at, **long) for at in range(10)])
+    held = box.broker._shard.quotas.of("anna").held
+    assert len(refused(box, 1)) == 6
+    assert "quotas.settings_bytes is 20000" in refused(box, 1)[0].reason
+    size = held["settings_bytes"]
+    assert 16_000 < size <= 20_000
+    box.send(2, *[stream(at, **long) for at in range(20, 25)])
+    assert not refused(box, 2)
+    box.send(2, *[stream(at, **long) for at in range(25, 35)])
+    assert "streams.all_settings_bytes_max is 40000" in refused(box, 2)[-1].reason
+    box.restart()
+    held = box.broker._shard.quotas.of("anna").held
+    assert held["settings_bytes"] == size, "the log says whose they are"
+    # An edit of it by another is its creator's.
+    box.send(2, wire.EditStream(1, "s0", {"description": "d" * 9_000}))
+    assert "identity 'anna'" in refused(box, 2)[0].reason
+    box.send(1, wire.EditStream(2, "s0", {"description": ""}))
+    assert held["settings_bytes"] < size - 3_900
+    box.refuse["main"] = ("full", "no room")
+    before = held["settings_bytes"]
+    box.send(1, stream(40, **long), wire.EditStream(3, "s0", {"description": "d" * 900}))
+    assert [answer.code for answer in refused(box, 1)[-2:]] == ["full", "full"]
+    assert held["settings_bytes"] == before
+    box.refuse.clear()
+    for at in range(4):
+        box.send(1, wire.RemoveStream(50 + at, f"s{at}"))
+    assert held["settings_bytes"] == 0
+
+
 def test_rings_in_memory_and_on_disk_are_bounded_over_all_clients() -> None:
     box = Post(rings_max=3, rings_bytes_max=4 << 20, rings_memory_bytes_max=2 << 20)
     for link, at, settings in (
@@ -307,6 +364,39 @@ def test_a_rate_of_bytes_holds_over_time_whatever_the_batches() -> None:
         box.wait(50)
     # Ten seconds, what the first brought along, and the debt of the last batch.
     assert 9 * 100_000 <= taken <= 11 * 100_000 + 90_000
+
+
+def step(box: Post, tracker: int, parts: Iterable[tuple[wire.Command, int]]) -> Any:
+    """Anna's step of commands with so many bodies each; its answer."""
+    commands = [command for command, _ in parts]
+    frames = [encode([b"x"] * bodies, subject="s") for _, bodies in parts]
+    box.send(1, wire.Atomic(tracker, len(commands)), *commands, frames=frames)
+    return box.answer(1, tracker)
+
+
+def test_a_step_is_taken_under_a_rate_like_a_lone_batch_of_the_same_size() -> None:
+    box = post(Quota(messages_s=50))
+    mails = [(wire.Send("bert", 0), 1)] * 120
+    assert isinstance(step(box, 1, mails), wire.Confirm)
+    answer = step(box, 2, [(wire.Publish("s", 0), 60), (wire.Request("v", 0), 60)])
+    assert answer.code == "wait"
+    assert 1_400 <= answer.retry_ms <= 1_402, "a debt of 70"
+    box.wait(answer.retry_ms)
+    answer = step(box, 3, [(wire.Publish("s", 0), 60), (wire.Request("v", 0), 60)])
+    assert isinstance(answer, wire.Confirm)
+    assert box.broker.counters["quota_rate"] == 1
+
+
+def test_what_is_refused_for_another_reason_spends_nothing() -> None:
+    box = post(Quota(messages_s=50, subscriptions=1))
+    for tracker in range(1, 20):
+        parts = [(wire.Send("bert", 0), 40), (wire.MoveCursor("absent", "c", 1, 0), 0)]
+        commands = [command for command, _ in parts]
+        box.send(1, wire.Atomic(tracker, 2), *commands, frames=[encode([b"x"] * 40)])
+        assert box.answer(1, tracker).code == "unknown_stream"
+        assert box.mail(1, "bert", [b"x"] * 40, level=9).code == "unsupported"
+    assert isinstance(box.mail(1, "bert", [b"x"] * 50), wire.Confirm)
+    assert isinstance(box.mail(1, "bert", [b"x"]), wire.Refused)
 
 
 def test_a_clock_that_stands_still_or_jumps_lends_no_more_than_a_second() -> None:
