@@ -230,6 +230,7 @@ class Broker:
             "subscriptions": self._subscriptions.count,
             "producers": len(self._producers),
             "hot_bytes": self._delivery.hot_bytes,
+            "late_bytes": self._delivery.late_bytes,
             "unsettled_bytes": self._publishing.unsettled_bytes + self._steps.unsettled_bytes,
             "reads_under_way": self._serving.reads_under_way,
             "queries_under_way": self._shard.questions,

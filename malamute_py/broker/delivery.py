@@ -65,6 +65,10 @@ class Delivery:
         self._links = links
         self._hot: deque[Batch] = deque()
         self.hot_bytes = 0
+        self.late_bytes = 0
+        """Of batches that live subscriptions get when their headers are matched."""
+        self._late: Final[dict[Stream, None]] = {}
+        """Streams that have such batches."""
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
         self._matching = matching
@@ -172,9 +176,21 @@ class Delivery:
         stream = batch.stream
         stream.late.append(late)
         stream.late_bases[late.durable].append(batch.base)
-        stream.late_bytes += batch.memory
-        if stream.late_bytes > self._shard.settings.matching_bytes_max:
+        self._late[stream] = None
+        self._count_late(stream, batch.memory)
+        settings = self._shard.settings
+        if stream.late_bytes > settings.matching_bytes_max:
             self._overtake(stream)
+        if self.late_bytes > settings.hot_bytes:
+            # All together have as much as the hot window, and then some go at once.
+            for largest in sorted(self._late, key=_late_bytes, reverse=True):
+                if self.late_bytes <= settings.hot_bytes * 3 // 4:
+                    break
+                self._overtake(largest)
+
+    def _count_late(self, stream: Stream, size: int) -> None:
+        stream.late_bytes += size
+        self.late_bytes += size
 
     def _overtake(self, stream: Stream) -> None:
         """Matching is too far behind: whoever waits for it reads what it wants on demand."""
@@ -186,7 +202,8 @@ class Delivery:
         stream.late.clear()
         for bases in stream.late_bases:
             bases.clear()
-        stream.late_bytes = 0
+        self._count_late(stream, -stream.late_bytes)
+        self._late.pop(stream, None)
 
     def _matched(self, stream: Stream, job: Classing) -> None:
         """The headers of the batch that a stream's live subscriptions wait for are matched."""
@@ -227,7 +244,9 @@ class Delivery:
         """The first of what was put off is out."""
         late = stream.late.popleft()
         stream.late_bases[late.durable].popleft()
-        stream.late_bytes -= late.batch.memory
+        self._count_late(stream, -late.batch.memory)
+        if not stream.late:
+            del self._late[stream]
         if late.batch.next >= stream.least_stop:
             self._end_bounded(stream)
 
@@ -446,3 +465,7 @@ class Delivery:
             self.end(sub, "end")
             sub.drop()
         stream.least_stop = min((sub.stop for sub in stream.bounded), default=NEVER)
+
+
+def _late_bytes(stream: Stream) -> int:
+    return stream.late_bytes

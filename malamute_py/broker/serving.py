@@ -514,6 +514,7 @@ class Serving:
                 sub.careful -= 1
                 parcel.flush()
             sub.position = next
+            sub.prepared = None
             if sub.wanted is not None:
                 self._to_next_wanted(sub)
         parcel.flush()
@@ -763,6 +764,7 @@ class Serving:
         if not self._prepared(sub, base, content):
             return False
         anything, mask = select(sub, content, base, end, self._shard.now_ms)
+        sub.prepared = None
         if not anything:
             return True
         next = base + content.head.count

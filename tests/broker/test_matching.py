@@ -179,6 +179,38 @@ def test_a_stream_that_falls_too_far_behind_is_read_on_demand_and_loses_nothing(
     assert offsets(shell, 1, 5) == every
 
 
+def test_what_waits_for_matching_over_all_streams_has_a_bound_and_loses_nothing() -> None:
+    shell = Sliced(hot_bytes=200_000)
+    names = subjects(30)
+    for link in (1, 2):
+        shell.hello(link)
+    for at in range(20):
+        shell.publish(2, f"s{at}", [b"first"])
+        shell.subscribe(1, at, f"s{at}", SLOW[5], [1])
+    most = 0
+    for _ in range(3):
+        for at in range(20):
+            # s3 has most of it each time.
+            for _ in range(3 if at == 3 else 1):
+                publish = wire.Publish(f"s{at}", 0)
+                shell.broker.receive(2, "", [publish], [batch(names)], shell.now_ms)
+                shell.turn()
+                held = shell.broker.gauges["late_bytes"]
+                assert held == sum(shell.stream(f"s{one}").late_bytes for one in range(20))
+                most = max(most, held)
+    assert 150_000 < most <= 200_000
+    assert shell.broker.counters["matching_overtaken"] >= 1
+    shell.run()
+    assert shell.broker.gauges["late_bytes"] == 0
+    assert not shell.broker._delivery._late
+    for at in range(20):
+        rounds = 9 if at == 3 else 3
+        found = [expected(SLOW[5], names, 1 + 30 * one) for one in range(rounds)]
+        assert offsets(shell, 1, at) == [offset for some in found for offset in some]
+        (sub,) = shell.stream(f"s{at}").subscriptions
+        assert sub.prepared is None, "what was chosen of a batch goes with it"
+
+
 def test_history_is_matched_in_slices_too() -> None:
     shell = Sliced()
     names = subjects(60)
