@@ -2,9 +2,10 @@
 
 Owns the order in which passwords are hashed, for one hash takes 50 ms and anybody may ask for one,
 and the pauses of those who were wrong. The rules: each address has its turn, and within an address
-each name; names that no user has share one place. A pause is for a name at an address: neither the
-user elsewhere nor the address's other users wait for it. Both tables have a bound. No clock and no
-threads: time is an argument. Source: ARCHITECTURE.md, "What a peer may cost".
+each name; names that no user has share one turn. A pause is for a name at an address, whether a
+user has the name or not: neither the user elsewhere nor the address's other users wait for it, and
+the pauses tell no names of users. Both tables have a bound. No clock and no threads: time is an
+argument. Source: ARCHITECTURE.md, "What a peer may cost".
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ class Place(NamedTuple):
 
     address: str
     name: str
-    """Of a user; empty for every name that no user has."""
 
 
 class _Wrong:

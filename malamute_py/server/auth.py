@@ -18,6 +18,7 @@ import queue
 import secrets
 import stat
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -202,8 +203,13 @@ def _checked_key(key: str, text: str) -> bytes:
 class _Attempt(NamedTuple):
     """A password to look at."""
 
+    turn: Place
+    """Its name is the user's; empty: no user has the name that was given."""
     place: Place
+    """Its name is the one that was given, as a digest: what pauses go by."""
     password: bytes
+    unhashed: bool
+    """No user's, and more of the kind than are hashed: it only takes as long."""
     reply: tuple[bytes, ...]
     """The frames that lead the answer back: the session's number, a delimiter, the request's."""
 
@@ -269,6 +275,8 @@ class Authenticator:
             all_max=_WAITING_MAX, address_max=_ADDRESS_WAITING_MAX, place_max=_PLACE_WAITING_MAX
         )
         self._hashing = 0
+        self._took_s = 0.05
+        """How long the last hash took."""
         self._work: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
         self._done: deque[tuple[_Attempt, bool]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -327,13 +335,24 @@ class Authenticator:
                     self._pause(attempt)  # it waited while the ones before it were wrong
                 else:
                     self._hashing += 1
-                    self._work.put(attempt)
+                    unhashed = not attempt.turn.name and self._pauses.holds(
+                        attempt.turn, self._clock()
+                    )
+                    self._work.put(attempt._replace(unhashed=unhashed))
         self._socket.close(0)
 
     def _hash(self) -> None:
         """A thread that hashes and does nothing else."""
         while (attempt := self._work.get()) is not None:
-            fits = not self._stopping and self._plain.fits(attempt.place.name, attempt.password)
+            fits = False
+            if attempt.unhashed:
+                # As long as a hash takes and for nothing of the processor's time: else a flood of
+                # names that no user has would keep the cores busy, or tell by its speed.
+                time.sleep(self._took_s)
+            elif not self._stopping:
+                began_s = time.monotonic()
+                fits = self._plain.fits(attempt.turn.name, attempt.password)
+                self._took_s = time.monotonic() - began_s
             self._done.append((attempt, fits))
             os.eventfd_write(self._wake, 1)
 
@@ -349,7 +368,9 @@ class Authenticator:
         identity = ""
         if domain == ZAP_DOMAIN:
             if mechanism == b"PLAIN" and len(given) == 2:
-                self._try(_Attempt(Place(where, self._plain.name(given[0])), given[1], reply))
+                turn = Place(where, self._plain.name(given[0]))
+                place = Place(where, hashlib.blake2b(given[0], digest_size=16).hexdigest())
+                self._try(_Attempt(turn, place, given[1], False, reply))
                 return
             if mechanism == b"CURVE" and len(given) == 1 and len(given[0]) == 32:
                 identity = self._clients.get(zmq.utils.z85.encode(given[0]), "")
@@ -361,34 +382,37 @@ class Authenticator:
 
     def _try(self, attempt: _Attempt) -> None:
         """Answer what needs no hash, and have the rest wait for one."""
-        place, now_ms = attempt.place, self._clock()
-        if place.name and self._plain.is_remembered(place.name, attempt.password, now_ms):
-            self._answer(attempt.reply, _OK, "OK", place.name)
-        elif self._pauses.holds(place, now_ms):
+        user, now_ms = attempt.turn.name, self._clock()
+        if user and self._plain.is_remembered(user, attempt.password, now_ms):
+            self._answer(attempt.reply, _OK, "OK", user)
+        elif self._pauses.holds(attempt.place, now_ms):
             self._pause(attempt)
         else:
-            surplus = self._turns.put(place, attempt)
+            surplus = self._turns.put(attempt.turn, attempt)
             if surplus is not None:
-                self._denied("PLAIN", surplus.place.address, "busy")
+                self._denied("PLAIN", surplus.turn.address, "busy")
                 self._answer(surplus.reply, _LATER, "too many wait, try again")
 
     def _pause(self, attempt: _Attempt) -> None:
-        self._denied("PLAIN", attempt.place.address, "paused")
+        self._denied("PLAIN", attempt.turn.address, "paused")
         # Not for good: it may be the user, with the right password, beside a guesser.
         self._answer(attempt.reply, _LATER, "wrong too often, wait")
 
     def _hashed(self, attempt: _Attempt, fits: bool) -> None:
         self._hashing -= 1
-        place, now_ms = attempt.place, self._clock()
+        turn, now_ms = attempt.turn, self._clock()
         if fits:
-            self._plain.remember(place.name, attempt.password, now_ms)
-            self._pauses.succeeded(place)
-            self._answer(attempt.reply, _OK, "OK", place.name)
+            self._plain.remember(turn.name, attempt.password, now_ms)
+            self._pauses.succeeded(attempt.place)
+            self._answer(attempt.reply, _OK, "OK", turn.name)
             return
-        pause_ms = self._pauses.failed(place, now_ms)
+        pause_ms = self._pauses.failed(attempt.place, now_ms)
+        if not turn.name:
+            # What they take together; each of them alone is paused as a user's name is.
+            pause_ms = self._pauses.failed(turn, now_ms)
         if pause_ms:
-            self._paused(place.name, place.address, pause_ms)
-        self._denied("PLAIN", place.address, "credential")
+            self._paused(turn.name, turn.address, pause_ms)
+        self._denied("PLAIN", turn.address, "credential")
         self._answer(attempt.reply, _DENIED, "not one of ours")
 
     def _answer(self, reply: tuple[bytes, ...], code: bytes, text: str, identity: str = "") -> None:

@@ -10,7 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import zmq
@@ -18,6 +18,7 @@ import zmq
 from malamute_py.config import Authentication, Config, ConfigError, Grant, from_table
 from malamute_py.server.attempts import Pauses, Place, Turns
 from malamute_py.server.auth import (
+    ZAP_ENDPOINT,
     Authenticator,
     PlainTable,
     hash_password,
@@ -26,7 +27,7 @@ from malamute_py.server.auth import (
 )
 from malamute_py.server.errors import StartError
 from malamute_py.server.permissions import MEMO_MAX, Permissions, QuotaTable
-from malamute_py.server.sockets import Listener, parse_endpoint
+from malamute_py.server.sockets import ZAP_DOMAIN, Listener, parse_endpoint
 from tests.waiting import WAIT_MS, WAIT_S
 
 Denials = list[tuple[str, str]]
@@ -261,6 +262,69 @@ def test_wrong_passwords_of_one_name_keep_no_other_user_of_the_address_out() -> 
                     time.sleep(0.002)
         with dealer(listener.name, plain_username=b"bob", plain_password=b"bobs") as neighbour:
             assert identity_seen(listener, neighbour) == "bob"
+
+
+class Asking:
+    """A peer that asks the handler as libzmq does, from one address."""
+
+    def __init__(self, settings: Authentication) -> None:
+        self.now_ms = 1_000
+        self.paused: list[str] = []
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.handler = Authenticator(
+            self.context, settings, lambda: self.now_ms, lambda *_: None,
+            lambda user, *_: self.paused.append(user),
+        )  # fmt: skip
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1000))
+        self.socket.connect(ZAP_ENDPOINT)
+
+    def code(self, user: str, password: bytes = b"wrong") -> bytes:
+        question = [b"1.0", b"1", ZAP_DOMAIN, b"10.0.0.9", b"", b"PLAIN", user.encode(), password]
+        self.socket.send_multipart([b"", *question])
+        return self.socket.recv_multipart()[3]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.handler.close()
+        self.socket.close(0)
+        self.context.term()
+
+
+def test_answers_to_wrong_passwords_do_not_tell_who_is_a_user() -> None:
+    users = {"alice": hash_password("secret")}
+    with Asking(Authentication(mechanism="plain", users=users)) as asking:
+        for number in range(6):
+            asking.code(f"stranger{number}")
+        told = {}
+        for name in ("alice", "mallory"):
+            told[name] = [asking.code(name) for _ in range(7)]
+            asking.now_ms += 700
+            told[name] += [asking.code(name) for _ in range(2)]
+        assert told["alice"] == told["mallory"] == [b"400"] * 5 + [b"300"] * 2 + [b"400", b"300"]
+        assert asking.code("alice", b"secret") == b"300"
+        asking.now_ms += 60_000
+        assert asking.code("alice", b"secret") == b"200"
+        assert "alice" in asking.paused
+        assert "" in asking.paused
+
+
+def test_a_flood_of_names_that_no_user_has_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[bytes] = []
+    scrypt = hashlib.scrypt
+
+    def counted(password: bytes, **parameters: Any) -> bytes:
+        hashed.append(password)
+        return scrypt(password, **parameters)
+
+    users = {"alice": hash_password("secret")}
+    with Asking(Authentication(mechanism="plain", users=users)) as asking:
+        monkeypatch.setattr(hashlib, "scrypt", counted)
+        assert {asking.code(f"stranger{number}", b"guess") for number in range(30)} == {b"400"}
+        assert hashed == [b"guess"] * 5
+        assert asking.code("alice", b"secret") == b"200"
 
 
 def test_a_user_who_was_right_before_needs_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
