@@ -698,6 +698,7 @@ def test_an_event_with_an_error_says_where_it_arose() -> None:
                 Event("internal_error", "error", {"error": error, "link": 7})
             )
         ping(peer)
+        running.until(lambda: running.log.of("internal_error"))  # what is sent goes before it
         (facts,) = running.log.of("internal_error")
         assert facts["error"] == "IndexError('planted')"
         assert "test_an_event_with_an_error" in facts["trace"]
