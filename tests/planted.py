@@ -16,8 +16,11 @@ from malamute_protocol import commands as wire
 from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
 from malamute_py.broker import Broker
+from malamute_py.broker.confirms import SYNCED
 from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import Ready
+from malamute_py.broker.requests import Requests
+from malamute_py.changelog.records import RequestDone
 from malamute_py.journal import FileStorage
 
 
@@ -88,6 +91,46 @@ def record_doubled() -> None:
     Publishing.publish = twice  # type: ignore[method-assign]
 
 
+def confirmed_early() -> None:
+    """A batch is confirmed when it comes, and appended up to 200 ms later."""
+    publish, take = Publishing.publish, Publishing.take
+    since_ms = [0]
+
+    def early(self: Publishing, link: Any, command: Any, stream: Any, frame: Any) -> None:
+        before = self._queue[:]
+        publish(self, link, command, stream, frame)
+        if len(self._queue) == len(before):
+            return
+        pending = self._queue[-1]
+        waiter, pending.waiter = pending.waiter, None
+        if not before:
+            since_ms[0] = self._shard.now_ms
+        if waiter is not None:
+            ahead = sum(each.content.head.count for each in before if each.stream is stream)
+            waiter.epoch, waiter.offset = self._shard.epoch, stream.handed + ahead
+            self._confirms.confirm(waiter, max(waiter.level, SYNCED))
+
+    def late(self: Publishing) -> Any:
+        return take(self) if self._shard.now_ms - since_ms[0] >= 200 else []
+
+    Publishing.publish = early  # type: ignore[method-assign]
+    Publishing.take = late  # type: ignore[method-assign]
+
+
+def completion_unlogged() -> None:
+    """Work is done, which is confirmed and not in the log, now and then."""
+    end, calls = Requests.end, [0]
+
+    def sometimes(self: Requests, service: Any, items: Any, why: str, **more: Any) -> Any:
+        part = end(self, service, items, why, **more)
+        calls[0] += why == "completed"
+        if why == "completed" and calls[0] % 20 == 0:
+            part.changes = [change for change in part.changes if type(change) is not RequestDone]
+        return part
+
+    Requests.end = sometimes  # type: ignore[method-assign]
+
+
 def sync_skipped() -> None:
     """Nothing is ever synced."""
     FileStorage.sync = lambda self, file: None  # type: ignore[method-assign]
@@ -106,6 +149,8 @@ BUGS: dict[str, Callable[[], None]] = {
         sockets_kept,
         write_skipped,
         record_doubled,
+        confirmed_early,
+        completion_unlogged,
         sync_skipped,
         directory_unsynced,
     )

@@ -40,6 +40,8 @@ async def test_a_broker_keeps_its_promises_while_it_is_disturbed(tmp_path: Path)
     [
         ("write_skipped", "confirmed and|does not start again"),
         ("record_doubled", "more than once"),
+        ("confirmed_early", "records confirmed and not in the log"),
+        ("completion_unlogged", "work .* came again after it was confirmed to be done"),
     ],
 )
 async def test_a_planted_bug_is_found(bug: str, says: str, tmp_path: Path) -> None:
