@@ -6,17 +6,21 @@
                       (the default)
 --steps N             another length than the seed chooses
 --plant NAME          run with a planted bug (`--plant list` names them)
+--jobs N              so many seeds at once, each in one of N processes
 --trace               print every event
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 
-from tests.simulation.run import SCENARIOS, run_seed
+from tests.simulation.run import SCENARIOS, Outcome, run_seed
 
 PROGRESS = 100
 """Seeds between two lines that say how far a search is."""
@@ -34,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scenario", default="all", choices=(*SCENARIOS, "all"))
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--plant", default="")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--keep-going", action="store_true")
     given = parser.parse_args(arguments)
@@ -63,8 +68,7 @@ def search(names: tuple[str, ...], seeds: range, given: argparse.Namespace) -> i
         codes: Counter[str] = Counter()
         began = time.perf_counter()
         ran = 0
-        for seed in seeds:
-            outcome = run_seed(name, seed, steps=given.steps, plant=given.plant, echo=given.trace)
+        for seed, outcome in zip(seeds, _outcomes(name, seeds, given), strict=True):
             ran += 1
             kinds.update(outcome.trace.kinds)
             if ran % PROGRESS == 0 and len(seeds) > 2 * PROGRESS:
@@ -87,6 +91,16 @@ def search(names: tuple[str, ...], seeds: range, given: argparse.Namespace) -> i
             if codes:
                 print("  failures:", dict(codes))
     return 1 if failures else 0
+
+
+def _outcomes(name: str, seeds: range, given: argparse.Namespace) -> Iterator[Outcome]:
+    """The outcomes of seeds, in their order."""
+    run = partial(run_seed, name, steps=given.steps, plant=given.plant, echo=given.trace)
+    if given.jobs == 1:
+        yield from map(run, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+        yield from pool.imap(run, seeds, chunksize=5)
 
 
 if __name__ == "__main__":

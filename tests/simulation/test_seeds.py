@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.simulation.__main__ import main
 from tests.simulation.clients_run import CUTS
 from tests.simulation.run import SCENARIOS, run_seed
 
@@ -85,6 +86,21 @@ def test_the_same_seed_does_the_same(scenario: str) -> None:
         first, second = run_seed(scenario, seed), run_seed(scenario, seed)
         assert first.trace.digest() == second.trace.digest()
         assert first.trace.count == second.trace.count > 0
+
+
+@pytest.mark.slow
+def test_seeds_in_several_processes_tell_what_they_tell_in_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = []
+    for jobs in ("1", "2"):
+        asked = ["--scenario", "journal", "--seeds", "0..12", "--plant", "truncates-too-much"]
+        assert main([*asked, "--keep-going", "--jobs", jobs]) == 1
+        told.append(
+            [line for line in capsys.readouterr().out.splitlines() if " a second" not in line]
+        )
+    assert told[0] == told[1]
+    assert any("replay: make simulate SEED=" in line for line in told[0])
 
 
 def test_different_seeds_do_different_things() -> None:

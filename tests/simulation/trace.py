@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """A hash to which nothing comes."""
+
+    digest: str
+
+    def hexdigest(self) -> str:
+        """As hashlib has it."""
+        return self.digest
 
 
 class Trace:
     """The events of one run."""
 
     def __init__(self, *, keep: int = 40, echo: bool = False) -> None:
-        self._hash = hashlib.blake2b(digest_size=8)
+        self._hash: Any = hashlib.blake2b(digest_size=8)
         self._last: deque[tuple[object, ...]] = deque(maxlen=keep)
         self._echo = echo
         self.count = 0
@@ -31,9 +44,14 @@ class Trace:
         if self._echo:
             print(" ", self.count, *event)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process may know of it: nothing is to be noted any more."""
+        last = deque((event,) for event in self.last())
+        return {**self.__dict__, "_hash": _Sealed(self.digest()), "_last": last}
+
     def digest(self) -> str:
         """Hash over all events so far."""
-        return self._hash.hexdigest()
+        return str(self._hash.hexdigest())
 
     def last(self) -> list[str]:
         """The last events, oldest first."""
