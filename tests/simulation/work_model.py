@@ -674,6 +674,11 @@ class WorkModel:
         for change in changes_of(bundle):
             if isinstance(change, r.WorkReturned) and change.why == "lease" and not self.replays:
                 self._by_lease(change)
+            if isinstance(change, r.WorkTaken):
+                # Until it is shown to the new holder, no link is known to have it.
+                for base, rows in change.rows:
+                    for number in state._of(base, rows, lambda job: True):
+                        self.hands.pop(number, None)
             state.apply(change, bundle.lsn)
             if isinstance(change, r.StepTaken):
                 step = self._step_of(change)
