@@ -217,6 +217,14 @@ class Broker:
     # --- facts ------------------------------------------------------------------------------
 
     @property
+    def unseen(self) -> list[tuple[str, int, int]]:
+        """(ring, stream, next offset) of streams of which damage left their rings nothing.
+
+        The shell has each ring go on there: a later start may know nothing of the damage.
+        """
+        return self._catalogue.unseen
+
+    @property
     def counters(self) -> dict[str, int]:
         """Counts since the start, by name."""
         return self._shard.counters

@@ -264,8 +264,11 @@ class Ring:
         replace_file(self._storage, CLOSED_FILE, pack_file(mark))
         self._marked = synced
 
-    def _expect(self, first: int, last: int) -> None:
-        """Write down durably which segments there should be, and how far the streams came."""
+    def _expect(self, first: int, last: int, beyond: dict[int, int] | None = None) -> None:
+        """Write down durably which segments there should be, and how far the streams came.
+
+        beyond: see Manifest.write.
+        """
         if not self._storage.persistent:
             return
         # The end first: a batch that comes meanwhile is in the rows and not before the end.
@@ -274,7 +277,7 @@ class Ring:
             rows = {number: (row[0], row[1]) for number, row in self._streams.rows().items()}
         self._manifest.write(
             self.uuid, self._segment_bytes, self.epoch, first, last, end, rows,
-            clean=self._expected_at_close,
+            clean=self._expected_at_close, beyond=beyond,
         )  # fmt: skip
 
     # --- appending (loop thread) --------------------------------------------------------
@@ -428,6 +431,18 @@ class Ring:
         All segments but one, as the hold may lie anywhere in its own.
         """
         return (self._space.capacity - 1) * self._segment_bytes
+
+    def go_on(self, stream: int, offset: int) -> None:
+        """Have a stream of which damage left nothing go on at an offset, durably.
+
+        A later start may know nothing of the damage. Raises DiskFull, OSError.
+        """
+        self._streams.note_next(stream, offset)
+        self._streams.note_lost_beginning(stream, 0)
+        known = self._manifest.expected
+        if known is not None:
+            beyond = {**known.beyond, stream: offset}
+            self._expect(known.first, known.last, beyond)
 
     def next_offset(self, stream: int) -> int:
         """Offset of the stream's next record."""

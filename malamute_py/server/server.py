@@ -277,6 +277,8 @@ class Server:
             except QueuesLost as error:
                 queues = None
                 self._core = self._make_core(self._without_queues(facts, error))
+            for name, stream, offset in self._core.unseen:
+                self._journal.rings[name].go_on(stream, offset)
             self._rings.snapshot = self._core.snapshot
             self._checkpoints = None
             if queues is not None:

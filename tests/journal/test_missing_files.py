@@ -541,6 +541,31 @@ def test_f11_a_cut_of_the_newest_segment_is_damage_and_its_offsets_do_not_come_a
         assert everything(ring, 1) == [*served, (base, b"goes on")]
 
 
+def test_a_stream_of_which_nothing_is_left_goes_on_where_it_was_told_to_in_later_starts(
+    data: Directory,
+) -> None:
+    ring, _ = data.open()
+    for _ in range(4):
+        put(ring, 1, b"x" * 3000)
+    ring.sync()
+    path = data.ring_path / segment_name(0)
+    path.write_bytes(path.read_bytes()[:HEAD])
+    (data.ring_path / CLOSED_FILE).unlink()
+    ring, recovery = data.open()
+    following = recovery.unseen_next
+    assert following >= 4
+    ring.go_on(1, following)
+    for _ in range(3):
+        put(ring, 2, b"y")
+    ring.sync()
+    for _ in range(2):
+        ring, _ = data.open()
+        assert ring.next_offset(1) == following
+        assert ring.next_offset(2) == 3
+        history = ring.read(1, 0, following, 1 << 20)
+        assert [(gap.from_offset, gap.to_offset) for gap in history.gaps] == [(0, following)]
+
+
 def test_a_cut_spare_is_made_whole(data: Directory) -> None:
     ring, _ = data.open()
     put(ring, 1, b"a")
