@@ -217,8 +217,8 @@ class Broker:
     # --- facts ------------------------------------------------------------------------------
 
     @property
-    def unseen(self) -> list[tuple[str, int, int]]:
-        """(ring, stream, next offset) of streams of which damage left their rings nothing.
+    def unseen(self) -> dict[str, dict[int, int]]:
+        """Ring -> stream -> next offset, of streams of which damage left their rings nothing.
 
         The shell has each ring go on there: a later start may know nothing of the damage.
         """

@@ -42,8 +42,8 @@ class Catalogue:
         self.rings: dict[str, RingState] = {}
         self.openings: list[tuple[str, dict[str, Any]]] = []
         """Rings that the shell is to open or remove."""
-        self.unseen: list[tuple[str, int, int]] = []
-        """(ring, stream, next offset) of streams of which damage left their rings nothing."""
+        self.unseen: dict[str, dict[int, int]] = {}
+        """Ring -> stream -> next offset, of streams of which damage left their rings nothing."""
         self._numbers: dict[int, Stream] = {}
         self._names: dict[str, Stream] = {}
         self._sorted: list[str] | None = None
@@ -143,7 +143,7 @@ class Catalogue:
         found = ring_facts.streams.get(row.number) if ring_facts else None
         if found is None and ring_facts is not None and ring_facts.unseen_next:
             found = StreamFacts(0, ring_facts.unseen_next)
-            self.unseen.append((row.ring, row.number, found.next))
+            self.unseen.setdefault(row.ring, {})[row.number] = found.next
         stream = Stream(row, ring, found)
         if ring.memory and facts:
             # It existed in an earlier run: its offsets go on where no earlier one can be.

@@ -45,8 +45,8 @@ class Expected(msgspec.Struct, array_like=True, frozen=True):
     streams: dict[int, tuple[int, int]] | None
     """Stream -> (next offset, first offset) at end_lsn; None: too many for a slot."""
     beyond: dict[int, int] = {}
-    """Stream -> offset before which none is given again, whatever the ring says: a repair left
-    nothing in the ring that tells."""
+    """Stream -> offset before which none is given again, whatever the ring says: a repair, or
+    damage, left nothing in the ring that tells."""
 
     def has(self, number: int) -> bool:
         """True for a segment that may hold something."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from malamute_protocol.stamp import SNAPSHOT, Stamp
 from malamute_py.journal.appending import Appender, SnapshotSource
@@ -432,16 +433,19 @@ class Ring:
         """
         return (self._space.capacity - 1) * self._segment_bytes
 
-    def go_on(self, stream: int, offset: int) -> None:
-        """Have a stream of which damage left nothing go on at an offset, durably.
+    def go_on(self, offsets: Mapping[int, int]) -> None:
+        """Have streams of which damage left nothing go on at these offsets, in later starts too.
 
-        A later start may know nothing of the damage. Raises DiskFull, OSError.
+        A later start may know nothing of the damage; the manifest tells it, of as many streams
+        as it has room for. Raises DiskFull, OSError.
         """
-        self._streams.note_next(stream, offset)
-        self._streams.note_lost_beginning(stream, 0)
+        for stream, offset in offsets.items():
+            self._streams.note_next(stream, offset)
+            self._streams.note_lost_beginning(stream, 0)
         known = self._manifest.expected
         if known is not None:
-            beyond = {**known.beyond, stream: offset}
+            room = max(0, STREAMS_MAX - len(known.beyond))
+            beyond = {**known.beyond, **dict(islice(offsets.items(), room))}
             self._expect(known.first, known.last, beyond)
 
     def next_offset(self, stream: int) -> int:

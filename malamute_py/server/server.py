@@ -277,8 +277,8 @@ class Server:
             except QueuesLost as error:
                 queues = None
                 self._core = self._make_core(self._without_queues(facts, error))
-            for name, stream, offset in self._core.unseen:
-                self._journal.rings[name].go_on(stream, offset)
+            for name, offsets in self._core.unseen.items():
+                self._journal.rings[name].go_on(offsets)
             self._rings.snapshot = self._core.snapshot
             self._checkpoints = None
             if queues is not None:

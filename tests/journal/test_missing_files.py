@@ -554,7 +554,7 @@ def test_a_stream_of_which_nothing_is_left_goes_on_where_it_was_told_to_in_later
     ring, recovery = data.open()
     following = recovery.unseen_next
     assert following >= 4
-    ring.go_on(1, following)
+    ring.go_on({1: following} | dict.fromkeys(range(1000, 2000), following))
     for _ in range(3):
         put(ring, 2, b"y")
     ring.sync()

@@ -135,8 +135,8 @@ class Machine:
             self.settings, uuid=self.uuid, epoch=self.epoch,
             state=self._state(facts), random=self.rng.randbytes,
         )  # fmt: skip
-        for name, stream, offset in self.core.unseen:
-            self.rings[name].go_on(stream, offset)
+        for name, offsets in self.core.unseen.items():
+            self.rings[name].go_on(offsets)
         self._recovered()
         self.power_lost = False
         self.running = True
