@@ -121,6 +121,7 @@ class LimitsSection(Section, frozen=True):
     subject_bytes_max: Count = 255
     keys_max: Count = 16
     headers_max: Count = 65_536
+    header_entries_max: Count = 262_144
     fields_max: Count = 64
     field_name_bytes_max: Count = 255
     field_value_bytes_max: Count = 1_024

@@ -14,6 +14,8 @@ from typing import Any, Final, get_args
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
+from malamute_protocol.content import Content, has_large_table
+from malamute_protocol.errors import BatchError
 from malamute_protocol.link import State
 from malamute_py.broker.admin import COMMANDS as RESULT_COMMANDS
 from malamute_py.broker.admin import Admin
@@ -159,6 +161,8 @@ class Broker:
         self._retention = Retention(shard)
         self._acks: list[tuple[Link, wire.AckMail]] = []
         """Acknowledgements that nobody waits for, taken when nothing else is left to do."""
+        self._ahead = False
+        """Header tables of a message that waits are still to be read in steps."""
         self._queues: Final = (
             self._matching.queue, self._delivery.fallen, *self._serving.queues,
             *self._groups.queues, *self._services.queues, *self._mail.queues,
@@ -251,6 +255,31 @@ class Broker:
 
     # --- from the peers ---------------------------------------------------------------------
 
+    def read_ahead(self, link: int, frames: Sequence[Any], now_ms: int) -> bool:
+        """Read large header tables of a peer's next message, within this turn's share.
+
+        frames: the content frames of that message. False: they are still to be read; the message
+        is to be received when a later turn says True, with the same frames.
+        """
+        self._shard.advance(now_ms)
+        peer = self._links.get(link)
+        if peer is None:
+            return True
+        try:
+            if not peer.reading:
+                peer.reading = list(map(Content, filter(has_large_table, frames)))
+            for content in peer.reading:
+                if not self._matching.read(content):
+                    self._ahead = True
+                    return False
+        except BatchError:
+            pass  # it is refused by that name when it is received
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._links.fail(peer, "reading headers", error)
+        self._shard.was_read(peer.reading)
+        peer.reading = []
+        return True
+
     def receive(
         self,
         link: int,
@@ -274,6 +303,8 @@ class Broker:
                 self._receive(peer, commands, frames)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._failed(peer, self._handling, error)
+        if shard.contents:
+            shard.was_read(())
         self._clean_up()
 
     def _failed(self, link: Link, command: Command | None, error: Exception) -> None:
@@ -506,6 +537,7 @@ class Broker:
             refused("window", f"more than {window} unconfirmed bytes on this link", 0)
             return
         link.unconfirmed_bytes += size
+        contents = self._shard.contents
 
         def use(stream: Stream) -> None:
             link.unconfirmed_bytes -= size
@@ -513,7 +545,10 @@ class Broker:
                 if len(link.publishing) >= PUBLISHING_MAX:
                     link.publishing.clear()
                 link.publishing[name] = stream
+                # A stream may be created meanwhile: what was read of the frame is still good.
+                self._shard.contents = contents
                 self._publishing.publish(link, command, stream, frame)
+                self._shard.contents = {}
 
         def give_up(code: str, reason: str, retry_ms: int) -> None:
             link.unconfirmed_bytes -= size
@@ -699,6 +734,7 @@ class Broker:
         """Time has passed: heartbeats, expiry, retention, and the turn's share of matching."""
         self._shard.advance(now_ms)
         self._matching.refill()
+        self._ahead = False
         for link in self._links.beat():
             if not link.blocked:
                 self._delivery.cover_all(link)
@@ -767,7 +803,7 @@ class Broker:
         known. Where bundles were answered since, there is more to be done anyway.
         """
         mail, services, groups = self._mail, self._services, self._groups
-        if self._acks or self._links.ended or not self._steps.idle:
+        if self._acks or self._ahead or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
         if any(self._queues) and (
             self._serving.hungry or mail.hungry or services.hungry or groups.hungry

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.commands import Bye, Command, Hello, Ping, Pong, Refused, Welcome
+from malamute_protocol.content import Content
 from malamute_protocol.errors import RequestRejected
 from malamute_protocol.link import TRANSITIONS, Moves, Side, State
 from malamute_protocol.version import VERSIONS, Feature, negotiate
@@ -77,6 +78,7 @@ class Link:
         "probe_bytes",
         "publishing",
         "queries",
+        "reading",
         "requesting",
         "results",
         "room",
@@ -132,6 +134,8 @@ class Link:
         """Its identity was asked for in HELLO: no other session has it at the same time."""
         self.happened = ""
         """How it ended: `bye`, `lost`, `fenced`, ...; empty while it has not."""
+        self.reading: list[Content] = []
+        """Contents of its next message whose header tables are read in steps."""
         self.queries = 0
         """Questions to the journal that this link waits for."""
         self.results = 0

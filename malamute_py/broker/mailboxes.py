@@ -480,7 +480,7 @@ class Mailboxes:
         if not settings.permit(link.identity, "send", name):
             raise RequestRejected("forbidden", f"you may not send to mailbox '{name}'")
         try:
-            content = Content(frame)
+            content = self._shard.content(frame)
             content.check(settings.limits)
         except BatchError as error:
             raise RequestRejected(error.code, error.reason) from error

@@ -16,6 +16,7 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
+from malamute_protocol.content import Content
 from malamute_protocol.header import Header
 from malamute_py.broker.shard import Shard
 from malamute_py.matcher.kinds import Predicate
@@ -80,6 +81,14 @@ class Matching:
     def run(self, job: Job) -> bool:
         """Work at a job as long as this turn's share lasts; True: it is done."""
         return self._run(job, self._left)
+
+    def read(self, content: Content) -> bool:
+        """Read a content's header table as long as this turn's share lasts; True: it is done.
+
+        Raises BatchError: the content says that it cannot have one.
+        """
+        reading = content.reading(self._shard.settings.limits)
+        return reading is None or self._run(reading, self._left)
 
     def later(
         self, job: Job, then: Callable[[], None], wanted: Callable[[], bool], failed: Failed

@@ -560,7 +560,7 @@ class Offers:
         offer = self._mine(link, command.subscription)
         service = offer.service
         try:
-            content = Content(frame)
+            content = self._shard.content(frame)
             content.check(self._shard.settings.limits)
         except BatchError as error:
             raise RequestRejected(error.code, error.reason) from error

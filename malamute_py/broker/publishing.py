@@ -103,7 +103,7 @@ class Publishing:
         """Take one batch, or refuse it by name."""
         shard = self._shard
         try:
-            content = Content(frame)
+            content = shard.content(frame)
             content.check(self._limits)
         except BatchError as error:
             self.refuse(link, command, error.code, error.reason)
@@ -315,7 +315,7 @@ class Publishing:
         if stream is None or stream.removed:
             raise RequestRejected("unknown_stream", f"there is no stream '{name}'")
         try:
-            content = Content(frame)
+            content = self._shard.content(frame)
             content.check(self._limits)
         except BatchError as error:
             raise RequestRejected(error.code, error.reason) from error

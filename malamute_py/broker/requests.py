@@ -220,7 +220,7 @@ class Requests:
             service = self._first_request(link, command.service)
         limits = self._shard.settings
         try:
-            content = Content(frame)
+            content = self._shard.content(frame)
             content.check(limits.limits)
         except BatchError as error:
             raise RequestRejected(error.code, error.reason) from error

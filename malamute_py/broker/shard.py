@@ -8,9 +8,10 @@ shell says. Source: DESIGN.md, sections 4 and 12 (a shard is one core with its r
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
+from malamute_protocol.content import Content
 from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.quotas import Quotas
@@ -51,6 +52,7 @@ class Shard:
         "_under_way",
         "_waiting",
         "asking",
+        "contents",
         "counters",
         "epoch",
         "events",
@@ -85,6 +87,8 @@ class Shard:
         self._under_way: set[int] = set()
         self._waiting: dict[int, tuple[Answered, Asker | None]] = {}
         self._tokens = 0
+        self.contents: dict[int, Content] = {}
+        """Contents whose header tables were read in steps, by the identity of their frame."""
         self._quarantined: set[tuple[str, int]] = set()
         """(stream, offset of its first record) of batches that cannot be handled."""
 
@@ -120,6 +124,18 @@ class Shard:
                 doing=doing, error=error, **facts,
             )  # fmt: skip
         return f"the broker cannot handle this batch: {type(error).__name__}"
+
+    def content(self, frame: Any) -> Content:
+        """The content that a peer sent. Raises BatchError as Content() does."""
+        if self.contents:
+            found = self.contents.get(id(frame))
+            if found is not None:
+                return found
+        return Content(frame)
+
+    def was_read(self, contents: Iterable[Content]) -> None:
+        """Contents of the next message were looked into already; none: of no message any more."""
+        self.contents = {id(content.buffer): content for content in contents}
 
     def token(self) -> int:
         """A number that this core has not given before."""

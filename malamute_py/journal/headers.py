@@ -11,12 +11,14 @@ FORMAT.md, section 6; DESIGN.md, section 6 (Finding).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import msgspec
 from pyroaring import BitMap
 
-from malamute_py.journal.filters import EntryFilters, Items, items_of, pair_text
+from malamute_protocol.header import items_of, pair_text
+from malamute_py.journal.filters import EntryFilters, Items
 
 Keys: TypeAlias = tuple[str, ...]
 Fields: TypeAlias = Mapping[str, str]
@@ -182,20 +184,21 @@ class HeaderTable:
         if table is None:
             table = self.streams[stream] = StreamHeaders(self.depth, self.filters)
         subjects, fieldmaps = _parts(keys)
-        large = len(subjects) + len(fieldmaps) > self._distinct_max
+        items = getattr(keys, "items", None)
+        size = len(subjects) + len(fieldmaps)
+        large = (size if items is None else len(items)) > self._distinct_max
         if large and self.depth != 0:
             # Noted by name, all of them would be taken apart again at once, part by part.
             table = self._make_room(stream, ordinal, subjects)
         before = len(table)
-        resolved = _note(table, subjects, fieldmaps)
+        resolved = _note(table, subjects, fieldmaps, items)
         self._distinct += len(table) - before
         if self._distinct > self._distinct_max and self.depth != 0:
             self._coarsen(ordinal, to=0 if large else None)
             # Its leading parts are there: nothing more is to be counted.
-            resolved = _note(self.streams[stream], subjects, fieldmaps)
+            resolved = _note(self.streams[stream], subjects, fieldmaps, items)
         if keys is _UNKNOWN:
             resolved = resolved[0], None
-        size = len(subjects) + len(fieldmaps)
         if size <= _MEMO_TABLE_MAX:
             if len(self._memo) >= _MEMO_MAX or self._memo_headers > _MEMO_HEADERS_MAX:
                 self._memo.clear()
@@ -273,7 +276,13 @@ def _parts(keys: Any) -> tuple[Sequence[Keys], Sequence[Fields]]:
     return keys.keys, keys.fieldmaps
 
 
-def _note(table: StreamHeaders, subjects: Sequence[Keys], fieldmaps: Iterable[Fields]) -> _Resolved:
+def _note(
+    table: StreamHeaders,
+    subjects: Sequence[Keys],
+    fieldmaps: Iterable[Fields],
+    items: Items | None,
+) -> _Resolved:
+    """Find the bitmaps of a header table. items: what the filters keep of it, if that is made."""
     depth = table.depth
     bitmaps = [table.everything()]
     if depth is None:
@@ -283,14 +292,16 @@ def _note(table: StreamHeaders, subjects: Sequence[Keys], fieldmaps: Iterable[Fi
                 bitmaps.append(_bitmap(table.names, pair[0]))
                 bitmaps.append(_bitmap(table.pairs, pair))
         return tuple(bitmaps), None
-    pairs = {pair for fields in fieldmaps for pair in fields.items()}
     tops = {_shortened(top, depth) for top in subjects} if depth else _ANYTHING
     bitmaps += [_bitmap(table.tops, top) for top in tops]
     if depth:
-        bitmaps += [_bitmap(table.names, name) for name in {name for name, _ in pairs}]
-    texts = [key for top in subjects for key in top]
-    texts += [pair_text(*pair) for pair in pairs]
-    return tuple(bitmaps), items_of(texts)
+        names: set[str] = set().union(*fieldmaps)
+        bitmaps += [_bitmap(table.names, name) for name in names]
+    if items is None:
+        texts = [key for top in subjects for key in top]
+        pairs = {pair for fields in fieldmaps for pair in fields.items()}
+        items = items_of(chain(texts, (pair_text(*pair) for pair in pairs)))
+    return tuple(bitmaps), items
 
 
 def _bitmap(table: dict[Any, BitMap], key: Any) -> BitMap:

@@ -19,8 +19,10 @@ from typing import Any, Protocol
 import zmq
 
 from malamute_protocol.commands import Atomic, Bye, Command
+from malamute_protocol.content import has_large_table
 from malamute_protocol.errors import RemoteProtocolError
 from malamute_protocol.framing import decode_message, encode_message
+from malamute_protocol.header import TABLE_BYTES_MAX
 from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import (
     MAIN,
@@ -78,6 +80,9 @@ class Core(Protocol):
         self, link: int, identity: str, commands: Sequence[Command], frames: Sequence[Any],
         now_ms: int,
     ) -> None: ...  # fmt: skip
+    def read_ahead(  # noqa: D102
+        self, link: int, frames: Sequence[Any], now_ms: int
+    ) -> bool: ...
     def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None: ...  # noqa: D102
     def failed(  # noqa: D102
         self, link: int, doing: str, error: Exception, now_ms: int
@@ -395,7 +400,9 @@ class Loop:
                 core.failed(0 if peer is None else peer.number, "receiving", error, now_ms)
                 continue
             commands = [command for command, _ in messages]
-            if len(commands) > share:
+            if len(commands) > share or (
+                size > TABLE_BYTES_MAX and any(map(has_large_table, frames))
+            ):
                 peer.behind, peer.commands, peer.frames = deque(), commands, frames[1:]
                 self._behind[peer.number] = peer
                 self._take_share(peer, now_ms)
@@ -441,6 +448,14 @@ class Loop:
             commands = peer.commands[:count]
             owned = sum(command.content_frames for command in commands)
             frames = peer.frames[:owned]
+            if any(map(has_large_table, frames)):
+                # What owns such a frame is done alone: the others do not wait for its reading.
+                count = _whole(peer.commands, 1)
+                commands = peer.commands[:count]
+                owned = sum(command.content_frames for command in commands)
+                frames = peer.frames[:owned]
+                if not self._core.read_ahead(peer.number, frames, now_ms):
+                    return True
             del peer.commands[:count], peer.frames[:owned]
             left = max(0, left - count)
             self._core.receive(peer.number, peer.identity, commands, frames, now_ms)

@@ -18,7 +18,15 @@ import numpy as np
 
 from malamute_protocol.codec import CODECS, decompress
 from malamute_protocol.errors import BatchError
-from malamute_protocol.header import MEMO, Header, HeaderTable, check_counts, claimed_length
+from malamute_protocol.header import (
+    MEMO,
+    TABLE_BYTES_MAX,
+    Header,
+    HeaderTable,
+    TableReading,
+    check_counts,
+    claimed_length,
+)
 from malamute_protocol.limits import DEFAULT_LIMITS, UNCHECKED, Limits
 
 CONTENT_MAGIC: Final = 0x31434C4D
@@ -127,7 +135,8 @@ class Content:
     """One batch's content over any buffer; the buffer must outlive the view."""
 
     __slots__ = (
-        "_bodies", "_few", "_headers", "_limits", "_sections", "_table", "buffer", "head", "view",
+        "_bodies", "_few", "_headers", "_limits", "_reading", "_sections", "_table", "buffer",
+        "head", "view",
     )  # fmt: skip
 
     def __init__(self, buffer: Any) -> None:
@@ -146,6 +155,7 @@ class Content:
         self.head = Head._make(fields)
         self._sections: Sections | None = None
         self._table: HeaderTable | None = None
+        self._reading: TableReading | None = None
         self._headers: tuple[tuple[Header, ...], Array | None] | None = None
         self._bodies: Bodies | None = None
         self._few: tuple[int, ...] | None = None
@@ -238,16 +248,37 @@ class Content:
     def table(self) -> HeaderTable:
         """The header table, from the memo when its bytes were seen before."""
         if self._table is None:
-            head, at, view = self.head, self.sections, self.view
-            subjects, fieldmaps, size = at.subjects, at.fieldmaps, head.fieldmaps_bytes
-            table = MEMO.table(
-                bytes(view[subjects : subjects + head.subjects_bytes]),
-                bytes(view[fieldmaps : fieldmaps + size]) if size else b"",
-                self._limits,
-            )
+            head, reading = self.head, self._reading
+            if reading is None:
+                table = MEMO.table(*self._table_sections(), self._limits)
+            else:
+                table = reading.table()
+                self._reading = None
             check_counts(table, head.subjects_count, head.fieldmaps_count)
             self._table = table
         return self._table
+
+    def _table_sections(self) -> tuple[bytes, bytes]:
+        head, at, view = self.head, self.sections, self.view
+        subjects, fieldmaps, size = at.subjects, at.fieldmaps, head.fieldmaps_bytes
+        return (
+            bytes(view[subjects : subjects + head.subjects_bytes]),
+            bytes(view[fieldmaps : fieldmaps + size]) if size else b"",
+        )
+
+    def reading(self, limits: Limits) -> TableReading | None:
+        """What reads the header table in steps, before check(); None: it is quick to read.
+
+        What is wrong with the table is raised when it is asked for. Raises BatchError: the
+        sections do not fill the content, or claim more headers than the limits allow.
+        """
+        head = self.head
+        if head.subjects_bytes + head.fieldmaps_bytes <= TABLE_BYTES_MAX:
+            return None
+        if self._reading is None and self._table is None:
+            self._check_counts(limits)
+            self._reading = TableReading(*self._table_sections(), limits)
+        return self._reading
 
     @property
     def subject_codes(self) -> Array | None:
@@ -562,13 +593,17 @@ class Content:
             else:
                 self._check_record_sizes(self.bodies(), limits)
 
-    def _check_table(self, limits: Limits) -> None:
+    def _check_counts(self, limits: Limits) -> None:
         head = self.head
         fieldmaps, most = head.fieldmaps_count, limits.headers_max
         if head.subjects_count > most or fieldmaps > most:
             raise BatchError("too_large", f"more than {most} distinct headers in a batch", 84)
         if (fieldmaps == 0) != (head.fieldmaps_bytes == 0):
             raise BatchError("bad_batch", "field maps without count, or the reverse", 88)
+
+    def _check_table(self, limits: Limits) -> None:
+        head = self.head
+        self._check_counts(limits)
         table = self.table
         if table.passed is not limits:
             table.check(limits)
@@ -654,6 +689,14 @@ class Content:
         for properties in maps:
             if properties:
                 parse_properties(properties)
+
+
+def has_large_table(frame: Any) -> bool:
+    """Whether a frame may be a content whose header table is worth reading in steps."""
+    if len(frame) <= CONTENT_BYTES + TABLE_BYTES_MAX:
+        return False
+    fields = Head._make(HEAD.unpack_from(frame))
+    return fields.subjects_bytes + fields.fieldmaps_bytes > TABLE_BYTES_MAX
 
 
 def parse_properties(data: bytes) -> dict[str, Any]:

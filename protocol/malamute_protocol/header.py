@@ -1,17 +1,20 @@
 """Header tables: the distinct subjects and field maps of a batch.
 
-Owns their MessagePack form and the memo of tables seen before. The rule: a table is
+Owns their MessagePack form and the memo of tables seen before. The rules: a table is
 parsed and validated once for equal bytes; everything handed out is immutable and
-shared. Source: SPEC.md, section 5.3.
+shared; a table that is too large for the memo can be read in steps. Source: SPEC.md,
+section 5.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
+import google_crc32c
 import msgspec
 
 from malamute_protocol.errors import BatchError
@@ -22,7 +25,10 @@ SHORT_ARRAY = 0x90
 OVER_LENGTH = "of length <="
 """What msgspec says of an array, a map or a text that is longer than allowed."""
 _MEMO_BYTES = 16 << 20
-_MEMO_TABLE_BYTES = 64 << 10
+TABLE_BYTES_MAX: Final = 64 << 10
+"""A larger table is not remembered: it is not likely to come again."""
+STEP_ENTRIES: Final = 1_024
+"""Keys or fields that one step of a TableReading parses; about a millisecond."""
 _HEADERS_MAX = 1 << 17
 
 
@@ -48,10 +54,12 @@ class HeaderTable:
         "_plain",
         "_sorted",
         "arrow",
+        "entries",
         "field_name_bytes",
         "field_value_bytes",
         "fieldmaps",
         "fields_most",
+        "items",
         "keys",
         "keys_most",
         "passed",
@@ -70,13 +78,35 @@ class HeaderTable:
         self.arrow: Any = None
         """Arrow columns of the table, kept here by arrow.py once they are made."""
         self._plain: tuple[Header, ...] | None = None
-        self.subject_bytes = _longest(list(chain.from_iterable(keys)))
-        self.keys_most = max(map(len, keys), default=0)
-        self.fields_most = max(map(len, fieldmaps), default=0)
-        self.field_name_bytes = _longest(list(chain.from_iterable(fieldmaps)))
-        self.field_value_bytes = _longest(
-            list(chain.from_iterable(entry.values() for entry in fieldmaps))
-        )
+        self.items: array[int] | None = None
+        """What an index files the table under, where it was read in steps: see items_of()."""
+        self.entries = self.subject_bytes = self.keys_most = 0
+        self.fields_most = self.field_name_bytes = self.field_value_bytes = 0
+        self._measure(keys, fieldmaps)
+
+    def _measure(
+        self, keys: Sequence[tuple[str, ...]], fieldmaps: Sequence[dict[str, str]]
+    ) -> None:
+        """Take entries of the table into account for what its limits bound."""
+        texts = list(chain.from_iterable(keys))
+        names = list(chain.from_iterable(fieldmaps))
+        values = list(chain.from_iterable(entry.values() for entry in fieldmaps))
+        self.entries += len(texts) + len(names)
+        self.subject_bytes = max(self.subject_bytes, _longest(texts))
+        self.keys_most = max(self.keys_most, max(map(len, keys), default=0))
+        self.fields_most = max(self.fields_most, max(map(len, fieldmaps), default=0))
+        self.field_name_bytes = max(self.field_name_bytes, _longest(names))
+        self.field_value_bytes = max(self.field_value_bytes, _longest(values))
+
+    def extend(self, keys: Sequence[tuple[str, ...]], fieldmaps: Sequence[dict[str, str]]) -> None:
+        """Add entries to a table that is read in steps and was not handed out yet."""
+        self.keys += keys
+        self.fieldmaps += fieldmaps
+        self._measure(keys, fieldmaps)
+        if self.items is None:
+            self.items = array("I")
+        self.items += items_of(chain.from_iterable(keys))
+        self.items += items_of(pair_text(*pair) for entry in fieldmaps for pair in entry.items())
 
     def header(self, subject_code: int, field_code: int) -> Header:
         """The header of a pair of codes; field code -1: no fields."""
@@ -122,6 +152,7 @@ class HeaderTable:
     def check(self, limits: Limits) -> None:
         """Raises BatchError `too_large` naming the first limit that the table breaks."""
         for what, size, most in (
+            ("keys and fields of all headers", self.entries, limits.header_entries_max),
             ("a key's bytes", self.subject_bytes, limits.subject_bytes_max),
             ("keys of a record", self.keys_most, limits.keys_max),
             ("fields of a map", self.fields_most, limits.fields_max),
@@ -164,7 +195,7 @@ class HeaderMemo:
         if found is None:
             found = parse_table(subjects, fieldmaps, limits)
         size = len(subjects) + len(fieldmaps) + 200
-        if size <= _MEMO_TABLE_BYTES:
+        if size <= TABLE_BYTES_MAX:
             if self._young_bytes + size > self._bytes_max // 2:
                 self._old, self._young, self._young_bytes = self._young, {}, 0
             self._young[key] = found
@@ -200,16 +231,126 @@ def parse_table(subjects: bytes, fieldmaps: bytes, limits: Limits = DEFAULT_LIMI
     of_subjects, of_fieldmaps = _decoders(limits.headers_max, limits.keys_max, limits.fields_max)
     entries = _decode(of_subjects, subjects, "subjects")
     maps = _decode(of_fieldmaps, fieldmaps, "field maps") if fieldmaps else []
+    return HeaderTable(_keys(entries), maps)
+
+
+def _keys(entries: list[Any]) -> list[tuple[str, ...]]:
     keys = [(entry,) if type(entry) is str else tuple(entry) for entry in entries]
     if not all(keys):
         raise BatchError("bad_batch", "the subjects table has an entry without a key")
-    return HeaderTable(keys, maps)
+    return keys
+
+
+class TableReading:
+    """A header table that is read in steps, so that a loop does other things in between.
+
+    For tables that are too large for the memo: 640,000 fields take hundreds of milliseconds.
+    """
+
+    def __init__(self, subjects: bytes, fieldmaps: bytes, limits: Limits) -> None:
+        """Nothing is read yet. limits: what reading is held to."""
+        self._table = HeaderTable([], [])
+        self._limits = limits
+        self._error: BatchError | None = None
+        self._steps = self._read(subjects, fieldmaps)
+
+    def run(self, more: Callable[[], bool]) -> bool:
+        """Go on until all is read (True) or `more`, asked after each step, says no.
+
+        What is wrong with the table ends its reading; table() raises it.
+        """
+        try:
+            return all(more() for _ in self._steps)
+        except BatchError as error:
+            self._error = error
+            return True
+
+    def table(self) -> HeaderTable:
+        """The table that was read. Raises BatchError as parse_table() does."""
+        if not self.run(_always) or self._error is not None:
+            assert self._error is not None
+            raise self._error
+        return self._table
+
+    def _read(self, subjects: bytes, fieldmaps: bytes) -> Iterator[None]:
+        limits, table = self._limits, self._table
+        decoders = _decoders(limits.headers_max, limits.keys_max, limits.fields_max)
+        left = limits.header_entries_max
+        for data, decoder, what in (
+            (subjects, decoders[0], "subjects"),
+            (fieldmaps, decoders[1], "field maps"),
+        ):
+            if not data:
+                continue
+            if claimed_length(data) > limits.headers_max:
+                raise BatchError("too_large", f"more than {limits.headers_max} {what} in a batch")
+            entries = _decode(_ENTRIES, data, what)
+            yield
+            for some, count in _portions(entries):
+                left -= count
+                if left < 0:
+                    most = limits.header_entries_max
+                    raise BatchError(
+                        "too_large", f"keys and fields of all headers: more than {most}"
+                    )
+                found = _decode(decoder, some, what)
+                if data is subjects:
+                    table.extend(_keys(found), ())
+                else:
+                    table.extend((), found)
+                yield
+
+
+_ENTRIES = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+def _portions(entries: list[msgspec.Raw]) -> Iterator[tuple[bytes, int]]:
+    """Entries of a table as arrays of few keys or fields each, with how many each claims."""
+    some: list[msgspec.Raw] = []
+    count = 0
+    for entry in entries:
+        some.append(entry)
+        count += max(1, _claimed(entry))
+        if count >= STEP_ENTRIES:
+            yield _array(some), count
+            some, count = [], 0
+    if some:
+        yield _array(some), count
+
+
+def _array(entries: list[msgspec.Raw]) -> bytes:
+    return b"\xdc" + len(entries).to_bytes(2, "big") + b"".join(entries)
+
+
+def _claimed(entry: Any) -> int:
+    """How many keys or fields an entry of a table claims to have."""
+    data = memoryview(entry)
+    kind = data[0]
+    if kind & 0xF0 in (0x80, 0x90):
+        return int(kind & 0x0F)
+    width = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}.get(kind, 0)
+    return int.from_bytes(data[1 : 1 + width], "big") if width else 1
+
+
+def items_of(texts: Iterable[str]) -> array[int]:
+    """CRC32C (u32) of each text's UTF-8: what an index files keys and pair_text() under."""
+    crc = google_crc32c.value
+    return array("I", [crc(text.encode()) for text in texts])
+
+
+def pair_text(name: str, value: str) -> str:
+    """A field's name and value as one text."""
+    return f"{name}\0{value}"
+
+
+def _always() -> bool:
+    return True
 
 
 def _decode(decoder: Any, data: bytes, what: str) -> Any:
     try:
         return decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         code = "too_large" if OVER_LENGTH in str(error) else "bad_batch"
         raise BatchError(code, f"the {what} table: {error}") from error
 

@@ -41,6 +41,8 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     """Keys of one record, its subject included."""
     headers_max: int = 65_536
     """Distinct subjects of a batch, and distinct field maps of a batch."""
+    header_entries_max: int = 262_144
+    """Keys of all distinct subjects and fields of all distinct field maps of a batch, together."""
     fields_max: int = 64
     """Fields of one map."""
     field_name_bytes_max: int = 255
@@ -55,6 +57,8 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
 
 
 DEFAULT_LIMITS = Limits()
-UNCHECKED = Limits(headers_max=1 << 20, keys_max=1 << 20, fields_max=1 << 20)
+UNCHECKED = Limits(
+    headers_max=1 << 20, keys_max=1 << 20, header_entries_max=1 << 24, fields_max=1 << 20
+)
 """What the header table of a content is parsed under that was not checked here: one that was stored
 under limits which may have been other than these, or one that is about to be checked."""

@@ -64,6 +64,13 @@ class EchoCore:
         self.failures: list[tuple[int, str, Exception]] = []
         self.turns: list[int] = [0]
         """Messages that came between one question for what is ready and the next."""
+        self.unread = 0
+        """How often read_ahead() says that a message is still to be read."""
+
+    def read_ahead(self, link: int, frames: Any, now_ms: int) -> bool:
+        self.calls.append(("read ahead", link, len(frames)))
+        self.unread -= 1
+        return self.unread < 0
 
     def receive(self, link: int, identity: str, commands: Any, frames: Any, now_ms: int) -> None:
         self.turns[-1] += 1

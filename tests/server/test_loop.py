@@ -18,6 +18,7 @@ import pytest
 import zmq
 
 from malamute_protocol.commands import AnyCommand, Atomic, Bye, Command, Ping, Pong, Publish
+from malamute_protocol.encode import encode
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import AppendBundle, Event
 from malamute_py.config import Config, LimitsSection, Links, LoopSection
@@ -761,3 +762,23 @@ def test_turns_that_take_long_take_up_less_and_more_again_when_they_do_not() -> 
             with dealer(running.endpoint) as peer:
                 ping(peer)
         assert max(turns_of_a_burst(running, 1_000)) > 20
+
+
+def test_others_have_their_turns_while_a_large_header_table_is_read_in_steps() -> None:
+    maps = [{f"n{at}": f"v{number}" for at in range(64)} for number in range(200)]
+    frame = encode([b""] * 200, fields=maps)
+    with (
+        RunningLoop(LOCAL) as running,
+        dealer(running.endpoint) as sender,
+        dealer(running.endpoint) as other,
+    ):
+        ping(sender)
+        ping(other)
+        running.core.unread = 1 << 30
+        sender.send_multipart(encode_message([Publish("s", 1), Ping(5)], [frame]))
+        for token in range(5):
+            ping(other, token)
+        assert running.core.published == []
+        running.core.unread = 0
+        assert received(sender)[1] == [frame]
+        assert received(sender)[0] == [Pong(5)]

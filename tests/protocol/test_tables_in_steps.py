@@ -1,0 +1,115 @@
+"""Large header tables are read in steps, and end as the same tables or the same refusals."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from malamute_protocol.content import Content, has_large_table
+from malamute_protocol.encode import encode
+from malamute_protocol.errors import BatchError
+from malamute_protocol.header import (
+    STEP_ENTRIES,
+    TABLE_BYTES_MAX,
+    HeaderTable,
+    TableReading,
+    items_of,
+    pair_text,
+    parse_table,
+)
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+
+TEXT = st.text(max_size=3)
+SUBJECTS = st.lists(st.one_of(TEXT, st.lists(TEXT, max_size=3)), max_size=5)
+MAPS = st.lists(st.dictionaries(TEXT, TEXT, max_size=3), max_size=5)
+LIMITS = Limits(header_entries_max=12, keys_max=2, fields_max=2, headers_max=4)
+pack = msgspec.msgpack.encode
+
+
+def facts(table: HeaderTable) -> tuple[object, ...]:
+    return (
+        table.keys, table.fieldmaps, table.entries, table.subject_bytes, table.keys_most,
+        table.fields_most, table.field_name_bytes, table.field_value_bytes,
+    )  # fmt: skip
+
+
+def outcome(subjects: bytes, maps: bytes, *, steps: bool) -> object:
+    try:
+        if steps:
+            table = TableReading(subjects, maps, LIMITS).table()
+        else:
+            table = parse_table(subjects, maps, LIMITS)
+        table.check(LIMITS)
+    except BatchError as error:
+        return error.code
+    return facts(table)
+
+
+@given(SUBJECTS, MAPS, st.binary(max_size=2), st.integers(0, 30))
+def test_a_table_read_in_steps_is_the_table_or_the_refusal_of_one_read_at_once(
+    subjects: list[str | list[str]], maps: list[dict[str, str]], tail: bytes, cut: int
+) -> None:
+    data, fields = pack(subjects), pack(maps)
+    for one, other in ((data, fields), (data + tail, fields), (data, fields[: max(1, cut)])):
+        at_once = outcome(one, other, steps=False)
+        in_steps = outcome(one, other, steps=True)
+        # Of two faults either may be the one that is named.
+        assert in_steps == at_once or {in_steps, at_once} == {"too_large", "bad_batch"}
+
+
+def large(maps: int, fields: int) -> bytes:
+    table = [{f"n{at}": f"v{number}" for at in range(fields)} for number in range(maps)]
+    return encode([b""] * maps, fields=table)
+
+
+def test_no_step_reads_more_than_a_bound_of_entries() -> None:
+    content = Content(large(1_000, 64))
+    assert has_large_table(content.buffer)
+    reading = content.reading(DEFAULT_LIMITS)
+    assert reading is not None
+    sizes: list[int] = []
+
+    def more() -> bool:
+        sizes.append(len(reading._table.fieldmaps))
+        return False
+
+    while not reading.run(more):
+        pass
+    steps = [after - before for before, after in pairwise(sizes)]
+    assert max(steps) * 64 <= STEP_ENTRIES + 64
+    assert len(steps) > 1_000 * 64 // STEP_ENTRIES
+    content.check()
+    table = content.table
+    assert table is reading.table()
+    texts = [pair_text(*pair) for entry in table.fieldmaps for pair in entry.items()]
+    assert sorted(table.items or ()) == sorted(items_of([*table.keys[0], *texts]))
+
+
+def test_a_small_table_is_read_at_once() -> None:
+    content = Content(large(10, 3))
+    assert not has_large_table(content.buffer)
+    assert content.reading(DEFAULT_LIMITS) is None
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_keys_and_fields_of_all_headers_together_have_a_limit(in_steps: bool) -> None:
+    frame = large(1_000, 64)
+    assert len(frame) > TABLE_BYTES_MAX
+    for most, refused in ((64_001, False), (64_000, True)):
+        limits = Limits(header_entries_max=most)
+        content = Content(frame)
+        reading = content.reading(limits) if in_steps else None
+        if reading is not None:
+            reading.run(lambda: True)
+        if not refused:
+            content.check(limits)
+            continue
+        with pytest.raises(BatchError) as raised:
+            content.check(limits)
+        assert raised.value.code == "too_large"
+        if reading is not None:
+            assert sum(map(len, reading._table.fieldmaps)) <= most
