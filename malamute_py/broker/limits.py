@@ -83,12 +83,12 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     quota: Callable[[str], Quota] = no_quota
     """Bounds of an identity, by its name; "": all links without one."""
     facts: Callable[[], dict[str, Any]] = no_facts
+    """The shell's part of BROKER_INFO: rings, disk, endpoints."""
     meter: Callable[[], int] | None = None
     """How much work was done so far, in units of the shell's (nanoseconds); None: nobody counts,
     and matching is not cut into slices."""
     matching_share: int = 2_000_000
     """Share of one turn of the loop that matching may take, by the meter."""
-    """The shell's part of BROKER_INFO: rings, disk, endpoints."""
 
     # --- links: beyond links_max a HELLO is refused `limit`
     links_max: int = 10_000

@@ -224,17 +224,20 @@ class Authenticator:
         clock: Callable[[], int],
         denied: Callable[[str, str, str], None],
         paused: Callable[[str, str, int], None],
+        erred: Callable[[Exception], None],
     ) -> None:
         """denied: called with (mechanism, address, why) for each connection that was turned away.
 
         why: "credential", "paused" (wrong too often) or "busy" (too many wait). paused: called
-        with (user, address, milliseconds) when a pause begins. Raises ConfigError for a bad table,
+        with (user, address, milliseconds) when a pause begins. erred: called with an error that no
+        code foresaw, for which one attempt was denied. Raises ConfigError for a bad table,
         StartError when the context has a handler already.
         """
         self._settings = settings
         self._clock = clock
         self._denied = denied
         self._paused = paused
+        self._erred = erred
         self._plain = PlainTable({})
         self._clients: dict[bytes, str] = {}
         self._secret = b""
@@ -326,7 +329,12 @@ class Authenticator:
                 while self._done:
                     self._hashed(*self._done.popleft())
             if self._socket in ready:
-                self._question(self._socket.recv_multipart())
+                frames = self._socket.recv_multipart()
+                try:
+                    self._question(frames)
+                except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                    self._erred(error)
+                    self._answer((frames[0], b"", frames[3]), b"500", "an error of the broker's")
             while self._hashing < len(self._threads) - 1:
                 attempt = self._turns.take()
                 if attempt is None:
@@ -351,7 +359,10 @@ class Authenticator:
                 time.sleep(self._took_s)
             elif not self._stopping:
                 began_s = time.monotonic()
-                fits = self._plain.fits(attempt.turn.name, attempt.password)
+                try:
+                    fits = self._plain.fits(attempt.turn.name, attempt.password)
+                except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                    self._erred(error)
                 self._took_s = time.monotonic() - began_s
             self._done.append((attempt, fits))
             os.eventfd_write(self._wake, 1)

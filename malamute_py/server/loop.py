@@ -63,6 +63,7 @@ _DROPPED_MAX = 8_192
 _STEPS_MAX = 64
 """Ready after Ready without looking at the sockets."""
 _BLOCKED_POLL_MS = 2
+_POLL_MS_MAX = 60_000
 _TAKE_LEAST = 64
 """A turn takes up messages for this part of what it may at least, and one message always."""
 _LONG_TURN_US = 100_000
@@ -284,7 +285,8 @@ class Loop:
             at_ms = min(at_ms, now_ms + _BLOCKED_POLL_MS)
         if self._rings.sync_at_ms is not None:
             at_ms = min(at_ms, self._rings.sync_at_ms)
-        return max(0, at_ms - now_ms)
+        # A clock before 1970, say, would ask for more than poll() can count.
+        return max(0, min(at_ms - now_ms, _POLL_MS_MAX))
 
     def _after_drain(self, now_ms: int, drained: bool) -> None:
         """What may only be judged when nothing that has arrived is left unread."""

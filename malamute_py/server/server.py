@@ -292,8 +292,9 @@ class Server:
             parts.callback(self._guard.close)
             if config.authentication.mechanism != "none":
                 self._authenticator = Authenticator(
-                    context, config.authentication, self._clock, self._denied, self._paused
-                )
+                    context, config.authentication, self._clock, self._denied, self._paused,
+                    self._attempt_erred,
+                )  # fmt: skip
                 parts.callback(self._authenticator.close)
             self._listeners = []
             for endpoint in endpoints:
@@ -638,6 +639,13 @@ class Server:
         self._counters["password_pauses_total"] += 1
         if self._denials.allows("password_pause", self._clock()):
             self.log.warning("password_pause", user=user, address=address, pause_ms=pause_ms)
+
+    def _attempt_erred(self, error: Exception) -> None:
+        """An attempt to authenticate met an error that no code foresaw (the same threads)."""
+        self._counters["authentication_errors_total"] += 1
+        if self._denials.allows("internal_error", self._clock()):
+            trace = "".join(traceback.format_exception(error))
+            self.log.error("internal_error", doing="authentication", error=repr(error), trace=trace)
 
     # --- serving and closing -------------------------------------------------------------
 

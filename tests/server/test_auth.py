@@ -47,6 +47,7 @@ def listening(
         lambda: time.monotonic_ns() // 1_000_000,
         lambda mechanism, address, why: denials.append((mechanism, address)),
         lambda user, address, pause_ms: None,
+        lambda error: None,
     )
     try:
         config = Config(authentication=settings)
@@ -195,7 +196,7 @@ def test_a_context_with_a_handler_of_its_own_is_refused() -> None:
         other.bind("inproc://zeromq.zap.01")
         with pytest.raises(StartError, match="context of its own"):
             Authenticator(
-                context, settings, lambda: 0, lambda _m, _a, _w: None, lambda _u, _a, _p: None
+                context, settings, lambda: 0, lambda *_: None, lambda *_: None, lambda _: None
             )
         other.close(0)
 
@@ -270,10 +271,11 @@ class Asking:
     def __init__(self, settings: Authentication) -> None:
         self.now_ms = 1_000
         self.paused: list[str] = []
+        self.errors: list[Exception] = []
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.handler = Authenticator(
             self.context, settings, lambda: self.now_ms, lambda *_: None,
-            lambda user, *_: self.paused.append(user),
+            lambda user, *_: self.paused.append(user), self.errors.append,
         )  # fmt: skip
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1000))
@@ -324,6 +326,22 @@ def test_a_flood_of_names_that_no_user_has_is_not_hashed(monkeypatch: pytest.Mon
         monkeypatch.setattr(hashlib, "scrypt", counted)
         assert {asking.code(f"stranger{number}", b"guess") for number in range(30)} == {b"400"}
         assert hashed == [b"guess"] * 5
+        assert asking.code("alice", b"secret") == b"200"
+
+
+def test_an_error_in_one_attempt_denies_that_attempt_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(*_: Any) -> Any:
+        raise IndexError("planted")
+
+    users = {"alice": hash_password("secret")}
+    with Asking(Authentication(mechanism="plain", users=users)) as asking:
+        with monkeypatch.context() as patch:
+            patch.setattr(PlainTable, "name", planted)
+            assert asking.code("alice", b"secret") == b"500"
+        with monkeypatch.context() as patch:
+            patch.setattr(PlainTable, "fits", planted)
+            assert asking.code("alice", b"secret") == b"400"
+        assert [str(error) for error in asking.errors] == ["planted", "planted"]
         assert asking.code("alice", b"secret") == b"200"
 
 
@@ -432,7 +450,7 @@ def test_two_identities_with_one_key_are_refused(tmp_path: Path) -> None:
     )
     with zmq.Context() as context, pytest.raises(ConfigError, match="one key, one identity"):
         Authenticator(
-            context, settings, lambda: 0, lambda _m, _a, _w: None, lambda _u, _a, _p: None
+            context, settings, lambda: 0, lambda *_: None, lambda *_: None, lambda _: None
         )
 
 

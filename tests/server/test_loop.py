@@ -533,6 +533,14 @@ def test_silent_connections_make_room_only_when_they_had_time_to_speak() -> None
         assert "say nothing" in event["reason"]
 
 
+def test_a_loop_begins_under_a_clock_before_1970() -> None:
+    running = RunningLoop(LOCAL)
+    running._stands_at_ms = -57 * 366 * 86_400_000
+    with running, dealer(running.endpoint) as peer:
+        ping(peer)
+    assert running.failure is None
+
+
 def test_a_lost_connection_is_told_to_the_core_after_what_it_sent_last() -> None:
     with RunningLoop(LOCAL) as running:
         with Zmtp(running.endpoint) as peer:
