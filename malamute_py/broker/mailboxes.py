@@ -447,7 +447,13 @@ class Mailboxes:
                     f"{bytes_max} bytes, not {count} of {size} at once",
                 )
             self._full(mailbox)
-            raise RequestRejected("wait", f"mailbox '{mailbox.name}' is full", settings.retry_ms)
+            raise RequestRejected(
+                "wait",
+                f"mailbox '{mailbox.name}' is full: it has {mailbox.messages} of at most "
+                f"{count_max} messages, {mailbox.bytes} of {bytes_max} bytes; "
+                f"{count} of {size} bytes are too much",
+                settings.retry_ms,
+            )
         if mailbox.memory:
             if size > settings.mail_memory_bytes_max:
                 raise RequestRejected(

@@ -318,7 +318,13 @@ class Requests:
             or service.size + service.reserved_size + size > size_max
         ):
             self._shard.counters["services_full"] += 1
-            raise RequestRejected("wait", f"service '{service.name}' is full", limits.retry_ms)
+            raise RequestRejected(
+                "wait",
+                f"service '{service.name}' is full: it has {service.rows} of at most {rows_max} "
+                f"requests, {service.size} of {size_max} bytes; {count} of {size} bytes are too "
+                "much",
+                limits.retry_ms,
+            )
         if self.size + size > limits.all_requests_bytes_max:
             raise RequestRejected("wait", "the service queues are full", limits.retry_ms)
 

@@ -98,7 +98,7 @@ from malamute_py.client.groups import Memberships
 from malamute_py.client.mailboxes import Mailboxes, View
 from malamute_py.client.opened import Opened
 from malamute_py.client.outbox import Outbox
-from malamute_py.client.outgoing import Outgoing, Trackers, Window
+from malamute_py.client.outgoing import RETRYABLE, Outgoing, Trackers, Window
 from malamute_py.client.publishing import Publisher
 from malamute_py.client.reading import Reading, Request
 from malamute_py.client.settings import ClientSettings
@@ -149,6 +149,8 @@ _CLEARED_MS: Final = 60_000
 """How long a link must last on which each command leaves by itself for them to be sent together."""
 _SHORT_LIVED: Final = 3
 """How often the first pause is doubled at most where links open and do not last."""
+_PUT_OFF_MS: Final = 2_000
+"""How long after a repeated command was due the reason of the last refusal is still told."""
 _STEADY_MS: Final = 2_000
 """A link that lived so long was good: the pause before the next attempt begins small again."""
 
@@ -231,6 +233,10 @@ class Session:
         """While there is no link: since when."""
         self._down_reason = ""
         """While there is no link: why the last attempt failed, or the link was lost."""
+        self._put_off_reason = ""
+        """Why the broker put off a command the last time."""
+        self._put_off_until_ms = now_ms
+        """When a command that was put off is answered again at the latest, as a rule."""
         self._linked_ms = now_ms
         self._attempts_failed = 0
         """Since the link was lost."""
@@ -428,9 +434,12 @@ class Session:
         return self.standing(self._now_ms)
 
     def standing(self, now_ms: int) -> str:
-        """In words: whether there is a link, else since when there is none, and why."""
+        """In words: whether there is a link and the broker takes what is sent, else why not."""
         if self.state is State.LINKED:
-            return "the link to the broker is up"
+            up = "the link to the broker is up"
+            if now_ms > self._put_off_until_ms or not self._put_off_reason:
+                return up
+            return f"{up}, and the broker puts off what it is asked for: {self._put_off_reason}"
         if self.state is State.CLOSED:
             return "the client is closed"
         since = "was lost" if self.links else "has been sought for"
@@ -730,6 +739,9 @@ class Session:
 
     def _on_refused(self, command: Refused, _: Sequence[Any]) -> None:
         error = RequestRejected(command.code, command.reason, command.retry_ms)
+        if command.code in RETRYABLE:
+            self._put_off_reason = command.reason or command.code
+            self._put_off_until_ms = self._now_ms + command.retry_ms + _PUT_OFF_MS
         number, reference = command.command, command.reference
         if number == NUMBERS[Publish]:
             self.publisher.refused(command, self._now_ms)

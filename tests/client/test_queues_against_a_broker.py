@@ -192,8 +192,10 @@ async def test_a_full_mailbox_lets_the_sender_wait_and_loses_nothing(connect: Co
     await ann.do("edit_mailbox", "small", max_messages=10)
     sent = [b"%03d" % n for n in range(100)]
     waiting = [ann.client.send_nowait("small", body) for body in sent]
-    with pytest.raises(Timeout):
-        await ann.do("send", "small", b"late", timeout_ms=50)
+    with pytest.raises(
+        Timeout, match=r"mailbox 'small' is full: it has \d+ of at most 10 messages"
+    ):
+        await ann.do("send", "small", b"late", timeout_ms=500)
     inbox = bob.client.inbox("small")
     assert await read_all(bob, inbox, 100) == sent
     for one in waiting:

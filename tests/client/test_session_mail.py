@@ -137,12 +137,17 @@ def test_a_full_mailbox_is_tried_again_until_its_callers_time_is_over() -> None:
     assert again.key == first.key
     script.say(c.Refused(40, again.tracker, "wait", "full", 500))
     script.wait(100)
-    assert isinstance(outcomes(script)[b"hasty"], Timeout)
+    late = outcomes(script)[b"hasty"]
+    assert isinstance(late, Timeout)
+    assert "the broker puts off what it is asked for: full" in str(late)
     [last] = of(script.wait(500), c.Send)
     confirm(script, last)
     assert script.step() == []
     assert sent_bodies(script, c.Send) == [[b"patient"]] * 3
     assert script.session.idle
+    script.wait(2_600)
+    script.say(c.Pong())
+    assert "puts off" not in script.session.standing(script.now_ms)
 
 
 def test_a_content_that_is_too_much_at_once_is_divided_in_order() -> None:
