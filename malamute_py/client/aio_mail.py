@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import RequestRejected
-from malamute_py.client.arguments import duration, key_of, time_of
+from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.asking import Replies
 from malamute_py.client.calls import (
     Body,
@@ -121,7 +121,7 @@ class MailVerbs(AsyncVerbs):
             make_row(body, subject, fields, None, expires_ms, properties, future),
             level_number(confirm),
             priority=priority,
-            deliver_at_ms=0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms),
+            deliver_at_ms=0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms),
             key=b"" if key is None else key_of(key),
             until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
         )
@@ -171,7 +171,7 @@ class MailVerbs(AsyncVerbs):
         if not tally.left:
             return []
         until_ms = 0 if wait_ms is None else clock_ms() + wait_ms
-        at_ms = 0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms)
+        at_ms = 0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms)
         for first, end in bulk.cuts():
             if not link.has_room:
                 await link.room(session.batch_bytes, timeout_ms, mailbox)

@@ -33,6 +33,9 @@ NAMES: Final[set[str]] = set()
 """Names that can be sent: where many calls name the same few places, each is looked at once."""
 _NAMES_MAX: Final = 1_024
 _INT64: Final = 1 << 63
+_SENSIBLE_MS: Final = 100_000_000_000
+"""March 1973: more than any duration in milliseconds, and than today in seconds since 1970."""
+_TIMES: Final = "a time: milliseconds since 1970 as an integer, or a datetime"
 _SCALARS: Final = (bool, int, float, str, bytes, type(None))
 
 
@@ -118,7 +121,20 @@ def time_of(
     elif isinstance(value, float):
         allowed = "whole milliseconds since 1970, which int(...) makes of it, or a datetime"
         raise wrong(name, value, allowed, code)
+    elif isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise wrong(name, value, f"{_TIMES}, not a {type(value).__name__}", code)
     return integer(name, value, least, most, code)
+
+
+def later_of(name: str, value: Any, code: str = "bad_setting") -> int:
+    """Milliseconds since 1970 of a time to come; 0: none. Raises LocalProtocolError.
+
+    A number of the first years is a duration, or seconds, and would be over long ago.
+    """
+    at_ms = time_of(name, value, code=code)
+    if 0 < at_ms < _SENSIBLE_MS:
+        raise wrong(name, value, f"{_TIMES}; for a duration add it to the time now", code)
+    return at_ms
 
 
 def column_time(name: str, value: Any) -> int:
@@ -142,7 +158,7 @@ def reason_of(value: Any) -> str:
 def one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """One of a few words. Raises LocalProtocolError `bad_setting`."""
     if not isinstance(value, str) or value not in known:
-        raise wrong(name, value, f"one of {', '.join(known)}", "bad_setting")
+        raise wrong(name, value, f"one of {', '.join(map(repr, known))}", "bad_setting")
 
 
 def subject_of(value: Any) -> Any:

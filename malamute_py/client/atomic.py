@@ -40,12 +40,12 @@ from malamute_py.client.arguments import (
     duration,
     integer,
     key_of,
+    later_of,
     name_of,
     priority_of,
     reason_of,
     several,
     text,
-    time_of,
     wrong,
 )
 from malamute_py.client.calls import Body, Fields, Properties, Time, make_row
@@ -234,7 +234,7 @@ class Step:
         if type(mailbox) is not str or mailbox not in NAMES:
             name_of("mailbox", mailbox)
         if type(deliver_at_ms) is not int or deliver_at_ms:
-            deliver_at_ms = time_of("deliver_at_ms", deliver_at_ms)
+            deliver_at_ms = later_of("deliver_at_ms", deliver_at_ms)
         if type(priority) is not int or priority:
             priority = priority_of(priority)
         row = make_row(body, subject, fields, None, expires_ms, properties, None)

@@ -23,6 +23,7 @@ from malamute_py.client.arguments import (
     column_time,
     fields_of,
     integer,
+    later_of,
     one_of,
     pattern_of,
     properties_of,
@@ -69,7 +70,7 @@ def make_row(
     if client_time_ms is not None:
         client_time_ms = column_time("client_time_ms", client_time_ms)
     if expires_ms is not None:
-        expires_ms = column_time("expires_ms", expires_ms)
+        expires_ms = later_of("expires_ms", expires_ms, "bad_batch")
     if properties is not None:
         properties = properties_of(properties)
     return (body, subject, fields, client_time_ms, expires_ms, properties, token)
@@ -136,6 +137,8 @@ class Bulk:
             if value is None:
                 continue
             is_column = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+            if name == "expires_ms" and not is_column:
+                value = later_of(name, value, "bad_batch")
             (self._columns if is_column else self._whole)[name] = value
         for name, column in self._columns.items():
             if len(column) != len(bodies):

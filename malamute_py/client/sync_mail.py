@@ -14,7 +14,7 @@ from typing import Any
 
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import RequestRejected, Timeout
-from malamute_py.client.arguments import duration, key_of, time_of
+from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.asking import Replies
 from malamute_py.client.calls import Body, Bulk, Fields, Properties, Time, make_row
 from malamute_py.client.engine import clock_ms
@@ -120,7 +120,7 @@ class SyncMailVerbs(SyncVerbs):
     ) -> PendingConfirm:
         link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
         level = level_number(confirm)
-        at_ms = 0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms)
+        at_ms = 0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms)
         with link.lock:
             self._room(room_ms, mailbox)
             self._session.outbox.send(
@@ -195,7 +195,7 @@ class SyncMailVerbs(SyncVerbs):
         tally = Tally(pending)
         tally.left = len(bodies)
         until_ms = 0 if wait_ms is None else clock_ms() + wait_ms
-        at_ms = 0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms)
+        at_ms = 0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms)
         for first, end in bulk.cuts():
             # Encoded outside the lock: the link's thread goes on sending meanwhile.
             content = bulk.encode(first, end, (0, 0, 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,11 @@ CALLS: list[Wrong] = [
     ("deliver_at_ms", "send", ("m", b""), {"deliver_at_ms": -1}),
     ("deliver_at_ms", "send", ("m", b""), {"deliver_at_ms": SOON}),
     ("deliver_at_ms", "send_many", ("m", [b""]), {"deliver_at_ms": SOON}),
+    ("deliver_at_ms=500", "send", ("m", b""), {"deliver_at_ms": 500}),
+    ("expires_ms=500", "send", ("m", b""), {"expires_ms": 500}),
+    ("expires_ms=1700000000", "publish", ("s", b""), {"expires_ms": 1_700_000_000}),
+    ("expires_ms=500", "publish_many", ("s", [b""]), {"expires_ms": 500}),
+    ("or a datetime, not a timedelta", "send", ("m", b""), {"expires_ms": timedelta(seconds=5)}),
     ("mailbox", "send", (None, b""), {}),
     ("mailbox", "send", (["m"], b""), {}),
     ("mailbox", "send", ("m\ud800", b""), {}),
@@ -185,7 +190,7 @@ async def test_whatever_counts_as_an_integer_is_one(shell: Any) -> None:
     assert (await shell.call(cursor.info)).next == 3
     assert (await shell.do("find_offset", "s", np.uint8(2))) == 2
     at = datetime(2020, 1, 1, tzinfo=UTC)
-    await shell.do("send", "m", b"", priority=three, deliver_at_ms=np.int64(at.timestamp()))
+    await shell.do("send", "m", b"", priority=three, deliver_at_ms=np.int64(1000 * at.timestamp()))
     [peeked] = await shell.do("peek", "m", limit=three)
     assert peeked.priority == 3
     await shell.do("publish", "s", b"", client_time_ms=three, expires_ms=np.int32(0))

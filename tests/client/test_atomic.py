@@ -129,7 +129,7 @@ def test_a_step_leaves_as_one_atomic_with_its_parts_behind_it() -> None:
     inbox, offer = Bag(7, {4, 5}), Bag(8, {20, 21})
     step = Step("stored")
     step.publish("out", b"one", subject="a.b")
-    step.send("desk", b"two", priority=3, deliver_at_ms=99)
+    step.send("desk", b"two", priority=3, deliver_at_ms=2_000_000_000_099)
     asked = step.request("resize", b"three", subject="png", timeout_ms=500)
     step.reply(Item(offer, 20), b"four")
     step.complete(Item(offer, 21))
@@ -145,7 +145,7 @@ def test_a_step_leaves_as_one_atomic_with_its_parts_behind_it() -> None:
     assert asked.row == 0
     assert parts(sent) == [
         c.Publish("out", 0),
-        c.Send("desk", 0, 0, b"", 99, 3),
+        c.Send("desk", 0, 0, b"", 2_000_000_000_099, 3),
         c.Request("resize", 0, "", 500, 0, asked.key),
         c.Reply(8, [20], 0, True),
         c.AckWork(8, [(21, 22)], 3),
