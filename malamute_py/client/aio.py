@@ -106,12 +106,13 @@ def connect(
     """Connect to a broker; await it, or use it with `async with`.
 
     endpoint: one, or several to be tried in turn. wait: keep trying until timeout_ms is over
-    (None: for ever); otherwise the first failure is raised. options: see ClientSettings.
+    (None: for ever); otherwise the first failure is raised. options: fields of
+    ClientSettings, which help(ClientSettings) explains.
     context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the link.
     Raises SettingError at once; Timeout, ConnectionLost or RequestRejected (a credential or
     version that was refused is final) when awaited.
     """
-    settings = make_settings(endpoint, options)
+    settings = make_settings(endpoint, options, timeout_ms)
 
     async def open_client() -> Client:
         client = Client(settings, context=context, on_link=on_link)
@@ -412,9 +413,11 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     ) -> Subscription:
         """Subscribe to the records of a stream that match a pattern.
 
+        pattern: text as on the command line ("forex.*", "prefix:a.", "fields:region=eu"), or what
+        topic(), prefix(), regex(), fields(), any_of(), all_of() and not_() make.
         start: "earliest", "latest", an offset, a datetime, a Position, AtTime, AtClientTime,
-        AfterMessage or LastPerSubject. visibility: "live", "durable" (what no power loss takes
-        back) or "committed". end: stop before this offset; until="tail": at what is the tail
+        AfterMessage or LastPerSubject. visibility: "live", or "durable": only what no power loss
+        takes back. end: stop before this offset; until="tail": at what is the tail
         now. client_time: only records with a client time in [from, to). strict: a gap raises
         GapError in the loop; otherwise it is logged, counted and given to on_notice.
         credit: what may wait in this client. Iterate the result, or its batches().

@@ -83,7 +83,7 @@ class MailVerbs(AsyncVerbs):
             make_row(body, subject, fields, None, expires_ms, properties, future),
             level_number(confirm),
             priority=priority,
-            deliver_at_ms=0 if deliver_at_ms is None else time_of("deliver_at_ms", deliver_at_ms),
+            deliver_at_ms=0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms),
             key=b"" if key is None else key_of(key),
             until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
         )

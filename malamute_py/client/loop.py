@@ -350,7 +350,7 @@ class LoopLink:
 
     def _stamp(self, now_ms: int) -> None:
         self._stamped_ms = now_ms
-        by_default_ms = self.engine.settings.timeout_ms
+        by_default_ms = self.engine.settings.call_timeout_ms
         for future, asked_ms, what, name in self.fresh:
             wait_ms = by_default_ms if asked_ms < 0 else asked_ms
             if wait_ms is not None and not future.done():
@@ -443,7 +443,7 @@ class LoopLink:
     async def ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
         """Send a request and wait for its answer.
 
-        Raises RequestRejected, ConnectionLost, or Timeout after the settings' timeout_ms.
+        Raises RequestRejected, ConnectionLost, or Timeout after the settings' call_timeout_ms.
         """
         future: asyncio.Future[dict[str, Any]] = self.loop.create_future()
         name = type(self.session.request(make, future)).__name__

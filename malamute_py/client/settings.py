@@ -6,6 +6,7 @@ refused here, by name, before a socket exists. Source: DESIGN.md, sections 8 and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
@@ -18,6 +19,8 @@ from malamute_protocol.limits import Limits
 from malamute_py.client.arguments import duration
 
 _SCHEMES: Final = ("tcp://", "ipc://", "inproc://")
+_PORT: Final = DEFAULT_ENDPOINT.rpartition(":")[2]
+_HOST: Final = re.compile(r"tcp://(\[[^]]*\]|[^:/]*)")
 _CURVE_KEY_CHARACTERS: Final = 40
 
 
@@ -78,36 +81,46 @@ Wait: TypeAlias = int | Literal["default"] | None
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a session and its socket are made from; times in milliseconds."""
+    """Options of `connect()` and `connect_sync()`; times in milliseconds.
+
+    endpoints: addresses of the broker, tried in turn; the first argument of connect().
+    credential: Plain(user, password) or Curve(server_key, public_key, secret_key); None where the
+        broker asks for none.
+    identity: the name by which the broker knows this client: its mailbox, and the owner of its
+        cursors' and groups' work. It belongs to one link: a second client with it ends the
+        first one's link (`fenced`), so give each process its own. The credential must allow it.
+        Empty: the credential's own name, or none.
+    software: shown to the operator by `malamute client ls`.
+    heartbeat_ms: longest silence of this client; 0: as the broker says.
+    retry_min_ms, retry_max_ms: bounds of the pause before a new attempt to connect; it is doubled
+        with each attempt, then jittered by half.
+    attempt_ms: longest time of one attempt, from connecting to the broker's welcome.
+    window_bytes: unconfirmed bytes that this client allows itself; the broker's own window may be
+        smaller. A call that finds the window full waits.
+    batch_bytes: target size of a batch made from single or bulk records, at most half of what the
+        broker takes and a quarter of the window.
+    linger_ms: longest time that a single record waits for others to share its batch; 0: until the
+        next wake-up, and where records come fast, for a confirm or a millisecond or two.
+    frame_bytes_max: the largest frame taken from the broker; a larger one ends the connection.
+    call_timeout_ms: how long a call waits for the broker when the call itself does not say; None:
+        for ever. The `timeout_ms` of connect() is for connecting alone.
+    idempotent: publish with a producer id, so that a retried record is in the log once.
+    """
 
     endpoints: tuple[str, ...] = (DEFAULT_ENDPOINT,)
-    """Tried in turn, one after each failed attempt."""
     credential: Credential = None
     identity: str = ""
-    """The identity asked for; the credential must allow it. Empty: the credential's own."""
     software: str = "malamute-py"
     heartbeat_ms: int = 0
-    """How often this client sends something at least; 0: the broker's default."""
     retry_min_ms: int = 100
     retry_max_ms: int = 10_000
-    """Bounds of the pause before a new attempt: doubled each time, then jittered by half."""
     attempt_ms: int = 5_000
-    """How long one attempt may take from connecting to WELCOME."""
     window_bytes: int = 8 << 20
-    """Unconfirmed bytes that this client allows itself; the broker's window may be smaller."""
     batch_bytes: int = 2 << 20
-    """Target size of a batch made from single or bulk records, at most half of what the broker
-    takes and a quarter of the window, so that one is made while others are under way. What a batch
-    costs in Python at all three ends is spread over it (ARCHITECTURE.md)."""
     linger_ms: int = 0
-    """How long single records may wait for company; 0: for the next wake-up, and where they come
-    fast, for a confirm of those before them or a millisecond or two, whichever is first."""
     frame_bytes_max: int = 64 << 20
-    """The largest frame that is taken from the broker; a larger one ends the connection."""
-    timeout_ms: int | None = 30_000
-    """How long a call waits for the broker when it does not say; None: for ever."""
+    call_timeout_ms: int | None = 30_000
     idempotent: bool = True
-    """Publish with a producer id, so that retries are in the log once."""
 
     def batch_target(self, limits: Limits) -> int:
         """Bytes of bodies to fill a batch with: headers and stamp have the other half."""
@@ -117,7 +130,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         """How long a call waits, of what it was asked for. Raises LocalProtocolError."""
         if asked is None:
             return None
-        return self.timeout_ms if asked == "default" else duration("timeout_ms", asked)
+        return self.call_timeout_ms if asked == "default" else duration("timeout_ms", asked)
 
     def check(self) -> ClientSettings:
         """Return the settings themselves; raises SettingError for what cannot work."""
@@ -148,6 +161,11 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
             if not endpoint.startswith(_SCHEMES):
                 known = ", ".join(_SCHEMES)
                 raise SettingError("endpoints", f"{endpoint!r} does not begin with {known}")
+            host = _HOST.match(endpoint)
+            if host and not endpoint.rpartition(":")[2].isdecimal():
+                raise SettingError(
+                    "endpoints", f"{endpoint!r} names no port; write {host[0]}:{_PORT}"
+                )
         if isinstance(self.credential, Curve):
             for key in ("server_key", "public_key", "secret_key"):
                 if len(getattr(self.credential, key)) != _CURVE_KEY_CHARACTERS:
@@ -167,19 +185,28 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         for key in ("heartbeat_ms", "linger_ms"):
             if getattr(self, key) < 0:
                 raise SettingError(key, "must not be negative")
-        wait: Any = self.timeout_ms
-        if wait is not None and (not isinstance(wait, int) or wait <= 0):
-            raise SettingError("timeout_ms", "must be greater than 0, or None: for ever")
+        _check_wait("call_timeout_ms", self.call_timeout_ms)
         if self.retry_max_ms < self.retry_min_ms:
             raise SettingError("retry_max_ms", "must not be less than retry_min_ms")
         return self
 
 
-def make_settings(endpoints: str | Sequence[str], options: dict[str, Any]) -> ClientSettings:
+def _check_wait(key: str, value: Any) -> None:
+    """Raises SettingError."""
+    if value is not None and (type(value) is not int or value <= 0):
+        allowed = "milliseconds as an integer greater than 0, or None: for ever"
+        raise SettingError(key, f"{value!r} is not {allowed}")
+
+
+def make_settings(
+    endpoints: str | Sequence[str], options: dict[str, Any], timeout_ms: int | None = None
+) -> ClientSettings:
     """Build checked settings from what `connect` was called with.
 
+    timeout_ms: how long connecting may take; only checked.
     Raises SettingError: an option is unknown or cannot work.
     """
+    _check_wait("timeout_ms", timeout_ms)
     try:
         names = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
     except TypeError:

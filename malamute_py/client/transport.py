@@ -22,6 +22,7 @@ _MESSAGES_QUEUED_MAX: Final = 64
 """Sent and not yet on the wire; a message carries a batch or a few, of 2 MiB at most by default."""
 _EVENTS: Final = (
     zmq.Event.CLOSED
+    | zmq.Event.CONNECT_RETRIED
     | zmq.Event.DISCONNECTED
     | zmq.Event.HANDSHAKE_FAILED_AUTH
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
@@ -78,6 +79,8 @@ class Transport:
         """Something may have come: the socket's descriptor has signalled, or nobody has looked."""
         self._alarmed = True
         """The same of the monitor: it may tell of a failure."""
+        self._failed = False
+        """A failure was returned: what the monitor tells behind it is of no use."""
         self._armed = False
         """The socket was found empty, and nothing was sent since: its descriptor will signal."""
         try:
@@ -164,10 +167,10 @@ class Transport:
 
     def _told(self) -> bool:
         """The monitor has something to tell."""
-        if self._alarmed:
+        if self._alarmed and not self._failed:
             assert self.monitor is not None
             self._alarmed = bool(_events(self.monitor) & _POLLIN)
-        return self._alarmed
+        return self._alarmed and not self._failed
 
     def signalled(self, descriptor: int) -> None:
         """One of the descriptors can be read."""
@@ -176,18 +179,24 @@ class Transport:
             self._alarmed = True
 
     def failure(self) -> Failure | None:
-        """The first failure that the monitor has told since the last call; None: none."""
+        """The first failure that the monitor has told; None: none yet, or it was returned."""
         found: Failure | None = None
         while found is None and self._told():
             assert self.monitor is not None
             event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
             found = self._failure_of(zmq.Event(event["event"]), int(event["value"]))
+        self._failed = self._failed or found is not None
         return found
 
     def _failure_of(self, event: zmq.Event, value: int) -> Failure | None:
         match event:
             case zmq.Event.CLOSED:
                 return Failure("closed", f"nothing answers at {self.endpoint}", False)
+            case zmq.Event.CONNECT_RETRIED:
+                # Behind each other failure, which was returned before; alone where no connection
+                # could be begun.
+                reason = f"the host name in {self.endpoint} has no address here; is it spelt right?"
+                return Failure("closed", reason, False)
             case zmq.Event.DISCONNECTED:
                 return Failure("closed", f"{self.endpoint} closed the connection", False)
             case zmq.Event.HANDSHAKE_FAILED_AUTH:

@@ -160,7 +160,7 @@ class Scene:
 
 def waits_at_most(client: Any, timeout_ms: int) -> None:
     """From now on; to prepare a scene may take longer."""
-    settings = msgspec.structs.replace(client.settings, timeout_ms=timeout_ms)
+    settings = msgspec.structs.replace(client.settings, call_timeout_ms=timeout_ms)
     client.settings = client._session.settings = client._link.engine.settings = settings
 
 
@@ -268,7 +268,7 @@ async def test_none_waits_for_ever_and_a_default_may_be_none(new_shell: Any) -> 
     fake = FakeBroker()
     shell = new_shell()
     await shell.connect(fake.endpoint, retry_min_ms=10, retry_max_ms=50)
-    assert shell.client.settings.timeout_ms == 30_000
+    assert shell.client.settings.call_timeout_ms == 30_000
     fake.confirming = False
     waits_at_most(shell.client, 20)
     waiting = asyncio.ensure_future(shell.do("publish", "s", b"", timeout_ms=None))
@@ -281,6 +281,6 @@ async def test_none_waits_for_ever_and_a_default_may_be_none(new_shell: Any) -> 
     assert (await waiting).offset in (0, 1)
     await shell.do("close")
     fake.close()
-    with pytest.raises(malamute.SettingError, match="timeout_ms"):
-        malamute.ClientSettings(timeout_ms=0).check()
-    assert malamute.ClientSettings(timeout_ms=None).check().wait_ms("default") is None
+    with pytest.raises(malamute.SettingError, match="call_timeout_ms"):
+        malamute.ClientSettings(call_timeout_ms=0).check()
+    assert malamute.ClientSettings(call_timeout_ms=None).check().wait_ms("default") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,6 +57,7 @@ def test_every_public_name_is_there() -> None:
         ({"credential": malamute.Plain("ann", 5)}, "credential.password"),  # type: ignore[arg-type]
         ({"heartbeat_ms": "often"}, "heartbeat_ms"),
         ({"window_bytes": 1.5}, "window_bytes"),
+        ({"call_timeout_ms": "5"}, "call_timeout_ms"),
         ({"idempotent": 1}, "idempotent"),
         ({"credential": malamute.Curve("short", "x" * 40, "y" * 40)}, "credential.server_key"),
     ],
@@ -64,6 +66,28 @@ def test_a_setting_that_cannot_work_is_named(options: dict[str, Any], key: str) 
     with pytest.raises(SettingError) as caught:
         make_settings("tcp://127.0.0.1:1", options)
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://h", "tcp://h:", "tcp://h/", "tcp://h:port"])
+def test_an_endpoint_without_a_port_is_refused_with_one(endpoint: str) -> None:
+    with pytest.raises(SettingError, match="names no port; write tcp://h:9797"):
+        make_settings(endpoint, {})
+
+
+@pytest.mark.parametrize("connect", [malamute.connect, malamute.connect_sync])
+@pytest.mark.parametrize("wrong", ["5", 0, True, 1.5])
+def test_the_time_for_connecting_is_checked_before_there_is_a_socket(
+    connect: Any, wrong: Any
+) -> None:
+    with pytest.raises(SettingError, match=r"timeout_ms: .* is not milliseconds as an integer"):
+        connect(timeout_ms=wrong)
+
+
+def test_help_explains_each_option_of_connect() -> None:
+    explained = malamute.ClientSettings.__doc__ or ""
+    for name in ClientSettings.__struct_fields__:
+        assert re.search(rf"^    (\w+, )*{name}[:,]", explained, re.MULTILINE), name
+    assert "help(ClientSettings)" in (malamute.connect.__doc__ or "")
 
 
 def test_no_secret_is_shown() -> None:

@@ -69,6 +69,18 @@ def test_what_came_before_a_send_is_noticed_though_its_signal_was_taken_up_by_it
             transport.close(0)
 
 
+def test_a_host_name_without_an_address_is_told_at_once() -> None:
+    endpoint = "tcp://no-such-host.invalid:9797"
+    with zmq.Context() as context:
+        transport = Transport(context, ClientSettings(endpoints=(endpoint,)), endpoint)
+        try:
+            failure = _failure(transport)
+        finally:
+            transport.close(0)
+    assert failure.reason == f"the host name in {endpoint} has no address here; is it spelt right?"
+    assert not failure.final
+
+
 @pytest.fixture
 def silent_input() -> Iterator[None]:
     """A standard input from which nothing comes and which does not end."""
