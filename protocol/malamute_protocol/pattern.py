@@ -9,7 +9,7 @@ only the broker has the engine that compiles it. Source: SPEC.md, section 7.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from malamute_protocol.errors import RequestRejected
@@ -32,6 +32,8 @@ FIELD_NAME_BYTES_MAX: Final = 255
 FIELD_VALUE_BYTES_MAX: Final = 1024
 
 _QUOTE: Final = 40
+_COMPARISONS: Final = ("<", ">", "!")
+_SIGNS: Final = ("=", *_COMPARISONS)
 _TEXT_KINDS: Final = ("prefix:", "regex:", "fields:", "any:", "[")
 
 
@@ -62,7 +64,11 @@ def _show(value: object) -> str:
 
 
 def topic(pattern: str) -> Pattern:
-    """Topic pattern: `*` is one part, `#` one or more; `a.*` also matches `a`."""
+    """Subjects by their parts between dots: `forex.*.#`.
+
+    `*` stands for exactly one part, `#` for one or more. A `.*` at the end also selects the parent:
+    `forex.*` matches `forex.gbp` and `forex`; `forex.#` does not match `forex`.
+    """
     return validate(["topic", pattern])
 
 
@@ -79,22 +85,41 @@ def regex(expression: str) -> Pattern:
 def fields(
     *criteria: Criterion,
     mode: Literal["all", "any"] = "all",
-    equal: dict[str, str] | None = None,
+    equal: Mapping[str, str] | None = None,
 ) -> Pattern:
     """Records whose fields meet all (or any) criteria.
 
-    criteria: see Criterion. equal: further criteria as name -> value, for values
-    that are not known when the program is written.
+    criteria: "name" (the record has the field), "name=value", or the pairs (name, value) and
+    (name, None), which say the same. equal: further criteria by name, for values that are not
+    known when the program is written. Raises PatternError: a criterion is none of these.
     """
+    if equal is not None and not isinstance(equal, Mapping):
+        raise _bad(f"equal is a mapping of names to values, not {_show(equal)}")
     wire: list[list[str]] = []
+    criterion: Any  # what callers without types hand in
     for criterion in criteria:
         if isinstance(criterion, str):
-            name, equals, value = criterion.partition("=")
-            wire.append([name, value] if equals else [name])
-        else:
+            wire.append(_criterion(criterion))
+        elif isinstance(criterion, list | tuple) and len(criterion) == 2:
             wire.append([criterion[0]] if criterion[1] is None else [criterion[0], criterion[1]])
+        else:
+            raise _bad(
+                'a criterion is "name", "name=value" or (name, value), not '
+                f"{_show(criterion)}; a mapping goes to fields(equal=...)"
+            )
     wire.extend([name, value] for name, value in (equal or {}).items())
     return validate(["fields", mode, wire])
+
+
+def _criterion(text: str) -> list[str]:
+    """[name, value] of "name=value", [name] of "name"; raises PatternError for a comparison."""
+    name, equals, value = text.partition("=")
+    if any(sign in name for sign in _COMPARISONS):
+        raise _bad(
+            f"the criterion {_show(text)} compares: a criterion is a field's name, or name=value; "
+            f"for a field whose name has {' '.join(_COMPARISONS)} in it write the pattern's array"
+        )
+    return [name, value] if equals else [name]
 
 
 def any_of(*patterns: Pattern) -> Pattern:
@@ -286,10 +311,7 @@ def from_text(text: str) -> Pattern:
     if colon and kind in ("prefix", "regex"):
         return validate([kind, rest])
     if colon and kind in ("fields", "any"):
-        criteria = []
-        for item in rest.split(","):
-            name, equals, value = item.partition("=")
-            criteria.append([name, value] if equals else [name])
+        criteria = [_criterion(item) for item in rest.split(",")]
         return validate(["fields", "any" if kind == "any" else "all", criteria])
     return validate(["topic", text])
 
@@ -304,7 +326,7 @@ def to_text(wire: object) -> str:
             return f"{kind}:{text}"
         case ["fields", mode, criteria] if all(
             "," not in text for criterion in criteria for text in criterion
-        ) and not any("=" in criterion[0] for criterion in criteria):
+        ) and not any(sign in criterion[0] for criterion in criteria for sign in _SIGNS):
             items = ",".join("=".join(criterion) for criterion in criteria)
             return f"{'any' if mode == 'any' else 'fields'}:{items}"
     return json.dumps(pattern, ensure_ascii=False)

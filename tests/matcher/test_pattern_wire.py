@@ -88,6 +88,30 @@ def test_what_is_not_a_pattern_is_refused_with_code_and_reason(wire: Any) -> Non
     assert 10 < len(refused.value.reason) < 300
 
 
+@pytest.mark.parametrize(
+    ("criterion", "says"),
+    [
+        ({"a": "b"}, r"not a dict; a mapping goes to fields\(equal=...\)"),
+        (5, "not 5"),
+        (("a", "b", "c"), "not a tuple"),
+        (("a", 5), "must be a string, not 5"),
+        ("price>5", "'price>5' compares"),
+        ("price>=5", "compares"),
+        ("a!=b", "compares"),
+    ],
+)
+def test_what_is_no_criterion_is_refused_by_the_builder(criterion: Any, says: str) -> None:
+    with pytest.raises(PatternError, match=says):
+        pattern.fields(criterion)
+    with pytest.raises(PatternError, match="equal is a mapping"):
+        pattern.fields(equal=5)  # type: ignore[arg-type]
+    with pytest.raises(PatternError, match="compares"):
+        pattern.from_text("fields:price>5")
+    assert pattern.from_text(pattern.to_text(pattern.fields(("a>", None)))) == pattern.fields(
+        ("a>", None)
+    )
+
+
 def test_the_deepest_and_the_widest_allowed_are_taken() -> None:
     assert validate(nested(7)) == nested(7)
     assert len(validate(["or", *[["all"]] * 255])) == 256
