@@ -30,6 +30,8 @@ _SIZE: Final = {
 }  # fmt: skip
 _NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 _FOR_EVER_MS: Final = 1 << 53
+_SENSIBLE_MS: Final = 100_000_000_000
+"""March 1973: a smaller number is no time to come, but a duration without its unit."""
 
 
 def now_ms() -> int:
@@ -92,7 +94,11 @@ def time_ms(text: str, clock_ms: int | None = None) -> int:
 
 def later_ms(text: str) -> int:
     """A time, or a duration from now: 10m. Raises CommandFailed."""
-    return now_ms() + duration_ms(text) if _is_duration(text) else time_ms(text)
+    if _is_duration(text):
+        return now_ms() + duration_ms(text)
+    if is_offset(text) and int(text) < _SENSIBLE_MS:
+        raise CommandFailed(f"{text!r} has no unit: write a duration as 500ms, 10s or 10m", USAGE)
+    return time_ms(text)
 
 
 def _is_duration(text: str) -> bool:
@@ -106,12 +112,13 @@ def is_offset(text: str) -> bool:
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
-    """NAME=VALUE each; a bare NAME has the value "". Raises CommandFailed."""
+    """NAME=VALUE each. Raises CommandFailed."""
     found = {}
     for text in texts or ():
-        name, _, value = text.partition("=")
-        if not name:
-            raise CommandFailed(f"{option} {text!r}: write it as NAME=VALUE", USAGE)
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            empty = f"; {name}= for an empty value" if name else ""
+            raise CommandFailed(f"{option} {text!r}: write it as NAME=VALUE{empty}", USAGE)
         found[name] = value
     return found
 

@@ -37,7 +37,7 @@ def test_bodies_of_lines_are_not_changed(m: Run, stream: str) -> None:
 
 def test_options_reach_the_record(m: Run, stream: str) -> None:
     m(
-        "pub", stream, "x", "-s", "a.b", "-s", "key2", "-f", "region=eu", "-f", "urgent",
+        "pub", stream, "x", "-s", "a.b", "-s", "key2", "-f", "region=eu", "-f", "urgent=",
         "-p", "trace=7", "--client-time", "2013-01-01T00:00:00Z", "--expires", "1d",
         "--codec", "zstd",
     ).ok()  # fmt: skip
@@ -120,6 +120,9 @@ def test_a_missing_file_is_named(m: Run, stream: str, tmp_path: Path) -> None:
         (["x", "--json-lines"], "leave out the body"),
         (["x", "--client-time", "soon"], "is not a time"),
         (["x", "--field", "=v"], "NAME=VALUE"),
+        (["x", "--field", "currencyEUR"], "NAME=VALUE; currencyEUR= for an empty value"),
+        (["x", "--property", "trace"], "NAME=VALUE; trace= for"),
+        (["x", "--expires", "500"], "has no unit"),
         (["x", "--confirm", "maybe"], "maybe"),
         (["x", "--conform", "none"], "--confirm"),
     ],
