@@ -246,7 +246,7 @@ def verify(
     "repair",
     epilog="""\b
 Examples:
-  malamute journal repair malamute-data repaired && malamute broker --data repaired
+  malamute journal repair malamute-data repaired; test $? != 1 && malamute broker --data repaired
   malamute journal repair malamute-data repaired --json | jq .lost""",
 )
 def repair(

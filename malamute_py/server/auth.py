@@ -80,9 +80,7 @@ class _Hash:
         if not good:
             raise ConfigError(
                 key,
-                "is not a password hash; make one with: python -c "
-                "'from malamute_py.server.auth import hash_password as h; "
-                "import getpass; print(h(getpass.getpass()))'",
+                "is not a password hash; `malamute user hash` makes one of a password",
             )
 
     def fits(self, password: bytes) -> bool:
