@@ -46,6 +46,7 @@ def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
     failures = 0
     while position < part.end:
         before = position
+        taken_in = True
         try:
             with links.explained(options, "read"), _subscribe(options, part, position) as reading:
                 _check_begin(options, reading, part, position)
@@ -53,10 +54,12 @@ def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
                     batch, position = _next(options, reading, part, position)
                     if batch is None:
                         break
+                    taken_in = False
                     for piece in gather.pieces(batch):
                         gather.add(piece)
                         if gather.full:
                             yield from gather.take()
+                    taken_in = True
             if position < part.end:
                 raise SourceUnavailable(
                     f"malamute source: {options.stream} [{part.start}, {part.end}) ended at "
@@ -66,7 +69,8 @@ def fetch(options: SourceOptions, part: Range) -> Iterator[Any]:
             # Only what may pass by itself is tried again, and only without progress counted.
             failures = 1 if position > before else failures + 1
             links.drop(options)
-            may_pass = isinstance(error.__cause__, Timeout | ConnectionLost)
+            # Half of a batch is in the columns when taking it in fails: nothing may follow it.
+            may_pass = taken_in and isinstance(error.__cause__, Timeout | ConnectionLost)
             if not may_pass or failures > options.fetch_retries:
                 raise
             LOG.warning("malamute source: asking again from offset %d: %s", position, error)

@@ -17,6 +17,7 @@ from malamute_py.client.position import Position
 from malamute_py.client.reading import GapNotice, Notice, RewoundNotice
 from malamute_py.client.sync import SyncClient, connect_sync
 from pyspark_malamute import links
+from pyspark_malamute.columns import Gather
 from pyspark_malamute.errors import CheckpointMismatch, DataLoss, SourceUnavailable
 from pyspark_malamute.fetch import fetch
 from pyspark_malamute.options import SourceOptions, parse_options
@@ -167,6 +168,21 @@ def test_silence_without_progress_ends_the_task_after_the_retries(use: Use) -> N
     with pytest.raises(SourceUnavailable, match="correct option 'endpoint'"):
         offsets_of(fetch(options(fetchRetries="2"), part(0, 30)))
     assert link.starts == [0, 0, 0]
+
+
+def test_what_fails_amid_a_batch_is_not_taken_for_a_fault_of_the_link(
+    use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(gather: Gather, batch: Batch) -> None:
+        gather._bodies.append(None)
+        # A module of the user's that pandas imports may raise anything.
+        raise ConnectionLost("of another client")
+
+    monkeypatch.setattr(Gather, "add", half)
+    link = use(ScriptedLinks([(0, 10), (10, 30)], [(10, 30)]))
+    with pytest.raises(SourceUnavailable, match="of another client"):
+        offsets_of(fetch(options(), part(0, 30)))
+    assert link.starts == [0]
 
 
 def test_a_refusal_is_told_at_once_and_not_tried_again(use: Use) -> None:
