@@ -87,6 +87,10 @@ def stamped_as(content: Any) -> tuple[int, int, int]:
     return producer_id, producer_epoch, _SEQUENCE.unpack_from(content, 40)[0]
 
 
+_NUMBERED_ANEW: Final = frozenset({"out_of_sequence", "unknown_producer"})
+"""Codes after which OPEN_PRODUCER is asked again, and the batch sent under another number."""
+
+
 class Unconfirmed:
     """One batch, from its encoding until the broker confirmed or refused it."""
 
@@ -636,14 +640,16 @@ class Publisher:
             return
         sender = batch.sender
         error = RequestRejected(refused.code, refused.reason, refused.retry_ms)
-        if refused.code == "fenced":
+        # Producer and sequence are this client's; else the caller's, who alone can mend them.
+        own = self._settings.idempotent
+        if refused.code == "fenced" and own:
             self.outcomes.append((batch, error))
             self.fail_all(error)
             return
         pause_ms = 0
         if refused.code in RETRYABLE:
             pause_ms = refused.retry_ms or RETRY_MS
-        if refused.code in RETRYABLE or refused.code in ("out_of_sequence", "unknown_producer"):
+        if refused.code in RETRYABLE or (own and refused.code in _NUMBERED_ANEW):
             sender.returned.append(batch)
             self.window.queued_bytes += batch.size
         else:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.batch import Content
+from malamute_protocol.batch import Content, encode
 from malamute_protocol.errors import LocalProtocolError, RequestRejected
 from malamute_protocol.framing import NUMBERS, encode_message
 from malamute_py.client.calls import make_row
@@ -329,6 +329,22 @@ def test_publishing_without_confirm_needs_no_producer_and_no_tracker() -> None:
     assert (tokens, confirm.offset) == ([b"a"], -1)
     script.say(c.Refused(10, 0, "wait"))
     assert script.session.publisher.unpromised_refusals == 1
+
+
+@pytest.mark.parametrize("code", ["unknown_producer", "out_of_sequence", "fenced"])
+def test_a_producer_of_the_callers_that_is_refused_is_the_callers_to_mend(code: str) -> None:
+    script = opened(idempotent=False)
+    content = encode([b"x"], subject="a", producer_id=77, first_sequence=0)
+    level = level_number("synced")
+    script.session.publisher.add_content("s", level, content, 1, "theirs")
+    [publish] = publishes(script.step())
+    assert script.say(c.Refused(10, publish.tracker, code, "who?")) == []
+    [(_, refused)] = script.outcomes()
+    assert isinstance(refused, RequestRejected)
+    assert refused.code == code
+    assert script.wait(500) == []
+    script.publish(b"mine")
+    assert len(publishes(script.step())) == 1
 
 
 def test_a_client_that_is_not_idempotent_sends_at_once() -> None:
