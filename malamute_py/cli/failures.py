@@ -38,8 +38,8 @@ _NEXT: Final = {
     "stream_exists": "`malamute stream info NAME` shows its settings, `stream edit` changes them",
     "bad_setting": "`malamute stream info NAME` shows the settings by name; so does `info` of a"
     " mailbox, service or cursor",
-    "unauthenticated": "check the user and password of the context, or MALAMUTE_USER and"
-    " MALAMUTE_PASSWORD",
+    "unauthenticated": "check the credential of the context (`malamute context show`), or"
+    " MALAMUTE_USER and MALAMUTE_PASSWORD",
     "forbidden": "ask the broker's operator for the permission",
     "full": "the stream refuses when full: remove old records or give it a larger ring",
     "journal_failed": "see the broker's log; it has to be restarted",
@@ -73,6 +73,10 @@ def unreachable(endpoint: str, why: str) -> CommandFailed:
     following = "start one with `malamute broker`, or name another with --endpoint or --context"
     if why.startswith("nothing answers"):
         return CommandFailed(f"no broker answers at {endpoint}; {following}", UNREACHABLE)
+    if "credential" in why:
+        following = "`malamute context add NAME --user USER` (or --server-key) makes one with it"
+    elif "host name" in why:
+        following = "--endpoint or --context names another broker"
     return CommandFailed(f"no link to {endpoint}: {why}; {following}", UNREACHABLE)
 
 

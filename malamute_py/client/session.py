@@ -366,7 +366,7 @@ class Session:
         if was_linked:
             self._tell_of_link(
                 f"the link to the broker was lost ({self._down_reason}); "
-                f"{self.unanswered} commands are unanswered; trying again in {pause_ms} ms"
+                f"commands without an answer: {self.unanswered}; trying again in {pause_ms} ms"
             )
         elif self._attempts_failed == 1 and not self.links:
             self._tell_of_link(f"no link to a broker yet ({self._down_reason}); trying again")
@@ -684,7 +684,7 @@ class Session:
             seconds = (self._now_ms - self._down_since_ms) / 1000
             self._tell_of_link(
                 f"the link to the broker is back after {seconds:.1f} s and "
-                f"{self._attempts_failed + 1} attempts; {self.unanswered} commands go on"
+                f"{self._attempts_failed + 1} attempts; commands that go on: {self.unanswered}"
             )
         elif self._attempts_failed:
             self._tell_of_link(f"linked to a broker after {self._attempts_failed + 1} attempts")

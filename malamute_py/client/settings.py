@@ -20,6 +20,7 @@ from malamute_py.client.arguments import duration
 
 _SCHEMES: Final = ("tcp://", "ipc://", "inproc://")
 _PORT: Final = DEFAULT_ENDPOINT.rpartition(":")[2]
+_PORTS: Final = re.compile("[0-9]{1,5}")
 _HOST: Final = re.compile(r"tcp://(\[[^]]*\]|[^:/]*)")
 _CURVE_KEY_CHARACTERS: Final = 40
 
@@ -162,7 +163,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
                 known = ", ".join(_SCHEMES)
                 raise SettingError("endpoints", f"{endpoint!r} does not begin with {known}")
             host = _HOST.match(endpoint)
-            if host and not endpoint.rpartition(":")[2].isdecimal():
+            if host and not _PORTS.fullmatch(endpoint.rpartition(":")[2]):
                 raise SettingError(
                     "endpoints", f"{endpoint!r} names no port; write {host[0]}:{_PORT}"
                 )
@@ -220,7 +221,7 @@ def make_settings(
 
 def no_link(endpoints: Sequence[str], timeout_ms: int | None, why: str) -> Timeout:
     """What is raised when no broker has answered in time: why, and what to do."""
+    following = "; `malamute broker` starts one" if why.startswith("nothing answers") else ""
     return Timeout(
-        f"no link to {', '.join(endpoints)} within {timeout_ms} ms: {why};"
-        " `malamute broker` starts a broker"
+        f"no link to a broker at {', '.join(endpoints)} within {timeout_ms} ms: {why}{following}"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -41,6 +42,7 @@ _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 """Numbers: an `|` of flags of zmq costs as much as sending a small frame."""
 _POLLIN: Final = int(zmq.POLLIN)
 _POLLOUT: Final = int(zmq.POLLOUT)
+_MOST_OF: Final = 0.9
 _TRY_AGAIN: Final = 300
 """ZAP status: a temporary failure."""
 _KEPT_BYTES: Final = 4 << 20
@@ -72,6 +74,8 @@ class Transport:
         """Raises zmq.ZMQError: the endpoint or a key cannot be used at all."""
         keep_freed()
         self.endpoint = endpoint
+        self._silent_at_s = time.monotonic() + settings.attempt_ms / 1000 * _MOST_OF
+        """A handshake that fails later than this was not answered: libzmq gave it up."""
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         self._send = _send_of(self.socket)
         self.monitor: zmq.Socket[bytes] | None = None
@@ -200,7 +204,7 @@ class Transport:
             case zmq.Event.DISCONNECTED:
                 return Failure("closed", f"{self.endpoint} closed the connection", False)
             case zmq.Event.HANDSHAKE_FAILED_AUTH:
-                reason = f"{self.endpoint} refused the credential (status {value})"
+                reason = f"{self.endpoint} refused the credential"
                 return Failure("unauthenticated", reason, value != _TRY_AGAIN)
             case zmq.Event.HANDSHAKE_FAILED_PROTOCOL if value == _MECHANISM_MISMATCH:
                 reason = f"{self.endpoint} asks for another kind of credential"
@@ -212,6 +216,8 @@ class Transport:
                     f"the handshake with {self.endpoint} failed; does it ask for another kind of "
                     "credential, or is its key another?"
                 )
+                if time.monotonic() >= self._silent_at_s:
+                    reason = f"{self.endpoint} took the connection and is silent"
                 return Failure("closed", reason, False)
             case _:
                 return None

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from malamute_protocol.address import name_fault
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import (
     AckWork,
@@ -35,6 +36,7 @@ from malamute_protocol.commands import Reply as ReplyCommand
 from malamute_protocol.errors import (
     BatchError,
     ConnectionLost,
+    LocalProtocolError,
     MalamuteError,
     ProtocolError,
     RemoteProtocolError,
@@ -105,6 +107,9 @@ def make_offered(
 ) -> Offered:
     """An offer as asked for. Raises PatternError or LocalProtocolError `bad_setting`."""
     name_of("service", service)
+    if fault := name_fault(service):
+        # serve() registers only: the broker would tell it in run(), and for all services at once.
+        raise LocalProtocolError("bad_name", f"service {service!r}: {fault}")
     return Offered(
         service,
         make_pattern(pattern),

@@ -103,6 +103,7 @@ CALLS: list[Wrong] = [
     ("concurrency", "worker", ("v",), {"concurrency": 0}),
     ("lease_ms", "worker", ("v",), {"lease_ms": 1.5}),
     ("service", "worker", (None,), {}),
+    ("service 'x y'", "serve", ("x y",), {}),
     ("on_error", "serve", ("v",), {"on_error": "ignore"}),
     ("kind", "group", ("s", "g"), {"kind": "several"}),
     ("hold_ms", "group", ("s", "g"), {"hold_ms": -1}),

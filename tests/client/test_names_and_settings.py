@@ -68,7 +68,9 @@ def test_a_setting_that_cannot_work_is_named(options: dict[str, Any], key: str) 
     assert caught.value.key == key
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://h", "tcp://h:", "tcp://h/", "tcp://h:port"])
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://h", "tcp://h:", "tcp://h/", "tcp://h:979797", "tcp://h:port"]
+)
 def test_an_endpoint_without_a_port_is_refused_with_one(endpoint: str) -> None:
     with pytest.raises(SettingError, match="names no port; write tcp://h:9797"):
         make_settings(endpoint, {})

@@ -235,7 +235,7 @@ def test_the_log_has_a_line_when_the_link_is_lost_and_one_when_it_is_back() -> N
     script.lose()
     [lost] = told(script)
     assert "was lost (closed: the cable)" in lost
-    assert "2 commands are unanswered" in lost
+    assert "commands without an answer: 2" in lost
     for _ in range(3):
         script.wait(10_000)
         script.lose()
@@ -243,7 +243,7 @@ def test_the_log_has_a_line_when_the_link_is_lost_and_one_when_it_is_back() -> N
     script.wait(10_000)
     script.open()
     [back] = told(script)
-    assert "is back after 40.0 s and 4 attempts; 2 commands go on" in back
+    assert "is back after 40.0 s and 4 attempts; commands that go on: 2" in back
 
 
 def test_a_broker_that_was_never_there_is_told_once_and_when_it_comes() -> None:

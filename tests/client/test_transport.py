@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import time
 from collections.abc import Iterator
 
@@ -67,6 +68,18 @@ def test_what_came_before_a_send_is_noticed_though_its_signal_was_taken_up_by_it
                 assert message == [b"%d" % number]
         finally:
             transport.close(0)
+
+
+def test_a_peer_that_is_silent_is_not_taken_for_one_of_another_credential() -> None:
+    with zmq.Context() as context, socket.create_server(("127.0.0.1", 0)) as frozen:
+        endpoint = f"tcp://127.0.0.1:{frozen.getsockname()[1]}"
+        settings = ClientSettings(endpoints=(endpoint,), attempt_ms=200)
+        transport = Transport(context, settings, endpoint)
+        try:
+            failure = _failure(transport)
+        finally:
+            transport.close(0)
+    assert failure.reason == f"{endpoint} took the connection and is silent"
 
 
 def test_a_host_name_without_an_address_is_told_at_once() -> None:
