@@ -375,7 +375,8 @@ def _typed(table: Mapping[str, Any]) -> Config:
 def parse_value(key: str, text: str) -> Any:
     """The value of a key written as text: a TOML value, or the text itself where text fits.
 
-    A list may be written with commas: tcp://127.0.0.1:9797,ipc:///run/malamute.sock.
+    A list may be written with commas: tcp://127.0.0.1:9797,ipc:///run/malamute.sock; a number of
+    bytes with its unit: 64MiB.
     """
     kind = KEYS.get(key)
     if kind is str:
@@ -386,6 +387,9 @@ def parse_value(key: str, text: str) -> Any:
         return [part.strip() for part in text.split(",") if part.strip()]
     if isinstance(kind, tuple):
         return text  # one of a few words; convert() names them when it is none
+    size = _SIZE.fullmatch(text.strip()) if key.rpartition(".")[2].count("bytes") else None
+    if size is not None:
+        return int(size[1]) << _SHIFTS[size[2].lower()]
     return _toml_value(key, text)
 
 
@@ -393,7 +397,10 @@ def _toml_value(key: str, text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        raise ConfigError(key, f"{text!r} is neither a number, true or false, nor a list") from None
+        allowed = "neither a number, true or false, nor a list"
+        if "bytes" in key.rpartition(".")[2]:
+            allowed = "no number of bytes; write it as 4194304, or as 4MiB"
+        raise ConfigError(key, f"{text!r} is {allowed}") from None
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -438,6 +445,10 @@ QUOTAS: Final = tuple(name for name in Quotas.__struct_fields__ if name != "iden
 
 KEYS: Final[dict[str, Any]] = _kinds(Config)
 """Every key, dotted -> how its value is written."""
+
+_SHIFTS: Final = {"kib": 10, "mib": 20, "gib": 30, "tib": 40}
+_SIZE: Final = re.compile(r"(\d+)\s*(kib|mib|gib|tib)", re.IGNORECASE)
+"""A size with its unit, on the command line or in a variable."""
 
 _VARIABLES: Final = {
     ENVIRONMENT_PREFIX + key.replace(".", "_").upper(): key
@@ -527,6 +538,8 @@ def _validation_error(text: str) -> ConfigError:
         near = _nearest(unknown[1], Grant.__struct_fields__) if key == "permissions" else ""
         message = f"there is no such key: {unknown[1]}{near}"
     message = message.replace("`array`", "`list`").replace("`object`", "`table`")
+    if words is list and "`str`" in message:
+        message = 'must be a list: ["...", "..."], of one entry where there is one'
     return ConfigError(key or "configuration", message[:1].lower() + message[1:])
 
 

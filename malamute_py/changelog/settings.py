@@ -6,6 +6,7 @@ range is refused by name, and nothing else of the command is done. Source: SPEC.
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from malamute_protocol.errors import RequestRejected
 BODY_KINDS = ("blob", "list", "arrow")
 LEVELS = ("stored", "synced")
 RING_BYTES_MIN = 1 << 20
+_SHOWN_MAX = 60
 
 
 class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -73,11 +75,24 @@ def settings_of(values: dict[str, Any], bytes_max: int) -> StreamSettings:
         settings = msgspec.convert(values, StreamSettings)
         size = len(encode_settings(settings))
     except (msgspec.MsgspecError, TypeError, OverflowError) as error:
-        raise RequestRejected("bad_setting", str(error)) from error
+        raise RequestRejected("bad_setting", _fault(StreamSettings, error)) from error
     if size > bytes_max:
         raise RequestRejected("bad_setting", f"settings of {size} bytes, at most {bytes_max}")
     settings.check()
     return settings
+
+
+def _fault(kind: type[msgspec.Struct], error: Exception) -> str:
+    """What a conversion found wrong, in words: the setting first, then what is allowed."""
+    message, _, path = str(error).partition(" - at `$.")
+    known = ", ".join(kind.__struct_fields__)
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
+    if unknown:
+        return f"there is no setting '{unknown[1][:_SHOWN_MAX]}'; known are {known}"
+    wanted = re.match(r"Expected `(\w+)`, got `(\w+)`", message)
+    if wanted and path:
+        return f"{path.rstrip('`')} is of type {wanted[1]}, not {wanted[2]}"
+    return message
 
 
 def encode_settings(settings: StreamSettings) -> bytes:
@@ -177,7 +192,7 @@ def queue_settings(kind: type[_S], values: dict[str, Any], bytes_max: int, over:
         settings = msgspec.convert({**known, **values}, kind)
         size = len(msgspec.msgpack.encode(settings))
     except (msgspec.MsgspecError, TypeError, OverflowError) as error:
-        raise RequestRejected("bad_setting", str(error)) from error
+        raise RequestRejected("bad_setting", _fault(kind, error)) from error
     if size > bytes_max:
         raise RequestRejected("bad_setting", f"settings of {size} bytes, at most {bytes_max}")
     settings.check()

@@ -187,6 +187,8 @@ def edit(
     body_kind: BodyKind = None,
     description: Description = None,
     settings: Settings = None,
+    ring_bytes: Annotated[str | None, typer.Option(hidden=True)] = None,
+    full: Annotated[str | None, typer.Option(hidden=True)] = None,
     as_json: output.Json = False,
 ) -> None:
     """Change settings of a stream; those not named stay."""
@@ -194,6 +196,11 @@ def edit(
         settings, max_age_ms=max_age, max_bytes=max_bytes, level=level, body_kind=body_kind,
         description=description,
     )  # fmt: skip
+    if ring_bytes is not None or full is not None:
+        raise CommandFailed(
+            f"a ring is chosen when a stream is made: make another one, and copy the records with"
+            f" `malamute replay {stream} --to-stream NAME`", USAGE,
+        )  # fmt: skip
     if not asked:
         raise CommandFailed("nothing to change; name a setting, such as --max-age 7d", USAGE)
     with linked(ctx) as client:
@@ -241,7 +248,7 @@ Examples:
 def peek(
     ctx: typer.Context,
     stream: Name,
-    pattern: Annotated[str, typer.Argument(help=PATTERN_HELP)] = "#",
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help=PATTERN_HELP)] = "#",
     offset: Annotated[
         int | None, typer.Option("--offset", min=0, help="Begin at this offset.")
     ] = None,

@@ -46,6 +46,22 @@ def test_variables_override_the_file_and_the_command_line_overrides_both(tmp_pat
     assert config.listen == ["tcp://127.0.0.1:0", "inproc://x"]
 
 
+def test_a_number_of_bytes_may_have_its_unit_on_the_command_line() -> None:
+    config = load(
+        None,
+        environment={"MALAMUTE_LIMITS_RECORD_BYTES_MAX": "2 mib"},
+        overrides={"journal.ring_bytes": "5GiB"},
+    )
+    assert config.journal.ring_bytes == 5 << 30
+    assert config.limits.record_bytes_max == 2 << 20
+    for key, text, says in (
+        ("journal.ring_bytes", "5GB", "write it as 4194304, or as 4MiB"),
+        ("links.heartbeat_ms", "5MiB", "neither a number"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load(None, overrides={key: text})
+
+
 @pytest.mark.parametrize(
     ("table", "key", "hint"),
     [
@@ -62,7 +78,7 @@ def test_variables_override_the_file_and_the_command_line_overrides_both(tmp_pat
         ({"permissions": {"a": {"reed": []}}}, "permissions", "did you mean read?"),
         ({"journal": {"full": "maybe"}}, "journal.full", "overwrite, refuse"),
         ({"journal": {"ring_bytes": "4 GiB"}}, "journal.ring_bytes", "`int`"),
-        ({"listen": "tcp://127.0.0.1:1"}, "listen", "`list`"),
+        ({"listen": "tcp://127.0.0.1:1"}, "listen", 'a list: ["...", "..."]'),
         ({"listen": []}, "listen", "at least one"),
         ({"log": 3}, "log", "[log]"),
         ({"limits": {"keys_max": 0}}, "limits.keys_max", ">= 1"),
