@@ -50,7 +50,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "cursor": Entry("cursors:app", "Cursors of streams: list, show, move, reset, edit, remove."),
     "group": Entry("groups:app", "Groups of consumers: list, show, remove."),
     "journal": Entry(
-        "journal:app", "Files of a stopped broker: stat, verify, dump.", at_a_broker=False
+        "journal:app", "Files of a stopped broker: stat, verify, dump, repair.", at_a_broker=False
     ),
     "snapshot": Entry(
         "snapshot:app", "Copies of a broker's data: take, verify, restore.", at_a_broker=False
@@ -63,7 +63,9 @@ COMMANDS: Final[dict[str, Entry]] = {
     "context": Entry(
         "naming:app", "Contexts: brokers by name, with their credentials.", at_a_broker=False
     ),
-    "user": Entry("naming:users", "Users of a broker: hash a password.", at_a_broker=False),
+    "user": Entry(
+        "naming:users", "Users of a broker: hash a password, make a key pair.", at_a_broker=False
+    ),
 }
 
 _SHARED: Final = frozenset({"endpoint", "context_name", "connect_timeout"})

@@ -27,7 +27,7 @@ CONTEXT: Final = "MALAMUTE_CONTEXT"
 USER: Final = "MALAMUTE_USER"
 PASSWORD: Final = "MALAMUTE_PASSWORD"
 VARIABLES: Final = (ENDPOINT, CONTEXT, USER, PASSWORD)
-_KEY_CHARACTERS: Final = 40
+KEY_CHARACTERS: Final = 40
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Context:
         from malamute_py.client.settings import Curve
 
         secret = _read_secret(self.secret_key_file) if self.secret_key_file else ""
-        if len(secret) != _KEY_CHARACTERS:
+        if len(secret) != KEY_CHARACTERS:
             raise CommandFailed(
                 f"{self.secret_key_file or 'the context'}: no CURVE secret key of 40 characters;"
                 " give the context a --secret-key-file",

@@ -109,7 +109,13 @@ def _held(found: GroupFacts) -> Cell:
     return Cell(held, count_text(held))
 
 
-@app.command("info")
+@app.command(
+    "info",
+    epilog="""In a pipe a line has the name of a fact and the fact, with a tab between; then one
+for each member: `member`, its identity, its link, records in hand, since when it is a member and
+when its oldest record in hand was delivered, both in milliseconds (0: none). --json names
+them.""",
+)
 def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json = False) -> None:
     """Show one group: how far it is, and what members have in hand."""
     with linked(ctx) as client:
@@ -132,7 +138,7 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
         "done": Cell(found.done, f"{count_text(found.done)} ahead of the next offset"),
         "moved_ms": since(found.moved_ms),
         "by": Cell(found.by, sender_text(found.by) if found.by else "anonymous"),
-        **beside(found.more, as_json),
+        **beside(_named(found.more), as_json),
     }
     if as_json:
         output.facts({**facts, "members": members}, as_json=True)
@@ -163,6 +169,13 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
         empty="nobody is a member now",
         mark="member",
     )  # fmt: skip
+
+
+def _named(more: dict[str, Any]) -> dict[str, Any]:
+    """Facts beside, the visibility by its name."""
+    if "visibility" not in more:
+        return more
+    return {**more, "visibility": "durable" if more["visibility"] else "live"}
 
 
 def pattern_text(pattern: list[Any]) -> str:

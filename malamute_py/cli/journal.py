@@ -64,7 +64,7 @@ def _stopped(directory: Path) -> None:
 
 @app.command("stat")
 def stat(directory: Directory, as_json: output.Json = False) -> int:
-    """Show what a data directory holds, ring by ring and stream by stream."""
+    """Show what a data directory holds, by ring and stream."""
     from malamute_py.journal.inspect import stat as read
 
     _stopped(directory)
@@ -258,8 +258,9 @@ def repair(
         bool, typer.Option("--json", help="What was lost, as JSON; the default in a pipe.")
     ] = False,
 ) -> int:
-    """Make a sound data directory of a damaged one: all that can be read, in a copy.
+    """Make a sound copy of a damaged data directory.
 
+    The copy has all that can be read.
     Exit codes: 0 nothing was lost; 5 records were lost, and are told by stream and offsets;
     1 nothing could be made.
     """

@@ -1,4 +1,4 @@
-"""`malamute context ...`: brokers by name, and `malamute user hash`.
+"""`malamute context ...`: brokers by name, and `malamute user ...`.
 
 Owns the words for contexts; contexts.py owns what they are. The rule: a password is asked
 for, or read from a file or a variable, never written on the command line.
@@ -6,8 +6,10 @@ for, or read from a file or a variable, never written on the command line.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +17,7 @@ import typer
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_py.cli import complete, contexts, output
 from malamute_py.cli.commands import group
-from malamute_py.cli.contexts import Context, Contexts
+from malamute_py.cli.contexts import KEY_CHARACTERS, Context, Contexts
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.output import Cell, Column
 
@@ -90,6 +92,11 @@ def add(
     context = Context(endpoint, user, password_env, password_file, server_key, secret_key_file,
                       description)  # fmt: skip
     make_settings(context.endpoints, {})
+    if server_key and len(server_key) != KEY_CHARACTERS:
+        raise CommandFailed(
+            f"--server-key: a CURVE key has {KEY_CHARACTERS} characters, not {len(server_key)};"
+            " the broker's log tells its own with the event `listening`", USAGE,
+        )  # fmt: skip
     if bool(server_key) != bool(secret_key_file):
         raise CommandFailed("--server-key and --secret-key-file go together", USAGE)
     if server_key and user:
@@ -149,9 +156,42 @@ def show(
     output.facts({**facts, "authentication": context.authentication}, as_json=as_json)
 
 
+@users.command(
+    "key",
+    epilog="""\b
+Examples:
+  malamute user key ~/.config/malamute/ann.key
+  malamute context add live --endpoint tcp://broker:9797 --server-key KEY \\
+      --secret-key-file ~/.config/malamute/ann.key
+
+The key that is printed stands in the broker's configuration, under
+[authentication.clients]: ann = "KEY".""",
+)
+def key(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Where the secret key is kept; must not exist yet."),
+    ],
+) -> None:
+    """Make a CURVE key pair for a client.
+
+    The secret key goes to FILE, readable by its owner only; the public one is printed.
+    """
+    import zmq
+
+    public, secret = zmq.curve_keypair()
+    path = file.expanduser()
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+        out.write(secret + b"\n")
+    print(public.decode())
+
+
 @users.command("hash")
 def hash_() -> None:
-    """Hash a password for the broker's configuration; asked for, or the input's first line."""
+    """Hash a password for the broker's configuration.
+
+    It is asked for, or the input's first line.
+    """
     from malamute_py.server.auth import hash_password
 
     if sys.stdin.isatty():

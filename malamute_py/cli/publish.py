@@ -71,7 +71,11 @@ def pub(
     ] = None,
     confirm: Annotated[
         Literal["default", "none", "stored", "synced"],
-        typer.Option(metavar="LEVEL", help="Wait until the broker has: none, stored, synced."),
+        typer.Option(
+            metavar="LEVEL",
+            show_default=False,
+            help="Wait for: none, stored, synced. Without it: its own level, mostly synced.",
+        ),
     ] = "default",
     codec: Annotated[
         Literal["none", "gzip", "snappy", "lz4", "zstd"],
@@ -193,7 +197,8 @@ class _Run:
         except (MalamuteError, KeyboardInterrupt):
             say(f"{count_text(window.confirmed, 'record')} of {window.published:,} confirmed")
             raise
-        self._tell(window)
+        if unreadable is None or window.published:
+            self._tell(window)
         if unreadable is not None:
             raise unreadable
         return INTERRUPTED if interrupted else 0

@@ -58,7 +58,7 @@ def replay(
     stream: Annotated[
         str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=complete.streams)
     ],
-    pattern: Annotated[str, typer.Argument(help=PATTERN_HELP)] = "#",
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help=PATTERN_HELP)] = "#",
     begin: Annotated[
         str | None,
         typer.Option("--from", metavar="OFFSET|TIME", help="First; default the earliest."),

@@ -95,7 +95,11 @@ def send(
     ] = "",
     confirm: Annotated[
         Literal["default", "none", "stored", "synced"],
-        typer.Option(metavar="LEVEL", help="Wait until the broker has: none, stored, synced."),
+        typer.Option(
+            metavar="LEVEL",
+            show_default=False,
+            help="Wait for: none, stored, synced. Without it: its own level, mostly synced.",
+        ),
     ] = "default",
     timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="How long to try when the mailbox is full.")

@@ -59,8 +59,8 @@ def sub(
         str | None,
         typer.Option(
             metavar="POINT",
-            help="earliest, latest (default), last (newest of each subject), an OFFSET or TIME;"
-            " of a new cursor or group: earliest by default.",
+            help="earliest, latest, last (newest of each subject), an OFFSET or TIME. Default:"
+            " latest; earliest with --until-tail, a new cursor or a new group.",
         ),
     ] = None,
     count: Annotated[
@@ -94,7 +94,7 @@ def sub(
     ] = None,
     kind: Annotated[
         Literal["shared", "keyed", "exclusive"],
-        typer.Option(metavar="KIND", help="Of a group: shared (default), keyed, exclusive."),
+        typer.Option(metavar="KIND", help="Of a group: shared, keyed, exclusive."),
     ] = "shared",
     strict: Annotated[bool, typer.Option("--strict", help="End at a gap (exit code 1).")] = False,
     create: Annotated[

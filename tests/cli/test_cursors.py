@@ -163,6 +163,7 @@ def test_members_of_a_group_share_the_stream(m: Run, broker: EmbeddedBroker, fiv
         rows = m("group", "info", five, "g").ok().rows
         assert ["pattern", "all"] in rows
         assert [row[0] for row in rows].count("member") == 1
+        assert ["visibility", "durable"] in rows
         told = m("group", "rm", five, "g", "--yes")
         assert told.code == 1
         assert "in_use" in told.err

@@ -248,3 +248,9 @@ def test_a_line_that_cannot_be_published_says_why(
     assert "line 2: " in told.err
     assert says in told.err
     assert m("sub", stream, "--until-tail").ok().lines == ["good"]
+
+
+def test_a_file_that_is_not_there_leaves_nothing_on_standard_output(m: Run, stream: str) -> None:
+    told = m("pub", stream, "--file", "/no/such/file")
+    assert (told.code, told.out) == (1, "")
+    assert "/no/such/file" in told.err
