@@ -255,8 +255,9 @@ class Requests:
         for subject in dict.fromkeys(subjects):
             if not service.crews_of(service.lane(subject, waits=False)):
                 self._shard.counters["requests_without_workers"] += len(subjects)
+                what = f" for the subject '{subject}'" if subject else ""
                 raise RequestRejected(
-                    "no_workers", f"no worker offers service '{service.name}' for '{subject}'"
+                    "no_workers", f"no worker offers service '{service.name}'{what}"
                 )
 
     def again(self, link: Link, command: Request) -> None:

@@ -49,6 +49,11 @@ class JournalLocked(JournalError):
 
     code = "conflict"
 
+    def __init__(self, where: str, what: str) -> None:
+        """where: the directory. what: who has it, and what to do."""
+        super().__init__(f"{where}: {what}")
+        self.what = what
+
 
 class JournalCorrupt(JournalError):
     """A file that is needed cannot be understood; it was left as it is."""

@@ -404,8 +404,8 @@ class FileStorage:
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise JournalLocked(
-                f"{self._directory} is in use by process {holder}: stop that broker, or choose"
-                " another data directory"
+                str(self._directory),
+                f"in use by process {holder}: stop that broker, or choose another data directory",
             ) from error
         if self._read_only:
             return _OsLock(fd)
@@ -567,7 +567,7 @@ class MemoryStorage:
     def lock(self, name: str) -> Lock:
         """See Storage."""
         if name in self._locks:
-            raise JournalLocked(f"{self._name} is in use in this process: close the other one")
+            raise JournalLocked(self._name, "in use in this process: close the other one")
         self._locks.add(name)
         return _MemoryLock(self._locks, name)
 

@@ -346,7 +346,7 @@ class Server:
                 return Journal.open(self._storage)
             return Journal.open(directory) if directory else Journal.open(MemoryStorage())
         except JournalLocked as error:
-            raise StartError(str(error), where, "one directory serves one broker") from error
+            raise StartError(error.what, where, "one directory serves one broker") from error
         except DiskFull as error:
             raise StartError(str(error), where, f"free space on its disk, {elsewhere}") from error
         except JournalCorrupt as error:

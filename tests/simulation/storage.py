@@ -130,7 +130,7 @@ class SimulatedStorage:
     def lock(self, name: str) -> SimulatedLock:
         path = self._prefix + name
         if path in self.disk.locks:
-            raise JournalLocked(f"{self.describe()} is in use: stop that broker")
+            raise JournalLocked(self.describe(), "in use: stop that broker")
         self.disk.create(path)
         return SimulatedLock(self.disk, path)
 
