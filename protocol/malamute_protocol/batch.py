@@ -8,6 +8,7 @@ Source: SPEC.md, section 5.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise, repeat
@@ -80,6 +81,8 @@ __all__ = [
 _NO_FIELDS: Mapping[str, str] = {}
 _NO_PROPERTIES: Mapping[str, Any] = {}
 _PARSED_BYTES: Final = 1 << 20
+_SHOWN_MAX: Final = 60
+"""Bytes of a body that repr() shows."""
 """MessagePack of the property maps that a batch keeps parsed: as objects they may take 30 times as
 much, and a batch of 16 MiB may be nothing else."""
 
@@ -381,7 +384,14 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self._batch.properties_of(self._row)
 
     def __repr__(self) -> str:
-        return f"<Record offset={self.offset} subject={self.subject!r}>"
+        body = ""
+        if self._batch.content.head.body_kind == BLOB:
+            # A body that cannot be read is told where it is read, not where it is printed.
+            with contextlib.suppress(BatchError):
+                found = self.body
+                cut = "..." if len(found) > _SHOWN_MAX else ""
+                body = f" body={found[:_SHOWN_MAX]!r}{cut}"
+        return f"<Record offset={self.offset} subject={self.subject!r}{body}>"
 
 
 def lone_batch(frames: Sequence[Any], rows: Any, limits: Limits) -> Batch | None:

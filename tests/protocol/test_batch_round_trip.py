@@ -105,6 +105,14 @@ def test_every_attribute_of_a_record_is_what_was_given() -> None:
     assert [r.id for r in records] == sorted(r.id for r in records)
 
 
+def test_a_record_shows_the_beginning_of_its_body() -> None:
+    short, long = batch_of(encode([b"gate 12", b"x" * 61], subject="a"))
+    assert repr(short) == "<Record offset=100 subject='a' body=b'gate 12'>"
+    assert repr(long) == f"<Record offset=101 subject='a' body={b'x' * 60!r}...>"
+    (listed,) = batch_of(encode_lists([[b"a", b"b"]], subject="a"))
+    assert repr(listed) == "<Record offset=100 subject='a'>"
+
+
 def test_distinct_headers_are_named_once_and_rows_point_at_them() -> None:
     content = Content(
         encode([b""] * 4, subject=["a", "b", "a", "b"], fields=[{"x": "1"}, None] * 2)
