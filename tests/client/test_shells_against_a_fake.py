@@ -318,8 +318,8 @@ async def test_a_broker_that_asks_for_another_kind_of_credential_is_final(kind: 
 
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_an_endpoint_that_cannot_be_used_is_named(kind: Any) -> None:
-    with pytest.raises(RequestRejected, match=r"ipc:///tmp/xxx.* cannot be used"):
-        await kind().connect(f"ipc:///tmp/{'x' * 200}", **FAST)
+    with pytest.raises(RequestRejected, match=r"ipc://xxx.* cannot be used"):
+        await kind().connect(f"ipc://{'x' * 200}", **FAST)
     with pytest.raises(SettingError, match="http://x"):
         await kind().connect("http://x")
     with pytest.raises(SettingError, match="no_such_option"):
