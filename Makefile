@@ -88,7 +88,7 @@ demo: $(DEMO_STAMP) ## a year of real flights through the broker, checked agains
 simulate: $(DEV_STAMP) ## run the deterministic simulator: SEED=7, or none for a new one
 	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-fuzz: $(DEV_STAMP) ## hostile messages through the core (ARGS="--messages 3000000"), or another PROGRAM
+fuzz: $(DEV_STAMP) ## hostile messages through the core (ARGS="--messages 3000000"), or PROGRAM=live, contents or guided
 	$(PY) -m tests.fuzz$(if $(PROGRAM),.$(PROGRAM)) $(ARGS)
 
 perf: $(DEV_STAMP) ## measure beside the other brokers installed here (ARGS="--quick"), or Spark with PROGRAM=spark
@@ -124,6 +124,7 @@ $(DEV_STAMP): pyproject.toml | $(PY)
 	@echo "installing everything for development into $(VENV): a few minutes"
 	$(PY) -m pip install -q -e '.[dev]'
 	@touch $@ $(RUN_STAMP) $(DEMO_STAMP)
+	@echo "everything is in $(VENV); next: . $(BIN)/activate, or make check"
 
 $(NODE_STAMP): $(wildcard $(NODE)/package*.json)
 	@tests/need node
