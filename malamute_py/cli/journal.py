@@ -233,7 +233,8 @@ def verify(
     if bad:
         say(
             f"{directory}: {count_text(len(bad), 'finding')} of damage; whatever else is there can"
-            " still be read, and dumped with `malamute journal dump`"
+            " still be read: `malamute journal repair DIR NEW` makes a sound copy of it, and"
+            " `malamute journal dump` prints records"
         )
         return FAILED
     return 0

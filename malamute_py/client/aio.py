@@ -255,7 +255,8 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     ) -> Confirmation:
         """Publish one record and wait for its confirm; waits before that while the window is full.
 
-        subject: also a sequence, of the subject and further keys. confirm: "synced", "stored",
+        body: bytes, or a str, which is sent as UTF-8. subject: also a sequence, of the subject and
+        further keys. confirm: "synced", "stored",
         "none", or "default": the stream's own, which is "synced" unless it was set. timeout_ms:
         None waits for ever; by default the client's settings say how long.
         Raises RequestRejected (not in the log), LocalProtocolError (never sent), Timeout (whether
@@ -443,8 +444,13 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     async def create_stream(
         self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> StreamFacts:
-        """Create a stream with settings (as a mapping or by name); the same again succeeds.
+        """Create a stream; the same again succeeds.
 
+        settings, by name or as a mapping; 0 is no bound: memory=True (in memory only), ring_bytes
+        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes and max_age_ms
+        (older records are dropped), body_kind ("blob", "list", "arrow"; else the first batch
+        decides), schema (of Arrow bodies), level ("synced" or "stored", what confirm="default"
+        means), description. The first three and schema cannot be changed later.
         Raises RequestRejected: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = settings_of(settings, more)
@@ -454,7 +460,10 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     async def edit_stream(
         self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> StreamFacts:
-        """Change settings of a stream; those not named stay. Raises RequestRejected."""
+        """Change settings of a stream; those not named stay.
+
+        settings: as those of create_stream(). Raises RequestRejected.
+        """
         named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.EditStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})

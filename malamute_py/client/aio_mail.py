@@ -65,7 +65,8 @@ class MailVerbs(AsyncVerbs):
 
         expires_ms, deliver_at_ms: milliseconds since 1970, or a datetime. priority: -128 to
         127, higher goes first. key: at most 128 bytes that name the message, so that it is
-        taken once even if another process sends it again; without it, retries of this client
+        taken once even if another process sends it again, whatever its body is then (the
+        Confirmation says duplicate=True); without it, retries of this client
         are told apart all the same. confirm: "synced" (default), "stored" or "none". A full
         mailbox is tried again until timeout_ms is over; None: for ever; by default the client's
         settings say how long.

@@ -150,7 +150,12 @@ class StreamCursor(CursorName):
         start: StartPoint = "earliest",
         **more: Any,
     ) -> CursorFacts:
-        """Change its settings, or create it where `start` says. Raises RequestRejected."""
+        """Change its settings, or create it where `start` says.
+
+        settings, by name or as a mapping: pin=True (the stream keeps what lies behind the cursor),
+        pin_bytes_max (how much at most; 0: the broker's bound), description.
+        Raises RequestRejected.
+        """
         named, wire = settings_of(settings, more), start_on_wire(start)
         value = await self._link.ask(
             lambda number: c.EditCursor(number, self.stream, self.name, named, wire)
@@ -454,7 +459,13 @@ class QueueVerbs(AsyncVerbs):
     async def edit_mailbox(
         self, mailbox: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> MailboxFacts:
-        """Create a mailbox or change its settings. Raises RequestRejected `bad_setting`."""
+        """Create a mailbox or change its settings; those not named stay.
+
+        settings, by name or as a mapping; 0 is the broker's bound: memory=True (in memory only),
+        max_messages and max_bytes (a sender beyond them waits), expires_ms (of messages that name
+        no expiry; 0: never), level ("synced" or "stored", what confirm="default" means),
+        description. Raises RequestRejected `bad_setting`.
+        """
         named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.EditMailbox(number, mailbox, named))
         return facts(MailboxFacts, {"name": mailbox, **value})
@@ -480,7 +491,15 @@ class QueueVerbs(AsyncVerbs):
     async def edit_service(
         self, service: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> ServiceFacts:
-        """Create a service queue or change its settings. Raises RequestRejected."""
+        """Create a service queue or change its settings; those not named stay.
+
+        settings, by name or as a mapping; 0 is the broker's default: memory=True (in memory only),
+        max_requests and max_bytes (a requester beyond them waits), attempts_max (hand-outs before a
+        request is a dead letter), lease_ms (silence of a worker before its request goes to
+        another), backoff_ms and backoff_max_ms (pause before a request is handed out again;
+        doubles), timeout_ms (of requests that name none), dead_letters (name of their mailbox;
+        "": SERVICE.dead), level, description. Raises RequestRejected.
+        """
         named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.EditService(number, service, named))
         return facts(ServiceFacts, {"name": service, **value})

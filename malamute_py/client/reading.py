@@ -78,7 +78,8 @@ class GapError(MalamuteError):
     def __init__(self, notice: GapNotice | RewoundNotice) -> None:
         """notice: the loss."""
         super().__init__(
-            f"records {notice.from_offset} to {notice.to_offset} cannot be read"
+            f"offsets {notice.from_offset} to {notice.to_offset - 1} cannot be read: "
+            f"{notice.code}" + (f" ({notice.reason})" if notice.reason else "")
             if isinstance(notice, GapNotice)
             else f"the log was rewound from {notice.from_offset} to {notice.to_offset}"
         )

@@ -429,8 +429,13 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def create_stream(
         self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> StreamFacts:
-        """Create a stream with settings (as a mapping or by name); the same again succeeds.
+        """Create a stream; the same again succeeds.
 
+        settings, by name or as a mapping; 0 is no bound: memory=True (in memory only), ring_bytes
+        (a ring of its own), full ("overwrite" or "refuse" in that ring), max_bytes and max_age_ms
+        (older records are dropped), body_kind ("blob", "list", "arrow"; else the first batch
+        decides), schema (of Arrow bodies), level ("synced" or "stored", what confirm="default"
+        means), description. The first three and schema cannot be changed later.
         Raises RequestRejected: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = settings_of(settings, more)
@@ -440,7 +445,10 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def edit_stream(
         self, stream: str, settings: Mapping[str, Any] | None = None, /, **more: Any
     ) -> StreamFacts:
-        """Change settings of a stream; those not named stay. Raises RequestRejected."""
+        """Change settings of a stream; those not named stay.
+
+        settings: as those of create_stream(). Raises RequestRejected.
+        """
         named = settings_of(settings, more)
         value = self._ask(lambda number: c.EditStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})

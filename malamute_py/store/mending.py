@@ -167,7 +167,10 @@ def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
         for done, total in scan.steps():
             progress(mended.bytes, f"reading ring {name}, {done} of {total} segments")
         if name == MAIN and scan.snapshot is None and scan.end_lsn:
-            raise CannotMend("no table of streams can be read in ring main")
+            raise CannotMend(
+                "no table of streams can be read in ring main, so no record can be told from"
+                " another stream's: restore the newest snapshot (`malamute snapshot restore`)"
+            )
         copy = _RingCopy(storage, name, scan, raised.epoch)
         for size in copy.run():
             mended.bytes += size

@@ -17,6 +17,13 @@ from hypothesis import strategies as st
 import malamute_py as malamute
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import Limits
+from malamute_py.changelog.settings import (
+    CursorSettings,
+    MailboxSettings,
+    ServiceSettings,
+    StreamSettings,
+)
+from malamute_py.client.aio_queues import StreamCursor
 from malamute_py.client.calls import Bulk, content_count
 from malamute_py.client.position import (
     AfterMessage,
@@ -27,6 +34,7 @@ from malamute_py.client.position import (
     start_on_wire,
 )
 from malamute_py.client.settings import ClientSettings, SettingError, make_settings
+from malamute_py.client.sync_queues import SyncStreamCursor
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -90,6 +98,19 @@ def test_help_explains_each_option_of_connect() -> None:
     for name in ClientSettings.__struct_fields__:
         assert re.search(rf"^    (\w+, )*{name}[:,]", explained, re.MULTILINE), name
     assert "help(ClientSettings)" in (malamute.connect.__doc__ or "")
+
+
+@pytest.mark.parametrize("client", [malamute.Client, malamute.SyncClient])
+def test_help_explains_each_setting_of_what_the_broker_keeps(client: Any) -> None:
+    cursor = StreamCursor if client is malamute.Client else SyncStreamCursor
+    for method, kind in (
+        (client.create_stream, StreamSettings),
+        (client.edit_mailbox, MailboxSettings),
+        (client.edit_service, ServiceSettings),
+        (cursor.edit, CursorSettings),
+    ):
+        for name in kind.__struct_fields__:
+            assert re.search(rf"\b{name}\b", str(method.__doc__)), (method, name)
 
 
 def test_no_secret_is_shown() -> None:
