@@ -124,7 +124,11 @@ class MailboxAdmin:
         self._when_visible = when_visible
         self._jobs: Final[deque[Emptying]] = deque()
         self._listings: Final[deque[Listing]] = deque()
-        self.queues: Final = (self._jobs, self._listings)
+        self._peeks: Final[dict[Link, deque[Peeking]]] = {}
+        """Looks into mailboxes that wait, by link, in the order of their turns."""
+        self.peeking = False
+        """A look into a mailbox is under way."""
+        self.queues: Final = (self._jobs, self._listings, self._peeks)
         """While all of them are empty, nothing can be done at once."""
         mailboxes.on_ending = self._ending
 
@@ -396,7 +400,11 @@ class MailboxAdmin:
     def hungry(self) -> bool:
         """Whether more can be done at once."""
         jobs = self._jobs
-        return bool(self._listings) or (bool(jobs) and not jobs[0].waiting)
+        return (
+            bool(self._listings)
+            or (bool(self._peeks) and not self.peeking)
+            or (bool(jobs) and not jobs[0].waiting)
+        )
 
     def work(self) -> None:
         """Do a piece of what goes over a whole mailbox, or over all of them."""
@@ -405,6 +413,8 @@ class MailboxAdmin:
             listing = listings.popleft()
             if not self._list(listing):
                 listings.append(listing)
+        if self._peeks and not self.peeking:
+            self._peek_once()
         jobs = self._jobs
         if not jobs or jobs[0].waiting:
             return
@@ -471,11 +481,30 @@ class MailboxAdmin:
         if mailbox.temporary and mailbox.name != temporary_name(link):
             self._refuse(link, command, "forbidden", "a temporary mailbox is its session's own")
         elif self._asked(link, command):
-            Peeking(self, link, command, mailbox).begin()
+            peeking = Peeking(self, link, command, mailbox)
+            self._peeks.setdefault(link, deque()).append(peeking)
+
+    def _peek_once(self) -> None:
+        """Begin one look into a mailbox: of each link one, in turn, and one at a time.
+
+        Each reads up to peek_bytes_max and takes its bodies apart: all at once would stop the loop
+        and hold as much for each.
+        """
+        link = next(iter(self._peeks))
+        waiting = self._peeks.pop(link)
+        peeking = waiting.popleft()
+        if waiting:
+            self._peeks[link] = waiting
+        self.peeking = True
+        try:
+            peeking.begin()
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self.peeking = False
+            self._links.fail(link, "PEEK_MAIL", error)
 
 
 class Peeking:
-    """One PEEK_MAIL that waits for bodies."""
+    """One PEEK_MAIL that waits for its turn, then for bodies."""
 
     def __init__(
         self, admin: MailboxAdmin, link: Link, command: PeekMail, mailbox: Mailbox
@@ -492,6 +521,9 @@ class Peeking:
 
     def begin(self) -> None:
         """Choose what to read, and ask for it."""
+        if not self._link.open:
+            self._arrived()
+            return
         mailbox, after = self._mailbox, self._command.after
         table, number = mailbox.rows, mailbox.number
         count = size = 0
@@ -530,6 +562,8 @@ class Peeking:
         self._waiting -= 1
         if self._waiting:
             return
+        # Before anything that may raise: the next one is to have its turn.
+        self._admin.peeking = False
         link = self._link
         link.queries -= 1
         if not link.open:

@@ -807,6 +807,59 @@ def test_a_link_has_a_bound_of_unanswered_peeks() -> None:
     assert post.peers[2].last(wire.Result).request == 900
 
 
+def test_looks_into_mailboxes_go_one_at_a_time_and_by_turns_of_links() -> None:
+    post = Post(read=False, mail_hot_bytes=1)
+    for body in (b"a", b"b", b"c"):
+        post.mail(1, "bert", [body])
+    peeks = [wire.PeekMail(900 + at, "bert", -1, 10, 10) for at in range(20)]
+    post.send(2, *peeks)
+    post.send(1, wire.PeekMail(950, "bert", -1, 10, 10))
+    post.send(3, wire.PeekMail(960, "bert", -1, 10, 10))
+    order = []
+    while post.bodies:
+        assert [wanted.numbers for wanted in post.bodies] == [(0, 1)], "the newest is in memory"
+        before = {link: len(post.peers[link].of(wire.Result)) for link in (1, 2, 3)}
+        post.answer_bodies()
+        post.run()
+        order += [
+            link for link in (1, 2, 3) if len(post.peers[link].of(wire.Result)) > before[link]
+        ]
+    assert order[:4] == [2, 2, 1, 3]
+    assert order[4:] == [2] * 18
+    assert all(len(one.value["messages"]) == 3 for one in post.peers[2].of(wire.Result))
+
+
+def test_a_link_that_ends_while_its_looks_wait_keeps_nobody_waiting() -> None:
+    post = Post(read=False, mail_hot_bytes=1)
+    post.mail(1, "bert", [b"a"])
+    post.send(2, *[wire.PeekMail(900 + at, "bert") for at in range(3)])
+    post.send(1, wire.PeekMail(950, "bert"))
+    post.lose(2)
+    while post.bodies:
+        post.answer_bodies()
+        post.run()
+    assert post.peers[1].last(wire.Result).request == 950
+    assert not post.broker._mail.admin._peeks
+
+
+def test_an_error_in_a_look_costs_its_link_and_the_next_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    post = Post()
+    post.planted = True
+    post.mail(1, "bert", [b"a"])
+
+    def planted(*_: Any) -> Any:
+        raise IndexError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mailbox_admin.Peeking, "_entry", planted)
+        post.send(2, wire.PeekMail(900, "bert"))
+    assert post.peers[2].closed
+    post.send(1, wire.PeekMail(950, "bert"))
+    assert post.peers[1].last(wire.Result).request == 950
+
+
 def test_a_peek_of_what_cannot_be_read_tells_what_is_known() -> None:
     post = Post(read=False, mail_hot_bytes=1)
     post.mail(1, "bert", [b"a"])
