@@ -108,7 +108,7 @@ class MailReader(Generic[One]):
         self._acks_next = ack == "next"
         self._batch: Batch | None = None
         self._of: Delivered | None = None
-        self._rows: Iterator[One] = iter(())
+        self._rows: Iterator[int] = iter(())
         self._left = 0
         """Messages of the batch that were not handed over yet."""
         self._last = -1
@@ -134,13 +134,13 @@ class MailReader(Generic[One]):
     def _begin(self, delivered: Delivered, batch: Batch) -> None:
         self._batch, self._of = batch, delivered
         self._left = len(batch)
-        self._rows = map(
-            self._letter, repeat(batch), rows_of(batch), repeat(delivered), repeat(self)
-        )
+        # Not an iterator of messages: it would refer to this reader, which was then given up only
+        # when the collector comes, and an idle program's held mail until then.
+        self._rows = iter(rows_of(batch))
 
     def _next_at_hand(self) -> One:
         """The next of the messages at hand; there is one."""
-        mail = next(self._rows)
+        mail: One = self._letter(self._batch, next(self._rows), self._of, self)
         self._left -= 1
         if self._acks_next:
             self._last = mail.number  # type: ignore[attr-defined]

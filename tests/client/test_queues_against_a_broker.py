@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,25 @@ async def test_an_inbox_that_nobody_holds_any_more_gives_its_mail_back(connect: 
     for _ in range(2):
         await bob.do("broker_info")
     assert sorted(bodies(await other.take(inbox, 2))) == [b"a", b"b"]
+
+
+async def test_an_inbox_that_nobody_holds_any_more_waits_for_no_collector(connect: Connect) -> None:
+    ann, bob = await connect("ann"), await connect("bob")
+    await ann.do("send_many", "box", [b"a", b"b"])
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        inbox = bob.client.inbox("box")
+        assert bodies(await bob.take(inbox, 1)) == [b"a"]
+        given_up = weakref.ref(inbox)
+        del inbox
+        async with asyncio.timeout(WAIT_S):
+            # The thread that read lets go a little after it has handed over what it read.
+            while given_up() is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    finally:
+        if collecting:
+            gc.enable()
 
 
 async def test_manual_acknowledgement_again_and_a_second_ack(connect: Connect) -> None:
