@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from malamute_protocol import DEFAULT_ENDPOINT
+from malamute_protocol.address import REPLICA, template_fault
 from malamute_protocol.errors import MalamuteError
 
 PUBLIC_WORDS: Final = "I understand that anyone can read and write"
@@ -66,6 +67,8 @@ class Authentication(Section, frozen=True):
     """curve: the broker's secret key, 40 characters of Z85; made on first use."""
     clients: dict[str, str] = {}
     """curve: identity -> public key, 40 characters of Z85."""
+    identities: dict[str, Names] = {}
+    """User -> templates of the identities that its replicas may have beside `<user>-{n}`."""
 
 
 class Grant(Section, frozen=True):
@@ -90,6 +93,8 @@ class Links(Section, frozen=True):
     """Connections: how many, the silence they may keep, and what waits for each."""
 
     links_max: Count = 12_000
+    replicas_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_024
+    replica_grace_ms: MaybeMilliseconds = 30_000
     connections_max: Count = 16_384
     address_connections_max: Count = 12_288
     user_connections_max: Count = 12_288
@@ -623,6 +628,7 @@ def _check_together(config: Config) -> None:
                 key = f"quotas.identities.{name}.{quota}"
                 near = _nearest(quota, QUOTAS) or f"; there are {', '.join(QUOTAS)}"
                 raise ConfigError(key, f"there is no such quota{near}")
+    _check_identities(config.authentication)
     authentication = config.authentication
     if authentication.mechanism == "plain" and not (
         authentication.users or authentication.users_file
@@ -633,3 +639,19 @@ def _check_together(config: Config) -> None:
             "authentication.clients",
             'mechanism = "curve" needs the public key of each client: name = "key"',
         )
+
+
+def _check_identities(authentication: Authentication) -> None:
+    """Raise ConfigError for templates that give no identity, or the same ones to two users."""
+    users = {*authentication.users, *authentication.clients}
+    given: dict[str, str] = {f"{user}-{REPLICA}": user for user in users}
+    for user, templates in authentication.identities.items():
+        key = f"authentication.identities.{user}"
+        if user not in users and not authentication.users_file:
+            raise ConfigError(key, f"there is no user of this name{_nearest(user, users)}")
+        for template in templates:
+            fault = template_fault(template)
+            if fault:
+                raise ConfigError(key, fault)
+            if given.setdefault(template, user) != user:
+                raise ConfigError(key, f"user {given[template]} derives from {template!r} already")

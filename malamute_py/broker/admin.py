@@ -104,7 +104,7 @@ class Admin:
     def _stream(self, link: Link, command: Any, action: str) -> Stream | None:
         """The stream of a command if it may be touched; else the command was refused."""
         name = command.stream
-        if not self._shard.settings.permit(link.identity, action, name):
+        if not self._shard.settings.permit(link.owner, action, name):
             self._refuse(link, command, "forbidden", f"you may not {action} stream '{name}'")
             return None
         stream = self._catalogue.get(name)
@@ -124,7 +124,7 @@ class Admin:
 
     def create_stream(self, link: Link, command: CreateStream) -> None:
         """Create a stream; answered when that is durable."""
-        if not self._shard.settings.permit(link.identity, "create", command.stream):
+        if not self._shard.settings.permit(link.owner, "create", command.stream):
             self._refuse(
                 link, command, "forbidden", f"you may not create stream '{command.stream}'"
             )
@@ -134,7 +134,7 @@ class Admin:
             self._when_durable(link, command, lambda: self._facts(stream))(stream.created_lsn)
 
         self._catalogue.create(
-            command.stream, command.settings, link.identity, created,
+            command.stream, command.settings, link.owner, created,
             partial(self._refuse, link, command),
         )  # fmt: skip
 
@@ -191,7 +191,7 @@ class Admin:
                 more = True
                 break
             stream = self._catalogue.get(name)
-            if stream is not None and permit(link.identity, "read", name):
+            if stream is not None and permit(link.owner, "read", name):
                 page.append(_short(stream))
         self._result(link, command, {"streams": page, "more": more})
 
@@ -353,7 +353,7 @@ class Admin:
         """Facts about the broker; where its data lies only for one that may administrate."""
         shard = self._shard
         facts = dict(shard.settings.facts())
-        if not shard.settings.permit(link.identity, "admin", "broker"):
+        if not shard.settings.permit(link.owner, "admin", "broker"):
             facts.pop("data", None)
         rings = {
             ring.name: {
@@ -375,7 +375,7 @@ class Admin:
 
     def list_links(self, link: Link, command: ListLinks) -> None:
         """The links, at most a page of them; only to whom may administrate."""
-        if not self._shard.settings.permit(link.identity, "admin", "links"):
+        if not self._shard.settings.permit(link.owner, "admin", "links"):
             self._refuse(link, command, "forbidden", "you may not list links")
             return
         limit = max(1, min(command.limit, self._shard.settings.page_max))
@@ -384,7 +384,7 @@ class Admin:
 
     def kick(self, link: Link, command: Kick) -> None:
         """End another link."""
-        if not self._shard.settings.permit(link.identity, "admin", "links"):
+        if not self._shard.settings.permit(link.owner, "admin", "links"):
             self._refuse(link, command, "forbidden", "you may not end links")
             return
         other = self._links.get(command.link)

@@ -227,11 +227,11 @@ class Intake:
             link.unconfirmed_bytes -= size
             self._refuse(link, command, RequestRejected(code, reason, retry_ms))
 
-        if not self._shard.settings.permit(link.identity, "write", name):
+        if not self._shard.settings.permit(link.owner, "write", name):
             refused("forbidden", f"you may not write to stream '{name}'", 0)
             return
         self._catalogue.use(
-            name, link.identity,
+            name, link.owner,
             self._links.contained(link, "ATOMIC", created, ATOMIC, command.tracker), refused,
         )  # fmt: skip
 

@@ -517,7 +517,9 @@ class Broker:
             self._feed(link)
 
     def _bye(self, link: Link, command: wire.Bye) -> None:
-        self._links.close(link, "bye", "closed", command.reason[:200])
+        # With another code a client leaves this link and comes back on another.
+        happened = "bye" if command.code == "closed" else "lost"
+        self._links.close(link, happened, "closed", command.reason[:200])
 
     # --- commands that need a stream ----------------------------------------------------------
 
@@ -528,7 +530,7 @@ class Broker:
         def refused(code: str, reason: str, retry_ms: int) -> None:
             self._publishing.refuse(link, command, code, reason, retry_ms)
 
-        if not self._shard.settings.permit(link.identity, "write", name):
+        if not self._shard.settings.permit(link.owner, "write", name):
             refused("forbidden", f"you may not write to stream '{name}'", 0)
             return
         size = len(memoryview(frame))
@@ -555,7 +557,7 @@ class Broker:
             refused(code, reason, retry_ms)
 
         self._catalogue.use(
-            name, link.identity,
+            name, link.owner,
             self._links.contained(link, "PUBLISH", use, 10, command.tracker), give_up,
         )  # fmt: skip
 
@@ -567,7 +569,7 @@ class Broker:
             wrong = "subscription_exists", f"subscription {number} exists"
         else:
             wrong = subscriptions.check(link, command)
-        if wrong is None and not self._shard.settings.permit(link.identity, "read", command.stream):
+        if wrong is None and not self._shard.settings.permit(link.owner, "read", command.stream):
             wrong = "forbidden", f"you may not read stream '{command.stream}'"
         if wrong is None and not command.create and self._catalogue.get(command.stream) is None:
             wrong = "unknown_stream", f"there is no stream '{command.stream}'"
@@ -585,7 +587,7 @@ class Broker:
                 subscriptions.refuse(sub, code, reason, retry_ms)
 
         self._catalogue.use(
-            command.stream, link.identity,
+            command.stream, link.owner,
             self._links.contained(link, "SUBSCRIBE", use, 12, number), refused,
         )  # fmt: skip
 

@@ -336,7 +336,7 @@ class Cursors:
 
     def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
         """The stream of a command. Raises RequestRejected."""
-        if not self._shard.settings.permit(link.identity, action, name):
+        if not self._shard.settings.permit(link.owner, action, name):
             raise RequestRejected("forbidden", f"you may not {action} stream '{name}'")
         stream = self._catalogue.get(name)
         if stream is None:
@@ -349,9 +349,7 @@ class Cursors:
         """Move a cursor, which this may bring into being. Raises RequestRejected."""
         name = command.cursor
         stream = self._stream(link, command.stream)
-        if command.force and not self._shard.settings.permit(
-            link.identity, "admin", command.stream
-        ):
+        if command.force and not self._shard.settings.permit(link.owner, "admin", command.stream):
             raise RequestRejected("forbidden", f"you may not reset cursors of '{command.stream}'")
         next = command.next
         if command.uuid and command.uuid != stream.uuid:
@@ -366,7 +364,7 @@ class Cursors:
         place = stream.number, name
         stands = self._stands(place)
         if stands is None:
-            self._check_new(name, link.identity)
+            self._check_new(name, link.owner)
         elif not command.force:
             first = stream.first
             if command.from_ >= 0 and max(command.from_, first) != max(stands, first):
@@ -375,7 +373,7 @@ class Cursors:
                 raise RequestRejected("conflict", f"cursor '{name}' stands at {stands} already")
         why = "created" if stands is None else "reset" if command.force else "moved"
         change = CursorSet(
-            stream.number, name, next, self._shard.now_ms, None, why, link.identity,
+            stream.number, name, next, self._shard.now_ms, None, why, link.owner,
             self._shard.epoch,
         )  # fmt: skip
         memory = stream.ring.memory
@@ -391,7 +389,7 @@ class Cursors:
 
         going = [next]
         return Part(
-            [] if memory else [change], taken=partial(self._go, place, going, link.identity),
+            [] if memory else [change], taken=partial(self._go, place, going, link.owner),
             appended=appended, refused=refused, level=stream.level, memory=memory,
         )  # fmt: skip
 
@@ -447,11 +445,11 @@ class Cursors:
             known = None if cursor is None else cursor.row.settings
             settings = self._edited(place, command)
             pins = settings.pin and (known is None or settings != known)
-            if pins and not self._shard.settings.permit(link.identity, "admin", command.stream):
+            if pins and not self._shard.settings.permit(link.owner, "admin", command.stream):
                 raise RequestRejected("forbidden", f"you may not pin stream '{command.stream}'")
             stands = self._stands(place)
             if stands is None:
-                self._check_new(command.cursor, link.identity)
+                self._check_new(command.cursor, link.owner)
         except RequestRejected as error:
             self._refuse(link, command, error.code, error.reason, error.retry_ms)
             return
@@ -502,7 +500,7 @@ class Cursors:
             self._refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         change = CursorSet(
-            stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.identity
+            stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.owner
         )
 
         def value() -> dict[str, Any]:
@@ -526,7 +524,7 @@ class Cursors:
             self._refuse(link, command, code, reason, retry_ms)
 
         going = [next]
-        self._go(place, going, link.identity)
+        self._go(place, going, link.owner)
         self._edits[place] = settings
         self._put(stream, [change], appended, refused)
 
@@ -572,7 +570,7 @@ class Cursors:
             self._refuse(link, command, error.code, error.reason)
             return
         page, more = self._cursors.page(
-            self._catalogue, partial(settings.permit, link.identity, "read"), command.stream,
+            self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,
             name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
         )  # fmt: skip
         entries = [self._facts(cursor) for _, cursor in page]

@@ -291,7 +291,7 @@ class Groups:
                 self._find(member, command, stream)
 
         self._catalogue.use(
-            command.stream, link.identity,
+            command.stream, link.owner,
             self._links.contained(link, "JOIN_GROUP", use, JOIN_GROUP, member.number),
             partial(self._turn_away, member),
         )  # fmt: skip
@@ -306,7 +306,7 @@ class Groups:
         if len(mine) >= settings.link_subscriptions_max:
             most = settings.link_subscriptions_max
             raise RequestRejected("limit", f"at most {most} memberships a link")
-        if not settings.permit(link.identity, "read", command.stream):
+        if not settings.permit(link.owner, "read", command.stream):
             raise RequestRejected("forbidden", f"you may not read stream '{command.stream}'")
         fault = name_fault(command.group)
         if fault:
@@ -317,8 +317,8 @@ class Groups:
         if size > settings.pattern_bytes_max:
             most = settings.pattern_bytes_max
             raise RequestRejected("too_large", f"a pattern of {size} bytes, at most {most}")
-        self._shard.quotas.check(link.identity, "subscriptions")
-        self._shard.quotas.check(link.identity, "pattern_bytes", size)
+        self._shard.quotas.check(link.owner, "subscriptions")
+        self._shard.quotas.check(link.owner, "pattern_bytes", size)
         compile_pattern(command.pattern)
 
     def _turn_away(self, member: Member, code: str, reason: str, retry_ms: int = 0) -> None:
@@ -329,7 +329,7 @@ class Groups:
 
     def _hold(self, member: Member, sign: int) -> None:
         """Count a membership as its link's identity's, or no longer."""
-        quotas, owner = self._shard.quotas, member.link.identity
+        quotas, owner = self._shard.quotas, member.link.owner
         quotas.add(owner, "subscriptions", sign)
         quotas.add(owner, "pattern_bytes", sign * member.pattern_bytes)
 
@@ -359,7 +359,7 @@ class Groups:
             self._turn_away(member, "limit", f"at most {settings.groups_max} groups")
             return
         try:
-            self._shard.quotas.check(link.identity, "groups")
+            self._shard.quotas.check(link.owner, "groups")
         except RequestRejected as error:
             self._turn_away(member, error.code, error.reason)
             return
@@ -372,8 +372,8 @@ class Groups:
             )
             return
         self._coming[place] = [(member, command)]
-        self._creators[place] = link.identity
-        self._shard.quotas.add(link.identity, "groups")
+        self._creators[place] = link.owner
+        self._shard.quotas.add(link.owner, "groups")
         link.queries += 1
 
         def found(begin: Begin | RequestRejected) -> None:
@@ -383,7 +383,7 @@ class Groups:
             elif stream.removed:
                 self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
             else:
-                self._create(stream, command, max(begin.next, stream.first), link.identity)
+                self._create(stream, command, max(begin.next, stream.first), link.owner)
 
         def create(begin: Begin | RequestRejected) -> None:
             try:
@@ -1104,7 +1104,7 @@ class Groups:
     def remove_group(self, link: Link, command: RemoveGroup) -> None:
         """Forget a group that nobody is a member of; answered when that is durable."""
         settings = self._shard.settings
-        if not settings.permit(link.identity, "admin", command.stream):
+        if not settings.permit(link.owner, "admin", command.stream):
             self._refuse(
                 link, command, "forbidden", f"you may not remove groups of '{command.stream}'"
             )
@@ -1157,7 +1157,7 @@ class Groups:
         name, settings = command.group, self._shard.settings
         stream = None
         if command.stream:
-            if not settings.permit(link.identity, "read", command.stream):
+            if not settings.permit(link.owner, "read", command.stream):
                 self._refuse(link, command, "forbidden", f"you may not read '{command.stream}'")
                 return
             stream = self._catalogue.get(command.stream)
@@ -1174,7 +1174,7 @@ class Groups:
                 self._result(link, command, self._facts(group))
             return
         page, more = self._groups.page(
-            self._catalogue, partial(settings.permit, link.identity, "read"), command.stream,
+            self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,
             name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
         )  # fmt: skip
         left = MEMBERS_OF_A_PAGE

@@ -162,7 +162,7 @@ class Inboxes:
         inbox = Inbox(link, command, mailbox)
         self._of.setdefault(link.number, {})[inbox.number] = inbox
         self.count += 1
-        self._shard.quotas.add(link.identity, "subscriptions")
+        self._shard.quotas.add(link.owner, "subscriptions")
         if not mailbox.readers and mailbox.able is NOBODY:
             mailbox.able = deque()
         mailbox.readers[inbox] = None
@@ -194,7 +194,7 @@ class Inboxes:
             )
         if self.count >= settings.subscriptions_max:
             raise RequestRejected("limit", f"at most {settings.subscriptions_max} inboxes in all")
-        self._shard.quotas.check(link.identity, "subscriptions")
+        self._shard.quotas.check(link.owner, "subscriptions")
         name = command.mailbox or link.identity
         if not name or name.startswith("~"):
             own = temporary_name(link)
@@ -203,7 +203,7 @@ class Inboxes:
             mailbox = self._mailboxes.get(self._mailboxes.temporary(link))
             assert mailbox is not None
             return mailbox
-        if name != link.identity and not settings.permit(link.identity, "receive", name):
+        if not link.owns(name) and not settings.permit(link.owner, "receive", name):
             raise RequestRejected("forbidden", f"you may not read mailbox '{name}'")
         known = self._mailboxes.get(name)
         if known is None and command.settings:
@@ -211,8 +211,8 @@ class Inboxes:
                 MailboxSettings, {**settings.default_mailbox, **command.settings},
                 settings.settings_bytes_max, None,
             )  # fmt: skip
-            return self._mailboxes.use(name, link.identity, wanted)
-        return self._mailboxes.use(name, link.identity)
+            return self._mailboxes.use(name, link.owner, wanted)
+        return self._mailboxes.use(name, link.owner)
 
     def _refuse(self, link: Link, command: OpenInbox, error: RequestRejected) -> None:
         self._links.refuse(
@@ -274,7 +274,7 @@ class Inboxes:
         inbox.ended = True
         inbox.started = False
         self.count -= 1
-        self._shard.quotas.add(inbox.link.identity, "subscriptions", -1)
+        self._shard.quotas.add(inbox.link.owner, "subscriptions", -1)
         inbox.pipe.clear()
         mailbox = inbox.mailbox
         mailbox.readers.pop(inbox, None)

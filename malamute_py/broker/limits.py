@@ -16,13 +16,21 @@ import msgspec
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
 Permit = Callable[[str, str, str], bool]
-"""(identity, action, name) -> allowed. Actions: identity; of streams read, write, create; of
-mailboxes send, receive; of services request, work; admin of each."""
+"""(owner, action, name) -> allowed. Actions: identity and template, which a credential may ask
+for; of streams read, write, create; of mailboxes send, receive; of services request, work; admin of
+each."""
 
 
 def permit_all(identity: str, action: str, name: str) -> bool:
     """Everything is allowed, but nobody may take another's name."""
+    if action == "template":
+        return identity in ("", name.removesuffix("-{n}"))
     return action != "identity" or identity in ("", name)
+
+
+def no_carrier(identity: str) -> str:
+    """No identity belongs to a credential."""
+    return ""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +90,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     permit: Permit = permit_all
     quota: Callable[[str], Quota] = no_quota
     """Bounds of an identity, by its name; "": all links without one."""
+    carrier: Callable[[str], str] = no_carrier
+    """The credential to which an identity belongs, its own or one that a template of its gives;
+    empty: to none."""
     facts: Callable[[], dict[str, Any]] = no_facts
     """The shell's part of BROKER_INFO: rings, disk, endpoints."""
     meter: Callable[[], int] | None = None
@@ -92,6 +103,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- links: beyond links_max a HELLO is refused `limit`
     links_max: int = 10_000
+    replicas_max: int = 1_024
+    """Numbers of a template of identities, from 0; when all are taken: `limit`."""
+    replica_grace_ms: int = 30_000
+    """How long a number is kept for a session that lost its link."""
     heartbeat_ms: int = 5_000
     heartbeat_min_ms: int = 50
     heartbeat_max_ms: int = 60_000

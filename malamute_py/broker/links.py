@@ -16,7 +16,7 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from malamute_protocol.address import name_fault
+from malamute_protocol.address import is_template, name_fault, template_fault
 from malamute_protocol.commands import Bye, Command, Hello, Ping, Pong, Refused, Welcome
 from malamute_protocol.content import Content
 from malamute_protocol.errors import RequestRejected
@@ -24,6 +24,7 @@ from malamute_protocol.link import TRANSITIONS, Moves, Side, State
 from malamute_protocol.version import VERSIONS, Feature, negotiate
 from malamute_py.broker.quotas import UNMETERED
 from malamute_py.broker.ready import Send
+from malamute_py.broker.replicas import Replicas
 from malamute_py.broker.shard import Shard
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Link:
         "offers",
         "opened_ms",
         "out",
+        "owner",
         "probe",
         "probe_bytes",
         "publishing",
@@ -87,6 +89,7 @@ class Link:
         "software",
         "state",
         "subscriptions",
+        "template",
         "timer",
         "unconfirmed_bytes",
         "usage",
@@ -97,6 +100,11 @@ class Link:
         self.credential = credential
         """What the shell authenticated; "" when nobody."""
         self.identity = credential
+        self.owner = credential
+        """By whose name it is allowed and counted: its credential's, else that of its template or
+        identity."""
+        self.template = ""
+        """Of which its identity was made; empty: of none."""
         self.holder = ""
         """By what name it sends mail and holds work: its identity, or `~` and a digest of its
         session."""
@@ -150,6 +158,10 @@ class Link:
         """Whether it was welcomed and has not ended."""
         return self.state is State.OPEN
 
+    def owns(self, mailbox: str) -> bool:
+        """Whether a mailbox is its own: that of its identity, or of its credential."""
+        return mailbox == self.identity or mailbox == self.credential != ""
+
 
 class Links:
     """All links, their timers and their outboxes."""
@@ -160,6 +172,7 @@ class Links:
         self._sessions: dict[bytes, Link] = {}
         self._identities: dict[str, Link] = {}
         """Identity -> the one link that asked for it by name."""
+        self.replicas = Replicas(shard)
         self._timers: list[tuple[int, int, Link]] = []
         self._armed = 0
         self._closes: list[int] = []
@@ -211,35 +224,48 @@ class Links:
         shard, settings = self._shard, self._shard.settings
         version = negotiate(VERSIONS, hello.versions)
         refusal: tuple[str, str] | None = None
+        template = hello.identity if is_template(hello.identity) else ""
         wanted = hello.identity or link.credential
         if version is None:
             ours, theirs = (f"{low} to {high}" for low, high in (VERSIONS, hello.versions))
             refusal = "version", f"this broker speaks versions {ours}, you {theirs}"
         elif len(hello.session) != 16:
             refusal = "malformed", f"a session has 16 bytes, not {len(hello.session)}"
-        elif hello.identity not in ("", link.credential) and name_fault(hello.identity):
-            refusal = "bad_name", f"identity: {name_fault(hello.identity)}"
-        elif hello.identity != link.credential and not settings.permit(
-            link.credential, "identity", wanted
-        ):
-            refusal = "forbidden", f"your credential does not carry the identity '{wanted}'"
+        elif hello.identity not in ("", link.credential):
+            refusal = self._may_be_called(link.credential, wanted, template)
         older = self._sessions.get(hello.session)
-        if refusal is None and older is not None and older.identity != wanted:
+        if (
+            refusal is None
+            and older is not None
+            and (
+                older.credential != link.credential or (older.template or older.identity) != wanted
+            )
+        ):
             refusal = "forbidden", "the session belongs to another identity"
-        if refusal is None and older is None and hello.identity not in self._identities:
-            # Else it takes the place of one that is counted.
+        owner = link.credential or wanted
+        retry_ms = 0
+        if refusal is None:
             try:
-                shard.quotas.check(wanted, "links")
+                if older is None and (template or hello.identity not in self._identities):
+                    # Else it takes the place of one that is counted.
+                    shard.quotas.check(owner, "links")
+                if template:
+                    wanted = self.replicas.take(
+                        link.credential, template, hello.session, hello.number, self._identities
+                    )
             except RequestRejected as error:
-                refusal = error.code, error.reason
+                refusal, retry_ms = (error.code, error.reason), error.retry_ms
         if version is None or refusal is not None:
             assert refusal is not None
-            self.refuse(link, 1, 0, *refusal)
+            self.refuse(link, 1, 0, *refusal, retry_ms)
             self.close(link, "refused", *refusal)
             return
         if older is not None and older is not link:
             shard.counters["links_fenced"] += 1
+            # Its number goes on with its session.
+            older.template = ""
             self.close(older, "fenced", "replaced", "another link of this session took over")
+        link.owner, link.template = owner, template
         if hello.identity:
             self._take_identity(link, wanted)
         asked = hello.heartbeat_ms or settings.heartbeat_ms
@@ -250,8 +276,8 @@ class Links:
         # Others are told it: the session itself would let them take the link over.
         link.holder = wanted or f"~{blake2b(hello.session, digest_size=16).hexdigest()}"
         link.software = hello.software[:200]
-        link.usage = shard.quotas.of(wanted)
-        shard.quotas.add(wanted, "links")
+        link.usage = shard.quotas.of(owner)
+        shard.quotas.add(owner, "links")
         self._sessions[hello.session] = link
         link.state = State.OPEN
         link.room = self._share()
@@ -279,6 +305,20 @@ class Links:
         self._arm(link, link.heartbeat_ms)
         shard.event("link_opened", link=link.number, identity=wanted, software=link.software)
 
+    def _may_be_called(self, credential: str, wanted: str, template: str) -> tuple[str, str] | None:
+        """Code and reason why a credential may not have an identity or use a template."""
+        fault = template_fault(template) if template else name_fault(wanted)
+        if fault:
+            return "bad_name", f"identity: {fault}"
+        kind = "template" if template else "identity"
+        if not self._shard.settings.permit(credential, kind, wanted):
+            carries = "give identities of the template" if template else "carry the identity"
+            return "forbidden", f"your credential does not {carries} '{wanted}'"
+        family = None if template else self.replicas.reserved(wanted)
+        if family is not None:
+            return "in_use", f"the identity '{wanted}' is a replica's, of '{family.template}'"
+        return None
+
     def _take_identity(self, link: Link, identity: str) -> None:
         """An identity asked for by name belongs to the newest session that asks."""
         older = self._identities.get(identity)
@@ -302,7 +342,7 @@ class Links:
                 link.out, link.frames = [], []
             self.say(link, Bye(code, reason))
         if link.state is State.OPEN:
-            shard.quotas.add(link.identity, "links", -1)
+            shard.quotas.add(link.owner, "links", -1)
         link.state = State.CLOSED
         link.room = 0
         self.table.pop(link.number, None)
@@ -311,6 +351,8 @@ class Links:
             del self._sessions[link.session]
         if link.named and self._identities.get(link.identity) is link:
             del self._identities[link.identity]
+        if link.template:
+            self.replicas.left(link.credential, link.template, link.session, happened)
         link.happened = happened
         self.ended.append(link)
         self._closes.append(link.number)

@@ -171,9 +171,9 @@ class MailboxAdmin:
             settled(None)
 
     def _allowed(self, link: Link, action: str, name: str) -> bool:
-        if action == "receive" and name in (link.identity, temporary_name(link)):
+        if action == "receive" and (link.owns(name) or name == temporary_name(link)):
             return True
-        return self._shard.settings.permit(link.identity, action, name)
+        return self._shard.settings.permit(link.owner, action, name)
 
     def _mailbox(self, link: Link, command: Any, action: str) -> Mailbox | None:
         """The mailbox of a command if it may be touched; else the command was refused."""
@@ -269,7 +269,7 @@ class MailboxAdmin:
         """Create a mailbox or change its settings; answered when that is durable."""
         name = command.mailbox
         settings = self._shard.settings
-        if not settings.permit(link.identity, "admin", name):
+        if not settings.permit(link.owner, "admin", name):
             self._refuse(link, command, "forbidden", f"you may not admin mailbox '{name}'")
             return
         mailbox = self._mailboxes.get(name)
@@ -283,7 +283,7 @@ class MailboxAdmin:
                 mailbox.settings if mailbox is not None else None,
             )
             if mailbox is None:
-                mailbox = self._mailboxes.use(name, link.identity, wanted)
+                mailbox = self._mailboxes.use(name, link.owner, wanted)
             elif mailbox.removing:
                 raise RequestRejected("wait", f"mailbox '{name}' is being removed")
             elif wanted.memory != mailbox.settings.memory:

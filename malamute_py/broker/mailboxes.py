@@ -344,7 +344,7 @@ class Mailboxes:
         if name not in self._names:
             settings = self._shard.settings
             mailbox = self.draft(
-                name, link.identity,
+                name, link.owner,
                 MailboxSettings(memory=True, max_bytes=settings.temporary_bytes_max),
             )  # fmt: skip
             del self._drafts[name]
@@ -483,7 +483,7 @@ class Mailboxes:
         shard = self._shard
         settings = shard.settings
         name = command.mailbox
-        if not settings.permit(link.identity, "send", name):
+        if not settings.permit(link.owner, "send", name):
             raise RequestRejected("forbidden", f"you may not send to mailbox '{name}'")
         try:
             content = self._shard.content(frame)
@@ -501,7 +501,7 @@ class Mailboxes:
             )
         shard.counters["mail_sends"] += 1
         return self.put(
-            name, sender=link.holder, content=content, frame=frame, by=link.identity,
+            name, sender=link.holder, content=content, frame=frame, by=link.owner,
             priority=command.priority, deliver_at_ms=command.deliver_at_ms, key=command.key,
         )  # fmt: skip
 

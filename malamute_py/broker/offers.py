@@ -129,7 +129,7 @@ class Offers:
             )
         if self.count >= settings.offers_max:
             raise RequestRejected("limit", f"at most {settings.offers_max} offers in all")
-        if not settings.permit(link.identity, "work", command.service):
+        if not settings.permit(link.owner, "work", command.service):
             raise RequestRejected("forbidden", f"you may not work for '{command.service}'")
         size = len(msgspec.msgpack.encode(command.pattern))
         if size > settings.pattern_bytes_max:
@@ -141,9 +141,9 @@ class Offers:
                 "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
             )
         quotas = self._shard.quotas
-        quotas.check(link.identity, "offers")
-        quotas.check(link.identity, "pattern_bytes", size)
-        service = self._requests.use(command.service, link.identity, command.settings or None)
+        quotas.check(link.owner, "offers")
+        quotas.check(link.owner, "pattern_bytes", size)
+        service = self._requests.use(command.service, link.owner, command.settings or None)
         offer = Offer(link, number, service, command.pattern)
         try:
             service.join(offer)
@@ -156,8 +156,8 @@ class Offers:
         offer.credit_bytes = offer.left_bytes = command.credit_bytes
         self.pattern_bytes += size
         self.count += 1
-        quotas.add(link.identity, "offers")
-        quotas.add(link.identity, "pattern_bytes", size)
+        quotas.add(link.owner, "offers")
+        quotas.add(link.owner, "pattern_bytes", size)
         link.offers[number] = offer
         return offer
 
@@ -245,8 +245,8 @@ class Offers:
         offer.link.offers.pop(offer.number, None)
         self.count -= 1
         self.pattern_bytes -= offer.pattern_bytes
-        self._shard.quotas.add(offer.link.identity, "offers", -1)
-        self._shard.quotas.add(offer.link.identity, "pattern_bytes", -offer.pattern_bytes)
+        self._shard.quotas.add(offer.link.owner, "offers", -1)
+        self._shard.quotas.add(offer.link.owner, "pattern_bytes", -offer.pattern_bytes)
         self._requests.unused(offer.service)
 
     def _back(self, offer: Offer, why: str, again_ms: int | None) -> None:

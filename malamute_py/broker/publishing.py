@@ -310,7 +310,7 @@ class Publishing:
     def prepare(self, link: Link, command: Publish, frame: Any, stream: Stream | None) -> Part:
         """One batch as part of an atomic step. Raises RequestRejected: nothing was done."""
         name = command.stream
-        if not self._shard.settings.permit(link.identity, "write", name):
+        if not self._shard.settings.permit(link.owner, "write", name):
             raise RequestRejected("forbidden", f"you may not write to stream '{name}'")
         if stream is None or stream.removed:
             raise RequestRejected("unknown_stream", f"there is no stream '{name}'")

@@ -3,10 +3,12 @@
 Owns the counts by identity, and the buckets of its rates. The rules: what outlives a link (a
 stream, a mailbox, a service, a cursor, a group, messages in mailboxes, requests) is its
 creator's or its sender's, a reply its requester's, as the change log has it, so that a restart
-counts the same; what ends with a link is the link's identity's; all links without an identity are
-one owner. A count that is reached is refused `limit`, a rate and what drains by itself `wait`; each
-is counted, and said once until it is eased. Nothing is looked up for a batch of records: a link
-carries its owner's counts.
+counts the same; what ends with a link is the link's owner's. The owner is the credential, so that
+all replicas of one are one owner; without a credential it is the identity, or the template of the
+replicas (their mail and requests count for each, as the log has nothing but the sender); all links
+without an identity are one owner. A count that is reached is refused `limit`, a rate and what
+drains by itself `wait`; each is counted, and said once until it is eased. Nothing is looked up for
+a batch of records: a link carries its owner's counts.
 Source: SPEC.md, section 4.
 """
 
@@ -155,7 +157,7 @@ class Quotas:
         """
         usage = self._owners.get("" if holder[:1] == "~" else holder)
         if usage is None:
-            usage = self.of(owner_of(holder))
+            usage = self.of(self.owner_of(holder))
         bound: int = getattr(usage.quota, resource)
         if bound and usage.held[resource] + size > bound:
             raise self._refusal(usage, resource, bound, size)
@@ -164,7 +166,7 @@ class Quotas:
         """Count bytes of a sender that came into a mailbox or a queue, or left it."""
         usage = self._owners.get("" if holder[:1] == "~" else holder)
         if usage is None:
-            usage = self.of(owner_of(holder))
+            usage = self.of(self.owner_of(holder))
         usage.held[resource] += size
         if usage.told and size < 0:
             self._ease(usage, resource)
@@ -188,6 +190,12 @@ class Quotas:
                 "limit", f"{key} is {bound}, over all clients, and {self.total[resource]} are taken"
             )
 
+    def owner_of(self, holder: str) -> str:
+        """Who owns what a holder sent: its identity's credential, else the identity itself."""
+        if holder[:1] == "~":
+            return ""  # clients without an identity are one owner
+        return self._shard.settings.carrier(holder) or holder
+
     def _refusal(self, usage: Usage, resource: str, bound: int, amount: int) -> RequestRejected:
         self._note(usage, resource, bound)
         reason = (
@@ -205,11 +213,6 @@ class Quotas:
             self._shard.event(
                 "quota_reached", "warning", identity=usage.owner, resource=resource, bound=bound
             )
-
-
-def owner_of(holder: str) -> str:
-    """The owner of what a holder sent: its identity; clients without one are one owner."""
-    return "" if holder[:1] == "~" else holder
 
 
 def _named(owner: str) -> str:

@@ -237,7 +237,7 @@ class Requests:
         reply_to = command.reply_to
         if not reply_to:
             reply_to = link.identity or self._mailboxes.temporary(link)
-        elif reply_to != link.identity:
+        elif not link.owns(reply_to):
             self._check_reply_to(link, reply_to)
         subjects = _subjects(content, limits.request_subjects_max)
         if command.need_workers:
@@ -285,9 +285,9 @@ class Requests:
             self._steps.take([part])
 
     def _first_request(self, link: Link, name: str) -> Service:
-        if not self._shard.settings.permit(link.identity, "request", name):
+        if not self._shard.settings.permit(link.owner, "request", name):
             raise RequestRejected("forbidden", f"you may not ask service '{name}'")
-        service = self.use(name, link.identity)
+        service = self.use(name, link.owner)
         if service.memory and not service.known and not service.making:
             self.make(service, None)
         if len(link.requesting) >= REQUESTING_MAX:
@@ -303,7 +303,7 @@ class Requests:
         fault = name_fault(reply_to)
         if fault:
             raise RequestRejected("bad_name", f"reply_to: {fault}")
-        if not self._shard.settings.permit(link.identity, "send", reply_to):
+        if not self._shard.settings.permit(link.owner, "send", reply_to):
             raise RequestRejected("forbidden", f"you may not send to mailbox '{reply_to}'")
 
     def _check_room(self, service: Service, count: int, size: int) -> None:

@@ -181,7 +181,7 @@ class Services:
         return lambda lsn: self._when_visible(lsn, settled)
 
     def _permitted(self, link: Link, action: str, name: str) -> bool:
-        return self._shard.settings.permit(link.identity, action, name)
+        return self._shard.settings.permit(link.owner, action, name)
 
     def _service(self, link: Link, name: str, *actions: str) -> Service:
         """A service that may be touched. Raises RequestRejected."""
@@ -329,7 +329,7 @@ class Services:
         if not self._permitted(link, "admin", name):
             raise RequestRejected("forbidden", f"you may not admin service '{name}'")
         known = name in self._requests.by_name
-        service = self._requests.use(name, link.identity, command.settings)
+        service = self._requests.use(name, link.owner, command.settings)
         answer = self._when_durable(link, command, lambda: self._facts(service, whole=True))
         refused = partial(self._refuse, link, command)
         if not known:

@@ -40,7 +40,7 @@ client with 1,000 of them delayed another's replay by 14 s when the shell had th
 class Asker(Protocol):
     """A link that has questions."""
 
-    identity: str
+    owner: str
 
 
 class Shard:
@@ -160,11 +160,11 @@ class Shard:
             return
         if asker is not None:
             try:
-                self.quotas.check(asker.identity, "questions")
+                self.quotas.check(asker.owner, "questions")
             except RequestRejected as error:
                 then(IndexFailure(error.code, error.reason))
                 return
-            self.quotas.add(asker.identity, "questions")
+            self.quotas.add(asker.owner, "questions")
         token = self.token()
         self._waiting[token] = then, asker
         self.asking.setdefault(asker, deque()).append(
@@ -192,5 +192,5 @@ class Shard:
         if waiting is not None:
             then, asker = waiting
             if asker is not None:
-                self.quotas.add(asker.identity, "questions", -1)
+                self.quotas.add(asker.owner, "questions", -1)
             then(value)

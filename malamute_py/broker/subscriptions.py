@@ -188,8 +188,8 @@ class Subscriptions:
         if self.pattern_bytes + size > settings.all_patterns_bytes_max:
             return "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
         try:
-            self._shard.quotas.check(link.identity, "subscriptions")
-            self._shard.quotas.check(link.identity, "pattern_bytes", size)
+            self._shard.quotas.check(link.owner, "subscriptions")
+            self._shard.quotas.check(link.owner, "pattern_bytes", size)
         except RequestRejected as error:
             return error.code, error.reason
         return None
@@ -206,7 +206,7 @@ class Subscriptions:
 
     def _hold(self, sub: Subscription, sign: int) -> None:
         """Count a subscription as its link's identity's, or no longer."""
-        quotas, owner = self._shard.quotas, sub.link.identity
+        quotas, owner = self._shard.quotas, sub.link.owner
         quotas.add(owner, "subscriptions", sign)
         quotas.add(owner, "pattern_bytes", sign * sub.pattern_bytes)
 

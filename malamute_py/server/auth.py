@@ -28,6 +28,7 @@ import zmq.utils.z85
 
 from malamute_py.config import Authentication, ConfigError
 from malamute_py.server.attempts import Pauses, Place, Turns
+from malamute_py.server.carriers import Carriers
 from malamute_py.server.errors import StartError
 from malamute_py.server.numbering import seed_libzmq
 from malamute_py.server.sockets import ZAP_DOMAIN
@@ -170,6 +171,20 @@ def read_users_file(path: str) -> dict[str, str]:
     return users
 
 
+def plain_users(settings: Authentication) -> dict[str, str]:
+    """Name -> hash of all users, those of the file included. Raises ConfigError."""
+    users = dict(settings.users)
+    return read_users_file(settings.users_file) | users if settings.users_file else users
+
+
+def carriers_of(settings: Authentication) -> Carriers:
+    """Who may be called what, of those that can authenticate. Raises ConfigError."""
+    if settings.mechanism == "none":
+        return Carriers((), {})
+    users = settings.clients if settings.mechanism == "curve" else plain_users(settings)
+    return Carriers(users, settings.identities)
+
+
 def read_server_key(path: str) -> bytes:
     """The broker's secret CURVE key in Z85; made, readable by its owner only, if there is none."""
     key = "authentication.server_key_file"
@@ -240,10 +255,7 @@ class Authenticator:
         self._clients: dict[bytes, str] = {}
         self._secret = b""
         if settings.mechanism == "plain":
-            users = dict(settings.users)
-            if settings.users_file:
-                users = read_users_file(settings.users_file) | users
-            self._plain = PlainTable(users)
+            self._plain = PlainTable(plain_users(settings))
         else:
             self._secret = read_server_key(settings.server_key_file)
             for name, text in settings.clients.items():

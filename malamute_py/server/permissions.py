@@ -1,9 +1,10 @@
 """What an identity may do and have: allow lists and quotas from the configuration.
 
-Owns the two questions the core asks about an identity. The rules: without any list everything
-is allowed; with one, what is not named is refused, and so is what cannot be a name at all: it
-is neither compared with a list nor remembered. Nobody gets an identity other than that
-of the credential. Source: DESIGN.md, section 11.
+Owns the two questions that the core asks about an owner: a credential or, without one, an identity
+or a template. The rules: without any list everything is allowed; with one, what is not named is
+refused, and so is what cannot be a name at all: it is neither compared with a list nor remembered.
+A client gets no identity but that of its credential, and those that templates of the credential
+give: what these may do is asked by the credential. Source: SPEC.md, section 15.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_py.broker.limits import Quota
 from malamute_py.config import QUOTAS, Grant, Quotas
+from malamute_py.server.carriers import Carriers
 
 LISTED: Final = ("read", "write", "send", "receive", "request", "work")
 """Actions on named streams, mailboxes and services: a grant has a list for each."""
@@ -26,12 +28,17 @@ all of them take 20 MiB at most, 5 with usual names."""
 class Permissions:
     """Answers (identity, action, name), the `permit` of the broker core.
 
-    Actions: `identity` (may the credential `identity` be called `name`), those of LISTED on
-    the names that a grant lists, `create` (first use of a stream: as write), `admin`.
+    Actions: `identity` (may the credential `identity` be called `name`), `template` (may it have
+    identities that the template `name` gives), those of LISTED on the names that a grant lists,
+    `create` (first use of a stream: as write), `admin`.
     """
 
-    def __init__(self, grants: Mapping[str, Grant]) -> None:
-        """grants: by identity; `*` is everyone who has no entry of his own."""
+    def __init__(self, grants: Mapping[str, Grant], carriers: Carriers | None = None) -> None:
+        """grants: by identity; `*` is everyone who has no entry of his own.
+
+        carriers: knows the templates of the credentials; None: there is no authentication.
+        """
+        self._carriers = carriers or Carriers((), {})
         self._rules = {
             identity: (
                 {action: _compiled(getattr(grant, action)) for action in LISTED},
@@ -45,6 +52,8 @@ class Permissions:
         """Whether it is allowed."""
         if action == "identity":
             return identity in ("", name) if not self._rules else name in ("", identity)
+        if action == "template":
+            return self._carriers.may_use(identity, name) if identity else not self._rules
         if not self._rules:
             return True
         key = (identity, action, name)

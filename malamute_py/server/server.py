@@ -45,7 +45,7 @@ from malamute_py.journal import (
     Storage,
 )
 from malamute_py.journal.directory import Journal
-from malamute_py.server.auth import Authenticator
+from malamute_py.server.auth import Authenticator, carriers_of
 from malamute_py.server.checkpoints import Checkpoints
 from malamute_py.server.clock import Clock
 from malamute_py.server.defaults import check_defaults
@@ -531,15 +531,19 @@ class Server:
         config = self.config
         links, streams, memory = config.links, config.streams, config.memory
         mailboxes, services, groups = config.mailboxes, config.services, config.groups
+        carriers = carriers_of(config.authentication)
         return BrokerSettings(
             limits=_limits(config),
             software=f"malamute-py {_version()}",
-            permit=Permissions(config.permissions),
+            permit=Permissions(config.permissions, carriers),
             quota=QuotaTable(config.quotas).of,
+            carrier=carriers,
             facts=self._facts,
             meter=time.perf_counter_ns,
             matching_share=1_000 * config.loop.matching_us,
             links_max=links.links_max,
+            replicas_max=links.replicas_max,
+            replica_grace_ms=links.replica_grace_ms,
             heartbeat_ms=links.heartbeat_ms,
             heartbeat_min_ms=links.heartbeat_min_ms,
             heartbeat_max_ms=links.heartbeat_max_ms,

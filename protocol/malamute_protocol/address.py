@@ -14,6 +14,10 @@ from malamute_protocol.errors import LocalProtocolError
 NAME_BYTES_MAX: Final = 255
 KINDS: Final = ("stream", "mailbox", "service")
 SCHEME: Final = "malamute://"
+REPLICA: Final = "{n}"
+"""Where a template of identities has the number of a replica."""
+REPLICA_DIGITS: Final = 7
+"""Digits that a number may have beside the rest of a template."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]*", re.ASCII)
 
@@ -45,6 +49,33 @@ def name_fault(name: str) -> str:
             "letter, a digit or _"
         )
     return ""
+
+
+def is_template(identity: str) -> bool:
+    """Whether an identity that is asked for is a template: no name has braces."""
+    return "{" in identity or "}" in identity
+
+
+def template_fault(template: str) -> str:
+    """Why a template of identities is not allowed; "" when it is."""
+    if template.count(REPLICA) != 1 or is_template(template.replace(REPLICA, "", 1)):
+        return f"{template!r}: a template has {REPLICA} once, and no other braces"
+    return name_fault(template.replace(REPLICA, "0" * REPLICA_DIGITS))
+
+
+def replica_name(template: str, number: int) -> str:
+    """The identity that a template gives with a number."""
+    return template.replace(REPLICA, str(number))
+
+
+def replica_number(template: str, name: str) -> int:
+    """The number with which a template gives this identity; -1: with none."""
+    head, _, tail = template.partition(REPLICA)
+    digits = name[len(head) : len(name) - len(tail)]
+    if not (0 < len(digits) <= REPLICA_DIGITS and digits.isdecimal()):
+        return -1
+    number = int(digits)
+    return number if replica_name(template, number) == name else -1
 
 
 def parse_address(text: str) -> Address:

@@ -93,11 +93,14 @@ class Hello(Command, tag=1, frozen=True):
     session: bytes
     """16 random bytes, the same over reconnects: a newer link of a session replaces the older."""
     identity: str = ""
-    """The identity asked for; must be allowed to the credential. Empty: anonymous."""
+    """The identity asked for; must be allowed to the credential. With `{n}` a template
+    (SPEC.md, section 4.8): the broker puts a number there. Empty: the credential's own, or none."""
     software: str = ""
     heartbeat_ms: int = 0
     """How often the client promises to send something; 0: the broker's default."""
     features: int = 0
+    number: int = -1
+    """With a template as identity: the number that the session had before; -1: none."""
 
 
 class Welcome(Command, tag=2, frozen=True):

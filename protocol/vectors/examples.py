@@ -17,6 +17,7 @@ UUID = bytes(range(16))
 TOPIC = ["topic", "forex.*"]
 EXAMPLES: list[Command] = [
     c.Hello((1, 2), UUID, "alice", "example 1.0", 5000, 9),
+    c.Hello((1, 1), UUID, "web-{n}", "example 1.0", 0, 9, 3),
     c.Welcome(
         1,
         UUID,

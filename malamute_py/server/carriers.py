@@ -1,0 +1,37 @@
+"""Which credential an identity belongs to.
+
+Owns the users' names and the templates that each may derive identities from: `<user>-{n}`, and what
+`authentication.identities` adds. The rules: a user's own name is that user's, whatever templates
+give; a name that templates of several users give is the first one's in the configuration; so each
+name has one owner at most, and a restart finds the same. Source: SPEC.md, section 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from malamute_protocol.address import REPLICA, replica_number
+
+
+class Carriers:
+    """Answers (identity), the `carrier` of the broker core, and what templates a user may use."""
+
+    def __init__(self, users: Iterable[str], templates: Mapping[str, Sequence[str]]) -> None:
+        """users: those that can authenticate; none: there is no authentication."""
+        self._users = frozenset(users)
+        self._templates = templates
+
+    def __call__(self, identity: str) -> str:
+        """The user whose name this is, or whose templates give it; empty: no user's."""
+        if identity in self._users:
+            return identity
+        for user, templates in self._templates.items():
+            if any(replica_number(template, identity) >= 0 for template in templates):
+                return user
+        user = identity.rpartition("-")[0]
+        own = user in self._users and replica_number(f"{user}-{REPLICA}", identity) >= 0
+        return user if own else ""
+
+    def may_use(self, user: str, template: str) -> bool:
+        """Whether a user may derive identities from a template."""
+        return template == f"{user}-{REPLICA}" or template in self._templates.get(user, ())
