@@ -65,6 +65,15 @@ def root(
             autocompletion=linking.context_names,
         ),
     ] = None,
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Under which name to connect; web-{n}: the broker puts a free number there.",
+            callback=linking.remember,
+            expose_value=False,
+        ),
+    ] = None,
     connect_timeout: Annotated[
         str | None,
         typer.Option(

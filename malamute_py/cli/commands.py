@@ -68,7 +68,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
 }
 
-_SHARED: Final = frozenset({"endpoint", "context_name", "connect_timeout"})
+_SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_timeout"})
 """Options of the root that a command at a broker also takes."""
 
 

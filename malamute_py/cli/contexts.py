@@ -45,6 +45,8 @@ class Context:
     secret_key_file: str = ""
     """CURVE: a file with this client's secret key."""
     description: str = ""
+    identity: str = ""
+    """Under which name to connect; with `{n}`, the broker puts a free number there."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:

@@ -97,6 +97,7 @@ def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
             timeout_ms=timeout_ms,
             on_link=watch,
             credential=context.credential(),
+            identity=options(ctx).get("identity", context.identity),
             software="malamute command",
         )
     except (Timeout, ConnectionLost):

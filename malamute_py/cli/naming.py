@@ -81,6 +81,9 @@ def add(
     secret_key_file: Annotated[
         str, typer.Option(metavar="FILE", help="Holds this client's secret key (CURVE).")
     ] = "",
+    identity: Annotated[
+        str, typer.Option(metavar="NAME", help="Under which name to connect, such as web-{n}.")
+    ] = "",
     description: Annotated[str, typer.Option(metavar="TEXT", help="What it is.")] = "",
     use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace one of that name.")] = False,
@@ -90,8 +93,8 @@ def add(
     from malamute_py.client.settings import make_settings
 
     context = Context(endpoint, user, password_env, password_file, server_key, secret_key_file,
-                      description)  # fmt: skip
-    make_settings(context.endpoints, {})
+                      description, identity)  # fmt: skip
+    make_settings(context.endpoints, {"identity": identity})
     if server_key and len(server_key) != KEY_CHARACTERS:
         raise CommandFailed(
             f"--server-key: a CURVE key has {KEY_CHARACTERS} characters, not {len(server_key)};"

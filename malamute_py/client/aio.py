@@ -229,6 +229,15 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         return self._session.welcome
 
     @property
+    def identity(self) -> str:
+        """The name by which the broker knows this client; "" before the first link, or for none.
+
+        A replica (`identity="web-{n}"`) keeps its number over reconnects. Where it was away so long
+        that the broker gave the number to another, it has a new one from then on.
+        """
+        return self._session.identity
+
+    @property
     def reconnects(self) -> int:
         """Links opened beyond the first."""
         return max(0, self._session.links - 1)

@@ -443,6 +443,12 @@ class Asking:
                 if parcel.state != OVER:
                     self._outbox.answered(parcel)
 
+    def disown(self, error: MalamuteError) -> None:
+        """The client's own mailbox is another one now: no reply comes to what was taken."""
+        for parcel in list(self.asked.values()):
+            if not parcel.reply_to and parcel.state == OVER:
+                self.failed(parcel, error)
+
     def cancelled(self, parcel: RequestParcel, row: int, count: int) -> None:
         """The broker gave the request up: no reply will come; or it was over already."""
         if not parcel.tokens or parcel.tokens[row] is not _GIVEN_UP:

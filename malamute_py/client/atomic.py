@@ -729,6 +729,13 @@ class Steps:
         self._sent.clear()
         self._put_off.clear()
 
+    def disown(self, error: MalamuteError) -> None:
+        """The client is another sender now: what may have been taken cannot be sent again."""
+        for bundle in [bundle for bundle in self._queue if bundle.commands]:
+            self._queue.remove(bundle)
+            self._window.queued_bytes -= bundle.size
+            self._fail(bundle, error)
+
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends: everything unconfirmed fails, and so does every later call."""
         self._fatal = error

@@ -582,8 +582,6 @@ class Mailboxes:
     def link_up(self, welcome: Welcome) -> None:
         """A link is open."""
         self._linked = True
-        if welcome.identity:
-            self.own |= {welcome.identity}
 
     def link_down(self) -> None:
         """The link is gone."""

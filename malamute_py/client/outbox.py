@@ -75,6 +75,7 @@ class Parcel:
         "bytes",
         "content",
         "counted",
+        "doubtful",
         "key",
         "lane",
         "level",
@@ -97,6 +98,8 @@ class Parcel:
         """Empty until it leaves for the first time."""
         self.counted = False
         """Its bytes are unconfirmed ones of the window."""
+        self.doubtful = False
+        """It was under way when a link was lost: the broker may have taken it."""
         self.key = b""
         self.serial = 0
         self.state = QUEUED
@@ -451,6 +454,7 @@ class Outbox:
                 under_way = list(lane.sent)
                 lane.sent.clear()
                 for parcel in reversed(under_way):
+                    parcel.doubtful = True
                     self._uncount(parcel)
                     if parcel.thin and not parcel.live_rows():
                         parcel.state = OVER
@@ -460,6 +464,17 @@ class Outbox:
                 lane.stopped = False
                 lane.blocked_until_ms = 0
         self._blocked.clear()
+
+    def disown(self, error: MalamuteError) -> None:
+        """The client is another sender now: what may have been taken cannot be sent again."""
+        for home in self.homes:
+            for lane in list(home.values()):
+                for parcel in [parcel for parcel in lane.queue if parcel.doubtful]:
+                    lane.queue.remove(parcel)
+                    self._window.queued_bytes -= parcel.bytes
+                    self._end(parcel, error)
+                if not lane.queue:
+                    self._rest(lane)
 
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends: everything unconfirmed fails, and so does every later call."""
@@ -604,6 +619,7 @@ class Outbox:
         """The broker did not take it: again later, in parts, or never, by the code."""
         if not self._came_back(parcel):
             return
+        parcel.doubtful = False
         lane = parcel.lane
         if error.code in RETRYABLE:
             parcel = self._thinned(parcel)

@@ -376,6 +376,21 @@ class Publisher:
                 self._active[sender] = None
         self._sent.clear()
 
+    def disown(self, error: MalamuteError) -> None:
+        """The client has another identity now, and its producer stays the former one's.
+
+        What may have been taken cannot be sent again: another producer would write it twice.
+        """
+        self._producer_id = self._producer_epoch = 0
+        for sender in self._senders.values():
+            items, sender.queue = sender.queue, deque()
+            for item in items:
+                if isinstance(item, Unconfirmed) and item.sequence >= 0:
+                    self.window.queued_bytes -= item.size
+                    self.outcomes.append((item, error))
+                else:
+                    sender.queue.append(item)
+
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends: everything unconfirmed fails, and so does every later call."""
         self._fatal = error

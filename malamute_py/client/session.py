@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from malamute_protocol.address import is_template, replica_number
 from malamute_protocol.commands import (
     AckMail,
     AckRecords,
@@ -196,7 +197,9 @@ class Session:
             settings, random, self.trackers, self.window, self.tell, self._standing_now
         )
         self.mailboxes = Mailboxes(self.trackers, self.tell, self.open, self.end, self.arrived)
-        self.mailboxes.own = frozenset({f"~{self.id.hex()}", settings.identity} - {""})
+        self.identity = "" if is_template(settings.identity) else settings.identity
+        """As the newest link has it; before the first, the one asked for."""
+        self.mailboxes.own = self._own()
         self.asking = Asking(self.outbox, self.mailboxes, self.request, self.arrived, self.tell)
         self.workings = Workings(
             self.outbox,
@@ -285,6 +288,7 @@ class Session:
                     self.settings.identity,
                     self.settings.software,
                     self.settings.heartbeat_ms,
+                    number=self._number(),
                 )
             ]
         elif self.state is State.CONNECTING and now_ms >= self._deadline_ms:
@@ -305,6 +309,17 @@ class Session:
                 if now_ms >= at_ms:
                     del self._again[opened]
                     self._commands.append(opened.open())
+
+    def _number(self) -> int:
+        """Of a replica that had a link: its number."""
+        template = self.settings.identity
+        if not self.identity or not is_template(template):
+            return -1
+        return replica_number(template, self.identity)
+
+    def _own(self) -> frozenset[str]:
+        """Names of the client's own mailbox."""
+        return frozenset({f"~{self.id.hex()}", self.identity} - {""})
 
     @property
     def _heartbeat_ms(self) -> int:
@@ -692,12 +707,33 @@ class Session:
         self._clock_ahead_ms = command.now_ms - self._now_ms
         self.links += 1
         self.window.bytes_max = min(self.settings.window_bytes, command.window_bytes)
+        if command.identity not in ("", self.identity):
+            self._renamed(command.identity)
         for outgoing in self.outgoing:
             outgoing.link_up(command)
         for asked in self._requests.values():
             asked.sent = False
         self._commands.extend(opened.open() for opened in self.opened.values())
         self._events.append(Linked(command, self.links == 1))
+
+    def _renamed(self, identity: str) -> None:
+        """The client has its first identity, or another one than on its last link.
+
+        What it sent under the former one may have been taken, and would be taken twice.
+        """
+        former, self.identity = self.identity, identity
+        self.mailboxes.own = self._own()
+        if not former:
+            return
+        error = ConnectionLost(
+            f"another client has the identity {former!r} now, and this one is {identity!r}: what "
+            "was under way may have been done, and its answer goes to the other"
+        )
+        self._tell_of_link(f"{error}; {self.unanswered} commands are looked at")
+        self.publisher.disown(error)
+        self.asking.disown(error)
+        self.outbox.disown(error)
+        self.steps.disown(error)
 
     def _on_ping(self, command: Ping, _: Sequence[Any]) -> None:
         self._commands.append(Pong(command.token))

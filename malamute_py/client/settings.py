@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from malamute_protocol import DEFAULT_ENDPOINT
-from malamute_protocol.address import name_fault
+from malamute_protocol.address import is_template, name_fault, template_fault
 from malamute_protocol.errors import MalamuteError, Timeout
 from malamute_protocol.limits import Limits
 from malamute_py.client.arguments import duration
@@ -89,8 +89,9 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         broker asks for none.
     identity: the name by which the broker knows this client: its mailbox, and the owner of its
         cursors' and groups' work. It belongs to one link: a second client with it ends the
-        first one's link (`fenced`), so give each process its own. The credential must allow it.
-        Empty: the credential's own name, or none.
+        first one's link (`fenced`). With `{n}` in it, such as "web-{n}", several clients may ask
+        for the same: the broker puts the least free number there, from 0, and `client.identity`
+        says what came of it. The credential must allow it. Empty: the credential's own, or none.
     software: shown to the operator by `malamute client ls`.
     heartbeat_ms: longest silence of this client; 0: as the broker says.
     retry_min_ms, retry_max_ms: bounds of the pause before a new attempt to connect; it is doubled
@@ -151,7 +152,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
                 if not isinstance(getattr(self.credential, field), str):
                     raise SettingError(f"credential.{field}", "must be a str")
         if self.identity:
-            fault = name_fault(self.identity)
+            template = is_template(self.identity)
+            fault = template_fault(self.identity) if template else name_fault(self.identity)
             if fault:
                 raise SettingError("identity", fault)
         if not self.endpoints:

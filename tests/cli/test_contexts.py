@@ -60,6 +60,7 @@ def test_the_file_is_for_its_owner_and_holds_no_password(m: Run) -> None:
         (["add", "x", "--server-key", "k" * 40], "go together"),
         (["add", "x", "--server-key", "k", "--secret-key-file", "f"], "40 characters, not 1"),
         (["add", "x", "--password-env", "P"], "needs a --user"),
+        (["add", "x", "--identity", "web-{x}"], "a template has {n} once"),
         (["use", "onne"], "did you mean one?"),
         (["rm", "zzz"], "context ls"),
     ],
@@ -100,6 +101,22 @@ def test_precedence(m: Run, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPa
     m("stream", "ls", "--context", "nowhere", "--endpoint", here).ok()
     assert m("stream", "ls", "--endpoint", NOWHERE, *quick).code == 3
     assert m("--endpoint", NOWHERE, "stream", "ls", "--endpoint", here).code == 0
+
+
+def test_a_command_connects_under_the_identity_of_its_line_or_its_context(
+    m: Run, broker: EmbeddedBroker
+) -> None:
+    with broker.connect_sync(identity="desk-{n}") as other:
+        assert other.identity == "desk-0"
+        m("send", "desk-1", "for the next").ok()
+        template = ("--identity", "desk-{n}")
+        assert m("inbox", "--count", "1", "--json", *template).ok().json["body"] == "for the next"
+        m("context", "add", "here", "--endpoint", broker.tcp_endpoint, *template).ok()
+        found = m("client", "ls", "--json", "--context", "here").ok().json
+        assert {each["identity"] for each in found} == {"desk-0", "desk-1"}
+        plain = m("client", "ls", "--json", "--context", "here", "--identity", "ann").ok().json
+        assert {each["identity"] for each in plain} == {"desk-0", "ann"}
+        assert other.reconnects == 0
 
 
 def test_our_variables_are_no_keys_of_the_brokers_configuration() -> None:
