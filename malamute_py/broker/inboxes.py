@@ -360,7 +360,7 @@ class Inboxes:
             try:
                 given = self._give(mailbox, inbox, row)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-                self._links.fail(inbox.link, "MAIL", error)
+                self._links.fail(inbox.link, "MAIL", error, OPEN_INBOX, inbox.number)
                 given = False
             if not given:
                 able.popleft()
@@ -458,7 +458,10 @@ class Inboxes:
             handout.body = body
             self._flush(inbox)
 
-        self._bodies.want(row.base, row.size, self._links.contained(inbox.link, "MAIL", found))
+        self._bodies.want(
+            row.base, row.size,
+            self._links.contained(inbox.link, "MAIL", found, OPEN_INBOX, inbox.number),
+        )  # fmt: skip
 
     def _flush(self, inbox: Inbox) -> None:
         """Send what has its bodies, in order."""

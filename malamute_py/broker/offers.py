@@ -301,8 +301,11 @@ class Offers:
     def _erred(self, service: Service, error: Exception) -> None:
         """Handing out of a service failed: its workers are told, and may offer again."""
         self._shard.erred("handing out", error, service=service.name)
-        for link in {offer.link for offer in service.offers}:
-            self._links.close(link, "failed", "internal", ERRED)
+        offers = list(service.offers)
+        for offer in offers:
+            self._links.refuse(offer.link, OFFER, offer.number, "internal", ERRED)
+        for offer in offers:
+            self._links.close(offer.link, "failed", "internal", ERRED)
 
     def _serve(self, service: Service, budget: int) -> int:
         """Hand out of one service; returns what is left of the budget."""
@@ -344,7 +347,7 @@ class Offers:
             try:
                 self._work(offer, put, rows, body, cost)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-                self._links.fail(offer.link, "WORK", error)
+                self._links.fail(offer.link, "WORK", error, OFFER, offer.number)
             return
         parcel = Parcel(put, rows, cost, attempts_of(put, rows))
         coming.append(parcel)
@@ -356,8 +359,9 @@ class Offers:
                 self._arrived(offer, coming.popleft())
 
         self._bodies.want(
-            put.base, put.row.put.size, self._links.contained(offer.link, "WORK", found)
-        )
+            put.base, put.row.put.size,
+            self._links.contained(offer.link, "WORK", found, OFFER, offer.number),
+        )  # fmt: skip
 
     def _arrived(self, offer: Offer, parcel: Parcel) -> None:
         """The bodies of requests in hand were read back."""

@@ -26,6 +26,7 @@ from malamute_protocol.commands import (
     Command,
     Confirm,
     Cover,
+    Credit,
     Deliver,
     Ended,
     Gap,
@@ -139,15 +140,18 @@ _OPENING: Final = frozenset(
     NUMBERS[command] for command in (Subscribe, OpenInbox, Offer, JoinGroup)
 )
 """Commands that SUBSCRIBED answers and whose refusal names their subscription."""
-_BLAMED: Final = frozenset({"malformed", "too_large"})
+_BLAMED: Final = frozenset({"malformed", "too_large", "internal"})
 """Codes by which a broker ends a link for what one of the client's commands was."""
+_OF_OPENED: Final = _OPENING | {NUMBERS[Credit], NUMBERS[Unsubscribe]}
+"""Commands whose refusal names what was opened."""
 _MESSAGE_BYTES: Final = 1 << 20
 """Where a message is closed and the next begun: bounds what one burst holds back."""
 _FRAME_BYTES_MAX: Final = DEFAULT_LIMITS.command_frame_bytes_max
 _FRAMES_MAX: Final = DEFAULT_LIMITS.message_frames_max
 _JITTER: Final = 0.5
 _CLEARED_MS: Final = 60_000
-"""How long a link must last on which each command leaves by itself for them to be sent together."""
+"""How long a link must last on which each command leaves by itself for them to be sent together;
+and how long the broker's error for something that is open counts against it."""
 _SHORT_LIVED: Final = 3
 """How often the first pause is doubled at most where links open and do not last."""
 _PUT_OFF_MS: Final = 2_000
@@ -247,6 +251,10 @@ class Session:
         """The broker ended a link for a command that it did not name: each leaves by itself."""
         self._suspects: deque[tuple[int, list[Command]]] = deque()
         """Commands that left by themselves, each with the token of the PING behind it."""
+        self._struck: dict[Opened, int] = {}
+        """When the broker last met an error of its own with one of these, which is open still."""
+        self._named = False
+        """The broker said which command it met an error with: no other is suspected."""
         self._probe = 0
         self._retry_at_ms = now_ms
         self._deadline_ms = now_ms
@@ -386,6 +394,7 @@ class Session:
         elif self._attempts_failed == 1 and not self.links:
             self._tell_of_link(f"no link to a broker yet ({self._down_reason}); trying again")
         self.state = State.WAITING
+        self._named = False
         self._suspects.clear()
         self._retry_at_ms = now_ms + pause_ms
         self._transport = Disconnect()
@@ -565,6 +574,7 @@ class Session:
         self.opened.pop(opened.number, None)
         self._credit_due.pop(opened, None)
         self._again.pop(opened, None)
+        self._struck.pop(opened, None)
         self._arrived[opened] = None
         opened.over()
 
@@ -661,6 +671,11 @@ class Session:
             self._close(RequestRejected(error.code, error.reason))
             return
         reference = reference_of(command)
+        opened = self.opened.get(getattr(command, "subscription", 0))
+        if opened is not None and (not reference or number in _OF_OPENED):
+            opened.fail(RequestRejected(error.code, error.reason))
+            self.end(opened)
+            return
         if not reference:
             self.tell(Warned(f"{type(command).__name__} cannot be sent and is dropped: {error}"))
         self._on_refused(Refused(number, reference, error.code, error.reason), ())
@@ -745,7 +760,7 @@ class Session:
             self._suspects.popleft()
         self.window.reached(command.token)
 
-    def _find_malformed(self, code: str, reason: str) -> bool:
+    def _find_blamed(self, code: str, reason: str) -> bool:
         """The broker ended the link for what one command was: find it, so that it is not repeated.
 
         The first command that left by itself and was not understood is the one. On a link where
@@ -753,7 +768,9 @@ class Session:
         when HELLO is at fault, and no link can be.
         """
         if self.state is State.CONNECTING:
-            return True
+            return code != "internal"
+        if self._named:
+            return False
         if not self._suspects:
             self._suspicious = True
             return False
@@ -763,7 +780,7 @@ class Session:
         return False
 
     def _on_bye(self, command: Bye, _: Sequence[Any]) -> None:
-        if command.code in _BLAMED and self._find_malformed(command.code, command.reason):
+        if command.code in _BLAMED and self._find_blamed(command.code, command.reason):
             self.lost(command.code, command.reason, self._now_ms, final=True)
             return
         self.lost(
@@ -779,12 +796,16 @@ class Session:
             self._put_off_reason = command.reason or command.code
             self._put_off_until_ms = self._now_ms + command.retry_ms + _PUT_OFF_MS
         number, reference = command.command, command.reference
+        if command.code == "internal" and reference:
+            self._named = True
         if number == NUMBERS[Publish]:
             self.publisher.refused(command, self._now_ms)
         elif number in _TRACKED:
             tracked = self.trackers.take(reference)
             if tracked is not None:
                 tracked.refused(error, self._now_ms)
+        elif command.code == "internal" and number in _OF_OPENED:
+            self._erred(reference, error)
         elif number in _OPENING:
             self._opening_refused(reference, error)
         elif number == NUMBERS[OpenProducer] and self.publisher.producer_refused(
@@ -794,7 +815,7 @@ class Session:
         elif number in (0, NUMBERS[Hello]):
             final = command.code in _FINAL_CODES
             if command.code in _BLAMED:
-                final = self._find_malformed(command.code, command.reason)
+                final = self._find_blamed(command.code, command.reason)
             self.lost(
                 command.code, command.reason, self._now_ms, final=final, retry_ms=command.retry_ms
             )
@@ -804,6 +825,24 @@ class Session:
             if asked is not None and NUMBERS[type(asked.command)] == number:
                 del self._requests[reference]
                 self._answer(asked, error)
+
+    def _erred(self, number: int, error: RequestRejected) -> None:
+        """The broker met an error of its own with what was opened under a number.
+
+        It is opened once more, for the error may have been of that moment; the second time within
+        a while it ends.
+        """
+        opened = self.opened.get(number)
+        if opened is None:
+            return
+        before_ms = self._struck.pop(opened, self._now_ms - _CLEARED_MS)
+        if opened.ending or self._now_ms - before_ms < _CLEARED_MS:
+            opened.fail(error)
+            self.end(opened)
+        else:
+            self._struck[opened] = self._now_ms
+            # Unless the link ends, which opens everything again.
+            self._again[opened] = self._now_ms + self.settings.retry_min_ms
 
     def _opening_refused(self, number: int, error: RequestRejected) -> None:
         opened = self.opened.get(number)

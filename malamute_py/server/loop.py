@@ -737,7 +737,8 @@ class Loop:
 
     def abandon(self) -> None:
         """After a bug: tell every peer that can be told, so that none waits for its expiry."""
-        frames = encode_message([Bye("internal", "the broker met a bug and ends")], ())
+        # Not `internal`, by which a client looks for the cause in what it sent itself.
+        frames = encode_message([Bye("draining", "the broker met an error and stops")], ())
         for number in self._peers.numbers():
             peer = self._peers.get(number)
             if peer is not None:

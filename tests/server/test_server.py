@@ -479,7 +479,7 @@ def test_a_bug_in_a_thread_ends_every_link_by_name_and_the_broker(
         peer.send(FindOffset(1, "s", [3, 0, True]))
         for link in (bystander, peer):
             bye, _ = link.get(Bye)
-            assert bye.code == "internal"
+            assert bye.code == "draining"
         with pytest.raises(ServerFailed):
             server.stop()
     assert [facts["thread"] for facts in log.of("thread_died")] == ["reader"]
