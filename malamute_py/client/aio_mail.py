@@ -243,7 +243,8 @@ class MailVerbs(AsyncVerbs):
         for the subject; by default the request waits for one.
         confirm: by default the reply is the confirm: until it comes the request is sent again
         after each reconnect, and taken once; "stored" or "synced" for a service whose replies
-        may take long.
+        may take long: then it is sent again only to a broker that was started anew and may have
+        lost the request ("stored"), or the temporary mailbox of its reply.
         Raises Timeout, RequestFailed (a worker gave it up, or too many did), RequestRejected
         (it was not queued), LocalProtocolError or ConnectionLost.
         """

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.batch import Batch
-from malamute_protocol.commands import CancelRequest, Confirm, Request
+from malamute_protocol.commands import CancelRequest, Confirm, Level, Request, Welcome
 from malamute_protocol.errors import LocalProtocolError, MalamuteError, RequestRejected, Timeout
 from malamute_py.client.arguments import text
 from malamute_py.client.events import Confirmed, Event, Inner, Settled
@@ -67,7 +67,9 @@ class Replies:
 class RequestParcel(Parcel):
     """Requests to one service, until each of them is answered."""
 
-    __slots__ = ("asking", "inbox", "left", "need_workers", "reply_to", "timeout_ms", "tokens")
+    __slots__ = (
+        "asking", "epoch", "inbox", "left", "need_workers", "reply_to", "timeout_ms", "tokens",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -89,6 +91,20 @@ class RequestParcel(Parcel):
         self.tokens: list[Any] = []
         """Who waits, by row, from when it leaves on; None: answered."""
         self.left = 0
+        self.epoch = -1
+        """Of the journal that has it, as its CONFIRM says; -1: none came."""
+
+    def may_be_lost(self, confirm: Confirm) -> bool:
+        """Unless it and its reply outlive everything, it is sent again to the journal's next epoch.
+
+        A power loss takes back what was only stored, and a temporary mailbox ends with the broker;
+        the REQUEST that comes again by its key is queued anew, or told what became of its reply.
+        """
+        self.epoch = confirm.epoch
+        if self.inbox is None or not self.left:
+            return False
+        temporary = not (self.reply_to or self.asking.has_mailbox) or self.reply_to.startswith("~")
+        return temporary or confirm.level < Level.SYNCED
 
     @property
     def answered_otherwise(self) -> bool:
@@ -191,6 +207,8 @@ class Asking:
         self._arrived = arrived
         self._tell = tell
         self._ended: dict[bytes, None] = {}
+        self.has_mailbox = False
+        """The client has an identity, and so a mailbox that outlives the broker's process."""
         outbox.homes.append(self.services)
         mailboxes.route = self.route
         mailboxes.failed = self.inbox_failed
@@ -359,8 +377,7 @@ class Asking:
         if not parcel.left:
             del self.asked[parcel.key]
             self._remember(parcel.key)
-            if parcel.state != OVER:
-                self._outbox.answered(parcel)
+            self._outbox.answered(parcel)
 
     def _remember(self, key: bytes) -> None:
         self._ended[key] = None
@@ -401,6 +418,8 @@ class Asking:
             if self.asked.get(parcel.key) is parcel:
                 del self.asked[parcel.key]
                 self._remember(parcel.key)
+            if parcel.state == OVER:
+                parcel.rows, parcel.content = [], b""
         inbox = parcel.inbox
         assert inbox is not None
         inbox.waiting -= count
@@ -440,8 +459,15 @@ class Asking:
         for parcel in {*self.parcels.values(), *self.asked.values()}:
             if parcel.inbox is inbox:
                 self.failed(parcel, error)
-                if parcel.state != OVER:
-                    self._outbox.answered(parcel)
+                self._outbox.answered(parcel)
+
+    def link_up(self, welcome: Welcome) -> None:
+        """A link is open: what the journal's epoch may not have any more is sent again."""
+        self.has_mailbox = bool(welcome.identity)
+        for parcel in list(self.asked.values()):
+            waits = any(token is not None and token is not _GIVEN_UP for token in parcel.tokens)
+            if waits and parcel.state == OVER and parcel.content and parcel.epoch != welcome.epoch:
+                self._outbox.send_again(parcel)
 
     def disown(self, error: MalamuteError) -> None:
         """The client's own mailbox is another one now: no reply comes to what was taken."""

@@ -115,6 +115,10 @@ class Parcel:
         """No CONFIRM is wanted: something else will show that the broker has it."""
         return False
 
+    def may_be_lost(self, confirm: Confirm) -> bool:
+        """Whether it is kept although it was confirmed: it may have to be sent again."""
+        return False
+
     @property
     def one_by_one(self) -> bool:
         """Nothing may leave for the same place before this is answered."""
@@ -514,6 +518,13 @@ class Outbox:
                 if parcel.state == QUEUED:
                     self.withdraw(parcel)
 
+    def send_again(self, parcel: Parcel) -> None:
+        """What was confirmed may be gone: it leaves once more under its key."""
+        home, place = parcel.lane.home, parcel.lane.place
+        parcel.lane = home.setdefault(place, parcel.lane)
+        self._window.queued_bytes += parcel.bytes
+        self._put_back(parcel)
+
     def withdraw(self, parcel: Parcel) -> None:
         """Take back a parcel that has not left; those who wait were told."""
         parcel.state = OVER
@@ -611,7 +622,10 @@ class Outbox:
     def confirmed(self, parcel: Parcel, confirm: Confirm) -> None:
         """The broker has it."""
         if self._came_back(parcel):
-            self._end(parcel, confirm)
+            if parcel.may_be_lost(confirm):
+                parcel.state = OVER
+            else:
+                self._end(parcel, confirm)
             if not parcel.lane.queue:
                 self._rest(parcel.lane)
 

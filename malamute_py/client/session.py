@@ -726,6 +726,7 @@ class Session:
             self._renamed(command.identity)
         for outgoing in self.outgoing:
             outgoing.link_up(command)
+        self.asking.link_up(command)
         for asked in self._requests.values():
             asked.sent = False
         self._commands.extend(opened.open() for opened in self.opened.values())
