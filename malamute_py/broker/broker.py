@@ -79,6 +79,9 @@ UNSYNCED_NUMBERS: Final = 1 << 20
 """And so far at least behind those that are left, where there are more of them."""
 _BESIDE_ACKS: Final = frozenset({wire.Request, wire.Reply, wire.AckWork})
 """What acknowledgements of mail may be put off behind: a SEND would find the mailbox full."""
+NAMES_AROUND: Final = 8
+"""Streams before and after a name in their order that it may be a misspelling of: to look at all
+would take a turn of the loop with many streams."""
 PUBLISHING_MAX: Final = 1_000
 """Streams of a link that need no look-up at a PUBLISH."""
 
@@ -572,7 +575,7 @@ class Broker:
         if wrong is None and not self._shard.settings.permit(link.owner, "read", command.stream):
             wrong = "forbidden", f"you may not read stream '{command.stream}'"
         if wrong is None and not command.create and self._catalogue.get(command.stream) is None:
-            wrong = "unknown_stream", f"there is no stream '{command.stream}'"
+            wrong = "unknown_stream", self._absent(link, command.stream)
         if wrong is not None:
             self._links.refuse(link, 12, number, *wrong)
             return
@@ -590,6 +593,18 @@ class Broker:
             command.stream, link.owner,
             self._links.contained(link, "SUBSCRIBE", use, 12, number), refused,
         )  # fmt: skip
+
+    def _absent(self, link: Link, name: str) -> str:
+        """That there is no stream of a name, and which ones the peer may have meant."""
+        from difflib import get_close_matches
+
+        permit = self._shard.settings.permit
+        some = self._catalogue.names_around(name, NAMES_AROUND)
+        readable = [each for each in some if permit(link.owner, "read", each)]
+        near = get_close_matches(name, readable, n=2, cutoff=0.7)
+        meant = " or ".join(f"'{each}'" for each in near)
+        hint = f"did you mean {meant}?" if near else "to publish to it makes it, and `create` does"
+        return f"there is no stream '{name}'; {hint}"
 
     # --- numbers of a link: subscriptions, inboxes, offers, memberships ---------------------
 

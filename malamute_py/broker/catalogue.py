@@ -8,7 +8,7 @@ a bound. Source: DESIGN.md, sections 6 and 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from malamute_protocol.address import name_fault
@@ -92,6 +92,15 @@ class Catalogue:
         while place < len(names) and names[place].startswith(prefix):
             yield names[place]
             place += 1
+
+    def names_around(self, name: str, count: int) -> Sequence[str]:
+        """So many names before and after the place of this one in their order."""
+        from bisect import bisect_left
+
+        if self._sorted is None:
+            self._sorted = sorted(self._names)
+        place = bisect_left(self._sorted, name)
+        return self._sorted[max(0, place - count) : place + count]
 
     # --- rings and streams at run time ---------------------------------------------------
 

@@ -414,7 +414,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         end: int | None = None,
         until: str = "",
         client_time: tuple[Time, Time] | None = None,
-        create: bool = True,
+        create: bool = False,
         whole: bool = False,
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
@@ -430,6 +430,8 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         takes back. end: stop before this offset; until="tail": at what is the tail
         now. client_time: only records with a client time in [from, to). strict: a gap raises
         GapError in the loop; otherwise it is logged, counted and given to on_notice.
+        create: make the stream when there is none; by default a name that is no stream's is
+        refused `unknown_stream`, with the names that it may be a misspelling of.
         credit: what may wait in this client. Iterate the result, or its batches().
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """

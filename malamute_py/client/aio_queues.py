@@ -385,7 +385,7 @@ class QueueVerbs(AsyncVerbs):
         *,
         kind: str = "shared",
         pattern: str | Pattern = "#",
-        start: StartPoint = "latest",
+        start: StartPoint = "earliest",
         ack: str = "next",
         credit_records: int = CREDIT_RECORDS,
         credit_bytes: int = CREDIT_BYTES,
@@ -398,10 +398,11 @@ class QueueVerbs(AsyncVerbs):
 
         kind: "shared" (each record to one member), "keyed" (each subject to one member, in
         order) or "exclusive" (one member at a time, whose place is kept for hold_ms). start:
-        where a new group begins. ack: "next": what was handed over is done when the next is
-        asked for; "manual": only ack() says so. credit_records: how many may be in hand.
-        visibility: "durable", what a new group is (only what no power loss takes back), or
-        "live". A rewind is told as a subscription tells it: on_notice, or GapError when strict.
+        where a new group begins; by default at the oldest record, so that it misses none. ack:
+        "next": what was handed over is done when the next is asked for; "manual": only ack() says
+        so. credit_records: how many may be in hand. visibility: "durable", what a new group is
+        (only what no power loss takes back), or "live". A rewind is told as a subscription tells
+        it: on_notice, or GapError when strict.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = Joining(

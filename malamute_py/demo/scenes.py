@@ -124,7 +124,7 @@ async def year(stage: Stage) -> None:
     ):
         expected = {name: figures.rows(where) for name, _, where in PATTERNS}
         subscriptions = {
-            name: reader.subscribe(STREAM, selection, start="earliest")
+            name: reader.subscribe(STREAM, selection, start="earliest", create=True)
             for name, selection, _ in PATTERNS
         }
         readers = {

@@ -251,8 +251,9 @@ class Roles:
 
     async def _read_records(self, client: Client) -> None:
         subscription = client.subscribe(
-            self._records, start="earliest", visibility="durable" if self._durable else "live"
-        )
+            self._records, start="earliest", create=True,
+            visibility="durable" if self._durable else "live",
+        )  # fmt: skip
         async for record in subscription:
             self._book.note(SEEN, "record", record.body.decode(), record.offset)
 

@@ -69,7 +69,7 @@ async def publish(daemon: Daemon, count: int, run: int) -> Cost:
     async with connect(daemon.endpoint) as client:
         await client.publish("other", BODY)
         with reader(daemon.endpoint, STREAM, RECORDS) as process:
-            one = client.subscribe(STREAM, subjects[0])
+            one = client.subscribe(STREAM, subjects[0], create=True)
             await one.accepted()
             with Cost(daemon) as cost:
                 async with client.window(STREAM, keep=False) as window:

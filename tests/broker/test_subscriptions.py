@@ -602,3 +602,32 @@ def test_a_question_for_a_subscription_that_ended_is_not_wanted_any_more() -> No
     shell.send(1, wire.Bye())
     assert not any(query.wanted() for query in shell.queries if query.wanted)
     shell.answer_queries()
+
+
+def test_only_names_that_the_peer_may_read_are_offered_for_one_that_is_no_streams() -> None:
+    shell = Shell(permit=lambda owner, action, name: (action, name) != ("read", "secret.one"))
+    shell.hello(1)
+    for stream in ("secret.one", "secret.two"):
+        shell.send(1, wire.CreateStream(1, stream, {}))
+    shell.send(1, wire.Subscribe(1, "secret.onn", ["all"], [0], create=False))
+    refused = shell.peers[1].last(wire.Refused)
+    assert refused.code == "unknown_stream"
+    assert "'secret.one'" not in refused.reason
+
+
+def test_a_misspelt_name_is_compared_with_few_names_however_many_there_are() -> None:
+    asked: list[str] = []
+
+    def permit(owner: str, action: str, name: str) -> bool:
+        if action == "read":
+            asked.append(name)
+        return True
+
+    shell = Shell(permit=permit)
+    shell.hello(1)
+    for number in range(100):
+        shell.send(1, wire.CreateStream(number + 1, f"stream-{number:03}", {}))
+    asked.clear()
+    shell.send(1, wire.Subscribe(1, "stream-05", ["all"], [0], create=False))
+    assert "did you mean 'stream-05" in shell.peers[1].last(wire.Refused).reason
+    assert len(asked) <= 17

@@ -204,7 +204,7 @@ async def test_the_call_that_the_broker_errs_at_fails_and_all_others_go_on(
             else:
                 await shell.do(verb, place, body)
 
-        reading = shell.client.subscribe("beside")
+        reading = shell.client.subscribe("beside", create=True)
         await shell.call(reading.accepted)
         bad = asyncio.create_task(failing(call("bad", BAD)))
         goods = [asyncio.create_task(call(f"good{n}", b"x")) for n in range(5)]
@@ -224,7 +224,7 @@ async def test_a_message_that_the_broker_cannot_hand_out_ends_its_inbox_by_name(
     errs(monkeypatch, Inboxes, "_give", lambda self, mailbox, *_: mailbox.name == "box")
     async with running(kind) as shell:
         await shell.do("send", "box", b"x")
-        reading = shell.client.subscribe("beside")
+        reading = shell.client.subscribe("beside", create=True)
         inbox = shell.client.inbox("box")
         error = await failing(shell.take(inbox, 1))
         assert "error of its own" in error.reason

@@ -146,7 +146,7 @@ async def test_a_late_subscriber_catches_up_and_goes_live(shell: Any) -> None:
 
 async def test_a_slow_reader_with_little_credit_loses_nothing(shell: Any) -> None:
     subscription = shell.client.subscribe(
-        "s", start="earliest", credit_records=50, credit_bytes=4000, strict=True
+        "s", start="earliest", credit_records=50, credit_bytes=4000, strict=True, create=True
     )
     bodies = [b"%05d" % n for n in range(3000)]
     for first in range(0, 3000, 100):
@@ -154,6 +154,41 @@ async def test_a_slow_reader_with_little_credit_loses_nothing(shell: Any) -> Non
     records = await shell.take(subscription, 3000)
     assert [record.body for record in records] == bodies
     assert subscription.gaps == 0
+
+
+async def test_a_stream_is_not_made_by_a_typing_error_and_the_name_that_was_meant_is_said(
+    shell: Any,
+) -> None:
+    for name in ("trades", "trades.copied", "orders"):
+        await shell.do("publish", name, b"x")
+    for typed, said in (
+        ("trdaes", "did you mean 'trades'?"), ("order", "did you mean 'orders'?"),
+        ("weather", "to publish to it makes it"),
+    ):  # fmt: skip
+        with pytest.raises(RequestRejected, match="unknown_stream") as caught:
+            await shell.take(shell.client.subscribe(typed), 1)
+        assert said in caught.value.reason
+    assert {each.name for each in await shell.do("list_streams")} == {
+        "trades", "trades.copied", "orders",
+    }  # fmt: skip
+    subscription = shell.client.subscribe("weather", start="earliest", create=True)
+    await shell.call(subscription.accepted)
+    await shell.do("publish", "weather", b"rain")
+    assert [record.body for record in await shell.take(subscription, 1)] == [b"rain"]
+
+
+async def test_a_group_begins_at_the_oldest_record_unless_it_is_told_otherwise(shell: Any) -> None:
+    for n in range(3):
+        await shell.do("publish", "s", b"%d" % n)
+    member = shell.client.group("s", "readers")
+    await shell.call(member.accepted)
+    later = shell.client.group("s", "later", start="latest")
+    await shell.call(later.accepted)
+    assert [(await shell.do("group_info", "s", name)).next for name in ("readers", "later")] == [
+        0, 3,
+    ]  # fmt: skip
+    for each in (member, later):
+        await shell.call(each.close)
 
 
 async def test_streams_are_made_described_changed_listed_and_removed(shell: Any) -> None:
@@ -232,7 +267,7 @@ async def test_a_context_that_is_terminated_under_a_client_ends_it_in_order(
     async with EmbeddedBroker(tcp=True) as broker:
         victim = kind()
         await victim.connect(broker.tcp_endpoint, context=context)
-        subscription = victim.client.subscribe("s")
+        subscription = victim.client.subscribe("s", create=True)
         await victim.call(subscription.accepted)
         reading = asyncio.create_task(victim.take(subscription, 1))
         # Not destroy(): that closes sockets, which is only for the thread that they belong to.
@@ -289,7 +324,7 @@ async def test_a_broker_restarted_amid_publishing_and_reading_has_everything_onc
         return bodies
 
     writing = asyncio.create_task(publishing())
-    subscription = shell.client.subscribe("s", start="earliest", strict=True)
+    subscription = shell.client.subscribe("s", start="earliest", strict=True, create=True)
     reading = asyncio.create_task(read())
     try:
         for number in range(3):
@@ -340,7 +375,7 @@ async def test_an_embedded_broker_that_stops_before_its_clients_ends_them_in_ord
     shell = kind()
     async with EmbeddedBroker() as broker:
         await shell.connect(broker.endpoint, context=broker.context, **FAST)
-        subscription = shell.client.subscribe("s")
+        subscription = shell.client.subscribe("s", create=True)
         await shell.call(subscription.accepted)
         reading = asyncio.create_task(shell.take(subscription, 1))
     with pytest.raises(MalamuteError):

@@ -62,7 +62,7 @@ class Canary:
         self.lateness[self.phase].append(time.monotonic() - began - _PAUSE_S)
 
     async def read(self, client: Any) -> None:
-        async for record in client.subscribe("canary", start="earliest"):
+        async for record in client.subscribe("canary", start="earliest", create=True):
             self.received.append(int(record.body))
 
     async def ask(self, client: Any) -> None:

@@ -79,7 +79,7 @@ def test_a_client_that_sleeps_is_told_when_the_context_ends_with_its_broker() ->
     with EmbeddedBroker(tcp=True) as other, EmbeddedBroker() as broker:
         options: dict[str, Any] = {"context": broker.context, "heartbeat_ms": 60_000}
         with connect_sync(other.tcp_endpoint, **options) as client:
-            subscription = client.subscribe("s", timeout_ms=WAIT_MS)
+            subscription = client.subscribe("s", timeout_ms=WAIT_MS, create=True)
             subscription.accepted()
             broker.stop()
             with pytest.raises(ConnectionLost, match="terminated"):
@@ -101,7 +101,7 @@ def test_clients_in_the_midst_of_their_work_end_when_the_broker_stops() -> None:
         def read(client: SyncClient, begun: threading.Barrier) -> None:
             begun.wait(WAIT_S)
             with contextlib.suppress(MalamuteError):
-                for _ in client.subscribe("s"):
+                for _ in client.subscribe("s", create=True):
                     pass
 
         threads = [

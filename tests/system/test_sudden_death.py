@@ -66,7 +66,7 @@ async def publish_bulk(client: Client, ledger: Ledger, stopped: asyncio.Event) -
 
 async def follow(client: Client, seen: list[bytes], offsets: list[int]) -> None:
     """A live reader that goes through all the deaths."""
-    subscription = client.subscribe(STREAM, start="earliest", visibility="durable")
+    subscription = client.subscribe(STREAM, start="earliest", visibility="durable", create=True)
     async for batch in subscription.batches():
         seen.extend(batch.bodies())
         offsets.extend(batch.offsets.tolist())

@@ -263,7 +263,8 @@ async def subscribe(asked: Asked) -> None:
     checks = driver.checks_of(asked)
     async with clients(asked, asked.subscribers) as opened:
         subscriptions = [
-            client.subscribe(asked.subject, start="earliest", strict=True) for client in opened
+            client.subscribe(asked.subject, start="earliest", strict=True, create=True)
+            for client in opened
         ]
         for subscription in subscriptions:
             await subscription.accepted()
@@ -305,7 +306,7 @@ async def subscribe_to_patterns(asked: Asked) -> None:
     async with clients(asked, links) as opened:
         subscriptions = [
             opened[number // LINK_SUBSCRIPTIONS].subscribe(
-                asked.subject, pattern, start="earliest", strict=True
+                asked.subject, pattern, start="earliest", strict=True, create=True
             )
             for number, pattern in enumerate(patterns)
         ]
@@ -338,7 +339,7 @@ async def subscribe_to_patterns(asked: Asked) -> None:
 async def listen(asked: Asked) -> None:
     listening = driver.Listen(asked)
     async with malamute.connect(asked.url) as client:
-        subscription = client.subscribe(asked.subject, start="earliest", strict=True)
+        subscription = client.subscribe(asked.subject, start="earliest", strict=True, create=True)
         await subscription.accepted()
         ready()
         await word()
