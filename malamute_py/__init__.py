@@ -67,6 +67,15 @@ if TYPE_CHECKING:
     from malamute_py.client.sync_queues import SyncAtomicStep, SyncMember
     from malamute_py.client.sync_subscription import SyncSubscription
     from malamute_py.client.sync_work import SyncRequest, SyncWorker
+    from malamute_py.client.words import (
+        AckWhen,
+        ConfirmAt,
+        GroupKind,
+        GroupVisibility,
+        OnError,
+        ReadVisibility,
+        Until,
+    )
     from malamute_py.embedded import EmbeddedBroker
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
@@ -156,11 +165,21 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncRequest",
         "SyncWorker",
     ),
+    "malamute_py.client.words": (
+        "AckWhen",
+        "ConfirmAt",
+        "GroupKind",
+        "GroupVisibility",
+        "OnError",
+        "ReadVisibility",
+        "Until",
+    ),
     "malamute_py.embedded": ("EmbeddedBroker",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AckWhen",
     "AfterMessage",
     "AtClientTime",
     "AtTime",
@@ -170,6 +189,7 @@ __all__ = [
     "BegunNotice",
     "Client",
     "ClientSettings",
+    "ConfirmAt",
     "Confirmation",
     "ConnectionLost",
     "Curve",
@@ -177,6 +197,8 @@ __all__ = [
     "FromCursor",
     "GapError",
     "GapNotice",
+    "GroupKind",
+    "GroupVisibility",
     "Inbox",
     "LastPerSubject",
     "LocalProtocolError",
@@ -185,11 +207,13 @@ __all__ = [
     "Member",
     "ModeNotice",
     "Notice",
+    "OnError",
     "Pattern",
     "PatternError",
     "Plain",
     "Position",
     "ProtocolError",
+    "ReadVisibility",
     "Record",
     "Reply",
     "Request",
@@ -207,6 +231,7 @@ __all__ = [
     "SyncSubscription",
     "SyncWorker",
     "Timeout",
+    "Until",
     "Worker",
     "all_of",
     "any_of",

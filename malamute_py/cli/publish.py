@@ -24,6 +24,7 @@ from malamute_py.cli.values import count_text, duration_text, pairs, size_text
 
 if TYPE_CHECKING:
     from malamute_py.client.sync import SyncClient, SyncWindow
+    from malamute_py.client.words import ConfirmAt
 
 EPILOG: Final = """\b
 Examples:
@@ -120,7 +121,7 @@ def _one(
     stream: str,
     body: bytes,
     defaults: inputs.Defaults,
-    confirm: str,
+    confirm: ConfirmAt,
     as_json: bool,
 ) -> None:  # fmt: skip
     confirmed = client.publish_many(
@@ -166,7 +167,7 @@ def _check_unconfirmed(client: SyncClient, stream: str) -> None:
 class _Run:
     """One window over all of the input."""
 
-    def __init__(self, client: SyncClient, stream: str, confirm: str, as_json: bool) -> None:
+    def __init__(self, client: SyncClient, stream: str, confirm: ConfirmAt, as_json: bool) -> None:
         self._client = client
         self._stream = stream
         self._confirm = confirm

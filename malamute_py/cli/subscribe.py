@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from malamute_py.client.position import Position, StartPoint
     from malamute_py.client.reading import Notice
     from malamute_py.client.sync import SyncClient, SyncSubscription
+    from malamute_py.client.words import GroupKind
 
 EPILOG: Final = """\b
 Examples:
@@ -300,7 +301,7 @@ class _Member(_Reader):
         client: SyncClient,
         stream: str,
         group: str,
-        kind: str,
+        kind: GroupKind,
         pattern: str,
         start: StartPoint,
         strict: bool,

@@ -63,6 +63,7 @@ from malamute_py.client.session import Closed, State, Unlinked
 from malamute_py.client.settings import ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.subscription import Subscription
 from malamute_py.client.waits import ACKED, PUBLISHED, WINDOW, timed_out
+from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
 __all__ = ["Client", "Connecting", "Subscription", "Window", "connect"]
 
@@ -259,7 +260,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         client_time_ms: Time | None = None,
         expires_ms: Time | None = None,
         properties: Properties | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one record and wait for its confirm; waits before that while the window is full.
@@ -296,7 +297,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         client_time_ms: Time | None = None,
         expires_ms: Time | None = None,
         properties: Properties | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
     ) -> asyncio.Future[Confirmation]:
         """Publish one record without waiting; the future is its confirm.
 
@@ -325,7 +326,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         expires_ms: int | Sequence[int] | None = None,
         properties: Properties | Sequence[Properties | None] | None = None,
         codec: str | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish many records in as few batches as their sizes allow; wait for all confirms.
@@ -354,7 +355,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         stream: str,
         content: bytes,
         *,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one batch content that malamute_protocol.batch encoded.
@@ -373,7 +374,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         *,
         body: str = "body",
         subject: str = "",
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish a pyarrow table or record batch, without a Python object a row.
@@ -390,7 +391,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         self,
         stream: str,
         *,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         keep: bool = True,
         timeout_ms: Wait = "default",
     ) -> Window:
@@ -410,9 +411,9 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         pattern: str | Pattern = "#",
         *,
         start: StartPoint = "latest",
-        visibility: str = "live",
+        visibility: ReadVisibility = "live",
         end: int | None = None,
-        until: str = "",
+        until: Until = "",
         client_time: tuple[Time, Time] | None = None,
         create: bool = False,
         whole: bool = False,
@@ -516,7 +517,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         records_max: int = 0,
         bytes_max: int = 0,
         split_bytes: int = 0,
-        visibility: str = "durable",
+        visibility: ReadVisibility = "durable",
         client_time: tuple[Time, Time] | None = None,
     ) -> ReadPlan:
         """Plan a bounded read from the broker's index: its end and where to split it."""

@@ -36,6 +36,7 @@ from malamute_py.client.publishing import level_number
 from malamute_py.client.settings import Wait
 from malamute_py.client.verbs import AsyncVerbs
 from malamute_py.client.waits import ACKED, NOTHING, OPENED, timed_out
+from malamute_py.client.words import AckWhen, ConfirmAt
 
 _PAUSE_EVERY: Final = 256
 """Messages after which the event loop gets its turn, though more are at hand."""
@@ -58,7 +59,7 @@ class MailVerbs(AsyncVerbs):
         deliver_at_ms: Time | None = None,
         priority: int = 0,
         key: bytes | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Put one message into a mailbox and wait for the broker's confirm.
@@ -103,7 +104,7 @@ class MailVerbs(AsyncVerbs):
         deliver_at_ms: Time | None = None,
         priority: int = 0,
         key: bytes | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> asyncio.Future[Confirmation]:
         """Put one message into a mailbox without waiting; the future is its confirm.
@@ -142,7 +143,7 @@ class MailVerbs(AsyncVerbs):
         deliver_at_ms: Time | None = None,
         priority: int = 0,
         codec: str | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Put many messages into a mailbox, in order, in as few batches as their sizes allow.
@@ -197,7 +198,7 @@ class MailVerbs(AsyncVerbs):
         self,
         mailbox: str | None = None,
         *,
-        ack: str = "next",
+        ack: AckWhen = "next",
         credit_records: int = CREDIT_RECORDS,
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
@@ -229,7 +230,7 @@ class MailVerbs(AsyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         need_workers: bool = False,
-        confirm: str = "none",
+        confirm: ConfirmAt = "none",
     ) -> Reply:
         """Ask a service and wait for the (first) reply of a worker.
 
@@ -284,7 +285,7 @@ class MailVerbs(AsyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         need_workers: bool = False,
-        confirm: str = "none",
+        confirm: ConfirmAt = "none",
     ) -> AsyncGenerator[Reply, None]:
         """Ask a service for several replies: iterate to the last of them.
 
@@ -338,7 +339,7 @@ class MailVerbs(AsyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         need_workers: bool = False,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Queue a request without waiting for a reply; returns when the broker has taken it.
@@ -434,7 +435,7 @@ class Inbox(MailReader[Mail]):
 
     _letter = Mail
 
-    def __init__(self, link: LoopLink, asked: Asked, ack: str) -> None:
+    def __init__(self, link: LoopLink, asked: Asked, ack: AckWhen) -> None:
         """See Client.inbox(). Raises what ended the session."""
         super().__init__(link.session.mailboxes, asked, ack)
         self._link = link

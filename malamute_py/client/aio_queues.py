@@ -52,6 +52,7 @@ from malamute_py.client.reading import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.verbs import AsyncVerbs
 from malamute_py.client.waits import ACKED, NOTHING, OPENED, STEP, timed_out
+from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
 if TYPE_CHECKING:
     from malamute_py.client.loop import LoopLink
@@ -67,7 +68,7 @@ class AtomicStep(Step):
 
     __slots__ = ("_link",)
 
-    def __init__(self, link: LoopLink, confirm: str = "default", key: bytes = b"") -> None:
+    def __init__(self, link: LoopLink, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
         """See Client.atomic()."""
         super().__init__(confirm, key)
         self._link = link
@@ -175,7 +176,7 @@ class Member(Handed):
         link: LoopLink,
         asked: Joining,
         *,
-        ack: str,
+        ack: AckWhen,
         strict: bool,
         on_notice: Callable[[Notice], None] | None,
     ) -> None:
@@ -349,7 +350,7 @@ class QueueVerbs(AsyncVerbs):
 
     # --- steps -----------------------------------------------------------------------------
 
-    def atomic(self, *, confirm: str = "default", key: bytes = b"") -> AtomicStep:
+    def atomic(self, *, confirm: ConfirmAt = "default", key: bytes = b"") -> AtomicStep:
         """One atomic step: `async with client.atomic() as step`, then `step.publish(...)` etc.
 
         All that was put into it happens or none of it, when the block ends; step.confirmation
@@ -383,14 +384,14 @@ class QueueVerbs(AsyncVerbs):
         stream: str,
         group: str,
         *,
-        kind: str = "shared",
+        kind: GroupKind = "shared",
         pattern: str | Pattern = "#",
         start: StartPoint = "earliest",
-        ack: str = "next",
+        ack: AckWhen = "next",
         credit_records: int = CREDIT_RECORDS,
         credit_bytes: int = CREDIT_BYTES,
         hold_ms: int = 0,
-        visibility: str = "",
+        visibility: GroupVisibility = "",
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
     ) -> Member:

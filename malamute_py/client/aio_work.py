@@ -34,6 +34,7 @@ from malamute_py.client.position import Confirmation
 from malamute_py.client.settings import Wait
 from malamute_py.client.verbs import AsyncVerbs
 from malamute_py.client.waits import ACKED, NOTHING, OPENED, timed_out
+from malamute_py.client.words import ConfirmAt, OnError
 from malamute_py.client.work import (
     COMPLETED,
     CREDIT_BYTES,
@@ -59,7 +60,7 @@ class Served(NamedTuple):
 
     offered: Offered
     handler: Callable[[Request], Any]
-    on_error: str
+    on_error: OnError
     delay_ms: int
 
 
@@ -75,7 +76,7 @@ class WorkVerbs(AsyncVerbs):
         *,
         concurrency: int = 16,
         lease_ms: int | None = None,
-        confirm: str = "stored",
+        confirm: ConfirmAt = "stored",
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
     ) -> Worker:
@@ -101,9 +102,9 @@ class WorkVerbs(AsyncVerbs):
         *,
         concurrency: int = 16,
         lease_ms: int | None = None,
-        on_error: str = "fail",
+        on_error: OnError = "fail",
         delay_ms: int = 0,
-        confirm: str = "stored",
+        confirm: ConfirmAt = "stored",
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
     ) -> Callable[[Handler], Handler]:
@@ -348,7 +349,7 @@ class Worker:
         return request
 
     async def run(
-        self, handler: Callable[[Request], Any], *, on_error: str = "fail", delay_ms: int = 0
+        self, handler: Callable[[Request], Any], *, on_error: OnError = "fail", delay_ms: int = 0
     ) -> None:
         """Run a handler for every request, as many at a time as the offer's concurrency.
 
@@ -365,7 +366,7 @@ class Worker:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _handle_all(
-        self, call: Callable[[Request], Awaitable[Any]], on_error: str, delay_ms: int
+        self, call: Callable[[Request], Awaitable[Any]], on_error: OnError, delay_ms: int
     ) -> None:
         # A request that is there already is begun with without a coroutine more.
         while (request := self._begin() or await self._next()) is not None:

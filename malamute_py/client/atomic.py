@@ -54,6 +54,7 @@ from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Wind
 from malamute_py.client.position import Confirmation, Position, start_on_wire
 from malamute_py.client.publishing import Row, confirmation, content_of, level_number
 from malamute_py.client.settings import ClientSettings
+from malamute_py.client.words import ConfirmAt
 
 KEY_BYTES: Final = 16
 PARTS_MAX: Final = 256
@@ -137,7 +138,7 @@ class Step:
         "state", "token",
     )  # fmt: skip
 
-    def __init__(self, confirm: str = "default", key: bytes = b"") -> None:
+    def __init__(self, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
         """confirm: "synced" (the default), or "stored". key: the caller's own name for it.
 
         Raises LocalProtocolError: neither of these levels, or a key that is too long.

@@ -34,6 +34,7 @@ from malamute_py.client.arguments import (
 from malamute_py.client.position import StartPoint, start_on_wire
 from malamute_py.client.publishing import Row
 from malamute_py.client.reading import VISIBILITIES, Request
+from malamute_py.client.words import ReadVisibility, Until
 
 Body: TypeAlias = bytes | bytearray | memoryview | str
 """One record's body; a str is sent as UTF-8."""
@@ -244,9 +245,9 @@ def make_request(
     pattern: str | Pattern,
     *,
     start: StartPoint,
-    visibility: str,
+    visibility: ReadVisibility,
     end: int | None,
-    until: str,
+    until: Until,
     client_time: tuple[Time, Time] | None,
     create: bool,
     whole: bool,
@@ -293,7 +294,7 @@ def make_plan(
     records_max: int,
     bytes_max: int,
     split_bytes: int,
-    visibility: str,
+    visibility: ReadVisibility,
     client_time: tuple[Time, Time] | None,
 ) -> Callable[[int], PlanRead]:
     """PLAN_READ by its request number. Raises PatternError or LocalProtocolError."""

@@ -51,6 +51,7 @@ from malamute_py.client.opened import Opened
 from malamute_py.client.outgoing import Put, Trackers
 from malamute_py.client.reading import GapNotice, Notice, RewoundNotice, cut
 from malamute_py.client.warned import Warnings
+from malamute_py.client.words import AckWhen, GroupKind, GroupVisibility
 
 DONE: Final = Form()
 KINDS: Final = ("shared", "exclusive", "keyed")
@@ -61,7 +62,7 @@ _AWAY_MAX: Final = 1 << 17
 """Records of lost links that are remembered; beyond it the oldest may be handed over again."""
 
 
-def group_visibility(name: str) -> int:
+def group_visibility(name: GroupVisibility) -> int:
     """A visibility as JOIN_GROUP has it. Raises LocalProtocolError `bad_setting`."""
     if name not in VISIBILITIES:
         raise LocalProtocolError(
@@ -76,7 +77,7 @@ class Joining(msgspec.Struct, frozen=True):
     stream: str
     group: str
     pattern: Pattern
-    kind: str = "shared"
+    kind: GroupKind = "shared"
     start: Start = []
     credit_records: int = CREDIT_RECORDS
     """Records that this member may have in hand: not acknowledged."""
@@ -585,7 +586,7 @@ class Handed(Cursor):
 
     def __init__(
         self,
-        ack: str,
+        ack: AckWhen,
         strict: bool,
         on_notice: Callable[[Notice], None] | None,
     ) -> None:

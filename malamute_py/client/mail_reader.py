@@ -15,6 +15,7 @@ from malamute_protocol.batch import Batch
 from malamute_py.client.arguments import integer, name_of, one_of, settings_of
 from malamute_py.client.letters import Delivered, chosen, ranges_of, rows_of
 from malamute_py.client.mailboxes import Asked, Mailboxes, View
+from malamute_py.client.words import AckWhen
 
 ACKS: Final = ("next", "manual")
 """When mail is acknowledged: with the asking for the next, or by the reader's own word."""
@@ -27,7 +28,7 @@ def make_asked(
     credit_records: int,
     credit_bytes: int,
     settings: Mapping[str, Any] | None,
-    ack: str,
+    ack: AckWhen,
 ) -> Asked:
     """How a mailbox is to be read. Raises LocalProtocolError `bad_setting`."""
     one_of("ack", ack, ACKS)
@@ -101,7 +102,7 @@ class MailReader(Generic[One]):
     _letter: Any
     """Class of one message."""
 
-    def __init__(self, mailboxes: Mailboxes, asked: Asked, ack: str) -> None:
+    def __init__(self, mailboxes: Mailboxes, asked: Asked, ack: AckWhen) -> None:
         """Raises what ended the session."""
         self._view: View = mailboxes.read(asked)
         self._mailboxes = mailboxes

@@ -37,6 +37,7 @@ from malamute_py.client.arguments import name_of, one_of
 from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
 from malamute_py.client.position import Confirmation
 from malamute_py.client.settings import ClientSettings
+from malamute_py.client.words import ConfirmAt
 
 LEVELS: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Level}
 """Confirm level -> its number on the wire; "default" is the stream's own."""
@@ -62,7 +63,7 @@ _SEQUENCE = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 
 
-def level_number(confirm: str) -> int:
+def level_number(confirm: ConfirmAt) -> int:
     """Wire number of a level's name; raises LocalProtocolError `bad_setting`."""
     try:
         return _ASKED_LEVELS[confirm]

@@ -33,6 +33,7 @@ from malamute_protocol.errors import BatchError, MalamuteError, RemoteProtocolEr
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_py.client.opened import Opened
 from malamute_py.client.position import Position, start_on_wire
+from malamute_py.client.words import Until
 
 VISIBILITIES: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Visibility}
 """Name of what a reader may see -> its number on the wire."""
@@ -108,7 +109,7 @@ class Request(msgspec.Struct, frozen=True):
     start: Start
     visibility: int = 0
     end: int = -1
-    until: str = ""
+    until: Until = ""
     client_time: tuple[int, int] | None = None
     create: bool = True
     whole: bool = False

@@ -51,6 +51,7 @@ from malamute_py.client.sync_subscription import SyncSubscription
 from malamute_py.client.sync_work import SyncServed, SyncWorkVerbs
 from malamute_py.client.thread import LinkEvent, Pending, PendingConfirm, ThreadLink
 from malamute_py.client.waits import ACKED, OPENED, PUBLISHED, ROOM, WINDOW
+from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
 __all__ = ["SyncClient", "SyncSubscription", "SyncWindow", "connect_sync"]
 
@@ -223,7 +224,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         client_time_ms: Time | None = None,
         expires_ms: Time | None = None,
         properties: Properties | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one record and wait for its confirm; waits before that while the window is full.
@@ -257,7 +258,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         client_time_ms: Time | None = None,
         expires_ms: Time | None = None,
         properties: Properties | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = 0,
     ) -> PendingConfirm:
         """Publish one record without waiting for its confirm: `result()` of what this returns.
@@ -306,7 +307,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         expires_ms: int | Sequence[int] | None = None,
         properties: Properties | Sequence[Properties | None] | None = None,
         codec: str | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish many records in as few batches as their sizes allow; wait for all confirms.
@@ -335,7 +336,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         stream: str,
         content: bytes,
         *,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one batch content that malamute_protocol.batch encoded.
@@ -354,7 +355,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         *,
         body: str = "body",
         subject: str = "",
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Publish a pyarrow table or record batch, without a Python object a row.
@@ -371,7 +372,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         self,
         stream: str,
         *,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         keep: bool = True,
         timeout_ms: Wait = "default",
     ) -> SyncWindow:
@@ -391,9 +392,9 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         pattern: str | Pattern = "#",
         *,
         start: StartPoint = "latest",
-        visibility: str = "live",
+        visibility: ReadVisibility = "live",
         end: int | None = None,
-        until: str = "",
+        until: Until = "",
         client_time: tuple[Time, Time] | None = None,
         create: bool = False,
         whole: bool = False,
@@ -500,7 +501,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         records_max: int = 0,
         bytes_max: int = 0,
         split_bytes: int = 0,
-        visibility: str = "durable",
+        visibility: ReadVisibility = "durable",
         client_time: tuple[Time, Time] | None = None,
     ) -> ReadPlan:
         """Plan a bounded read from the broker's index: its end and where to split it."""

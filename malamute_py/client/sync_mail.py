@@ -29,6 +29,7 @@ from malamute_py.client.settings import Wait
 from malamute_py.client.thread import Pending, PendingConfirm, ThreadLink
 from malamute_py.client.verbs import SyncVerbs
 from malamute_py.client.waits import ACKED, ANSWER, NOTHING, OPENED, ROOM
+from malamute_py.client.words import AckWhen, ConfirmAt
 
 
 class SyncMailVerbs(SyncVerbs):
@@ -48,7 +49,7 @@ class SyncMailVerbs(SyncVerbs):
         deliver_at_ms: Time | None = None,
         priority: int = 0,
         key: bytes | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Put one message into a mailbox and wait for the broker's confirm.
@@ -87,7 +88,7 @@ class SyncMailVerbs(SyncVerbs):
         deliver_at_ms: Time | None = None,
         priority: int = 0,
         key: bytes | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> PendingConfirm:
         """Put one message into a mailbox without waiting: `result()` of what this returns.
@@ -115,7 +116,7 @@ class SyncMailVerbs(SyncVerbs):
         deliver_at_ms: Time | None,
         priority: int,
         key: bytes | None,
-        confirm: str,
+        confirm: ConfirmAt,
         timeout_ms: Wait,
         room_ms: Wait,
     ) -> PendingConfirm:
@@ -166,7 +167,7 @@ class SyncMailVerbs(SyncVerbs):
         deliver_at_ms: Time | None = None,
         priority: int = 0,
         codec: str | None = None,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> list[Confirmation]:
         """Put many messages into a mailbox, in order, in as few batches as their sizes allow.
@@ -221,7 +222,7 @@ class SyncMailVerbs(SyncVerbs):
         self,
         mailbox: str | None = None,
         *,
-        ack: str = "next",
+        ack: AckWhen = "next",
         credit_records: int = CREDIT_RECORDS,
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
@@ -255,7 +256,7 @@ class SyncMailVerbs(SyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         need_workers: bool = False,
-        confirm: str = "none",
+        confirm: ConfirmAt = "none",
     ) -> Reply:
         """Ask a service and wait for the (first) reply of a worker.
 
@@ -323,7 +324,7 @@ class SyncMailVerbs(SyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         need_workers: bool = False,
-        confirm: str = "none",
+        confirm: ConfirmAt = "none",
     ) -> Generator[Reply, None, None]:
         """Ask a service for several replies: iterate to the last of them.
 
@@ -374,7 +375,7 @@ class SyncMailVerbs(SyncVerbs):
         key: bytes | None = None,
         reply_to: str = "",
         need_workers: bool = False,
-        confirm: str = "default",
+        confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Queue a request without waiting for a reply; returns when the broker has taken it.
@@ -466,7 +467,9 @@ class SyncInbox(MailReader[SyncMail]):
 
     _letter = SyncMail
 
-    def __init__(self, link: ThreadLink, asked: Asked, ack: str, timeout_ms: int | None) -> None:
+    def __init__(
+        self, link: ThreadLink, asked: Asked, ack: AckWhen, timeout_ms: int | None
+    ) -> None:
         """See SyncClient.inbox(). Raises what ended the session."""
         self._link = link
         self._timeout_ms = timeout_ms

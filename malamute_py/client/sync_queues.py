@@ -53,6 +53,7 @@ from malamute_py.client.settings import Wait
 from malamute_py.client.thread import Pending
 from malamute_py.client.verbs import SyncVerbs
 from malamute_py.client.waits import ACKED, NOTHING, OPENED, ROOM, STEP
+from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
 if TYPE_CHECKING:
     from malamute_py.client.thread import ThreadLink
@@ -65,7 +66,7 @@ class SyncAtomicStep(Step):
 
     __slots__ = ("_link",)
 
-    def __init__(self, link: ThreadLink, confirm: str = "default", key: bytes = b"") -> None:
+    def __init__(self, link: ThreadLink, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
         """See SyncClient.atomic()."""
         super().__init__(confirm, key)
         self._link = link
@@ -188,7 +189,7 @@ class SyncMember(Handed):
         link: ThreadLink,
         asked: Joining,
         *,
-        ack: str,
+        ack: AckWhen,
         strict: bool,
         on_notice: Callable[[Notice], None] | None,
         timeout_ms: int | None,
@@ -353,7 +354,7 @@ class SyncQueueVerbs(SyncVerbs):
 
     # --- steps -----------------------------------------------------------------------------
 
-    def atomic(self, *, confirm: str = "default", key: bytes = b"") -> SyncAtomicStep:
+    def atomic(self, *, confirm: ConfirmAt = "default", key: bytes = b"") -> SyncAtomicStep:
         """One atomic step: `with client.atomic() as step`, then `step.publish(...)` etc.
 
         All that was put into it happens or none of it, when the block ends; step.confirmation
@@ -387,14 +388,14 @@ class SyncQueueVerbs(SyncVerbs):
         stream: str,
         group: str,
         *,
-        kind: str = "shared",
+        kind: GroupKind = "shared",
         pattern: str | Pattern = "#",
         start: StartPoint = "earliest",
-        ack: str = "next",
+        ack: AckWhen = "next",
         credit_records: int = CREDIT_RECORDS,
         credit_bytes: int = CREDIT_BYTES,
         hold_ms: int = 0,
-        visibility: str = "",
+        visibility: GroupVisibility = "",
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
         timeout_ms: int | None = None,

@@ -32,6 +32,7 @@ from malamute_py.client.settings import Wait
 from malamute_py.client.thread import Pending, ThreadLink
 from malamute_py.client.verbs import SyncVerbs
 from malamute_py.client.waits import ACKED, NOTHING, OPENED, ROOM
+from malamute_py.client.words import ConfirmAt, OnError
 from malamute_py.client.work import (
     COMPLETED,
     CREDIT_BYTES,
@@ -57,7 +58,7 @@ class SyncServed(NamedTuple):
 
     offered: Offered
     handler: Callable[[SyncRequest], Any]
-    on_error: str
+    on_error: OnError
     delay_ms: int
 
 
@@ -73,7 +74,7 @@ class SyncWorkVerbs(SyncVerbs):
         *,
         concurrency: int = 16,
         lease_ms: int | None = None,
-        confirm: str = "stored",
+        confirm: ConfirmAt = "stored",
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
         timeout_ms: int | None = None,
@@ -102,9 +103,9 @@ class SyncWorkVerbs(SyncVerbs):
         *,
         concurrency: int = 16,
         lease_ms: int | None = None,
-        on_error: str = "fail",
+        on_error: OnError = "fail",
         delay_ms: int = 0,
-        confirm: str = "stored",
+        confirm: ConfirmAt = "stored",
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
     ) -> Callable[[Handler], Handler]:
@@ -345,7 +346,7 @@ class SyncWorker:
         self,
         handler: Callable[[SyncRequest], Any],
         *,
-        on_error: str = "fail",
+        on_error: OnError = "fail",
         delay_ms: int = 0,
     ) -> None:
         """Run a handler for every request, in as many threads as the offer's concurrency.
@@ -359,7 +360,7 @@ class SyncWorker:
             raise run.error
 
     def start(
-        self, handler: Callable[[SyncRequest], Any], on_error: str, delay_ms: int
+        self, handler: Callable[[SyncRequest], Any], on_error: OnError, delay_ms: int
     ) -> HandlerRun:
         """Start the threads that run a handler; they end with the worker."""
         return HandlerRun(self, handler, on_error, delay_ms)
@@ -427,7 +428,7 @@ class HandlerRun:
         self,
         worker: SyncWorker,
         handler: Callable[[SyncRequest], Any],
-        on_error: str,
+        on_error: OnError,
         delay_ms: int,
     ) -> None:
         self.error: MalamuteError | None = None

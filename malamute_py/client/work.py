@@ -60,6 +60,7 @@ from malamute_py.client.outbox import Lane, Outbox, Parcel
 from malamute_py.client.outgoing import Put, Trackers
 from malamute_py.client.publishing import Row, confirmation, level_number
 from malamute_py.client.warned import Warnings
+from malamute_py.client.words import ConfirmAt, OnError
 
 RECEIVED: Final = int(WorkState.RECEIVED)
 RENEWED: Final = int(WorkState.RENEWED)
@@ -101,7 +102,7 @@ def make_offered(
     pattern: str | Pattern,
     concurrency: int,
     lease_ms: int | None,
-    confirm: str,
+    confirm: ConfirmAt,
     credit_bytes: int,
     settings: Mapping[str, Any] | None,
 ) -> Offered:
@@ -121,7 +122,7 @@ def make_offered(
     )
 
 
-def make_on_error(on_error: str) -> None:
+def make_on_error(on_error: OnError) -> None:
     """Raises LocalProtocolError `bad_setting` for what is not in ON_ERROR."""
     one_of("on_error", on_error, ON_ERROR)
 

@@ -16,6 +16,7 @@ from malamute_protocol.errors import MalamuteError
 from malamute_py.client.aio import Client, connect
 from malamute_py.client.aio_work import Request
 from malamute_py.client.reading import BegunNotice, Notice
+from malamute_py.client.words import ConfirmAt
 from malamute_py.promises.history import (
     ASKED,
     CONFIRMED,
@@ -40,7 +41,7 @@ PROGRESS = ("record", "mail", "request", "step", "group", "call")
 class Roles:
     """All clients of one run."""
 
-    def __init__(self, book: Book, name: str, level: str, options: dict[str, Any]) -> None:
+    def __init__(self, book: Book, name: str, level: ConfirmAt, options: dict[str, Any]) -> None:
         """name: begins the names of its streams and queues. level: of the confirms."""
         self._book = book
         self._level = level

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from malamute_py.client.words import ConfirmAt
 from malamute_py.promises.daemon import Daemon, DaemonFailed
 from malamute_py.promises.history import NOTE, Book, check, read_events
 from malamute_py.promises.proxy import Proxy
@@ -53,7 +54,7 @@ class Run:
         minutes: float = 0.0,
         disturbances: int = 0,
         pause_s: float = 0.3,
-        level: str = "synced",
+        level: ConfirmAt = "synced",
         options: dict[str, Any] | None = None,
         patience_s: float = PATIENCE_S,
         told: Callable[[int, str], None] = lambda *_: None,

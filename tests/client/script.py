@@ -14,6 +14,7 @@ from malamute_py.client.publishing import level_number
 from malamute_py.client.reading import Reading
 from malamute_py.client.session import Connect, Disconnect, Event, Published, Session, State
 from malamute_py.client.settings import ClientSettings
+from malamute_py.client.words import ConfirmAt
 
 STREAM_UUID = b"s" * 16
 BROKER_UUID = b"b" * 16
@@ -117,7 +118,9 @@ class Script:
 
     # --- publishing ---
 
-    def publish(self, body: bytes, stream: str = "s", confirm: str = "synced", **more: Any) -> None:
+    def publish(
+        self, body: bytes, stream: str = "s", confirm: ConfirmAt = "synced", **more: Any
+    ) -> None:
         row = make_row(
             body,
             more.get("subject", "a"),

@@ -16,6 +16,7 @@ from malamute_py.client.mailboxes import Asked
 from malamute_py.client.outbox import Tally
 from malamute_py.client.publishing import level_number
 from malamute_py.client.warned import GATHER_MS
+from malamute_py.client.words import ConfirmAt
 from malamute_py.client.work import Job, Offered
 from tests.client.script import Script, bodies_of, stamped
 
@@ -600,7 +601,7 @@ def test_a_last_reply_does_not_leave_behind_one_that_was_refused_for_good(who: A
 
 
 @pytest.mark.parametrize("confirmed", ["default", "none"])
-def test_replies_of_which_one_cannot_be_encoded_do_not_look_whole(confirmed: str) -> None:
+def test_replies_of_which_one_cannot_be_encoded_do_not_look_whole(confirmed: ConfirmAt) -> None:
     script = opened()
     offering = working(script, 1, level=level_number(confirmed))
     job = offering.take()

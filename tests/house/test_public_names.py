@@ -15,7 +15,10 @@ import pytest
 import malamute_py as malamute
 
 CLASSES = [name for name in malamute.__all__ if inspect.isclass(getattr(malamute, name))]
-ALIASES = {"Notice", "Pattern"}
+ALIASES = {
+    "AckWhen", "ConfirmAt", "GroupKind", "GroupVisibility", "Notice", "OnError", "Pattern",
+    "ReadVisibility", "Until",
+}  # fmt: skip
 """Names of types that have no name of their own at run time."""
 OPTIONAL = {"Batch.to_arrow"}
 """Methods whose annotations name a package that an extra brings."""

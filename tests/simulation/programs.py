@@ -30,6 +30,7 @@ from malamute_py.client.aio import Client
 from malamute_py.client.groups import Joining
 from malamute_py.client.letters import RequestFailed
 from malamute_py.client.settings import ClientSettings, make_settings
+from malamute_py.client.words import ConfirmAt, GroupKind
 from tests.simulation.event_loop import SimulatedLoop
 from tests.simulation.model import Violation
 from tests.simulation.network import Connection, Message
@@ -387,9 +388,11 @@ class Process:
         """Whether programs of this run have a habit."""
         return habit in self.world.habits
 
-    def level(self) -> str:
+    def level(self) -> ConfirmAt:
         """A level of confirms."""
-        return str(self.rng.choice(("default", "synced", "stored")))
+        levels: tuple[ConfirmAt, ...] = ("default", "synced", "stored")
+        level: ConfirmAt = self.rng.choice(levels)
+        return level
 
     async def confirmed(
         self, what: str, act: Act, work: Awaitable[Any], stream: str, level: str
@@ -775,7 +778,7 @@ async def _work(p: Process, request: Any, service: str) -> None:
 # --- who shares a stream ---------------------------------------------------------------------
 
 
-def joins(stream: str, group: str, kind: str) -> Role:
+def joins(stream: str, group: str, kind: GroupKind) -> Role:
     """A member of a group."""
 
     async def role(p: Process) -> None:

@@ -33,6 +33,7 @@ from malamute_py.client.session import (
     Unlinked,
 )
 from malamute_py.client.settings import ClientSettings
+from malamute_py.client.words import Until
 from tests.simulation.clients import (
     LEVEL_DEFAULT,
     LEVEL_NONE,
@@ -302,7 +303,7 @@ class SessionConsumer(SessionClient):
         start: list[Any],
         window: tuple[int, int],
         pace_us: int,
-        until: str = "",
+        until: Until = "",
         whole: bool = False,
         **settings: Any,
     ) -> None:

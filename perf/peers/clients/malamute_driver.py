@@ -24,6 +24,7 @@ import zmq
 
 import malamute_py as malamute
 from malamute_protocol.batch import Batch
+from malamute_py import ConfirmAt
 from malamute_py.form import another_than_asked, running_form
 from perf.peers.clients import driver
 from perf.peers.clients.driver import Check, DriverFailed, Options, say, word
@@ -46,7 +47,7 @@ PAUSE_S = 0.05
 class Asked(Options, frozen=True):
     """What this driver knows besides."""
 
-    confirm: str = "synced"
+    confirm: ConfirmAt = "synced"
     window: int = 0
     queue: int = 0
     """1: a mailbox takes the stream's place, its reader acknowledges."""

@@ -1,0 +1,24 @@
+"""Words that arguments of the client's calls may be.
+
+Owns the types by which a checker knows them before a program runs. The rule: each call checks at
+run time what it is given, too, and names the words that are allowed (arguments.one_of).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+ConfirmAt: TypeAlias = Literal["default", "none", "stored", "synced"]
+"""What a confirm promises; "default": as the stream, mailbox or service has it."""
+ReadVisibility: TypeAlias = Literal["live", "durable"]
+"""Which records a reader sees: all, or those that no power loss takes back."""
+GroupVisibility: TypeAlias = Literal["", "live", "durable"]
+"""As ReadVisibility; "": as the group has it, and "durable" for a new one."""
+GroupKind: TypeAlias = Literal["shared", "keyed", "exclusive"]
+"""How the members of a group share its records."""
+AckWhen: TypeAlias = Literal["next", "manual"]
+"""When what was handed over is done: with the next that is asked for, or by ack() only."""
+Until: TypeAlias = Literal["", "tail"]
+"""Where a subscription ends: never, or at what was the tail when it began."""
+OnError: TypeAlias = Literal["fail", "give_back"]
+"""What becomes of a request whose handler raises: a dead letter, or another attempt."""
