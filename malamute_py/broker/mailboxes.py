@@ -35,7 +35,6 @@ from malamute_py.broker.mailbox import (
     temporary_name,
 )
 from malamute_py.broker.ordered import Ordered, Place, Schedule
-from malamute_py.broker.quotas import owner_of
 from malamute_py.broker.ready import MAIL_STREAM
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
@@ -531,7 +530,7 @@ class Mailboxes:
         """
         mailbox = self._names.get(name)
         if mailbox is None or mailbox.removing:
-            mailbox = self.use(name, owner_of(asked_by) if asked_by else by)
+            mailbox = self.use(name, self.quotas.owner_of(asked_by) if asked_by else by)
         head = content.head
         count = head.count
         size = STAMP_BYTES + head.content_bytes
