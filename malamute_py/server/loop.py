@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -60,6 +60,8 @@ _ORDERLY = frozenset({"closed", "draining", "silent", "fenced", "kicked", "repla
 """Ends of a link that are no offence."""
 _DROPPED_MAX = 8_192
 """Messages of connections that were cut, dropped at a time: they cost memory until they are."""
+_CUT_OFF_MAX = 65_536
+"""Lost connections whose last messages are looked out for, under a load that never ends."""
 _STEPS_MAX = 64
 """Ready after Ready without looking at the sockets."""
 _BLOCKED_POLL_MS = 2
@@ -204,9 +206,10 @@ class Loop:
         """Peers whose commands wait for their turn, by link; whose turn is next comes first."""
         self._ended: list[Connection] = []
         self._drained_ms = 0
-        self._cut_off: set[bytes] = set()
+        self._cut_off: OrderedDict[bytes, None] = OrderedDict()
         """Routing ids of lost connections, which libzmq gives once: what they sent and has not been
-        taken up yet is dropped, until nothing of it can be left."""
+        taken up yet is dropped, until nothing of it can be left. The oldest go first when there are
+        too many: what came of one of these makes a link that is silent, and ends as such."""
         self._graces: list[tuple[int, Connection]] = []
         self._offences: Counter[int] = Counter()
         self._busy = False
@@ -329,7 +332,9 @@ class Loop:
     def _gone(self, peer: Peer, now_ms: int) -> None:
         """A peer's connection is there no more; what it had sent last may still come."""
         if not peer.strict:
-            self._cut_off.add(peer.routing_id)
+            self._cut_off[peer.routing_id] = None
+            if len(self._cut_off) > _CUT_OFF_MAX:
+                self._cut_off.popitem(last=False)
         self._core.link_lost(peer.number, now_ms)
 
     # --- in ------------------------------------------------------------------------

@@ -533,6 +533,24 @@ def test_silent_connections_make_room_only_when_they_had_time_to_speak() -> None
         assert "say nothing" in event["reason"]
 
 
+def test_lost_connections_are_remembered_within_a_bound_under_a_load_that_never_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_module, "_CUT_OFF_MAX", 3)
+    noting = Noting()
+    loop = noting.running.loop
+    with ExitStack() as stack:
+        for number in range(1, 6):
+            stack.enter_context(Zmtp(noting.running.endpoint)).send(*encode_message([Ping(1)]))
+            noting.turns_until(lambda: len(noting.counts) == number)  # noqa: B023 - called in here
+        peers = [loop.peers.get(number) for number in range(1, 6)]
+        for peer in peers:
+            assert peer is not None
+            loop._gone(peer, 0)
+        assert list(loop._cut_off) == [peer.routing_id for peer in peers[2:] if peer is not None]
+    noting.close()
+
+
 def test_a_loop_begins_under_a_clock_before_1970() -> None:
     running = RunningLoop(LOCAL)
     running._stands_at_ms = -57 * 366 * 86_400_000
