@@ -9,9 +9,12 @@ number of puts, whatever waits. Source: DESIGN.md, section 8; SPEC.md, sections 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
+
+import numpy as np
 
 from malamute_protocol.commands import AckMail, Command, Credit, Ended, Mail, OpenInbox, Subscribed
 from malamute_protocol.errors import RequestRejected
@@ -592,31 +595,31 @@ class Inboxes:
             base = handout.row.base
             unsent[base] = unsent.get(base, 0) | handout.mask
         found: list[Leaver] = []
-        for first, end in command.ranges:
-            at = first
-            while at < end:
-                base = at
-                has = held.get(at, 0)
-                if not has:
-                    base = mailbox.order.floor(at) or 0
-                    has = held.get(base, 0)
-                if not has:
-                    raise RequestRejected("not_held", f"message {at} is not in this inbox's hands")
-                row = rows[number, base]
-                stop = min(end, base + row.count)
-                mask = 0
-                if at < stop:
-                    mask = ((1 << (stop - base)) - 1) >> (at - base) << (at - base)
-                if unsent:
-                    has &= ~unsent.get(base, 0)
-                if not mask or mask & ~has:
-                    raise RequestRejected(
-                        "not_held", f"of messages {at} to {stop} not all are in this inbox's hands"
-                    )
-                if found and found[-1][0] == base:
-                    mask |= found.pop()[1]
-                found.append((base, mask, row))
-                at = stop
+        ranges = command.ranges
+        place = at = 0
+        while place < len(ranges):
+            at = max(at, ranges[place][0])
+            base = at
+            has = held.get(at, 0)
+            if not has:
+                base = mailbox.order.floor(at) or 0
+                has = held.get(base, 0)
+            if not has:
+                raise RequestRejected("not_held", f"message {at} is not in this inbox's hands")
+            row = rows[number, base]
+            behind = base + row.count
+            # All ranges of one batch together: each for itself would go through all its rows.
+            last = bisect_left(ranges, (behind,), place + 1)
+            mask = _rows_between(ranges, place, last, at, base, row.count) if at < behind else 0
+            stop = min(ranges[last - 1][1], behind)
+            if unsent:
+                has &= ~unsent.get(base, 0)
+            if not mask or mask & ~has:
+                raise RequestRejected(
+                    "not_held", f"of messages {at} to {stop} not all are in this inbox's hands"
+                )
+            found.append((base, mask, row))
+            place, at = (last, 0) if ranges[last - 1][1] <= behind else (last - 1, behind)
         return found
 
 
@@ -677,6 +680,23 @@ class Ack:
             else:
                 inbox.held[base] = inbox.held.get(base, 0) | mask
                 inbox.outstanding += mask.bit_count()
+
+
+def _rows_between(
+    ranges: Sequence[tuple[int, int]], place: int, last: int, at: int, base: int, count: int
+) -> int:
+    """The rows of a batch that ranges[place:last] name from the number `at` on, as a mask."""
+    if last == place + 1:
+        stop = min(ranges[place][1] - base, count)
+        return ((1 << stop) - 1) >> (at - base) << (at - base)
+    bounds = np.array(ranges[place:last], np.int64) - base
+    np.clip(bounds, at - base, count, out=bounds)
+    steps = np.zeros(count + 1, np.int8)
+    # Neighbours may touch, so beginnings and ends are counted one after the other.
+    steps[bounds[:, 0]] += 1
+    steps[bounds[:, 1]] -= 1
+    bits = np.packbits(np.cumsum(steps[:-1], dtype=np.int8) > 0, bitorder="little")
+    return int.from_bytes(bits.tobytes(), "little")
 
 
 def _lowest(mask: int, count: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker import inboxes
 from malamute_py.broker.ready import BodiesFound
 from tests.broker.post import Post
 
@@ -671,3 +674,58 @@ def test_what_is_sent_never_exceeds_the_credit_in_bytes(hot: int) -> None:
     )  # fmt: skip
     assert whole // 2 < sent <= allowed, "few rows of a batch that would not fit are extracted"
     assert 1 < len(post.numbers(2)) < 8
+
+
+# --- many ranges of one batch -----------------------------------------------------------
+
+
+def one_by_one(ranges: list[tuple[int, int]], at: int, base: int, count: int) -> int:
+    """Rows of a batch that ranges name, the slow way."""
+    rows = 0
+    for first, end in ranges:
+        for number in range(max(first, at), min(end, base + count)):
+            rows |= 1 << (number - base)
+    return rows
+
+
+def test_many_ranges_of_a_batch_name_the_same_rows_as_one_by_one() -> None:
+    draw = random.Random(5)
+    for _ in range(300):
+        base, count = draw.randrange(1_000), draw.randrange(1, 200)
+        cuts = sorted(draw.sample(range(base - 20, base + count + 60), 2 * draw.randrange(1, 9)))
+        if draw.random() < 0.5:
+            # Neighbours that touch.
+            cuts = [cut for first, last in pairwise(cuts) for cut in (first, last)]
+        ranges = list(zip(cuts[::2], cuts[1::2], strict=True))
+        ranges = [each for each in ranges if each[0] < base + count and each[1] > base]
+        if not ranges:
+            continue
+        at = max(base, ranges[0][0])
+        found = inboxes._rows_between(ranges, 0, len(ranges), at, base, count)
+        assert found == one_by_one(ranges, at, base, count)
+
+
+def test_an_acknowledgement_of_many_ranges_looks_for_a_batch_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ACK_MAIL of 65,536 ranges took one turn of a quarter of a second."""
+    post = Post()
+    post.inbox(2, records=1 << 20, size=1 << 30)
+    for _ in range(4):
+        post.mail(1, "bert", [b""] * 4_096)
+    first = post.peers[2].mail[7][0].number
+    looked = [0]
+    between = inboxes._rows_between
+
+    def counted(*given: Any) -> int:
+        looked[0] += 1
+        return between(*given)
+
+    monkeypatch.setattr(inboxes, "_rows_between", counted)
+    odd = [(first + at, first + at + 1) for at in range(1, 4 * 4_096, 2)]
+    assert isinstance(post.ack(2, *odd), wire.Confirm)
+    assert looked[0] == 4
+    assert post.ack(2, odd[7]).code == "not_held"
+    spanning = [(first + at, first + at + 1) for at in range(0, 4 * 4_096, 2)]
+    assert isinstance(post.ack(2, *spanning), wire.Confirm)
+    assert post.broker.gauges["mail_messages"] == 0
