@@ -42,6 +42,7 @@ from malamute_py.broker.requests import (
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
 from malamute_py.broker.waiting import (
+    SLOW_LOOK,
     Grant,
     Hands,
     LeftBehind,
@@ -311,7 +312,7 @@ class Offers:
         """Hand out of one service; returns what is left of the budget."""
         if service.removing or not service.known:
             return budget
-        if service.unseen:
+        if service.unseen or service.unmatched:
             service.scan()
             budget -= 1
         shares: list[Share] = []
@@ -319,7 +320,7 @@ class Offers:
             lane = service.next_lane()
             if lane is None:
                 break
-            budget -= 1
+            budget -= SLOW_LOOK if service.is_slow(lane) else 1
             _, rows, put = lane.head()
             rows &= put.free
             if rows:

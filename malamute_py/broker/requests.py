@@ -55,6 +55,8 @@ from malamute_py.changelog.tables import (
     rows_of,
 )
 
+SLOW_SUBJECTS_MAX: Final = 8
+"""Subjects of a batch that are compared with expressions before it is taken."""
 REQUESTING_MAX: Final = 1_000
 """Services of a link that need no look-up at a REQUEST."""
 TIME_MAX_MS: Final = 1 << 53
@@ -252,8 +254,17 @@ class Requests:
         return Incoming(self, service, put, content, frame).part
 
     def _check_served(self, service: Service, subjects: Sequence[str]) -> None:
+        slow = 0
         for subject in dict.fromkeys(subjects):
-            if not service.crews_of(service.lane(subject, waits=False)):
+            lane = service.lane(subject, waits=False)
+            if service.is_slow(lane):
+                slow += 1
+                if slow > SLOW_SUBJECTS_MAX:
+                    raise RequestRejected(
+                        "too_large", f"service '{service.name}' has workers by regular expressions:"
+                        f" {SLOW_SUBJECTS_MAX} subjects that are new to it may need workers at once"
+                    )  # fmt: skip
+            if not service.crews_of(lane):
                 self._shard.counters["requests_without_workers"] += len(subjects)
                 what = f" for the subject '{subject}'" if subject else ""
                 raise RequestRejected(
@@ -1064,8 +1075,8 @@ class Incoming:
         service, put = self._service, self._put
         for subject, rows in _by_subject(put.subjects, put.count):
             lane = service.lane(subject, waits=False)
-            if lane.rows:
-                # What waits there goes first.
+            if lane.rows or service.is_slow(lane):
+                # What waits there goes first; what is to be compared with expressions waits.
                 continue
             for offer, some in service.allot(lane, rows, put.size, rows.bit_count()):
                 before, cost = self._shares.get(offer, (0, 0))

@@ -15,7 +15,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from malamute_protocol.commands import Level
@@ -40,6 +39,9 @@ LOT_MAX: Final = 64
 LEFT_BY_MIN: Final = 2
 """Lost holders that are remembered of each batch, or as many as it has rows if these are more."""
 SCANNED_AT_ONCE: Final = 256
+SLOW_LOOK: Final = 64
+"""A subject that is compared with expressions counts as so many: it may take most of a
+millisecond."""
 """Lanes that a new pattern is compared with in one step, or that it has outlived."""
 
 PROGRAMS_MAX: Final = 3_000
@@ -482,6 +484,7 @@ class Service:
         "size",
         "turns",
         "under_way",
+        "unmatched",
         "unseen",
         "version",
     )
@@ -528,6 +531,8 @@ class Service:
         """Holder -> what it may end as long as no worker has it: a lost link had it in hand."""
         self.unseen: deque[tuple[Crew, Iterator[Lane]]] = deque()
         """New patterns, with the lanes that they are still to be compared with."""
+        self.unmatched: dict[Lane, None] = {}
+        """Lanes in which something waits and whose crews are to be found, some in each step."""
         self.dead = 0
         """Dead letters since the start."""
 
@@ -588,6 +593,10 @@ class Service:
         self.turns[crew] = None
         return True
 
+    def is_slow(self, lane: Lane) -> bool:
+        """Whether to find a lane's crews may take long: by expressions, and not known yet."""
+        return lane.version != self.version and self.index.slow
+
     def crews_of(self, lane: Lane) -> list[Crew]:
         """The crews that take a lane's subject."""
         if lane.version != self.version:
@@ -647,6 +656,9 @@ class Service:
             else:
                 fresh.append((put.base, rows, put))
             lane.rows += rows.bit_count()
+            if self.is_slow(lane):
+                self.unmatched[lane] = None
+                continue
             for crew in self.crews_of(lane):
                 self.push(crew, lane)
 
@@ -659,23 +671,30 @@ class Service:
     def emptied(self, lane: Lane) -> None:
         """Nothing waits in a lane any more."""
         if len(self.lanes) > LANES_KEPT:
-            for crew in self.crews_of(lane):
+            # Those that it was filed for, if others take its subject since.
+            for crew in lane.crews:
                 crew.filed.pop(lane, None)
             self.lanes.pop(lane.subject, None)
 
     def scan(self) -> None:
         """Compare new patterns with the subjects that wait, as far as one step may."""
         budget = SCANNED_AT_ONCE
+        while self.unmatched and budget > 0:
+            lane = next(iter(self.unmatched))
+            del self.unmatched[lane]
+            budget -= SLOW_LOOK if self.is_slow(lane) else 1
+            if lane.rows:
+                for crew in self.crews_of(lane):
+                    self.push(crew, lane)
         while self.unseen and budget > 0:
             crew, lanes = self.unseen[0]
-            some = list(islice(lanes, budget))
-            budget -= len(some)
-            if not some or self.crews.get(crew.number) is not crew:
+            other = next(lanes, None)
+            if other is None or self.crews.get(crew.number) is not crew:
                 self.unseen.popleft()
                 continue
-            for lane in some:
-                if lane.rows and crew in self.crews_of(lane):
-                    self.push(crew, lane)
+            budget -= SLOW_LOOK if self.is_slow(other) else 1
+            if other.rows and crew in self.crews_of(other):
+                self.push(crew, other)
 
     def next_lane(self) -> Lane | None:
         """The lane whose turn it is among those that a ready offer takes."""
@@ -744,7 +763,7 @@ class Service:
     @property
     def hungry(self) -> bool:
         """Whether something may be handed out at once."""
-        return bool(self.unseen or self.turns)
+        return bool(self.unseen or self.unmatched or self.turns)
 
 
 def _least(crews: list[Crew]) -> tuple[Offer | None, int]:
