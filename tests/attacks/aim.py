@@ -82,9 +82,12 @@ class Peer:
         for _ in range(100):
             try:
                 wire = Wire(self._aim.port, GREETING + ready(identity=self._routing_id))
-                break
+                if wire.greet():
+                    break
+                wire.close()
             except OSError:
-                time.sleep(0.05)
+                pass
+            time.sleep(0.05)
         else:
             raise ConnectionError(f"the broker at {self._aim.endpoint} takes no connections")
         self._wire = wire
@@ -147,12 +150,18 @@ class Peer:
 class Raw:
     """A connection that sends bytes and makes no link of them."""
 
-    def __init__(self, aim: Aim, hello: bytes = b"") -> None:
-        """hello: its first bytes."""
+    def __init__(self, aim: Aim, hello: bytes = b"", then: bytes = b"") -> None:
+        """hello: its first bytes. then: what is sent once the broker has answered these."""
         aim.sent += 1
         self.socket = socket.create_connection(("127.0.0.1", aim.port), timeout=10.0)
         self.open = True
         self.send(hello)
+        if then:
+            # Greeting and READY, or the end.
+            left = 64 + 2
+            while left > 0 and (data := self.socket.recv(left)):
+                left -= len(data)
+            self.send(then)
 
     def send(self, data: bytes | memoryview) -> bool:
         """Write bytes; False: the broker has cut the connection."""

@@ -346,21 +346,18 @@ def mail_ranges(aim: Aim) -> None:
         box = f"ranges-{aim.round}"
         reader.say(wire.OpenInbox(aim.round, box, _ALL, _ALL))
         begun = reader.take(wire.Subscribed)
-        for tracker in range(8):
-            writer.say(wire.Send(box, tracker, 1), frames=[content])
-        base = None
-        for _ in range(8):
-            confirm = writer.take(wire.Confirm)
-            if confirm is not None:
-                base = min(base, confirm.offset) if base is not None else confirm.offset
-        if base is None or begun is None:
+        for tracker in range(1, 9):
+            writer.say(wire.Send(box, tracker), frames=[content])
+        confirmed = [writer.take(wire.Confirm, 5.0) for _ in range(8)]
+        base = min((one.offset for one in confirmed if one is not None), default=-1)
+        if base < 0 or begun is None:
             continue
-        held = 0
-        while held < 8 and reader.take(wire.Mail, 2.0) is not None:
-            held += 1
+        for _ in range(8):
+            if reader.take(wire.Mail, 1.0) is None:
+                break
         some = [(base + 2 * at, base + 2 * at + 1) for at in range(65_536)]
         for ranges in (some, ones, [(first + 1, end + 1) for first, end in some]):
-            reader.say(wire.AckMail(aim.round, ranges, 1, 1))
+            reader.say(wire.AckMail(aim.round, ranges, 1))
             reader.say(wire.AckWork(aim.round, ranges, 3, 2))
             reader.say(wire.AckRecords(aim.round, ranges, 3))
         reader.discard()
@@ -580,7 +577,7 @@ def routing_ids(aim: Aim) -> None:
             number = (start + at) & 0xFFFFFFFF
             identity = b"\0" + number.to_bytes(4, "big") if at % 4 else b"alice"
             with contextlib.suppress(OSError):
-                claimed.append(Raw(aim, GREETING + ready(identity=identity) + hello()))
+                claimed.append(Raw(aim, GREETING + ready(identity=identity), hello()))
         aim.peer().close()
         for each in claimed:
             each.close()
@@ -619,7 +616,7 @@ def partial_messages(aim: Aim) -> None:
     while aim.more():
         if len(kept) < 60:
             with contextlib.suppress(OSError):
-                kept.append(Raw(aim, GREETING + ready() + hello()))
+                kept.append(Raw(aim, GREETING + ready(), hello()))
         for peer in kept:
             peer.send(part)
             aim.sent += 1
@@ -636,7 +633,7 @@ def endless_frames(aim: Aim) -> None:
     while aim.more():
         if len(kept) < 10:
             with contextlib.suppress(OSError):
-                kept.append(Raw(aim, GREETING + ready()))
+                kept.append(Raw(aim, GREETING + ready(), data))
         for peer in kept:
             peer.send(data)
             aim.sent += 1
@@ -652,8 +649,10 @@ def claims_of_4_gib(aim: Aim) -> None:
         size = aim.chance.choice((1 << 32, (1 << 63) - 1, (1 << 64) - 1, 1 << 25, 1 << 24))
         head = bytes((LONG,)) + struct.pack(">Q", size)
         with contextlib.suppress(OSError):
-            peer = Raw(aim, GREETING[:64] if aim.round % 3 == 0 else GREETING + ready())
-            peer.send(bytes((LONG | COMMAND,)) + head[1:] if aim.round % 3 == 0 else head)
+            if aim.round % 3 == 0:
+                peer = Raw(aim, GREETING + bytes((LONG | COMMAND,)) + head[1:])
+            else:
+                peer = Raw(aim, GREETING + ready(), head)
             peer.send(bytes(1_000))
             peer.close()
 
@@ -718,10 +717,14 @@ def subscriptions(aim: Aim) -> None:
 
 
 RINGS: Final = 8
+SMALL_SEGMENTS: Final = (
+    "journal.segment_bytes=16777216", "limits.batch_bytes_max=4194304",
+    "limits.record_bytes_max=4194304",
+)  # fmt: skip
 
 
 @attack(
-    3, settings=(f"quotas.rings={RINGS}", "journal.segment_bytes=16777216"),
+    3, settings=(f"quotas.rings={RINGS}", *SMALL_SEGMENTS),
     keeps=64 * MIB, files=8 * RINGS,
 )  # fmt: skip
 def rings(aim: Aim) -> None:
@@ -742,7 +745,7 @@ def rings(aim: Aim) -> None:
 @attack(
     10,
     settings=("quotas.rings_memory_bytes=134217728", "journal.memory_ring_bytes=134217728",
-              "journal.segment_bytes=16777216"),
+              *SMALL_SEGMENTS),
     keeps=320 * MIB,
 )  # fmt: skip
 def memory_streams(aim: Aim) -> None:
@@ -823,7 +826,7 @@ def stopped_checkpoint(aim: Aim) -> None:
     content = encode([b"x" * 1_000] * 100)
     broker = psutil.Process(aim.broker)
     while aim.more():
-        peer.say(wire.Send("stopped", aim.round, 1), frames=[content])
+        peer.say(wire.Send("stopped", aim.round), frames=[content])
         peer.discard()
         for child in broker.children():
             with contextlib.suppress(psutil.Error, OSError):

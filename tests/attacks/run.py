@@ -230,7 +230,7 @@ def _judge_latency(found: Found, factor: float) -> None:
     confirms = found.canary.get("confirms_ms", {})
     quiet, attacked = confirms.get("before"), confirms.get("attack")
     if quiet is None or attacked is None:
-        if found.canary:
+        if factor:
             found.faults.append("the canary had no confirm before or amid the attack")
         return
     found.factor = round(attacked["p99"] / quiet["p99"], 1)

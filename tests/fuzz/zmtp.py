@@ -11,6 +11,7 @@ import contextlib
 import select
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -58,6 +59,7 @@ class Wire:
         self._in = bytearray()
         self._frames: list[bytes] = []
         self._greeted = False
+        self._ready = False
         self.closed = False
         self.send(hello)
 
@@ -67,6 +69,16 @@ class Wire:
             self._socket.sendall(data)
         except OSError:
             self.close()
+
+    def greet(self, wait_s: float = 10.0) -> bool:
+        """Wait for the other side's READY; False: it did not come.
+
+        Before libzmq has sent it, a message that it receives is an error that ends the connection.
+        """
+        until = time.monotonic() + wait_s
+        while not self._ready and not self.closed and time.monotonic() < until:
+            self.receive(until - time.monotonic())
+        return self._ready
 
     def receive(self, wait_s: float = 0.0) -> list[list[bytes]]:
         """Messages that have come since; wait_s: how long to wait for bytes."""
@@ -115,6 +127,7 @@ class Wire:
             body = bytes(data[at + head : at + head + size])
             at += head + size
             if flags & COMMAND:
+                self._ready = True
                 if body[:5] == b"\x04PING":
                     self.send(frame(b"\x04PONG" + body[7:], COMMAND))
                 continue
