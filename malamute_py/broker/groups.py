@@ -56,7 +56,7 @@ from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import MAIN, HistoryRead, ReadFailed, ReadRange
 from malamute_py.broker.selection import Parts, unexpired
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.sharing import KINDS, Group, Member, slots_of
+from malamute_py.broker.sharing import DEALS_AT_ONCE, KINDS, Group, Member, slots_of
 from malamute_py.broker.starts import Begin, Starts, by_offset, may_match
 from malamute_py.broker.steps import Part, Steps
 from malamute_py.broker.streams import Batch, Stream
@@ -74,6 +74,10 @@ TURN_BATCHES_MAX: Final = 256
 """Batches that one turn looks at, selected or not: some 4 ms when each has one record."""
 READ_BYTES_MAX: Final = 256 << 10
 """What one read of history brings: of batches of one record some 800, which take 5 to 15 ms."""
+READ_DEALS_MAX: Final = 8 * DEALS_AT_ONCE
+"""Deliveries that a keyed group makes of one read: of batches of one record, some 15 ms."""
+DEAL_BYTES: Final = 64 << 10
+"""What a delivery of a keyed group weighs in a step's budget, however few bytes it has."""
 IDLE_READS_MAX: Final = 3
 HELD_UP_MS: Final = 30_000
 """So long a group that reads no further may stand before its operator is told."""
@@ -527,9 +531,16 @@ class Groups:
 
     def link_ended(self, link: Link) -> None:
         """A link has ended: what its members held goes to others, or waits for their return."""
+        together: dict[Group, list[Member]] = {}
         for member in list(self._members.get(link, {}).values()):
+            group = member.group
+            if group is not None and group.kind != "exclusive":
+                together.setdefault(group, []).append(member)
+                continue
             keep_ms = 0 if link.happened in LEFT_IN_ORDER else member.hold_ms
             self._part(member, keep_ms, link.happened)
+        for group, members in together.items():
+            self._part_together(group, members, link.happened)
 
     def _part(self, member: Member, keep_ms: int, why: str) -> None:
         """A member is one no longer."""
@@ -540,6 +551,23 @@ class Groups:
         now_ms = self._shard.now_ms
         before = group.holder
         held = group.leave(member, now_ms + keep_ms if keep_ms else 0)
+        self._parted(group, member, held, why, 1)
+        if group.ghost is member:
+            self._at(group.returns_ms, partial(self._give_up, group, member))
+        elif before is member:
+            self._say_holder(group)
+
+    def _part_together(self, group: Group, members: list[Member], why: str) -> None:
+        """Members of one link are none any longer: what they held is divided once."""
+        held = 0
+        for member in members:
+            self._forget(member)
+            held += member.held
+        group.leave_together(members)
+        self._parted(group, members[0], held, why, len(members))
+
+    def _parted(self, group: Group, member: Member, held: int, why: str, count: int) -> None:
+        """So many members of one link have left a group, which goes on without them."""
         self._gone_by(group)
         if not group.members and group.waker is not None:
             stream = group.stream
@@ -550,12 +578,8 @@ class Groups:
             self._shard.counters["group_records_returned"] += held
         self._shard.event(
             "group_left", stream=group.stream.name, group=group.name, link=member.link.number,
-            identity=member.identity, held=held, why=why,
+            identity=member.identity, members=count, held=held, why=why,
         )  # fmt: skip
-        if group.ghost is member:
-            self._at(group.returns_ms, partial(self._give_up, group, member))
-        elif before is member:
-            self._say_holder(group)
         if group.moved:
             self._flush_later(group)
         self.wake(group)
@@ -803,7 +827,7 @@ class Groups:
         if group.holdings.read < stream.first:
             self._gone_by(group)
         quantum = self._shard.settings.quantum_bytes
-        given = 0
+        given, began = 0, group.deliveries
         for _ in range(TURN_BATCHES_MAX):
             offset = group.wanted()
             if offset is None:
@@ -811,7 +835,7 @@ class Groups:
                     group.held_up = True
                     self._watch(group, group.holdings.low, told=False)
                 return given
-            if given >= quantum:
+            if given >= quantum or group.dealt(began) >= DEALS_AT_ONCE:
                 break
             if offset < stream.hot_first:
                 self._read(group, offset)
@@ -820,8 +844,8 @@ class Groups:
             if group.reading:
                 return given
         self.wake(group)
-        # What was looked at and selected by nobody is work, too.
-        return max(given, quantum)
+        # What was looked at and selected by nobody is work, too, and so are many small deliveries.
+        return max(given, quantum, group.dealt(began) * DEAL_BYTES)
 
     def _watch(self, group: Group, low: int, told: bool) -> None:
         """Look again after a while at a group that reads no further."""
@@ -1023,7 +1047,7 @@ class Groups:
 
     def _hand_out_history(self, group: Group, answer: HistoryRead) -> None:
         holdings, stream = group.holdings, group.stream
-        gaps = list(answer.gaps)
+        gaps, began = list(answer.gaps), group.deliveries
         for run in answer.runs:
             data = memoryview(run.data)
             for at, size, base, count in run.spans:
@@ -1046,7 +1070,7 @@ class Groups:
                     Content(stored[STAMP_BYTES:]), base, end, size,
                 )  # fmt: skip
                 self._hand_out(group, batch)
-                if group.reading:
+                if group.reading or group.dealt(began) >= READ_DEALS_MAX:
                     return
         for gap in gaps:
             self._gap(group, gap)

@@ -345,13 +345,15 @@ class Holdings:
         page.waiting |= mask
         self.waiting += mask.bit_count()
 
-    def release(self, member: Any) -> Picked:
-        """All that a member held waits again; returns it."""
+    def release(self, members: set[Any]) -> Picked:
+        """All that some members held waits again; returns it."""
         released: Picked = []
         for page in self.pages:
-            mask = page.held.pop(member, 0)
-            if mask:
+            mask = 0
+            for member in page.held.keys() & members:
+                mask |= page.held.pop(member)
                 del page.since[member]
+            if mask:
                 page.waiting |= mask
                 released.append((page, mask))
                 count = mask.bit_count()

@@ -54,6 +54,8 @@ SPREAD_MIN: Final = 32
 """Members among whom a batch is spread whatever they have shown: records are not all alike."""
 STALE_MAX: Final = 64
 """Entries that hold no more in the order of a group's members, besides one for each of them."""
+DEALS_AT_ONCE: Final = 64
+"""Deliveries of a keyed group in one turn, and of one batch in one go: some 5 ms."""
 TABLES_MAX: Final = 256
 """Header tables of which a group remembers what it selects and which slots they are."""
 
@@ -227,9 +229,9 @@ class Slots:
         self._best[better] = weight[better]
         self.settle()
 
-    def leave(self, member: Member, members: list[Member]) -> None:
-        """The slots of a member that has left go to those of the others who weigh most."""
-        lost = np.flatnonzero(self._target == member.place)
+    def leave(self, places: list[int], members: list[Member]) -> None:
+        """The slots of members that have left go to those of the others who weigh most."""
+        lost = np.flatnonzero(np.isin(self._target, places))
         if members and len(lost):
             weights = _weights(members, lost)
             first = weights.argmax(axis=0)
@@ -268,11 +270,12 @@ class Slots:
         if not self.settled:
             self.settle()
 
-    def back(self, slots: SlotsOfRows) -> None:
-        """Records in hand wait again."""
+    def back(self, slots: SlotsOfRows, *, settle: bool = True) -> None:
+        """Records in hand wait again. settle: False: leave() follows."""
         _count(self.held, slots, -1)
         _count(self.waiting, slots, 1)
-        self.settle()
+        if settle:
+            self.settle()
 
     def closed(self, slots: SlotsOfRows) -> None:
         """Waiting records are done."""
@@ -321,6 +324,7 @@ class Group:
         "_joins",
         "_order",
         "_seen",
+        "_slots_of",
         "by_place",
         "deliveries",
         "done",
@@ -392,6 +396,8 @@ class Group:
         self.by_place: dict[int, Member] = {}
         self._seen: dict[Any, tuple[Any, Any]] = {}
         """Header table -> (headers chosen or None for all, slots of its headers)."""
+        self._slots_of: tuple[int, SlotsOfRows] = (NOBODY, np.empty(0, np.uint16))
+        """(base, slot of each row) of the batch that is handed out."""
         self.deliveries = self._deals = 0
         """All of them, and those before the batch that is handed out."""
         self.moved_ms = 0
@@ -452,6 +458,9 @@ class Group:
         keep_until_ms: an exclusive holder may come back before; 0: it has left for good.
         """
         held = member.held
+        if self.kind != "exclusive":
+            self.leave_together([member])
+            return held
         self.members.remove(member)
         self._unfile(member)
         self._trim()
@@ -467,10 +476,29 @@ class Group:
                 return held
             self.next_holder()
         self._release(member)
-        if self.slots is not None:
-            del self.by_place[member.place]
-            self.slots.leave(member, self.members)
         return held
+
+    def leave_together(self, leaving: list[Member]) -> None:
+        """Members of a group that is not exclusive have gone: what they held is divided once.
+
+        For a link that ends with a thousand memberships: each alone would walk over all slots
+        for each page of the window.
+        """
+        gone = set(leaving)
+        self.members = [member for member in self.members if member not in gone]
+        for member in leaving:
+            self._unfile(member)
+            member.returned(member.held)
+        self._trim()
+        released = self.holdings.release(gone)
+        slots = self.slots
+        if slots is None:
+            return
+        for page, mask in released:
+            slots.back(slots_of(page, mask), settle=False)
+        for member in leaving:
+            del self.by_place[member.place]
+        slots.leave([member.place for member in leaving], self.members)
 
     def give_up_ghost(self) -> None:
         """The lost holder did not come back in time."""
@@ -485,9 +513,7 @@ class Group:
 
     def _release(self, member: Member) -> None:
         member.returned(member.held)
-        for page, mask in self.holdings.release(member):
-            if self.slots is not None:
-                self.slots.back(slots_of(page, mask))
+        self.holdings.release({member})
 
     # --- who may be given something -------------------------------------------------------------
 
@@ -652,10 +678,10 @@ class Group:
             return True
         return content.headers_key in self._seen
 
-    def _of_table(self, content: Content, base: int = -1) -> tuple[Any, Any]:
+    def _of_table(self, content: Content, base: int) -> tuple[Any, Any]:
         """(headers chosen, None for all; slot of each distinct header, when keyed).
 
-        base: where the batch begins; -1: only the slots are wanted.
+        base: where the batch begins.
         """
         if self.everything and self.slots is None:
             return None, None
@@ -669,7 +695,7 @@ class Group:
         if prepared is not None and prepared[0] == base:
             self.prepared = None
             chosen = None if prepared[1].all() else prepared[1]
-        elif not self.everything and base >= 0:
+        elif not self.everything:
             predicate = self.predicate
             each = (predicate(header.keys, header.fields) for header in headers)
             chosen = np.fromiter(each, np.bool_, len(headers))
@@ -679,7 +705,7 @@ class Group:
         if self.slots is not None:
             each_slot = (crc32(header.keys[0].encode()) % SLOTS for header in headers)
             slots = np.fromiter(each_slot, np.uint16, len(headers))
-        if len(headers) <= TABLES_MAX and (base >= 0 or self.everything):
+        if len(headers) <= TABLES_MAX:
             if len(self._seen) >= TABLES_MAX:
                 self._seen.clear()
             self._seen[key] = chosen, slots
@@ -725,20 +751,40 @@ class Group:
 
     def _by_slot(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
         assert self.slots is not None
-        content = batch.content
-        _, slots = self._of_table(content)
-        _, codes = content.headers()
-        owner = self.slots.owner
-        if codes is None:
-            parts = [(int(owner[slots[0]]), bits)]
-        else:
-            count = batch.next - batch.base
-            parts = _parts(owner[slots][codes], bits, count)
-        for place, mine in parts:
+        deals = 0
+        for place, mine in _parts(self.slots.owner[self._row_slots(batch)], bits):
             member = self.by_place.get(place)
             if member is not None and member.able:
                 yield member, _at_most(mine, member.left_records)
                 self.file(member)
+                deals += 1
+                if deals == DEALS_AT_ONCE:
+                    # What still waits is wanted first in the group's next turn.
+                    return
+
+    def dealt(self, began: int) -> int:
+        """Deliveries since there were so many, where they are bounded: of a keyed group.
+
+        It has one for each member in each batch, however few rows that is.
+        """
+        return 0 if self.slots is None else self.deliveries - began
+
+    def _row_slots(self, batch: Batch) -> SlotsOfRows:
+        """Slot of each row of a batch that was taken in; any for rows that do not wait.
+
+        From the pages, which have them: thousands of distinct first keys are hashed once.
+        """
+        base, end = batch.base, batch.next
+        if self._slots_of[0] != base or len(self._slots_of[1]) != end - base:
+            found = np.zeros(end - base, np.uint16)
+            for page, _ in self.holdings.within(base, end):
+                if page.slots is not None:
+                    first, stop = max(base, page.base), min(end, page.base + PAGE)
+                    found[first - base : stop - base] = page.slots[
+                        first - page.base : stop - page.base
+                    ]
+            self._slots_of = base, found
+        return self._slots_of[1]
 
     def hand(self, batch: Batch, member: Member, bits: int, now_ms: int) -> int:
         """These rows are in the member's hands; returns how many."""
@@ -748,17 +794,9 @@ class Group:
         self.deliveries += 1
         member.served = self.deliveries
         if self.slots is not None:
-            self.slots.hand(self.slots_in(batch, bits), member.place)
+            rows = rows_of_bits(bits, batch.next - batch.base)
+            self.slots.hand(self._row_slots(batch)[rows], member.place)
         return count
-
-    def slots_in(self, batch: Batch, bits: int) -> SlotsOfRows:
-        """Slots of rows of a batch."""
-        _, slots = self._of_table(batch.content)
-        _, codes = batch.content.headers()
-        if codes is None:
-            return np.full(bits.bit_count(), slots[0], np.int64)
-        found: SlotsOfRows = slots[codes[rows_of_bits(bits, batch.next - batch.base)]]
-        return found
 
     # --- what is done or comes back --------------------------------------------------------------
 
@@ -822,8 +860,9 @@ def _at_most(bits: int, most: int) -> int:
     return bits if bits.bit_count() <= most else first_bits(bits, most)
 
 
-def _parts(owners: Places, bits: int, count: int) -> list[tuple[int, int]]:
+def _parts(owners: Places, bits: int) -> list[tuple[int, int]]:
     """(place of its owner, rows) of each owner that some rows of a batch have."""
+    count = len(owners)
     rows = np.flatnonzero(rows_of_bits(bits, count))
     mine = owners[rows]
     if (mine == mine[0]).all():

@@ -78,7 +78,7 @@ def test_ranges_over_several_pages_are_picked_by_pages(count: int) -> None:
     assert picked is not None
     wanted = sorted(offset for first, end in ranges for offset in range(first, end))
     assert [offset for page, mask in picked for offset in places(mask, page.base)] == wanted
-    holdings.release("a")
+    holdings.release({"a"})
     holdings.hand(0, ones(PAGE + 7), "a", 1)
     assert holdings.pick("a", ranges, False) is None
     assert holdings.pick("a", ranges, True) == picked
@@ -211,7 +211,7 @@ def test_holdings_agree_with_a_dictionary(seed: int) -> None:
                 holdings.tidy()
             case "leave":
                 member = dice.choice("abc")
-                holdings.release(member)
+                holdings.release({member})
                 model.where |= dict.fromkeys(model.of(member), "waiting")
             case "gone":
                 first = model.low + dice.choice([0, 10, 2_000])

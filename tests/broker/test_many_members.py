@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from zlib import crc32
 
 import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import JoinGroup
+from malamute_py.broker import sharing
 from malamute_py.broker.links import Link
 from malamute_py.broker.sharing import SPREAD_MIN, STALE_MAX, Member
 from tests.broker.shell import Shell, offsets
@@ -200,3 +202,78 @@ def test_a_lot_is_where_dealing_and_doing_take_least(member: Member) -> None:
     assert member.lot(1_000) == 1_000 // SPREAD_MIN
     member.pace_ms = 1_000
     assert member.lot(1_000) == 0
+
+
+# --- keyed groups whose members come and go together ---------------------------------------------
+
+
+def keyed(members: int, subjects: int = 3_000) -> Shell:
+    """A keyed group of link 2 over four batches of distinct subjects, with nothing given yet."""
+    shell = Shell()
+    shell.hello(1)
+    shell.hello(2)
+    for batch in range(4):
+        names = [f"k{batch}.{at}" for at in range(subjects)]
+        shell.publish(1, "st", [b""] * subjects, subject=names)
+    joins = [
+        wire.JoinGroup(number, "st", "g", ["all"], "keyed", [0], 1_000_000, 1 << 30)
+        for number in range(1, members + 1)
+    ]
+    shell.broker.receive(2, "", joins, [], shell.now_ms)
+    return shell
+
+
+def test_a_first_key_is_hashed_once_however_many_members_it_is_divided_among(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For each delivery all keys of its batch were hashed: 1,000 members took a minute."""
+    hashed = 0
+
+    def counted(data: bytes) -> int:
+        nonlocal hashed
+        hashed += 1
+        return crc32(data)
+
+    monkeypatch.setattr(sharing, "crc32", counted)
+    shell = keyed(200)
+    shell.run()
+    assert shell.broker.gauges["group_records_held"] == 12_000
+    assert hashed <= 12_000
+
+
+def test_a_turn_of_a_keyed_group_makes_a_bounded_number_of_deliveries() -> None:
+    shell = keyed(400)
+    shell.readies.clear()
+    shell.run()
+    deliveries = [
+        sum(type(command) is wire.Deliver for send in ready.sends for command in send.commands)
+        for ready in shell.readies
+    ]
+    assert sum(deliveries) > 20 * sharing.DEALS_AT_ONCE
+    assert max(deliveries) <= 3 * sharing.DEALS_AT_ONCE
+    assert shell.broker.gauges["group_records_held"] == 12_000
+
+
+def test_members_that_leave_together_are_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member that left had all slots settled for each page of what it held."""
+    shell = keyed(200)
+    shell.hello(3)
+    shell.send(3, wire.JoinGroup(1, "st", "g", ["all"], "keyed", [0], 1_000_000, 1 << 30))
+    shell.run()
+    settled = 0
+    settle = sharing.Slots.settle
+
+    def counted(slots: sharing.Slots) -> None:
+        nonlocal settled
+        settled += 1
+        settle(slots)
+
+    monkeypatch.setattr(sharing.Slots, "settle", counted)
+    shell.broker.link_lost(2, shell.now_ms)
+    assert settled == 1
+    shell.run()
+    (left,) = shell.events_of("group_left")
+    assert (left.facts["members"], left.facts["link"]) == (200, 2)
+    mine = [offset for offset, _ in shell.peers[3].received[1]]
+    assert sorted(mine) == list(range(12_000))
+    assert [*dict.fromkeys(mine)] == mine

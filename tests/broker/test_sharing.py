@@ -31,7 +31,7 @@ def test_slots_belong_to_the_same_members_in_whatever_order_these_came(seed: int
         before = slots.owner.copy()
         if one in present:
             present.remove(one)
-            slots.leave(one, present)
+            slots.leave([one.place], present)
             kept = before != one.place
         else:
             present.append(one)
@@ -44,7 +44,7 @@ def test_slots_belong_to_the_same_members_in_whatever_order_these_came(seed: int
         assert (slots.owner == fresh.owner).all()
     for one in list(present):
         present.remove(one)
-        slots.leave(one, present)
+        slots.leave([one.place], present)
     assert (slots.owner == NOBODY).all()
 
 
