@@ -215,13 +215,12 @@ class _OsFile:
 
 
 class _OsLock:
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, *descriptors: int) -> None:
+        self._descriptors = [fd for fd in descriptors if fd >= 0]
 
     def release(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
 
 class FileStorage:
@@ -403,15 +402,29 @@ class FileStorage:
         except OSError as error:
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
-            raise JournalLocked(
-                str(self._directory),
-                f"in use by process {holder}: stop that broker, or choose another data directory",
-            ) from error
-        if self._read_only:
-            return _OsLock(fd)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        return _OsLock(fd)
+            raise self._locked(f"process {holder}") from error
+        # The directory as well: the file may be removed under the broker that holds it.
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(fd)
+            os.close(directory)
+            raise self._locked("a process whose lock file was removed") from error
+        except OSError:
+            # Some network file systems lock files only.
+            os.close(directory)
+            directory = -1
+        if not self._read_only:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return _OsLock(fd, directory)
+
+    def _locked(self, holder: str) -> JournalLocked:
+        return JournalLocked(
+            str(self._directory),
+            f"in use by {holder}: stop that broker, or choose another data directory",
+        )
 
     def _may_hold(self, size: int) -> bool:
         facts = os.statvfs(self._directory)

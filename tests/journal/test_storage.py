@@ -84,6 +84,15 @@ def test_a_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:
     FileStorage(tmp_path).lock("lock").release()
 
 
+def test_a_lock_whose_file_was_removed_is_held_all_the_same(tmp_path: Path) -> None:
+    lock = FileStorage(tmp_path).lock("lock")
+    (tmp_path / "lock").unlink()
+    with pytest.raises(JournalLocked, match="in use by a process whose lock file was removed"):
+        FileStorage(tmp_path).lock("lock")
+    lock.release()
+    FileStorage(tmp_path).lock("lock").release()
+
+
 def test_a_lock_in_memory_is_held_once(storage: Storage) -> None:
     lock = storage.lock("lock")
     with pytest.raises(JournalLocked):
