@@ -175,7 +175,8 @@ class Links:
         self.replicas = Replicas(shard)
         self._timers: list[tuple[int, int, Link]] = []
         self._armed = 0
-        self._closes: list[int] = []
+        self._closes: dict[int, None] = {}
+        """Numbers of links that ended in this turn, which the shell still has to forget."""
         self._probes = PROBE_TOKENS
         self._later: dict[Link, int] = {}
         """When what is said later leaves at the latest, ascending."""
@@ -201,11 +202,14 @@ class Links:
     def heard(self, number: int, credential: str) -> Link | None:
         """The link that something arrived on, made on the first sound of it.
 
-        None: there is no room for it; the peer was told.
+        None: the link ended in this turn, and what still arrives is ignored; or there is no room
+        for it, and the peer was told.
         """
         shard = self._shard
         link = self.table.get(number)
         if link is None:
+            if number in self._closes:
+                return None
             link = Link(number, credential, shard.now_ms)
             self.table[number] = link
             shard.counters["links_opened"] += 1
@@ -355,7 +359,7 @@ class Links:
             self.replicas.left(link.credential, link.template, link.session, happened)
         link.happened = happened
         self.ended.append(link)
-        self._closes.append(link.number)
+        self._closes[link.number] = None
         shard.counters["links_closed"] += 1
         level = "info" if happened in ("bye", "lost", "fenced", "draining") else "warning"
         shard.event(
@@ -476,8 +480,8 @@ class Links:
                     )
                 )  # fmt: skip
         self.dirty.clear()
-        closes, self._closes = self._closes, []
-        return sends, closes
+        closes, self._closes = self._closes, {}
+        return sends, list(closes)
 
     # --- what the transport and the peer have taken -------------------------------------
 

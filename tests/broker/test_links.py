@@ -232,6 +232,27 @@ def test_nothing_follows_a_bye() -> None:
     assert not peer.of(wire.Result)
 
 
+@pytest.mark.parametrize("malformed", [False, True])
+def test_what_arrives_behind_the_end_of_a_link_in_the_same_turn_opens_no_other(
+    malformed: bool,
+) -> None:
+    shell = Shell()
+    shell.hello(1)
+    if malformed:
+        shell.broker.malformed(1, "malformed", "no MessagePack", shell.now_ms)
+    else:
+        shell.broker.receive(1, "", [wire.Bye()], [], shell.now_ms)
+    hello = wire.Hello((1, 1), b"s" * 16, "", "", 0)
+    subscribe = wire.Subscribe(1, "events", ["all"], [0], 10, 1000)
+    shell.broker.receive(1, "", [hello, subscribe], [], shell.now_ms)
+    shell.broker.malformed(1, "malformed", "no MessagePack", shell.now_ms)
+    ready = shell.broker.take_ready()
+    (send,) = ready.sends
+    assert [type(command) for command in send.commands][-1:] == [wire.Bye]
+    assert ready.closes == [1]
+    assert shell.broker.gauges["links"] == 0
+
+
 @pytest.mark.parametrize(
     ("commands", "frames"),
     [
