@@ -88,7 +88,7 @@ demo: $(DEMO_STAMP) ## a year of real flights through the broker, checked agains
 simulate: $(DEV_STAMP) ## run the deterministic simulator: SEED=7, or none for a new one
 	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-fuzz: $(DEV_STAMP) ## hostile messages through the core (ARGS="--messages 3000000"), or PROGRAM=live, contents or guided
+fuzz: $(DEV_STAMP) ## hostile messages through the core (ARGS="--messages 3000000 --jobs 2"), or PROGRAM=live, contents or guided
 	$(PY) -m tests.fuzz$(if $(PROGRAM),.$(PROGRAM)) $(ARGS)
 
 perf: $(DEV_STAMP) ## measure beside the other brokers installed here (ARGS="--quick"), or Spark with PROGRAM=spark

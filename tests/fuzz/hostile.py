@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import google_crc32c
 import msgspec
+import numpy as np
 
 from malamute_protocol.codec import compress
 from malamute_protocol.content import HEAD, Head
@@ -39,8 +40,15 @@ TABLES: Final = (
 _FLAGS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1 << 15)
 _DIFFERENT: Final = 40
 _PAD: Final = tuple(bytes(n) for n in range(8))
-_HEAD_TYPES: Final = "IHHIIIBBHQIIQQqqqIIIIIIII"
+_HEAD_TYPES: Final = dict(zip(Head._fields, "IHHIIIBBHQIIQQqqqIIIIIIII", strict=True))
 _WIDTHS: Final = {"B": 8, "H": 16, "I": 32, "Q": 64, "q": 64}
+_ORDER: Final = ("subjects", "fieldmaps", "subject_codes", "field_codes", "client_times",
+                 "expiries", "properties", "deltas", "append_times", "body")  # fmt: skip
+_BLANK: Final = {
+    **dict.fromkeys(Head._fields, 0),
+    "magic": 0x31434C4D, "version": 1, "head_bytes": 128, "subjects_count": 1,
+}  # fmt: skip
+"""The fields of a head in their order, as a content without sections has them."""
 _pack = msgspec.msgpack.encode
 
 
@@ -69,6 +77,17 @@ def _arrow_body() -> bytes:
     return bytes(batch.serialize().to_pybytes())
 
 
+class Chance(random.Random):
+    """Random numbers whose choices take half of the library's time: most of a message is choices.
+
+    They are uneven by one part in 2**53 over the count of elements, which no test notices.
+    """
+
+    def choice(self, seq: Any) -> Any:
+        """One of the elements."""
+        return seq[int(self.random() * len(seq))]
+
+
 class Contents:
     """A source of contents; one seed makes one sequence."""
 
@@ -77,11 +96,12 @@ class Contents:
         self.chance = chance
         self.producers: list[tuple[int, int, int]] = []
         """(id, epoch, sequence) that idempotent batches may claim; the caller fills it."""
+        self._plain: dict[tuple[int, str], bytes] = {}
 
     def _some(self, values: Sequence[int], n: int) -> list[int]:
-        """One of the values for each of n rows, repeated where there are many rows."""
-        some = self.chance.choices(values, k=min(n, _DIFFERENT))
-        return some if n <= _DIFFERENT else (some * (n // _DIFFERENT + 1))[:n]
+        """One of the values for each of n rows; of many rows for the first 40, which repeat."""
+        choice = self.chance.choice
+        return [choice(values) for _ in range(min(n, _DIFFERENT))]
 
     # --- a whole content --------------------------------------------------------------------
 
@@ -95,21 +115,23 @@ class Contents:
         if chance.random() < 0.8:
             for _ in range(chance.choice((1, 1, 1, 2, 3))):
                 self._damage(sections, values, n)
-        return self._assembled(sections, values)
+        content = _assembled(sections, values)
+        return content if chance.random() < 0.97 else content[:8] + bytes(4) + content[12:]
 
     def plain(self, bodies: int = 1, subject: str = "a") -> bytes:
         """A valid content of a few small records."""
-        sections, values = self._of_bodies([b"%d" % i for i in range(bodies)])
-        sections["subjects"] = _pack([subject])
-        return self._assembled(sections, values)
+        made = self._plain.get((bodies, subject))
+        if made is None:
+            sections, values = _of_bodies([1] * bodies, bodies)
+            sections["subjects"] = _pack([subject])
+            made = self._plain[bodies, subject] = _assembled(sections, values)
+        return made
 
     def _valid(self, n: int) -> tuple[dict[str, bytes], dict[str, int]]:
         chance = self.chance
         kind = chance.choice((0, 0, 0, 0, 0, 1, 2))
         if kind == 0:
-            sections, values = self._of_bodies(
-                [b"x" * size for size in self._some((0, 1, 5, 40), n)]
-            )
+            sections, values = _of_bodies(self._some((0, 1, 5, 40), n), n)
         elif kind == 1:
             sections, values = self._of_lists(n)
         else:
@@ -120,14 +142,14 @@ class Contents:
         if chance.random() < 0.3:
             times = self._some((5, 9, 10**12, -(2**63), -1, 2**62), n)
             told = [time for time in times if time != -(2**63)]
-            sections["client_times"] = struct.pack(f"<{n}q", *times)
+            sections["client_times"] = _column("q", times, n)
             values["client_time_min_ms"] = min(told, default=0)
             values["client_time_max_ms"] = max(told, default=0)
             flags |= 1
         if chance.random() < 0.25:
             expiries = self._some((0, 1, 10**15, -1, 2**62), n)
             told = [expiry for expiry in expiries if expiry]
-            sections["expiries"] = struct.pack(f"<{n}q", *expiries)
+            sections["expiries"] = _column("q", expiries, n)
             values["earliest_expiry_ms"] = min(told, default=0)
             flags |= 2
         values["flags"] = flags
@@ -140,25 +162,11 @@ class Contents:
         self._compress(sections, values)
         return sections, values
 
-    def _of_bodies(self, bodies: list[bytes]) -> tuple[dict[str, bytes], dict[str, int]]:
-        ends, at = [0], 0
-        for body in bodies:
-            at += len(body)
-            ends.append(at)
-        body_section = struct.pack(f"<{len(ends)}i", *ends) + b"".join(bodies)
-        values = {"count": len(bodies), "subjects_count": 1}
-        return {"subjects": b"\x91\xa1a", "body": body_section}, values
-
     def _of_lists(self, n: int) -> tuple[dict[str, bytes], dict[str, int]]:
-        lengths = self._some((0, 1, 1, 2), n)
-        starts, parts = [0], [0]
-        for length in lengths:
-            starts.append(starts[-1] + length)
-        for size in self._some((0, 1, 3), starts[-1]):
-            parts.append(parts[-1] + size)
-        blob = b"p" * parts[-1]
-        body = struct.pack(f"<{n + 1}i", *starts) + struct.pack(f"<{len(parts)}i", *parts) + blob
-        return {"body": body}, {"count": n, "body_kind": 1, "parts_count": starts[-1]}
+        starts, count = _ends(self._some((0, 1, 1, 2), n), n)
+        parts, size = _ends(self._some((0, 1, 3), count), count)
+        values = {"count": n, "body_kind": 1, "parts_count": count}
+        return {"body": starts + parts + b"p" * size}, values
 
     def _headers(self, sections: dict[str, bytes], values: dict[str, int], n: int) -> None:
         chance = self.chance
@@ -178,7 +186,7 @@ class Contents:
         values["subjects_count"] = len(entries)
         if len(entries) > 1 or chance.random() < 0.1:
             codes = self._some(range(len(entries)), n)
-            sections["subject_codes"] = struct.pack(f"<{n}i", *codes)
+            sections["subject_codes"] = _column("i", codes, n)
             flags |= 128
         if chance.random() < 0.35:
             maps = (
@@ -193,7 +201,7 @@ class Contents:
             values["fieldmaps_count"] = len(maps)
             if len(maps) > 1 or chance.random() < 0.3:
                 codes = self._some(range(-1, len(maps)), n)
-                sections["field_codes"] = struct.pack(f"<{n}i", *codes)
+                sections["field_codes"] = _column("i", codes, n)
                 flags |= 256
         values["flags"] = flags
 
@@ -206,13 +214,12 @@ class Contents:
         elif form == 8:
             maps = [self.properties() for _ in range(chance.choice((0, 1, 2, 3)))]
             array = bytes([0x90 | len(maps)]) + b"".join(maps)
-            codes = self._some(range(-1, len(maps)), n)
-            section = struct.pack(f"<{n}i", *codes) + array
+            section = _column("i", self._some(range(-1, len(maps)), n), n) + array
         else:
             few = [self.properties() if chance.random() < 0.5 else b"" for _ in range(min(n, 6))]
             pieces = (few * (n // len(few) + 1))[:n] if n <= 1000 else [*few, *[b""] * (n - 6)]
-            ends = [0, *accumulate(map(len, pieces))]
-            section = struct.pack(f"<{n + 1}i", *ends) + b"".join(pieces)
+            ends = np.array([0, *accumulate(map(len, pieces))], "<i4")
+            section = ends.tobytes() + b"".join(pieces)
         sections["properties"] = section
         values["flags"] = values.get("flags", 0) | form
 
@@ -325,37 +332,52 @@ class Contents:
         out[at : at + 4] = value.to_bytes(4, chance.choice(("little", "big")))
         return bytes(out)
 
-    # --- assembly ---------------------------------------------------------------------------
 
-    def _assembled(self, sections: dict[str, bytes], values: dict[str, int]) -> bytes:
-        chance = self.chance
-        order = ("subjects", "fieldmaps", "subject_codes", "field_codes", "client_times",
-                 "expiries", "properties", "deltas", "append_times", "body")  # fmt: skip
-        pieces = []
-        for name in order:
-            section = sections.get(name, b"")
+def _column(kind: str, some: list[int], n: int) -> bytes:
+    """A column of n integers that repeats some of them. kind: of struct, `i` or `q`."""
+    packed = struct.pack(f"<{len(some)}{kind}", *some)
+    if n <= len(some):
+        return packed
+    return (packed * (n // len(some) + 1))[: n * (8 if kind == "q" else 4)]
+
+
+def _ends(sizes: list[int], n: int) -> tuple[bytes, int]:
+    """(int32[n+1]: 0, and where n pieces end that repeat some sizes; the last of them)."""
+    if n <= len(sizes):
+        few = [0, *accumulate(sizes)]
+        return struct.pack(f"<{n + 1}i", *few), few[-1]
+    ends = np.zeros(n + 1, "<i4")
+    np.cumsum(np.resize(sizes, n), out=ends[1:])
+    return ends.tobytes(), int(ends[-1])
+
+
+def _of_bodies(sizes: list[int], n: int) -> tuple[dict[str, bytes], dict[str, int]]:
+    ends, size = _ends(sizes, n)
+    return {"subjects": b"\x91\xa1a", "body": ends + b"x" * size}, {"count": n}
+
+
+def _assembled(sections: dict[str, bytes], values: dict[str, int]) -> bytes:
+    """The content of these sections. values: of the head; one is forced by `=` before its name."""
+    pieces = []
+    for name in _ORDER:
+        section = sections.get(name)
+        if section:
             pieces += [section, _PAD[-len(section) & 7]]
-        tail = b"".join(pieces)
-        body = sections["body"]
-        whole: dict[str, int] = {
-            **dict.fromkeys(Head._fields, 0),
-            "magic": 0x31434C4D, "version": 1, "head_bytes": 128, "content_bytes": 128 + len(tail),
-            "subjects_count": 1, "subjects_bytes": len(sections["subjects"]),
-            "fieldmaps_bytes": len(sections.get("fieldmaps", b"")),
-            "properties_bytes": len(sections.get("properties", b"")),
-            "body_bytes": len(body), "body_raw_bytes": len(body),
-            **{name: value for name, value in values.items() if name[0] != "="},
-        }  # fmt: skip
-        for name, value in values.items():
-            if name[0] == "=":
-                whole[name[1:]] = value
-        fields = [
-            _fitted(kind, whole[name]) for kind, name in zip(_HEAD_TYPES, Head._fields, strict=True)
-        ]
-        content = bytearray(HEAD.pack(*fields) + tail)
-        if chance.random() < 0.97:
-            struct.pack_into("<I", content, 8, google_crc32c.value(bytes(content[12:])))
-        return bytes(content)
+    tail = b"".join(pieces)
+    size = len(sections["body"])
+    whole: dict[str, int] = {
+        **_BLANK, "content_bytes": 128 + len(tail), "subjects_bytes": len(sections["subjects"]),
+        "fieldmaps_bytes": len(sections.get("fieldmaps", b"")),
+        "properties_bytes": len(sections.get("properties", b"")),
+        "body_bytes": size, "body_raw_bytes": size,
+    }  # fmt: skip
+    whole.update((name, value) for name, value in values.items() if name[0] != "=")
+    for name, value in values.items():
+        if name[0] == "=":
+            whole[name[1:]] = _fitted(_HEAD_TYPES[name[1:]], value)
+    head = HEAD.pack(*whole.values())
+    crc = google_crc32c.extend(google_crc32c.value(head[12:]), tail)
+    return b"".join((head[:8], crc.to_bytes(4, "little"), head[12:], tail))
 
 
 def _fitted(kind: str, value: int) -> int:

@@ -12,7 +12,8 @@ import random
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -71,6 +72,18 @@ def place_of(error: BaseException) -> str:
     ]
     where = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].name}" if frames else "outside"
     return f"{type(error).__name__} in {where}"
+
+
+@contextmanager
+def _whatever_raises_is_found() -> Iterator[None]:
+    """Make an error of any kind a find: it would have ended the loop."""
+    try:
+        yield
+    except Found:
+        raise
+    except Exception as error:
+        trace = traceback.format_exc()
+        raise Found(f"the loop would have ended:\n{trace}", place_of(error)) from error
 
 
 class _Log:
@@ -173,7 +186,7 @@ class Inside:
 
     def play(self, step: Step) -> None:
         """Do one step. Raises Found."""
-        try:
+        with _whatever_raises_is_found():
             if step.kind == "wait":
                 self.wait(step.ms)
             elif step.kind == "lost":
@@ -188,15 +201,13 @@ class Inside:
                     number = self.links[step.peer] = self._next
                     self._numbers[number] = step.peer
                     self._next += 1
-                self.receive(number, step.frames)
-        except Found:
-            raise
-        except Exception as error:
-            trace = traceback.format_exc()
-            raise Found(f"the loop would have ended:\n{trace}", place_of(error)) from error
+                self.receive(number, step.frames, more=step.kind == "more")
 
-    def receive(self, number: int, frames: Sequence[bytes]) -> None:
-        """One message of a link, as the loop takes it."""
+    def receive(self, number: int, frames: Sequence[bytes], *, more: bool = False) -> None:
+        """One message of a link, as the loop takes it; more: its turn takes another before it ends.
+
+        A turn of several messages is where commands of several links meet that are not done yet.
+        """
         self.messages += 1
         self.now_ms += 1
         try:
@@ -206,7 +217,8 @@ class Inside:
         else:
             commands = [command for command, _ in messages]
             self.core.receive(number, "", commands, frames[1:], self.now_ms)
-        self._settle()
+        if not more:
+            self._settle()
 
     def wait(self, ms: int) -> None:
         """Let time go by."""
@@ -222,7 +234,9 @@ class Inside:
 
     def look(self) -> None:
         """Let the witness do its round. Raises Found when it misses something."""
-        self._witness.round()
+        with _whatever_raises_is_found():
+            self._settle()
+            self._witness.round()
 
     def leave(self) -> None:
         """End all links but the witness'; what came with them must be gone. Raises Found."""

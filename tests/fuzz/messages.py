@@ -9,6 +9,7 @@ Source: SPEC.md, sections 2 to 4.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_type_hints
@@ -20,12 +21,13 @@ from malamute_protocol.batch import iter_batches
 from malamute_protocol.errors import BatchError
 from malamute_protocol.framing import COMMANDS, NUMBERS
 from malamute_protocol.link import CLIENT_COMMANDS, CONTENT_COMMANDS
-from tests.fuzz.hostile import BAD_MESSAGEPACK, EXTREMES, Contents
+from tests.fuzz.hostile import BAD_MESSAGEPACK, EXTREMES, Chance, Contents
 
 PEERS: Final = 6
 """How many peers send at the same time."""
 STREAMS: Final = ("s", "t", "u", "own", "ram", "full")
 _REMEMBERED: Final = 40
+_KEPT_BYTES: Final = 1 << 16
 _NUMBERS: Final = (0, 1, 1, 2, 2, 3, 4)
 _COMMANDS_OF_A_STEP: Final = tuple(
     command for command in COMMANDS.values() if command in wire.STEP_PARTS
@@ -38,6 +40,29 @@ _LIKELY: Final[tuple[type[wire.Command], ...]] = (
 )  # fmt: skip
 _ALL: Final = tuple(COMMANDS.values())
 _HINTS: Final = {command: get_type_hints(command) for command in _ALL}
+
+
+def _form(hint: Any) -> str:
+    """What a field is, as far as the making of its values asks."""
+    text = str(hint)
+    if hint is bool:
+        return "bool"
+    if "ge=" in text:
+        return "bounded"
+    if hint is int or "int" in text:
+        return "int"
+    if hint is str or "max_length=1024" in text:
+        return "str"
+    return "bytes" if hint is bytes or "bytes" in text else ""
+
+
+_FORMS: Final = {
+    command: {name: _form(hint) for name, hint in hints.items()}
+    for command, hints in _HINTS.items()
+}
+_BOUNDS: Final = (0, 1, 2**31, 2**53 - 1, 2**53)
+_TEXTS: Final = ("", "x", "tail", "é" * 20, "y" * 300, "z" * 1024)
+_BYTES: Final = (b"", b"k", bytes(16), b"z" * 128)
 _HOLDS: Final[dict[type[wire.Command], type[wire.Command]]] = {
     wire.AckMail: wire.Mail, wire.AckWork: wire.Work, wire.Reply: wire.Work,
     wire.AckRecords: wire.Deliver,
@@ -51,8 +76,9 @@ class Step(NamedTuple):
 
     peer: int
     kind: str
-    """`message`, `lost` (the peer's connection ends), `wait` (milliseconds go by); of live peers
-    also `abort` (it ends by a reset), `fresh` (a new one, its first bytes) and `raw` (bytes)."""
+    """`message`, `more` (a message, and the turn that takes it takes another), `lost` (the peer's
+    connection ends), `wait` (milliseconds go by); of live peers also `abort` (it ends by a reset),
+    `fresh` (a new one, its first bytes) and `raw` (bytes)."""
     frames: tuple[bytes, ...] = ()
     ms: int = 0
 
@@ -160,7 +186,7 @@ class Messages:
 
     def __init__(self, seed: int, peers: int = PEERS) -> None:
         """peers: how many links there are at a time."""
-        self.chance = random.Random(seed)
+        self.chance: random.Random = Chance(seed)
         self.contents = Contents(self.chance)
         self.shared = Shared()
         self.contents.producers = self.shared.producers
@@ -168,6 +194,8 @@ class Messages:
         self.wild = False
         """Whether the message that is being made may break the grammar: that ends its link, and
         what other messages reach would not be reached if all did."""
+        self._made: deque[bytes] = deque(maxlen=_REMEMBERED)
+        """The newest contents."""
         self.held: tuple[int, int, int] | None = None
         """Of what its link holds, what the command that is being made is about."""
         self._fields: dict[str, Callable[[View, type[wire.Command]], Any]] = {
@@ -202,8 +230,9 @@ class Messages:
         self.wild = chance.random() < 0.07
         commands, frames = self._commands(view)
         head = self._packed(commands)
+        kind = "message" if chance.random() < 0.4 else "more"
         if not self.wild:
-            return Step(peer, "message", (head, *frames))
+            return Step(peer, kind, (head, *frames))
         draw = chance.random()
         if draw < 0.4:
             head = self.contents.mutated(head)
@@ -213,7 +242,7 @@ class Messages:
             del frames[chance.randrange(len(frames))]
         elif draw < 0.63:
             head = chance.choice(BAD_MESSAGEPACK)
-        return Step(peer, "message", (head, *frames))
+        return Step(peer, kind, (head, *frames))
 
     def _hello(self) -> bytes:
         session = self.chance.randbytes(16)
@@ -223,10 +252,8 @@ class Messages:
         chance = self.chance
         commands: list[Any] = []
         frames: list[bytes] = []
-        count = chance.choice((1, 1, 1, 1, 2, 3, 6))
-        if chance.random() < 0.001:
-            count = 4_097
-        for _ in range(count):
+        many = chance.random() < 0.001
+        for _ in range(30 if many else chance.choice((1, 1, 1, 1, 2, 3, 6))):
             command = chance.choice(_LIKELY)
             if chance.random() < 0.25:
                 command = chance.choice(_ALL if self.wild else CLIENT_COMMANDS)
@@ -239,6 +266,10 @@ class Messages:
                 self._parts(view, commands, frames)
         if not commands:
             commands.append([3, 1])
+        if many:
+            # More than a message may have; to make each anew takes as long as 500 messages.
+            times = 4_096 // len(commands) + 1
+            commands, frames = commands * times, frames * times
         return commands, frames
 
     def _parts(self, view: View, commands: list[Any], frames: list[bytes]) -> None:
@@ -260,10 +291,9 @@ class Messages:
     ) -> None:
         """One command, with the frames that it owns."""
         chance = self.chance
-        hints = _HINTS[kind]
         held = view.held[_HOLDS.get(kind, wire.Mail) if not self.wild else wire.Work]
         self.held = chance.choice(held) if held and chance.random() < 0.9 else None
-        values = [self._value(view, kind, name, hints[name]) for name in kind.__struct_fields__]
+        values = [self._value(view, kind, name) for name in kind.__struct_fields__]
         if chance.random() < 0.3:
             least = 0 if self.wild else len(kind.__struct_fields__) - len(kind.__struct_defaults__)
             del values[chance.randrange(least, len(values) + 1) :]
@@ -284,13 +314,19 @@ class Messages:
         draw = chance.random()
         if draw < 0.3:
             return self.contents.plain(chance.choice((1, 1, 3, 20)), chance.choice("abk"))
+        if draw < 0.64 and self._made:
+            # What was sent once comes again: to another place, as mail, or a second time.
+            return chance.choice(self._made)
         if draw < 0.98:
-            return self.contents.content()
+            made = self.contents.content()
+            if len(made) < _KEPT_BYTES:
+                self._made.append(made)
+            return made
         return chance.randbytes(chance.choice((0, 1, 127, 128, 300)))
 
     # --- values of fields -------------------------------------------------------------------
 
-    def _value(self, view: View, kind: type[wire.Command], name: str, hint: Any) -> Any:
+    def _value(self, view: View, kind: type[wire.Command], name: str) -> Any:
         chance = self.chance
         draw = chance.random()
         if self.wild and draw < 0.1:
@@ -298,9 +334,9 @@ class Messages:
         made = self._fields.get(name)
         if made is not None and not (self.wild and draw < 0.2):
             return made(view, kind)
-        if hint is bool:
+        form = _FORMS[kind][name]
+        if form == "bool":
             return chance.random() < 0.5
-        text = str(hint)
         if name in ("credit_records", "credit_bytes") and draw < 0.8:
             return chance.choice((1, 10, 1000, 1 << 30, 1 << 40))
         if name in ("level", "visibility") and draw < 0.95:
@@ -313,15 +349,14 @@ class Messages:
             return chance.choice((0, 0, 1, 100, 2_000, 60_000, chance.choice(self.shared.times)))
         if name == "limit" and draw < 0.8:
             return chance.choice((1, 2, 10, 1000))
-        if "ge=" in text:
-            bounds = (0, 1, 2**31, 2**53 - 1, 2**53) if not self.wild else EXTREMES
-            return chance.choice(bounds)
-        if hint is int or "int" in text:
+        if form == "bounded":
+            return chance.choice(_BOUNDS if not self.wild else EXTREMES)
+        if form == "int":
             return chance.choice(EXTREMES)
-        if hint is str or "max_length=1024" in text:
-            return chance.choice(("", "x", "tail", "é" * 20, "y" * 300, "z" * 1024))
-        if hint is bytes or "bytes" in text:
-            return chance.choice((b"", b"k", bytes(16), b"z" * 128))
+        if form == "str":
+            return chance.choice(_TEXTS)
+        if form == "bytes":
+            return chance.choice(_BYTES)
         return self._anything()
 
     def _anything(self) -> Any:

@@ -14,6 +14,7 @@ import sqlite3
 import struct
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -88,7 +89,7 @@ def _consume(stamp: Stamp, read: Content, mask: Any) -> None:
     with contextlib.suppress(BatchError, TypeError, LocalProtocolError):
         batch.bodies()
     with contextlib.suppress(BatchError, TypeError, LocalProtocolError):
-        for record in list(batch)[:20]:
+        for record in islice(batch, 20):
             _ = record.offset, record.subject, record.fields, record.properties, record.expires_ms
             _ = record.body if read.head.body_kind == 0 else record.parts
     with contextlib.suppress(BatchError, TypeError, LocalProtocolError):
