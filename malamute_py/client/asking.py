@@ -9,7 +9,8 @@ an earlier process has an unknown key and stays mail. Source: SPEC.md, section 4
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any, Final
 
 from malamute_protocol.address import NAME_BYTES_MAX
@@ -211,6 +212,7 @@ class Asking:
         """The client has an identity, and so a mailbox that outlives the broker's process."""
         outbox.homes.append(self.services)
         mailboxes.route = self.route
+        mailboxes.route_unreadable = self.route_unreadable
         mailboxes.failed = self.inbox_failed
 
     # --- what callers do -----------------------------------------------------------------------
@@ -323,17 +325,32 @@ class Asking:
         inbox.reply_taken(ranges_of(taken), delivered.command.last)
         return chosen(left, others) if others else None
 
+    def route_unreadable(self, command: Any, reason: str) -> bool:
+        """Fail the requests whose replies cannot be read; False: not all of them are ours."""
+        if not all(key in self.asked or key in self._ended for key, _, _ in command.about):
+            return False
+        failures = (_failure(f"unreadable: {reason}") for _ in repeat(None))
+        self._settle_replies(command, failures, command.about)
+        return True
+
     def _hand_over(self, delivered: Delivered, batch: Batch, about: Any) -> None:
+        command = delivered.command
+        replies: Iterator[Any] = map(Reply, repeat(batch), rows_of(batch), repeat(delivered))
+        if command.why and command.why != COMPLETED:
+            replies = (_failure(command.why) for _ in repeat(None))
+        self._settle_replies(command, replies, about)
+
+    def _settle_replies(self, command: Any, replies: Iterator[Any], about: Any) -> None:
+        """Give each request that is awaited its reply, or the error in its place."""
         pairs: list[tuple[Any, Any]] = []
-        rows = iter(rows_of(batch))
-        last, why = delivered.command.last or delivered.command.why, delivered.command.why
+        last, why = command.last or command.why, command.why
         parcels = self.parcels
         for key, first, count in about:
             parcel = self.asked.get(key)
             tokens = [] if parcel is None else parcel.tokens
             answered = 0
             for place in range(first, first + count):
-                reply: Any = Reply(batch, next(rows), delivered)
+                reply = next(replies)
                 token = tokens[place] if place < len(tokens) else None
                 if token is None:
                     continue
@@ -342,8 +359,6 @@ class Asking:
                     answered += 1
                 if token is _GIVEN_UP:
                     continue
-                if why and why != COMPLETED:
-                    reply = _failure(why)
                 if type(token) is Replies:
                     self._push(token, None if why == COMPLETED else reply, last)
                     if last:

@@ -15,9 +15,8 @@ from math import inf
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
-from malamute_protocol.batch import Batch, Stamp, iter_batches, rows_from_bitmap
+from malamute_protocol.batch import Batch
 from malamute_protocol.commands import (
     AckRecords,
     Cover,
@@ -34,7 +33,6 @@ from malamute_protocol.commands import (
     Welcome,
 )
 from malamute_protocol.errors import (
-    BatchError,
     ConnectionLost,
     LocalProtocolError,
     MalamuteError,
@@ -50,6 +48,7 @@ from malamute_py.client.letters import chosen, ranges_of, rows_of
 from malamute_py.client.opened import Opened
 from malamute_py.client.outgoing import Put, Trackers
 from malamute_py.client.reading import GapNotice, Notice, RewoundNotice, cut
+from malamute_py.client.unreadable import Unreadable, taken_in
 from malamute_py.client.warned import Warnings
 from malamute_py.client.words import AckWhen, GroupKind, GroupVisibility
 
@@ -379,13 +378,7 @@ class Membership(Opened):
         self.queue.append(RewoundNotice(command.from_, command.to, command.epoch))
 
     def _deliver(self, command: Deliver, frames: Sequence[Any], limits: Limits) -> None:
-        unreadable: list[tuple[Stamp, BatchError]] = []
-
-        def note(stamp: Stamp, error: BatchError) -> None:
-            unreadable.append((stamp, error))
-
-        found = iter_batches(frames, command.rows, limits=limits, unreadable=note)
-        batches = [batch for batch in found if len(batch)]
+        batches, unreadable = taken_in(frames, command.rows, limits)
         for batch in batches:
             offsets = batch.offsets
             if offsets[0] < command.from_ or offsets[-1] >= command.next:
@@ -393,8 +386,8 @@ class Membership(Opened):
                     "unexpected",
                     f"records beyond what DELIVER names, of subscription {self.number}",
                 )
-        for stamp, error in unreadable:
-            self._name(command, stamp, error)
+        for found in unreadable:
+            self._name(command, found)
         for batch in () if self.leaving else batches:
             self._received_records += len(batch)
             self._received_bytes += batch.stamp.size
@@ -407,21 +400,17 @@ class Membership(Opened):
             self.queue.append(held)
             self._queued_bytes += held.stamp.size
 
-    def _name(self, command: Deliver, stamp: Stamp, error: BatchError) -> None:
-        """Tell of a batch that came as it is stored and is none, and be done with its records.
+    def _name(self, command: Deliver, found: Unreadable) -> None:
+        """Tell of a batch that cannot be read, and be done with its records.
 
-        No member could read them: they would be handed from one to the next for ever.
+        No member could read them: they would be handed from one to the next for ever. Those of a
+        derived batch stay where they are.
         """
-        base, end = stamp.base_offset, min(stamp.next_offset, command.next)
-        ranges = [(base, end)]
-        if stamp.derived:
-            ranges = []  # its records' offsets cannot be told: they stay where they are
-        elif command.rows is not None and len(command.rows) == (stamp.count + 7) // 8:
-            rows = np.flatnonzero(rows_from_bitmap(command.rows, stamp.count)) + base
-            ranges = merged([(row, row + 1) for row in rows.tolist()])
-        self._received_records += sum(stop - first for first, stop in ranges)
-        self._received_bytes += stamp.size
-        self.queue.append(GapNotice(base, end, "damaged", error.reason))
+        stamp, ranges = found.stamp, found.ranges
+        self._received_records += found.records
+        self._received_bytes += found.size
+        end = min(stamp.next_offset, command.next)
+        self.queue.append(GapNotice(stamp.base_offset, end, "damaged", found.reason))
         if ranges:
             self._memberships.acks.add(self, DONE, ranges)
 

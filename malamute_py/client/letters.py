@@ -12,10 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from malamute_protocol.batch import Batch, Record, Stamp, only_batch, rows_from_bitmap
-from malamute_protocol.errors import BatchError, MalamuteError, RemoteProtocolError
-from malamute_protocol.limits import Limits
-from malamute_py.client.acks import merged
+from malamute_protocol.batch import Batch, Record
+from malamute_protocol.errors import MalamuteError
 
 COMPLETED: Final = "completed"
 """Why no (further) answer comes: the worker is done."""
@@ -27,8 +25,9 @@ class RequestFailed(MalamuteError):
     """A request will not be answered; `why` is the broker's word for it.
 
     It begins with `failed` (a worker gave it up), `died`, `lease` or `returned` (too many
-    attempts, and how the last ended), `removed` (the service was) or `lost` (it cannot be read
-    back); what is known besides follows a colon.
+    attempts, and how the last ended), `removed` (the service was), `lost` (it cannot be read
+    back) or `unreadable` (its reply came and cannot be read); what is known besides follows a
+    colon.
     """
 
     def __init__(self, why: str) -> None:
@@ -58,34 +57,6 @@ class Delivered:
             asked = ((key, first + i) for key, first, count in self.about for i in range(count))
             self._about = dict(zip(rows_of(self.batch), asked, strict=True))
         return self._about.get(row)
-
-
-def received(command: Any, frames: Sequence[Any], limits: Limits) -> Batch:
-    """The one batch of a MAIL or WORK.
-
-    Raises RemoteProtocolError (BatchError among them): not one batch, or no rows.
-    """
-    batch = only_batch(frames, command.rows, limits)
-    if not len(batch):
-        raise RemoteProtocolError("malformed", f"{type(command).__name__} without rows")
-    return batch
-
-
-def ranges_named(command: Any, frames: Sequence[Any], error: BatchError) -> list[tuple[int, int]]:
-    """Numbers that a MAIL or WORK names of a batch that came as it is stored and is none.
-
-    Raises the error that it was found by: it was damaged on its way, or cannot be told apart.
-    """
-    if error.code == "corrupt":
-        raise error
-    stamp = Stamp.unpack(frames[0])
-    if stamp.derived:
-        raise error
-    base = stamp.base_offset
-    if command.rows is None:
-        return [(base, stamp.next_offset)]
-    rows = np.flatnonzero(rows_from_bitmap(command.rows, stamp.count)) + base
-    return merged([(row, row + 1) for row in rows.tolist()])
 
 
 def rows_of(batch: Batch) -> Iterable[int]:

@@ -26,7 +26,6 @@ from malamute_protocol.commands import (
     Welcome,
 )
 from malamute_protocol.errors import (
-    BatchError,
     ConnectionLost,
     MalamuteError,
     RemoteProtocolError,
@@ -35,9 +34,10 @@ from malamute_protocol.errors import (
 from malamute_protocol.limits import Limits
 from malamute_py.client.acks import Ack, Acks, Form, Range
 from malamute_py.client.events import Event, Settled
-from malamute_py.client.letters import Delivered, chosen, ranges_named, ranges_of, received, rows_of
+from malamute_py.client.letters import Delivered, chosen, ranges_of, rows_of
 from malamute_py.client.opened import Opened
 from malamute_py.client.outgoing import Put, Trackers
+from malamute_py.client.unreadable import Unreadable, one_taken_in
 from malamute_py.client.warned import Warnings
 
 DONE: Final = Form()
@@ -365,18 +365,17 @@ class Mailbox(Opened):
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for an inbox")
 
     def _mail(self, command: Mail, frames: Sequence[Any], limits: Limits) -> None:
-        try:
-            batch = received(command, frames, limits)
-        except BatchError as error:
-            self._pass_over(ranges_named(command, frames, error), error)
-            return
-        count = len(batch)
+        batch = one_taken_in(command, frames, limits)
+        count = batch.records if isinstance(batch, Unreadable) else len(batch)
         if command.about and sum(run[2] for run in command.about) != count:
             raise RemoteProtocolError(
                 "malformed", f"{count} replies about another number of requests"
             )
         self._received_records += count
         self._received_bytes += batch.stamp.size
+        if isinstance(batch, Unreadable):
+            self._pass_over(command, batch)
+            return
         delivered = Delivered(batch, command)
         left: Batch | None = batch
         if self._away:
@@ -392,16 +391,19 @@ class Mailbox(Opened):
         self._held_bytes += left.stamp.size
         self._mailboxes.look_at(self)
 
-    def _pass_over(self, ranges: list[Range], error: BatchError) -> None:
-        """Messages that no reader can read stay in the mailbox, held by this one, and are named.
+    def _pass_over(self, command: Mail, found: Unreadable) -> None:
+        """Replies that cannot be read fail those who wait; other such mail stays where it is.
 
-        Nobody else is kept waiting: what came with them is delivered, and their credit given back.
+        Messages that no reader can read are held by this one, and are named: what came with them
+        is delivered.
         """
-        count = sum(end - first for first, end in ranges)
-        self._received_records += count
+        ranges = found.ranges
+        if command.about and self._mailboxes.route_unreadable(command, found.reason):
+            self.reply_taken(ranges, command.last)
+            return
         self._mailboxes.warnings.add(
             "messages that cannot be read, and stay where they are",
-            f"{count} from {ranges[0][0]} of {self.asked.mailbox or 'us'}: {error.reason}",
+            f"{found.records} from {ranges[0][0]} of {self.asked.mailbox or 'us'}: {found.reason}",
         )
 
     def _without_known(self, batch: Batch) -> Batch | None:
@@ -472,6 +474,9 @@ class Mailboxes:
         """Acknowledgements that came too late: the message was another reader's by then."""
         self.route: Callable[[Delivered, Batch, Mailbox], Batch | None] = _all_left
         """Takes the replies that somebody waits for; gives back what is left."""
+        self.route_unreadable: Callable[[Mail, str], bool] = _not_awaited
+        """Fails those who wait for replies that cannot be read; False: not all of them are awaited,
+        and nothing was done."""
         self.failed: Callable[[Mailbox, MalamuteError], None] = _nobody
         """Told when an inbox ends under those whose replies come there."""
         self.tell = tell
@@ -642,6 +647,10 @@ class Mailboxes:
 
 def _all_left(_delivered: Delivered, left: Batch, _inbox: Mailbox) -> Batch | None:
     return left
+
+
+def _not_awaited(_command: Mail, _reason: str) -> bool:
+    return False
 
 
 def _nobody(_inbox: Mailbox, _error: MalamuteError) -> None:

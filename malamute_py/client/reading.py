@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from malamute_protocol.batch import Batch, Stamp, iter_batches, lone_batch
+from malamute_protocol.batch import Batch
 from malamute_protocol.commands import (
     Cover,
     Credit,
@@ -29,10 +29,11 @@ from malamute_protocol.commands import (
     Subscribed,
     Visibility,
 )
-from malamute_protocol.errors import BatchError, MalamuteError, RemoteProtocolError
+from malamute_protocol.errors import MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_py.client.opened import Opened
 from malamute_py.client.position import Position, start_on_wire
+from malamute_py.client.unreadable import Unreadable, taken_in
 from malamute_py.client.words import Until
 
 VISIBILITIES: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Visibility}
@@ -97,8 +98,6 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 Item: TypeAlias = Arrival | Notice
-_Unreadable: TypeAlias = tuple[int, Stamp, BatchError]
-"""How many batches of its delivery lie before an unreadable one, its stamp, and what is wrong."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -307,28 +306,13 @@ class Reading(Opened):
     ) -> None:
         """Queue the batches of a delivery.
 
-        One that came as it is stored and is none, for an older broker let it in, is a gap: it
-        cannot come otherwise, and those around it are delivered.
+        One that came as it is stored and cannot be read, for the broker does not look into all of
+        a batch, is a gap: it cannot come otherwise, and those around it are delivered.
         Raises RemoteProtocolError (BatchError among them): not contiguous, or not batches;
         nothing of it was queued.
         """
         self._check(command.from_, command.next, "DELIVER")
-        unreadable: list[_Unreadable] = []
-        batches: list[Batch] = []
-        try:
-            lone = lone_batch(frames, command.rows, limits)
-        except BatchError:
-            lone = None  # it is looked at once more, and named
-        if lone is not None:
-            batches = [lone] if len(lone) else []
-        else:
-
-            def note(stamp: Stamp, error: BatchError) -> None:
-                unreadable.append((len(batches), stamp, error))
-
-            for batch in iter_batches(frames, command.rows, limits=limits, unreadable=note):
-                if len(batch):
-                    batches.append(batch)
+        batches, unreadable = taken_in(frames, command.rows, limits)
         ends = []
         before = command.from_
         for batch in batches:
@@ -367,23 +351,22 @@ class Reading(Opened):
         self.next = command.next
 
     def _name(
-        self, unreadable: list[_Unreadable], place: int, command: Deliver, before: int, until: int
+        self, unreadable: list[Unreadable], place: int, command: Deliver, before: int, until: int
     ) -> None:
         """Queue a gap for each unreadable batch before the batch in a place of a delivery.
 
         before, until: where the readable ones around it end and begin.
         """
-        while unreadable and unreadable[0][0] <= place:
-            _, stamp, error = unreadable.pop(0)
-            rows = command.rows
-            count = stamp.count if rows is None else int.from_bytes(rows, "little").bit_count()
+        while unreadable and unreadable[0].place <= place:
+            found = unreadable.pop(0)
+            stamp = found.stamp
             # Consumed as it came: its credit is the broker's again.
-            self._received_records += count
-            self._received_bytes += stamp.size
+            self._received_records += found.records
+            self._received_bytes += found.size
             end = until if stamp.derived else min(stamp.next_offset, until)
             before = max(before, stamp.base_offset)
             if before < end:
-                self.inbox.append(GapNotice(before, end, "damaged", error.reason))
+                self.inbox.append(GapNotice(before, end, "damaged", found.reason))
                 before = end
 
     def cover(self, command: Cover) -> None:

@@ -34,7 +34,6 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.commands import Reply as ReplyCommand
 from malamute_protocol.errors import (
-    BatchError,
     ConnectionLost,
     LocalProtocolError,
     MalamuteError,
@@ -54,11 +53,12 @@ from malamute_py.client.arguments import (
 )
 from malamute_py.client.calls import make_pattern
 from malamute_py.client.events import Event, Settled
-from malamute_py.client.letters import Delivered, ranges_named, received, rows_of
+from malamute_py.client.letters import Delivered, rows_of
 from malamute_py.client.opened import Opened
 from malamute_py.client.outbox import Lane, Outbox, Parcel
 from malamute_py.client.outgoing import Put, Trackers
 from malamute_py.client.publishing import Row, confirmation, level_number
+from malamute_py.client.unreadable import Unreadable, one_taken_in
 from malamute_py.client.warned import Warnings
 from malamute_py.client.words import ConfirmAt, OnError
 
@@ -683,14 +683,14 @@ class Offering(Opened):
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for an offer")
 
     def _work(self, command: Work, frames: Sequence[Any], limits: Limits) -> None:
-        try:
-            batch = received(command, frames, limits)
-        except BatchError as error:
-            self._cannot_read(ranges_named(command, frames, error), error)
-            return
-        delivered = Delivered(batch, command)
-        self._received_records += len(batch)
+        batch = one_taken_in(command, frames, limits)
         self._received_bytes += batch.stamp.size
+        if isinstance(batch, Unreadable):
+            self._received_records += batch.records
+            self._cannot_read(batch)
+            return
+        self._received_records += len(batch)
+        delivered = Delivered(batch, command)
         in_hand, queue, kind = self.in_hand, self.queue, self._kind
         known = bool(in_hand or self._late or self._still)
         for row in rows_of(batch):
@@ -711,14 +711,14 @@ class Offering(Opened):
         elif self.draining:
             self.workings.drain(self)
 
-    def _cannot_read(self, ranges: list[Range], error: BatchError) -> None:
+    def _cannot_read(self, found: Unreadable) -> None:
         """Requests that no worker can read: dead letters, by name, instead of one worker's end."""
-        self._received_records += sum(end - first for first, end in ranges)
-        reason = f"unreadable: {error.reason}"[:REASON_BYTES_MAX]
+        ranges = found.ranges
+        reason = f"unreadable: {found.reason}"[:REASON_BYTES_MAX]
         self.workings.acks.add(self, Form(FAILED, 0, reason), ranges)
         self.workings.warnings.add(
             "requests that cannot be read, and are failed",
-            f"number {ranges[0][0]} of {self.asked.service}: {error.reason}",
+            f"number {ranges[0][0]} of {self.asked.service}: {found.reason}",
         )
 
     def _is_known(self, request: Job, batch: Batch, row: int, delivered: Delivered) -> bool:

@@ -64,6 +64,8 @@ I8: Final = np.dtype("<i8")
 U4: Final = np.dtype("<u4")
 
 _FEW: Final = 8
+_KEPT_TIMES: Final = 8
+"""Decompressed bodies are kept from their check to their use up to so many times their bytes."""
 _COPY_BELOW: Final = 4096
 """Below this, copying costs less than making an array."""
 _OFFSETS: Final = tuple(f"<{n + 1}i" for n in range(_FEW + 1))
@@ -476,6 +478,19 @@ class Content:
         if self._bodies is None:
             self._bodies = self._read_bodies(limits or self._limits)
         return self._bodies
+
+    def check_bodies(self) -> None:
+        """Check of a compressed body what check() has checked of any other; for a consumer.
+
+        The decompressed bodies are kept for bodies() unless they are very large beside what came:
+        those that wait to be read would take more memory than their reader gave credit for.
+        Raises BatchError; `unsupported`: the codec's package is not installed here.
+        """
+        head = self.head
+        if head.codec:
+            self._check_record_sizes(self.bodies(), self._limits)
+            if head.body_raw_bytes > _KEPT_TIMES * head.body_bytes:
+                self._bodies = None
 
     def few_bodies(self) -> tuple[bytes, list[int]] | None:
         """(all bodies back to back, their n+1 bounds) of a few plain records; None: see bodies().

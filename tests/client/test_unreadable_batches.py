@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import random
+import zlib
 from typing import Any
 
+import google_crc32c
 import pytest
 
+from malamute_protocol import codec
 from malamute_protocol import commands as c
 from malamute_protocol.batch import encode, row_bitmap
+from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import DERIVED, Stamp
+from malamute_py.client.letters import RequestFailed
 from malamute_py.client.mailboxes import Asked
 from malamute_py.client.reading import Arrival, GapNotice
 from malamute_py.client.work import Job, Offered
 from tests.client.script import Script, stamped
 from tests.client.test_groups import Grouped
-from tests.client.test_session_mail import accept, opened, warnings
+from tests.client.test_session_mail import accept, ask, opened, outcomes, warnings
 from tests.protocol.hostile import craft, ints, packed
 
 BAD = craft(4, subjects=packed(["a", "b"]), subjects_count=2, subject_codes=[0, 1, 7, -9])
 BOMB = craft(4, body=b"", body_raw=1 << 31, codec=1)
 FALLS = craft(4, body=ints([0, 9, 3, 900, 4]) + b"xxxx")
+RUBBISH = craft(4, body=b"g" * 400, body_raw=100, codec=1)
+SHORT = craft(4, body=zlib.compress(ints(range(5)), wbits=31), body_raw=24, codec=1)
+FALLS_INSIDE = craft(
+    4, body=zlib.compress(ints([0, 9, 3, 900, 4]) + b"xxxx", wbits=31), body_raw=24, codec=1
+)
+UNREADABLE = pytest.mark.parametrize(
+    "bad", [BAD, BOMB, FALLS, RUBBISH, SHORT, FALLS_INSIDE],
+    ids=["codes", "bomb", "offsets", "rubbish", "short", "offsets inside"],
+)  # fmt: skip
 
 
 def run(*contents: tuple[int, bytes]) -> list[bytes]:
@@ -41,7 +56,7 @@ def items(reading: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("bad", [BAD, BOMB, FALLS], ids=["codes", "bomb", "offsets"])
+@UNREADABLE
 def test_a_batch_that_is_none_is_a_gap_between_those_around_it(bad: bytes) -> None:
     script = Script()
     script.open()
@@ -59,6 +74,9 @@ def test_a_batch_that_is_none_is_a_gap_between_those_around_it(bad: bytes) -> No
     assert reading.error is None
     # What it took of the credit is the broker's again: 4 + 4 + 2 records in batches that are none.
     assert reading.credit().credit_records == 100 + 2 + 1 + 4 + 4 + 2 + 1
+    assert reading.credit().credit_bytes == reading.request.credit_bytes + sum(
+        map(len, (*frames, *stamped(bad, 15), *stamped(encode([b"x"], subject="a"), 19)))
+    )
 
 
 def test_a_bitmap_that_does_not_fit_its_batch_is_a_gap_too() -> None:
@@ -95,10 +113,16 @@ def test_what_was_damaged_on_its_way_ends_the_link_and_is_asked_for_again() -> N
     assert reading.error is not None
 
 
-def test_a_member_names_records_that_nobody_can_read_and_is_done_with_them() -> None:
+@UNREADABLE
+def test_a_member_names_records_that_nobody_can_read_and_is_done_with_them(bad: bytes) -> None:
     script = Grouped()
+    before = script.member.credit()
     rows = row_bitmap([True, False, True, True])
-    out = script.say(c.Deliver(script.member.number, 4, 8, 2, rows), frames=stamped(BAD, 4))
+    frames = stamped(bad, 4)
+    out = script.say(c.Deliver(script.member.number, 4, 8, 2, rows), frames=frames)
+    after = script.member.credit()
+    assert after.credit_records - before.credit_records == 3
+    assert after.credit_bytes - before.credit_bytes == sum(map(len, frames))
     out += script.step()
     (ack,) = [command for command in out if isinstance(command, c.AckRecords)]
     assert (ack.ranges, ack.again_ms) == ([(4, 5), (6, 8)], -1)
@@ -109,15 +133,21 @@ def test_a_member_names_records_that_nobody_can_read_and_is_done_with_them() -> 
     assert script.take().base_offset == 8
 
 
-def test_mail_that_no_reader_can_read_is_named_and_keeps_nothing_else_back() -> None:
+@UNREADABLE
+def test_mail_that_no_reader_can_read_is_named_and_keeps_nothing_else_back(bad: bytes) -> None:
     script = opened()
     view = script.session.mailboxes.read(Asked("box", 10, 1 << 20, {}))
     script.step()
     accept(script)
     number = script.last(c.OpenInbox).subscription
-    for base, content in ((0, BAD), (4, good(1))):
+    for base, content in ((0, bad), (4, good(1))):
         script.say(c.Mail(number, "bob", 1, 2), frames=stamped(content, base))
-    found = view.mailbox.queue.popleft()
+    found = view.take()
+    assert found is not None
+    # All was taken, and the broker may send as much again, in records and in bytes.
+    came = sum(len(frame) for frame in (*stamped(bad, 0), *stamped(good(1), 4)))
+    credit = view.mailbox.credit()
+    assert (credit.credit_records, credit.credit_bytes) == (10 + 5, (1 << 20) + came)
     assert found[1].base_offset == 4
     assert not view.mailbox.queue
     (line,) = warnings(script)
@@ -126,13 +156,18 @@ def test_mail_that_no_reader_can_read_is_named_and_keeps_nothing_else_back() -> 
     assert not [command for command, _ in script.heard if isinstance(command, c.AckMail)]
 
 
-def test_requests_that_no_worker_can_read_are_failed_by_name() -> None:
+@UNREADABLE
+def test_requests_that_no_worker_can_read_are_failed_by_name(bad: bytes) -> None:
     script = opened()
     offering = script.session.workings.offer(Offered("svc", ["all"], 4), Job)
     script.step()
     accept(script, c.Offer)
     work = c.Work(offering.number, "bob", "", 0, 1, 30_000, 2, b"\x05", b"k")
-    out = script.say(work, frames=stamped(BAD, 8)) + script.step()
+    before = offering.credit()
+    out = script.say(work, frames=stamped(bad, 8)) + script.step()
+    after = offering.credit()
+    assert after.credit_records - before.credit_records == 2
+    assert after.credit_bytes - before.credit_bytes == sum(map(len, stamped(bad, 8)))
     (ack,) = [command for command in out if isinstance(command, c.AckWork)]
     assert (ack.ranges, ack.state) == ([(8, 9), (10, 11)], c.WorkState.FAILED)
     assert ack.reason.startswith("unreadable: ")
@@ -140,3 +175,70 @@ def test_requests_that_no_worker_can_read_are_failed_by_name() -> None:
     work = c.Work(offering.number, "bob", "", 0, 1, 30_000, 2, None, b"k")
     script.say(work, frames=stamped(good(1), 12))
     assert [job.number for job in offering.queue] == [12]
+
+
+@UNREADABLE
+def test_a_reply_that_cannot_be_read_fails_its_request_by_name(bad: bytes) -> None:
+    script = opened()
+    for n in range(4):
+        ask(script, b"%d" % n)
+    script.step()
+    accept(script)
+    script.step()
+    request = script.last(c.Request)
+    number = script.last(c.OpenInbox).subscription
+    mail = c.Mail(number, "bob", 1, 2, None, [(request.key, 0, 4)], last=True)
+    out = script.say(mail, frames=stamped(bad, 0)) + script.step()
+    found = outcomes(script)
+    assert len(found) == 4
+    assert all(isinstance(error, RequestFailed) for error in found.values())
+    assert all(error.why.startswith("unreadable: ") for error in found.values())
+    assert [ack.ranges for ack in out if isinstance(ack, c.AckMail)] == [[(0, 4)]]
+    assert not script.session.asking.asked
+
+
+def test_a_codec_without_its_package_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any) -> bytes:
+        raise ImportError(name="zstandard")
+
+    monkeypatch.setitem(codec._DECODERS, 4, missing)
+    script = Script()
+    script.open()
+    reading = script.subscribe()
+    script.accept(reading)
+    content = encode([b"g" * 100] * 4, subject="a", codec=1)
+    as_zstd = bytearray(content)
+    as_zstd[20] = 4
+    as_zstd[8:12] = google_crc32c.value(bytes(as_zstd[12:])).to_bytes(4, "little")
+    script.say(c.Deliver(reading.number, 0, 4, 2), frames=stamped(bytes(as_zstd), 0))
+    arrival = reading.take()
+    assert isinstance(arrival, Arrival)
+    assert arrival.batch is not None
+    with pytest.raises(BatchError, match=r"pip install 'malamute-py\[codecs\]'"):
+        arrival.batch.bodies()
+
+
+@pytest.mark.parametrize(("body", "times"), [(random.Random(1).randbytes(64), 1), (b"g" * 4000, 2)])
+def test_bodies_are_decompressed_once_unless_that_would_take_much_more_than_the_credit(
+    body: bytes, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    gunzip = codec._DECODERS[1]
+
+    def counted(*given: Any) -> bytes:
+        calls.append(given)
+        return bytes(gunzip(*given))
+
+    monkeypatch.setitem(codec._DECODERS, 1, counted)
+    script = Script()
+    script.open()
+    reading = script.subscribe()
+    script.accept(reading)
+    content = encode([body] * 4, subject="a", codec=1)
+    script.say(c.Deliver(reading.number, 0, 4, 2), frames=stamped(content, 0))
+    arrival = reading.take()
+    assert isinstance(arrival, Arrival)
+    assert arrival.batch is not None
+    assert [record.body for record in arrival.batch] == [body] * 4
+    assert arrival.batch.bodies() == [body] * 4
+    assert len(calls) == times

@@ -1,0 +1,113 @@
+"""Batches as a delivery brings them, and those among them that cannot be read.
+
+Owns the one place in which a client finds that a batch cannot be read: for its readers that is
+damage with a name, not an error in their program. The rule: the credit that such a batch took, in
+records and in bytes, is given back as that of any other; a batch that was damaged on its way ends
+the link instead, and comes again. Source: SPEC.md, sections 5.2 to 5.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from malamute_protocol.batch import Batch, Stamp, iter_batches, lone_batch, rows_from_bitmap
+from malamute_protocol.errors import BatchError, RemoteProtocolError
+from malamute_protocol.limits import Limits
+from malamute_py.client.acks import Range, merged
+
+
+class Unreadable(NamedTuple):
+    """A batch that came as it is stored, and that no consumer can read."""
+
+    stamp: Stamp
+    reason: str
+    rows: Any
+    """The bitmap of its delivery; None: all rows."""
+    place: int
+    """Readable batches of its delivery that lie before it."""
+
+    @property
+    def records(self) -> int:
+        """Records of credit that it took."""
+        if self.rows is None:
+            return self.stamp.count
+        return int.from_bytes(self.rows, "little").bit_count()
+
+    @property
+    def size(self) -> int:
+        """Bytes of credit that it took."""
+        return self.stamp.size
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Numbers of what was delivered of it; none when it is derived: they cannot be told."""
+        stamp, rows = self.stamp, self.rows
+        if stamp.derived:
+            return []
+        if rows is None or len(rows) != (stamp.count + 7) // 8:
+            return [(stamp.base_offset, stamp.next_offset)]
+        numbers = np.flatnonzero(rows_from_bitmap(rows, stamp.count)) + stamp.base_offset
+        return merged([(number, number + 1) for number in numbers.tolist()])
+
+
+_NONE: Final[list[Unreadable]] = []
+
+
+def taken_in(
+    frames: Sequence[Any], rows: Any, limits: Limits
+) -> tuple[list[Batch], list[Unreadable]]:
+    """The batches of a delivery that have rows, and those that cannot be read.
+
+    rows: the bitmap of its only batch; None: all rows.
+    Raises BatchError: no batches as they are stored, or damaged on their way.
+    """
+    try:
+        lone = lone_batch(frames, rows, limits)
+    except BatchError:
+        lone = None  # it is looked at once more, and named
+    if lone is not None and not lone.content.head.codec:
+        return ([lone] if len(lone) else []), _NONE
+    batches: list[Batch] = []
+    unreadable: list[Unreadable] = []
+
+    def note(stamp: Stamp, error: BatchError) -> None:
+        unreadable.append(Unreadable(stamp, error.reason, rows, len(batches)))
+
+    found: Iterable[Batch] = (lone,) if lone is not None else iter_batches(
+        frames, rows, limits=limits, unreadable=note
+    )  # fmt: skip
+    for batch in found:
+        if not len(batch):
+            continue
+        try:
+            batch.content.check_bodies()
+        except BatchError as error:
+            if error.code != "unsupported":
+                note(batch.stamp, error)
+                continue
+            # What this client has no package for is no damage: the program that asks hears it.
+        batches.append(batch)
+    return batches, unreadable
+
+
+def one_taken_in(command: Any, frames: Sequence[Any], limits: Limits) -> Batch | Unreadable:
+    """The one batch of a MAIL or WORK.
+
+    Raises RemoteProtocolError (BatchError among them): not one batch, no rows, or unreadable in a
+    form whose numbers cannot be told.
+    """
+    batches, unreadable = taken_in(frames, command.rows, limits)
+    if len(batches) == 1 and not unreadable:
+        return batches[0]
+    name = type(command).__name__
+    if not batches and not unreadable:
+        raise RemoteProtocolError("malformed", f"{name} without rows")
+    if batches or len(unreadable) != 1:
+        count = len(batches) + len(unreadable)
+        raise RemoteProtocolError("malformed", f"{name} with {count} batches where one is to be")
+    if unreadable[0].stamp.derived:
+        raise RemoteProtocolError("bad_batch", f"{name} with {unreadable[0].reason}")
+    return unreadable[0]
