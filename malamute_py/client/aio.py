@@ -360,8 +360,8 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     ) -> Confirmation:
         """Publish one batch content that malamute_protocol.batch encoded.
 
-        It goes as it is but for its producer and sequence, unless `idempotent` is off.
-        Raises as publish().
+        It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
+        refusal of these (`unknown_producer`, `out_of_sequence`) is raised. Raises as publish().
         """
         async with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             await window.publish_batch(content)

@@ -663,15 +663,27 @@ class Publisher:
             self.fail_all(error)
             return
         pause_ms = 0
-        if refused.code in RETRYABLE:
+        if refused.code in RETRYABLE or (own and refused.code == "unknown_producer"):
             pause_ms = refused.retry_ms or RETRY_MS
-        if refused.code in RETRYABLE or (own and refused.code in _NUMBERED_ANEW):
+        if self._comes_again(refused.code, sender):
             sender.returned.append(batch)
             self.window.queued_bytes += batch.size
         else:
             self.outcomes.append((batch, error))
         sender.blocked_until_ms = max(sender.blocked_until_ms, now_ms + pause_ms)
         self._active[sender] = None
+
+    def _comes_again(self, code: str, sender: Sender) -> bool:
+        """Whether a batch that was refused by a code is sent again.
+
+        Without `idempotent` a batch keeps the producer and the sequence that its caller gave it:
+        only what is to be sent again before it can make its sequence the next.
+        """
+        if code in RETRYABLE:
+            return True
+        if self._settings.idempotent:
+            return code in _NUMBERED_ANEW
+        return code == "out_of_sequence" and bool(sender.returned)
 
     def _forget(self, tracker: int) -> Unconfirmed | None:
         batch = self._sent.pop(tracker, None)

@@ -341,8 +341,8 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     ) -> Confirmation:
         """Publish one batch content that malamute_protocol.batch encoded.
 
-        It goes as it is but for its producer and sequence, unless `idempotent` is off.
-        Raises as publish().
+        It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
+        refusal of these (`unknown_producer`, `out_of_sequence`) is raised. Raises as publish().
         """
         with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             window.publish_batch(content)

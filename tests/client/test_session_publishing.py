@@ -12,6 +12,7 @@ from malamute_protocol.batch import Content, encode
 from malamute_protocol.errors import LocalProtocolError, RequestRejected
 from malamute_protocol.framing import NUMBERS, encode_message
 from malamute_py.client.calls import make_row
+from malamute_py.client.outgoing import RETRY_MS
 from malamute_py.client.publishing import level_number
 from tests.client.script import Script, bodies_of
 
@@ -355,6 +356,37 @@ def test_a_client_that_is_not_idempotent_sends_at_once() -> None:
     script.say(c.Refused(10, publish.tracker, "wait", "", 100))
     [again] = publishes(script.wait(100))
     assert again.tracker > publish.tracker
+
+
+def test_batches_of_a_callers_own_producer_follow_the_one_that_is_sent_again() -> None:
+    script = opened(idempotent=False)
+    for sequence in (0, 1):
+        content = encode([b"a"], subject="a", producer_id=77, first_sequence=sequence)
+        script.session.publisher.add_content("s", level_number("synced"), content, 1, sequence)
+    first, second = publishes(script.step())
+    script.say(c.Refused(10, first.tracker, "wait", "", 100))
+    script.say(c.Refused(10, second.tracker, "out_of_sequence"))
+    assert len(publishes(script.wait(100))) == 2
+    assert [content.head.first_sequence for content in script.contents()[-2:]] == [0, 1]
+    assert not script.outcomes()
+
+
+def test_a_producer_that_is_forgotten_again_and_again_is_asked_for_with_pauses() -> None:
+    script = ready()
+    began_ms = script.now_ms
+    script.publish(b"a")
+    heard: list[c.Command] = script.step()
+    refused = 0
+    for _ in range(200):
+        if not heard:
+            heard = script.wait(RETRY_MS // 4)
+        elif isinstance(heard[0], c.OpenProducer):
+            heard = script.open_producer(number=100 + refused)
+        else:
+            [publish] = publishes(heard)
+            heard = script.say(c.Refused(10, publish.tracker, "unknown_producer"))
+            refused += 1
+    assert 2 <= refused <= (script.now_ms - began_ms) // RETRY_MS + 1
 
 
 def test_an_encoded_batch_gets_the_producer_and_keeps_its_bytes_otherwise() -> None:
