@@ -11,9 +11,10 @@ Source: SPEC.md, sections 3, 11 and 12.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, get_origin, get_type_hints
 
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.commands import Command
@@ -36,6 +37,25 @@ _INT64: Final = 1 << 63
 _SENSIBLE_MS: Final = 100_000_000_000
 """March 1973: more than any duration in milliseconds, and than today in seconds since 1970."""
 _TIMES: Final = "a time: milliseconds since 1970 as an integer, or a datetime"
+_FOUND: Final = re.compile(
+    r"\w+: (?:(?P<message>Expected `.*) - at `(?P<name>\w+?)(?P<inner>[\[.].*)?`"
+    r"|(?P<field>\w+)=.*)",
+    re.DOTALL,
+)
+"""A field that cannot be sent, or that a peer would not read, behind its command's name."""
+_EXPECTED: Final = re.compile(
+    r"Expected `(?P<type>\w+)(?: \| null)?`(?P<bound> of length .*?| [<>].*?)?"
+    r"(?:, got `(?P<got>\w+)`)?$"
+)
+_WORDS: Final = {
+    "str": "a str", "int": "an integer", "float": "a float", "bytes": "bytes", "array": "a list",
+    "object": "a mapping by str", "bool": "True or False", "null": "None",
+}  # fmt: skip
+"""Types of the wire as callers know them."""
+_SORTS: Final = {
+    str: "a str", int: "an integer", bytes: "bytes", bool: "True or False", list: "a list",
+    tuple: "a list", dict: "a mapping by str",
+}  # fmt: skip
 _SCALARS: Final = (bool, int, float, str, bytes, type(None))
 
 
@@ -116,8 +136,12 @@ def time_of(
 ) -> int:
     """Milliseconds since 1970 of a time: an integer or a datetime. Raises LocalProtocolError."""
     if isinstance(value, datetime):
-        zoned = value if value.tzinfo is not None else value.astimezone()
-        value = int(zoned.timestamp() * 1000)
+        try:
+            zoned = value if value.tzinfo is not None else value.astimezone()
+            value = int(zoned.timestamp() * 1000)
+        except (ValueError, OverflowError) as error:
+            allowed = f"milliseconds since 1970, or a datetime whose time in UTC exists: {error}"
+            raise wrong(name, value, allowed, code) from error
     elif isinstance(value, float):
         allowed = "whole milliseconds since 1970, which int(...) makes of it, or a datetime"
         raise wrong(name, value, allowed, code)
@@ -235,6 +259,9 @@ def settings_of(settings: Any, more: Mapping[str, Any] | None = None) -> dict[st
         return dict(more or {})
     if not isinstance(settings, Mapping):
         raise wrong("settings", settings, f"a mapping by str, not a {type(settings).__name__}")
+    for name in settings:
+        if not isinstance(name, str):
+            raise wrong("name of a setting", name, f"a str, not a {type(name).__name__}")
     return {**settings, **(more or {})}
 
 
@@ -253,6 +280,38 @@ def numbers_of_requests(value: Any) -> list[int]:
 def checked(command: Command) -> Command:
     """The command as the broker will read it, numbers of other types made plain ones.
 
-    Raises LocalProtocolError: it could not be sent, or would be refused as malformed.
+    Raises LocalProtocolError, which names the argument: it could not be sent, or would be refused.
     """
-    return check_command(command)
+    try:
+        return check_command(command)
+    except LocalProtocolError as error:
+        raise _in_words(command, error) from error
+
+
+def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError:
+    """What the encoder or the decoder of a command found, as wrong() says it."""
+    found = _FOUND.fullmatch(error.reason)
+    if found is None:
+        return error
+    name, inner = found["field"] or found["name"], found["inner"] or ""
+    field = name if name in command.__struct_fields__ else f"{name}_"
+    value = getattr(command, field)
+    expected = _EXPECTED.match(found["message"] or "")
+    if expected is not None:
+        allowed = _WORDS.get(expected["type"], expected["type"]) + (expected["bound"] or "")
+        if expected["got"]:
+            got = _WORDS.get(expected["got"], expected["got"])
+            allowed += f", not {got}" if inner else f", not a {type(value).__name__}"
+    elif isinstance(error.__cause__, UnicodeEncodeError):
+        allowed = "text that UTF-8 can express"
+    else:
+        hint = get_type_hints(type(command))[field]
+        sort = get_origin(hint) or hint
+        allowed = _SORTS.get(sort, "what MessagePack has")
+        if sort is int and isinstance(value, int):
+            allowed += " of at most 64 bits"
+        else:
+            allowed += f", not a {type(value).__name__}"
+            allowed += f" ({error.__cause__})" if sort not in _SORTS else ""
+    code = "bad_setting" if error.code == "malformed" else error.code
+    return wrong(name + inner, value, allowed, code)

@@ -29,6 +29,7 @@ from malamute_py.client.arguments import (
     properties_of,
     several,
     subject_of,
+    text,
     wrong,
 )
 from malamute_py.client.position import StartPoint, start_on_wire
@@ -201,6 +202,11 @@ def arrow_contents(table: Any, body: str, subject: str) -> Iterator[tuple[bytes,
     import pyarrow as pa
 
     whole = pa.table(table) if isinstance(table, pa.RecordBatch) else table
+    if not isinstance(whole, pa.Table):
+        allowed = f"a pyarrow table or record batch, not a {type(table).__name__}"
+        raise wrong("table", table, allowed, "bad_batch")
+    for name, given in (("body", body), ("subject", subject)):
+        text(name, given, DEFAULT_LIMITS.command_frame_bytes_max, "bad_batch")
     if body not in whole.column_names:
         raise LocalProtocolError("bad_batch", f"the table has no column {body!r}")
     for piece in whole.to_batches(max_chunksize=_ROWS_MAX):

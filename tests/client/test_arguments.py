@@ -21,6 +21,8 @@ from tests.client.shells import SHELLS, AsyncShell, SyncShell
 
 Wrong = tuple[str, str, tuple[Any, ...], dict[str, Any]]
 SOON: float = time.time() * 1000 + 5000
+BEFORE = datetime(1, 1, 1)  # noqa: DTZ001 - local, as a program may well have it
+"""A time that no calendar has before it, which the look for its zone needs."""
 
 CALLS: list[Wrong] = [
     # (what the error names, the verb, its arguments)
@@ -84,7 +86,16 @@ CALLS: list[Wrong] = [
     ("start", "find_offset", ("s", [2, [[]] * 40, object()]), {}),
     ("settings", "create_stream", ("s", ["memory"]), {}),
     ("settings", "create_stream", ("s",), {"memory": object()}),
-    ("settings", "create_stream", ("s", {1: True}), {}),
+    ("name of a setting=1: allowed is a str", "create_stream", ("s", {1: True}), {}),
+    ("stream=None: allowed is a str, not a NoneType", "remove_stream", (None,), {}),
+    ("stream=['s']: allowed is a str, not a list", "stream_info", (["s"],), {}),
+    ("stream=5: allowed is a str, not a int", "create_stream", (5,), {}),
+    ("service={}: allowed is a str, not a dict", "cancel", ({}, b"k"), {}),
+    ("service=<object", "cancel", (object(), b"k"), {}),
+    ("mailbox='\\ud800': allowed is text that UTF-8 can", "purge_mailbox", ("\ud800",), {}),
+    ("time=datetime", "find_offset", ("s", AtTime(BEFORE)), {}),
+    ("expires_ms=datetime", "send", ("m", b""), {"expires_ms": BEFORE}),
+    ("client_time_ms=datetime", "publish", ("s", b""), {"client_time_ms": BEFORE}),
     ("visibility", "subscribe", ("s",), {"visibility": "committed"}),
     ("visibility", "subscribe", ("s",), {"visibility": None}),
     ("until", "subscribe", ("s",), {"until": "now"}),
@@ -181,6 +192,19 @@ async def test_each_wrong_argument_is_named_and_every_other_call_goes_on(shell: 
     assert (await shell.do("publish", "s", b"fine")).offset == 0
     assert (await shell.do("send", "m", b"fine")).count == 1
     assert shell.client.reconnects == 0
+
+
+async def test_what_is_no_arrow_table_is_named(shell: Any) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"a": [b"x"]})
+    for named, given, options in (
+        ("table={}: allowed is a pyarrow table or record batch, not a dict", {}, {}),
+        ("body=5: allowed is a str, not a int", table, {"body": 5}),
+        ("subject=None: allowed is a str", table, {"body": "a", "subject": None}),
+    ):
+        with pytest.raises(LocalProtocolError) as caught:
+            await shell.do("publish_arrow", "s", given, **options)
+        assert named in caught.value.reason
 
 
 async def test_whatever_counts_as_an_integer_is_one(shell: Any) -> None:
