@@ -133,6 +133,7 @@ class LimitsSection(Section, frozen=True):
     property_bytes_max: Count = 65_536
     message_commands_max: Count = 4_096
     message_frames_max: Count = 4_096
+    step_parts_max: Count = 512
     command_frame_bytes_max: Bytes = 1 << 20
     nesting_max: Count = 32
     partial_message_bytes_max: Bytes = 48 << 20

@@ -189,6 +189,9 @@ class Intake:
     def _check_parts(self, parts: Sequence[tuple[Command, Any]]) -> None:
         if not parts:
             raise RequestRejected("malformed", "a step without parts")
+        most = self._shard.settings.limits.step_parts_max
+        if len(parts) > most:
+            raise RequestRejected("too_large", f"a step of {len(parts)} parts, at most {most}")
         for part, _ in parts:
             name = type(part).__name__
             if type(part) not in self.kinds and not isinstance(part, wire.Publish):

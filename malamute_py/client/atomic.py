@@ -617,7 +617,7 @@ class Steps:
         self._limits = DEFAULT_LIMITS
         self._batch_bytes = settings.batch_target(DEFAULT_LIMITS)
         self._parts_max = PARTS_MAX
-        self._message_parts_max = DEFAULT_LIMITS.message_commands_max - 1
+        self._message_parts_max = DEFAULT_LIMITS.step_parts_max
         self._serial = 0
         self._linked = False
         self._taken_ms = -1
@@ -710,7 +710,9 @@ class Steps:
     def link_up(self, welcome: Welcome) -> None:
         """A link is open: what is unconfirmed leaves again."""
         self._linked = True
-        self._message_parts_max = welcome.message_commands_max - 1
+        self._message_parts_max = min(
+            welcome.message_commands_max - 1, DEFAULT_LIMITS.step_parts_max
+        )
         self._parts_max = min(PARTS_MAX, self._message_parts_max)
         self._limits = Limits(
             record_bytes_max=welcome.record_bytes_max,

@@ -51,6 +51,8 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     """One record's properties, as MessagePack."""
     message_commands_max: int = 4096
     message_frames_max: int = 4096
+    step_parts_max: int = 512
+    """Parts of one atomic step, which is done in one go."""
     command_frame_bytes_max: int = 1 << 20
     nesting_max: int = 32
     """Depth of arrays and maps inside the command frame."""

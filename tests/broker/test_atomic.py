@@ -6,6 +6,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
+from malamute_protocol.limits import Limits
 from tests.broker.shell import Peer, Shell, bodies
 
 
@@ -175,7 +176,7 @@ def test_changes_of_one_turn_share_a_batch() -> None:
 
 
 def test_streams_that_others_create_while_a_step_waits_are_no_tower_of_calls() -> None:
-    shell = Shell()
+    shell = Shell(limits=Limits(step_parts_max=1_500))
     shell.hello(1)
     names = [f"n{number:04}" for number in range(1_500)]
     frame = encode([b"a"], subject="s")
