@@ -555,12 +555,37 @@ def _received(connection: Connection) -> int | None:
             fcntl.ioctl(fd, termios.FIONREAD, unread)
             return connection.base + unread[0]
         with _Borrowed(fd) as borrowed:
-            info = borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 192)
-        return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0])
+            return _counted(borrowed)
     except OSError:
         return None
+
+
+def _counted(borrowed: socket.socket) -> int:
+    """Bytes that the kernel has counted on a TCP connection; 0 where it counts none."""
+    info = borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 192)
+    try:
+        return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0])
     except struct.error:
-        return 0  # a kernel before 4.1 does not count
+        return 0  # a kernel before 4.1
+
+
+def counts_bytes() -> bool:
+    """Whether the kernel counts what comes in on a TCP connection: all bounds rest on that.
+
+    Linux before 4.1 does not, and sandboxes that imitate Linux may not: a byte is sent to see.
+    """
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as peer,
+        ):
+            taken, _ = server.accept()
+            with taken:
+                peer.sendall(b"?")
+                taken.recv(1)
+                return _counted(taken) > 0
+    except OSError:
+        return False
 
 
 class _Borrowed:

@@ -50,7 +50,7 @@ from malamute_py.server.checkpoints import Checkpoints
 from malamute_py.server.clock import Clock
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.errors import ServerFailed, StartError
-from malamute_py.server.guard import Bounds, Guard
+from malamute_py.server.guard import Bounds, Guard, counts_bytes
 from malamute_py.server.keeper import Inbox
 from malamute_py.server.loop import Loop
 from malamute_py.server.permissions import Permissions, QuotaTable
@@ -62,7 +62,7 @@ from malamute_py.server.recovered import (
     rings_asked,
 )
 from malamute_py.server.rings import Rings
-from malamute_py.server.sockets import Listener, check_public, parse_endpoint
+from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
 from malamute_py.store.bodies import Bodies
 from malamute_py.store.database import DATABASE
 from malamute_py.telemetry import Limiter, Log, open_log, prometheus_text
@@ -248,11 +248,32 @@ class Server:
 
     # --- opening ---------------------------------------------------------------------
 
+    def _check_counts(self, endpoints: list[Endpoint]) -> None:
+        """Where the kernel counts no bytes, no peer of another machine is let in.
+
+        Raises StartError.
+        """
+        if not any(endpoint.transport == "tcp" for endpoint in endpoints) or counts_bytes():
+            return
+        for endpoint in endpoints:
+            if endpoint.is_public:
+                raise StartError(
+                    "this kernel does not count the bytes of a connection, so that one peer could "
+                    "fill the memory",
+                    endpoint.text,
+                    "use Linux 4.1 or later, outside of a sandbox, or listen on 127.0.0.1",
+                )
+        self.log.warning(
+            "bytes_uncounted",
+            do="any client of this machine can fill the memory: use Linux 4.1 or later",
+        )
+
     def _open(self) -> None:
         config = self.config
         endpoints = [parse_endpoint(text) for text in config.listen]
         check_public(endpoints, config)
         check_defaults(config)
+        self._check_counts(endpoints)
         self._started_ms = self._clock()
         with contextlib.ExitStack() as parts:
             context = self._context

@@ -11,7 +11,7 @@ import pytest
 
 from malamute_py.config import PUBLIC_WORDS, Authentication, Config, ConfigError
 from malamute_py.journal import MemoryStorage
-from malamute_py.server import Server, StartError
+from malamute_py.server import Server, StartError, guard
 from malamute_py.server.auth import hash_password
 from malamute_py.server.sockets import check_public, parse_endpoint
 from tests.server.fakes import Lines
@@ -100,6 +100,27 @@ def test_a_public_address_without_authentication_is_refused_unless_in_words(endp
         authentication=Authentication(mechanism="plain", users={"a": hash_password("b")}),
     )
     check_public([parse_endpoint(endpoint)], secured)
+
+
+def test_where_the_kernel_counts_no_bytes_other_machines_are_not_let_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert guard.counts_bytes()
+    monkeypatch.setattr(guard, "_BYTES_RECEIVED_AT", 4096)
+    assert not guard.counts_bytes()
+    public = Config(
+        data_directory="", listen=["tcp://127.0.0.1:0", "tcp://0.0.0.0:0"],
+        listen_public_without_authentication=PUBLIC_WORDS,
+    )  # fmt: skip
+    text = refusal(public)
+    assert "tcp://0.0.0.0:0: this kernel does not count" in text
+    assert "Linux 4.1" in text
+    lines = Lines()
+    with Server(config(), log=lines):
+        assert "bytes_uncounted" in [event for _, event, _ in lines.lines]
+    lines = Lines()
+    with Server(config("", "inproc://none-to-count"), log=lines):
+        assert "bytes_uncounted" not in [event for _, event, _ in lines.lines]
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1",
