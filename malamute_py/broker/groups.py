@@ -74,10 +74,10 @@ TURN_BATCHES_MAX: Final = 256
 """Batches that one turn looks at, selected or not: some 4 ms when each has one record."""
 READ_BYTES_MAX: Final = 256 << 10
 """What one read of history brings: of batches of one record some 800, which take 5 to 15 ms."""
-READ_DEALS_MAX: Final = 8 * DEALS_AT_ONCE
-"""Deliveries that a keyed group makes of one read: of batches of one record, some 15 ms."""
-DEAL_BYTES: Final = 64 << 10
-"""What a delivery of a keyed group weighs in a step's budget, however few bytes it has."""
+READ_DEALS_MAX: Final = 2 * DEALS_AT_ONCE
+"""What a keyed group deals of one read, in small deliveries."""
+DEAL_BYTES: Final = 32 << 10
+"""What a small delivery of a keyed group weighs in a step's budget, however few bytes it has."""
 IDLE_READS_MAX: Final = 3
 HELD_UP_MS: Final = 30_000
 """So long a group that reads no further may stand before its operator is told."""
@@ -827,7 +827,7 @@ class Groups:
         if group.holdings.read < stream.first:
             self._gone_by(group)
         quantum = self._shard.settings.quantum_bytes
-        given, began = 0, group.deliveries
+        given, began = 0, group.dealt
         for _ in range(TURN_BATCHES_MAX):
             offset = group.wanted()
             if offset is None:
@@ -835,7 +835,7 @@ class Groups:
                     group.held_up = True
                     self._watch(group, group.holdings.low, told=False)
                 return given
-            if given >= quantum or group.dealt(began) >= DEALS_AT_ONCE:
+            if given >= quantum or group.dealt - began >= DEALS_AT_ONCE:
                 break
             if offset < stream.hot_first:
                 self._read(group, offset)
@@ -845,7 +845,7 @@ class Groups:
                 return given
         self.wake(group)
         # What was looked at and selected by nobody is work, too, and so are many small deliveries.
-        return max(given, quantum, group.dealt(began) * DEAL_BYTES)
+        return max(given, quantum, (group.dealt - began) * DEAL_BYTES)
 
     def _watch(self, group: Group, low: int, told: bool) -> None:
         """Look again after a while at a group that reads no further."""
@@ -1047,7 +1047,7 @@ class Groups:
 
     def _hand_out_history(self, group: Group, answer: HistoryRead) -> None:
         holdings, stream = group.holdings, group.stream
-        gaps, began = list(answer.gaps), group.deliveries
+        gaps, began = list(answer.gaps), group.dealt
         for run in answer.runs:
             data = memoryview(run.data)
             for at, size, base, count in run.spans:
@@ -1070,7 +1070,7 @@ class Groups:
                     Content(stored[STAMP_BYTES:]), base, end, size,
                 )  # fmt: skip
                 self._hand_out(group, batch)
-                if group.reading or group.dealt(began) >= READ_DEALS_MAX:
+                if group.reading or group.dealt - began >= READ_DEALS_MAX:
                     return
         for gap in gaps:
             self._gap(group, gap)
