@@ -771,11 +771,16 @@ class Broker:
             self._take_acks()
         if any(self._queues):
             self._work()
-        self._clean_up()
+        if self._links.ended:
+            self._clean_up()
         appends = self._appends()
         sends, closes = self._links.take()
-        reads = serving.reads + self._groups.reads
-        serving.reads, self._groups.reads = [], []
+        reads = serving.reads
+        if reads or self._groups.reads:
+            reads = reads + self._groups.reads
+            serving.reads, self._groups.reads = [], []
+        else:
+            reads = []
         queries = shard.take_queries() if shard.asking else []
         bodies = self._bodies.take()
         pins, self._cursors.pins = self._cursors.pins, []

@@ -155,9 +155,7 @@ class Quotas:
 
         resource: bytes in mailboxes or in the queues of services; see PASSING.
         """
-        usage = self._owners.get("" if holder[:1] == "~" else holder)
-        if usage is None:
-            usage = self.of(self.owner_of(holder))
+        usage = self._owners.get(holder) or self.of(self.owner_of(holder))
         bound: int = getattr(usage.quota, resource)
         if bound and usage.held[resource] + size > bound:
             raise self._refusal(usage, resource, bound, size)

@@ -252,21 +252,19 @@ class Content:
         if self._table is None:
             head, reading = self.head, self._reading
             if reading is None:
-                table = MEMO.table(*self._table_sections(), self._limits)
+                at, view = self.sections, self.view
+                subjects, fieldmaps, size = at.subjects, at.fieldmaps, head.fieldmaps_bytes
+                table = MEMO.table(
+                    bytes(view[subjects : subjects + head.subjects_bytes]),
+                    bytes(view[fieldmaps : fieldmaps + size]) if size else b"",
+                    self._limits,
+                )
             else:
                 table = reading.table()
                 self._reading = None
             check_counts(table, head.subjects_count, head.fieldmaps_count)
             self._table = table
         return self._table
-
-    def _table_sections(self) -> tuple[bytes, bytes]:
-        head, at, view = self.head, self.sections, self.view
-        subjects, fieldmaps, size = at.subjects, at.fieldmaps, head.fieldmaps_bytes
-        return (
-            bytes(view[subjects : subjects + head.subjects_bytes]),
-            bytes(view[fieldmaps : fieldmaps + size]) if size else b"",
-        )
 
     def reading(self, limits: Limits) -> TableReading | None:
         """What reads the header table in steps, before check(); None: it is quick to read.
@@ -279,7 +277,12 @@ class Content:
             return None
         if self._reading is None and self._table is None:
             self._check_counts(limits)
-            self._reading = TableReading(*self._table_sections(), limits)
+            at, view = self.sections, self.view
+            self._reading = TableReading(
+                bytes(view[at.subjects : at.subjects + head.subjects_bytes]),
+                bytes(view[at.fieldmaps : at.fieldmaps + head.fieldmaps_bytes]),
+                limits,
+            )
         return self._reading
 
     @property
@@ -618,7 +621,9 @@ class Content:
 
     def _check_table(self, limits: Limits) -> None:
         head = self.head
-        self._check_counts(limits)
+        if head.subjects_count > 1 or head.fieldmaps_count or head.fieldmaps_bytes:
+            # One subject is within any limit.
+            self._check_counts(limits)
         table = self.table
         if table.passed is not limits:
             table.check(limits)
