@@ -718,8 +718,8 @@ async def test_as_many_handlers_wait_for_each_other_as_the_offer_says(
 
 async def test_a_refused_offer_is_raised_by_run_as_it_is(connect: Connect) -> None:
     bob = await connect("bob")
-    worker = bob.client.worker("no/such name")
-    with pytest.raises(RequestRejected, match="bad_name"):
+    worker = bob.client.worker("svc", settings={"nope": 1})
+    with pytest.raises(RequestRejected, match="bad_setting: there is no setting 'nope'"):
         await bob.call(worker.run, bytes)
 
 
