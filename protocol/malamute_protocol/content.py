@@ -57,6 +57,9 @@ NO_TIME: Final = -(2**63)
 
 HEAD = struct.Struct("<IHHIIIBBHQIIQQqqqIIIIIIII16x")
 assert HEAD.size == CONTENT_BYTES
+_TABLE_SIZES: Final = struct.Struct("<I4xI")
+"""Bytes of the subjects and of the field maps, of the head alone."""
+_TABLE_SIZES_AT: Final = 80
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 I4: Final = np.dtype("<i4")
@@ -715,8 +718,8 @@ def has_large_table(frame: Any) -> bool:
     """Whether a frame may be a content whose header table is worth reading in steps."""
     if len(frame) <= CONTENT_BYTES + TABLE_BYTES_MAX:
         return False
-    fields = Head._make(HEAD.unpack_from(frame))
-    return fields.subjects_bytes + fields.fieldmaps_bytes > TABLE_BYTES_MAX
+    subjects_bytes, fieldmaps_bytes = _TABLE_SIZES.unpack_from(frame, _TABLE_SIZES_AT)
+    return bool(subjects_bytes + fieldmaps_bytes > TABLE_BYTES_MAX)
 
 
 def parse_properties(data: bytes) -> dict[str, Any]:
