@@ -9,7 +9,7 @@ section 5.3.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from itertools import chain
 from typing import Annotated, Any, Final, NamedTuple
@@ -30,6 +30,10 @@ TABLE_BYTES_MAX: Final = 64 << 10
 STEP_ENTRIES: Final = 1_024
 """Keys or fields that one step of a TableReading parses; about a millisecond."""
 _HEADERS_MAX = 1 << 17
+_LONGEST: Final = (
+    "subject_bytes", "keys_most", "fields_most", "field_name_bytes", "field_value_bytes",
+)  # fmt: skip
+"""What a header table is measured by, besides the number of its entries."""
 
 
 class Header(NamedTuple):
@@ -80,29 +84,25 @@ class HeaderTable:
         self._plain: tuple[Header, ...] | None = None
         self.items: array[int] | None = None
         """What an index files the table under, where it was read in steps: see items_of()."""
-        self.entries = self.subject_bytes = self.keys_most = 0
-        self.fields_most = self.field_name_bytes = self.field_value_bytes = 0
-        self._measure(keys, fieldmaps)
+        texts, names = list(chain.from_iterable(keys)), list(chain.from_iterable(fieldmaps))
+        self.entries = len(texts) + len(names)
+        """Keys of all subjects and fields of all field maps."""
+        self.subject_bytes = _longest(texts)
+        self.keys_most = max(map(len, keys), default=0)
+        self.fields_most = max(map(len, fieldmaps), default=0)
+        self.field_name_bytes = _longest(names)
+        self.field_value_bytes = _longest(
+            list(chain.from_iterable(entry.values() for entry in fieldmaps))
+        )
 
-    def _measure(
-        self, keys: Sequence[tuple[str, ...]], fieldmaps: Sequence[dict[str, str]]
-    ) -> None:
-        """Take entries of the table into account for what its limits bound."""
-        texts = list(chain.from_iterable(keys))
-        names = list(chain.from_iterable(fieldmaps))
-        values = list(chain.from_iterable(entry.values() for entry in fieldmaps))
-        self.entries += len(texts) + len(names)
-        self.subject_bytes = max(self.subject_bytes, _longest(texts))
-        self.keys_most = max(self.keys_most, max(map(len, keys), default=0))
-        self.fields_most = max(self.fields_most, max(map(len, fieldmaps), default=0))
-        self.field_name_bytes = max(self.field_name_bytes, _longest(names))
-        self.field_value_bytes = max(self.field_value_bytes, _longest(values))
-
-    def extend(self, keys: Sequence[tuple[str, ...]], fieldmaps: Sequence[dict[str, str]]) -> None:
+    def extend(self, keys: list[tuple[str, ...]], fieldmaps: list[dict[str, str]]) -> None:
         """Add entries to a table that is read in steps and was not handed out yet."""
+        more = HeaderTable(keys, fieldmaps)
         self.keys += keys
         self.fieldmaps += fieldmaps
-        self._measure(keys, fieldmaps)
+        self.entries += more.entries
+        for name in _LONGEST:
+            setattr(self, name, max(getattr(self, name), getattr(more, name)))
         if self.items is None:
             self.items = array("I")
         self.items += items_of(chain.from_iterable(keys))
@@ -295,9 +295,9 @@ class TableReading:
                     )
                 found = _decode(decoder, some, what)
                 if data is subjects:
-                    table.extend(_keys(found), ())
+                    table.extend(_keys(found), [])
                 else:
-                    table.extend((), found)
+                    table.extend([], found)
                 yield
 
 
