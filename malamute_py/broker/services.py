@@ -272,7 +272,8 @@ class Services:
             "offers": len(service.offers),
             # An offer may name any number: the sum must still be one that can be sent.
             "credit": min(
-                sum(offer.left_records for offer in islice(service.offers, page_max)), 1 << 53
+                sum(max(0, offer.left_records) for offer in islice(service.offers, page_max)),
+                1 << 53,
             ),
             "dead": 0 if letters is None else letters.messages,
             "dead_letters": dead_letters(service),

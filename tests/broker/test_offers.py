@@ -1346,3 +1346,11 @@ def test_subjects_are_compared_with_expressions_a_few_at_a_time(
     assert world.shell.peers[1].last(wire.Refused).code == "too_large"
     world.shell.send(1, asked, frames=[encode([b"x"] * 2, subject=["6000.a", "6000.c"])])
     assert world.shell.peers[1].last(wire.Refused).code == "no_workers"
+
+
+def test_the_credit_of_a_service_is_what_its_offers_have_left_and_never_below_nothing() -> None:
+    world = pair()
+    world.offer(2, credit=-(1 << 63))
+    world.offer(2, credit=-(1 << 63), number=2)
+    world.offer(2, credit=7, number=3)
+    assert world.info(1)["credit"] == 7
