@@ -98,7 +98,7 @@ def test_what_was_not_in_the_file_is_served(whole: Path, tmp_path: Path, fate: s
             continue
         with running, broker.connect_sync() as client:
             for stream in ("shared", "own"):
-                records = client.subscribe(stream, start="earliest", until="tail")
+                records = client.subscribe(stream, start="earliest", until="tail", create=True)
                 bodies = [bytes(record.body) for record in records]
                 every = [b"%s %d" % (stream.encode(), number) for number in range(COUNT)]
                 # The names of streams are in ring main's segments, and nowhere else.

@@ -923,7 +923,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "done-beyond-the-end": Planted(
         "work", "a group keeps what was done of records that a power loss took back",
-        _done_beyond_the_end, _codes("done_before"), 100, 30,
+        _done_beyond_the_end, _codes("done_before"), 100, 438,
     ),
     "one-attempt-less": Planted(
         "work", "a request dies with one attempt left",
@@ -943,7 +943,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "renewal-untold": Planted(
         "clients", "who renews a lease is not told when the link goes",
-        _renewal_untold, _codes("stuck"), 60,
+        _renewal_untold, _codes("stuck", "unlawful"), 60,
     ),
     "held-unseen": Planted(
         "clients", "the lease of a hand-out is renewed though its program was never shown it",
@@ -955,7 +955,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "waits-for-ever": Planted(
         "clients", "who waits for a reply that was lost waits on when its time is over",
-        _waits_for_ever, _codes("stuck"), 60,
+        _waits_for_ever, _codes("stuck"), 60, 200,
     ),
     "rewind-unheard": Planted(
         "clients", "a member acknowledges for a record what it did with one that was lost",
