@@ -243,6 +243,8 @@ class Membership(Opened):
     def settled(self, numbers: list[int]) -> None:
         """The step was taken."""
         self._lent.difference_update(numbers)
+        # Those that came again on a later link, before the answer to the step, are done as well.
+        self.in_hand.difference_update(numbers)
         for number in numbers:
             self._away.pop(number, None)
         self._memberships.freed(self)

@@ -377,6 +377,25 @@ def test_a_step_acknowledges_records_and_batches_of_a_group() -> None:
     assert script.member.in_hand == {0, 1, 2, 3, 10, 11}
 
 
+def test_credit_comes_back_of_records_that_came_again_before_their_step_was_answered() -> None:
+    script = Grouped(credit_records=2)
+    script.hand(2, 0)
+    taken = script.take()
+    step = Step()
+    step.ack(taken)
+    script.session.steps.add(step, "step")
+    script.step()
+    script.reconnect()
+    script.accept_member(script.member)
+    script.hand(2, 0)
+    assert script.member.take() is None, "the program has them, and the step is under way"
+    atomic = script.last(c.Atomic)
+    script.confirmed(atomic)
+    assert "step" in script.settled()
+    assert not script.member.in_hand
+    assert script.last(c.Credit).credit_records == 4
+
+
 def test_a_record_that_a_step_could_not_acknowledge_is_shown_again() -> None:
     script = Grouped()
     script.hand(2, 4)
