@@ -35,7 +35,9 @@ SETTINGS: Final = (
 QUIET_S: Final = 3.0
 _SETTLE_S: Final = 2.0
 _ANSWER_S: Final = 0.0003
-_WELCOME_S: Final = 0.02
+_GREETING_S: Final = 2.0
+"""How long to wait for the READY of the broker's side, before which a message is an error."""
+_WELCOME_S: Final = 0.05
 BACK_S: Final = 60.0
 """How long sockets, descriptors and memory may take to come back: links of half-open peers end by
 their expiry."""
@@ -102,6 +104,7 @@ class Attack:
         if wire is None:
             self.play(self._noted(Step(step.peer, "fresh", (zmtp.GREETING + zmtp.ready(),))))
             wire = self._wires[step.peer]
+            wire.greet(_GREETING_S)
         self.messages += 1
         wire.send(step.frames[0] if step.kind == "raw" else zmtp.message(step.frames))
         view = self._source.views[step.peer]

@@ -13,14 +13,20 @@ from malamute_py.promises.history import read_events
 from malamute_py.promises.run import JUMPING, Found, Run
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
+SEEDS = (7, 8, 9, 10)
 
 
 async def run(
-    directory: Path, bug: str = "", *, disturbances: int = 6, patience_s: float = 60.0
+    directory: Path,
+    bug: str = "",
+    *,
+    disturbances: int = 6,
+    patience_s: float = 60.0,
+    seed: int = 7,
 ) -> Found:
     logging.getLogger("malamute").setLevel(logging.CRITICAL)
     one = Run(
-        journal=directory / "journal", seed=7, disturbances=disturbances, patience_s=patience_s
+        journal=directory / "journal", seed=seed, disturbances=disturbances, patience_s=patience_s
     )
     program = (sys.executable, "-m", "tests.planted", bug) if bug else JUMPING
     return await one.embedded(directory / "broker", program)
@@ -44,7 +50,15 @@ async def test_a_broker_keeps_its_promises_while_it_is_disturbed(tmp_path: Path)
         ("completion_unlogged", "work .* came again after it was confirmed to be done"),
     ],
 )
-async def test_a_planted_bug_is_found(bug: str, says: str, tmp_path: Path) -> None:
-    found = await run(tmp_path, bug, disturbances=8, patience_s=15.0)
-    assert found.faults, bug
-    assert any(re.search(says, fault) for fault in found.faults), found.faults
+async def test_a_planted_bug_is_found(
+    bug: str, says: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    places = {seed: tmp_path_factory.mktemp(bug) for seed in SEEDS}
+    told: list[str] = []
+    for seed in SEEDS:
+        # Each disturbance shows what it meets: a fault by its own name may take another run.
+        found = await run(places[seed], bug, disturbances=8, patience_s=15.0, seed=seed)
+        told += found.faults
+        if any(re.search(says, fault) for fault in found.faults):
+            return
+    pytest.fail(f"{bug} was not found by its name: {told}")
