@@ -16,7 +16,7 @@ from malamute_py.client.aio import connect
 
 async def read(endpoint: str, stream: str, records: int, start: str) -> None:
     async with connect(endpoint, timeout_ms=60_000) as client:
-        subscription = client.subscribe(stream, start=start, strict=True)  # type: ignore[arg-type]
+        subscription = client.subscribe(stream, start=start, strict=True, create=True)  # type: ignore[arg-type]
         await subscription.accepted()
         print("ready", flush=True)
         seen = 0
