@@ -66,7 +66,7 @@ class Delivery:
         self._hot: deque[Batch] = deque()
         self.hot_bytes = 0
         self.late_bytes = 0
-        """Of batches that live subscriptions get when their headers are matched."""
+        """Bytes of the batches that live subscriptions get once their headers are matched."""
         self._late: Final[dict[Stream, None]] = {}
         """Streams that have such batches."""
         self._bytes_min = shard.settings.extract_bytes_min

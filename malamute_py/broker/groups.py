@@ -75,7 +75,7 @@ TURN_BATCHES_MAX: Final = 256
 READ_BYTES_MAX: Final = 256 << 10
 """What one read of history brings: of batches of one record some 800, which take 5 to 15 ms."""
 READ_DEALS_MAX: Final = 2 * DEALS_AT_ONCE
-"""What a keyed group deals of one read, in small deliveries."""
+"""Small deliveries that a keyed group deals of one read, at most."""
 DEAL_BYTES: Final = 32 << 10
 """What a small delivery of a keyed group weighs in a step's budget, however few bytes it has."""
 IDLE_READS_MAX: Final = 3
@@ -844,7 +844,7 @@ class Groups:
             if group.reading:
                 return given
         self.wake(group)
-        # What was looked at and selected by nobody is work, too, and so are many small deliveries.
+        # What no subscription selected is work, too, and so are many small deliveries.
         return max(given, quantum, (group.dealt - began) * DEAL_BYTES)
 
     def _watch(self, group: Group, low: int, told: bool) -> None:

@@ -104,7 +104,7 @@ class Link:
         """By whose name it is allowed and counted: its credential's, else that of its template or
         identity."""
         self.template = ""
-        """Of which its identity was made; empty: of none."""
+        """The template that its identity was made of; empty: its identity was made of none."""
         self.holder = ""
         """By what name it sends mail and holds work: its identity, or `~` and a digest of its
         session."""

@@ -189,7 +189,7 @@ class Quotas:
             )
 
     def owner_of(self, holder: str) -> str:
-        """Who owns what a holder sent: its identity's credential, else the identity itself."""
+        """The owner of what a holder sent: its identity's credential, else the identity itself."""
         if holder[:1] == "~":
             return ""  # clients without an identity are one owner
         return self._shard.settings.carrier(holder) or holder

@@ -406,7 +406,7 @@ class Group:
         self.deliveries = self._deals = 0
         """All of them, and those before the batch that is handed out."""
         self.dealt = 0
-        """What a keyed group has dealt, in small deliveries; each member has one in each batch."""
+        """Small deliveries that a keyed group has dealt; each member has one in each batch."""
         self.moved_ms = 0
         """When something was done last."""
         self.lost = 0

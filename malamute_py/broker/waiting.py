@@ -626,7 +626,7 @@ class Service:
                 self._forget_left(left_by[0], put)
 
     def forget_left(self, put: Put) -> None:
-        """A batch has left the queue: whoever had rows of it has nothing to end."""
+        """A batch has left the queue: the holders that had rows of it have nothing to end."""
         for left in tuple(put.left_by or ()):
             self._forget_left(left, put)
 

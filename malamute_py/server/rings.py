@@ -426,7 +426,7 @@ class Rings:
             return self._erred(job, error)
 
     def _erred(self, job: BodiesRead | ReadRange | IndexQuery, error: Exception) -> object:
-        """A read met what this code does not foresee in a batch: whoever asked is told."""
+        """A read met what this code does not foresee in a batch: the asking link is told."""
         ring, stream, doing = MAIN, "mail", "bodies"
         if not isinstance(job, BodiesRead):
             ring, stream = job.ring, str(job.stream)
