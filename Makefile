@@ -27,6 +27,12 @@ OVER_COMPILED := MALAMUTE_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED):
 FLOORS := .venv-floors
 
 FAST := not slow and not system and not spark and not alone
+# Few examples of each property here, all of them in `make test` (tests/conftest.py).
+QUICKLY := --hypothesis-profile quick
+
+# Python keeps what it compiled, and pytest the asserts that it rewrote: without that each process
+# does it anew, and collecting the tests takes three times as long.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -48,7 +54,7 @@ check: $(DEV_STAMP) ## lint, types, import contracts and the fast tests, in unde
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
-	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)"
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)" $(QUICKLY)
 
 test: test-needs ## all tests: in parallel, then those that must be alone, then Spark's in one process
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not spark and not alone" $(ARGS)
@@ -60,8 +66,11 @@ test: test-needs ## all tests: in parallel, then those that must be alone, then 
 LOOK_INSIDE := tests/broker/test_steps.py::test_a_step_of_too_much_is_refused_alone_and_leaves_its_numbers_to_the_next \
     tests/broker/test_steps.py::test_a_mailbox_that_one_bundle_made_stays_when_the_next_is_refused \
     tests/broker/test_services.py::test_what_lies_in_memory_is_removed_a_portion_a_step \
+    tests/broker/test_inboxes.py::test_an_acknowledgement_of_many_ranges_looks_for_a_batch_once \
+    tests/broker/test_many_members.py::test_members_that_leave_together_are_divided_once \
     tests/matcher/test_numbers_and_memo.py::test_nothing_is_left_of_conjunctions_once_they_are_all_discarded
-REPLACES := tests/simulation/test_plants.py tests/broker/test_gathering.py
+REPLACES := tests/simulation/test_plants.py tests/broker/test_gathering.py \
+    tests/broker/test_containment.py tests/broker/test_random_crowd.py
 
 test-compiled: $(DEV_STAMP) ## the tests of what is compiled, over the compiled modules
 	@$(PY) hatch_build.py --required
@@ -75,7 +84,7 @@ test-floors: | $(PY) ## the fast tests over the lowest versions that pyproject.t
 	$(PYTHON) -m venv --clear $(FLOORS)
 	$(PY) tests/floors.py > $(FLOORS)/requirements.txt
 	$(FLOORS)/bin/python -m pip install -q -r $(FLOORS)/requirements.txt -e .
-	$(FLOORS)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)" \
+	$(FLOORS)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)" $(QUICKLY) \
 	    --ignore tests/demo --ignore tests/house --ignore tests/spark $(ARGS)
 
 test-needs: $(DEV_STAMP) $(NODE_STAMP)
@@ -103,6 +112,7 @@ micro: $(DEV_STAMP) ## micro-benchmarks, compared with the last recorded ones; F
 clean: ## remove what these targets made, the broker's data excepted
 	rm -rf $(VENV) $(FLOORS) $(NODE)/node_modules .mypy_cache .pytest_cache .ruff_cache .import_linter_cache \
 	    .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

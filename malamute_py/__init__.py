@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         regex,
         topic,
     )
-    from malamute_py.client.aio import Client, connect
+    from malamute_py.client.aio import BulkPublisher, Client, connect
     from malamute_py.client.aio_mail import Inbox, Mail
     from malamute_py.client.aio_queues import AtomicStep, Member
     from malamute_py.client.aio_work import Request, Worker
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     )
     from malamute_py.client.settings import ClientSettings, Curve, Plain, SettingError
     from malamute_py.client.subscription import Subscription
-    from malamute_py.client.sync import SyncClient, connect_sync
+    from malamute_py.client.sync import SyncBulkPublisher, SyncClient, connect_sync
     from malamute_py.client.sync_mail import SyncInbox, SyncMail
     from malamute_py.client.sync_queues import SyncAtomicStep, SyncMember
     from malamute_py.client.sync_subscription import SyncSubscription
@@ -105,6 +105,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "topic",
     ),
     "malamute_py.client.aio": (
+        "BulkPublisher",
         "Client",
         "connect",
     ),
@@ -149,6 +150,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "malamute_py.client.subscription": ("Subscription",),
     "malamute_py.client.sync": (
+        "SyncBulkPublisher",
         "SyncClient",
         "connect_sync",
     ),
@@ -187,6 +189,7 @@ __all__ = [
     "Batch",
     "BatchError",
     "BegunNotice",
+    "BulkPublisher",
     "Client",
     "ClientSettings",
     "ConfirmAt",
@@ -223,6 +226,7 @@ __all__ = [
     "SettingError",
     "Subscription",
     "SyncAtomicStep",
+    "SyncBulkPublisher",
     "SyncClient",
     "SyncInbox",
     "SyncMail",

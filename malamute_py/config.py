@@ -1,7 +1,7 @@
 """The broker's configuration: every key, its default and its limit in one place.
 
 Owns the sections below and how they are filled: the file, then MALAMUTE_* variables, then
-the command line, the later over the earlier. The rule: a key that nobody knows is an error
+the command line, the later over the earlier. The rule: an unknown key is an error
 that names the nearest one, never a silent nothing; units are part of the name. Source:
 deploy/malamute.toml explains each key (a test compares the two).
 """
@@ -52,7 +52,7 @@ class Section(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
 
 
 class Authentication(Section, frozen=True):
-    """Who may connect over tcp and ipc; inproc is the same process."""
+    """Credentials of clients over tcp and ipc; inproc is the same process."""
 
     mechanism: Literal["none", "plain", "curve"] = "none"
     ipc_without: bool = False
@@ -155,6 +155,7 @@ class Streams(Section, frozen=True):
     settings_bytes_max: Bytes = 64 << 10
     all_settings_bytes_max: Bytes = 8 << 20
     link_subscriptions_max: Count = 1_000
+    """Subscriptions, inboxes, offers and memberships of one link, all together."""
     subscriptions_max: Count = 200_000
     pattern_bytes_max: Bytes = 64 << 10
     all_patterns_bytes_max: Bytes = 128 << 20

@@ -1,8 +1,8 @@
 """A broker inside this process, for tests and small programs.
 
-Owns nothing but the pairing of a Server in a thread with clients over inproc. The rule: it
-is the same broker with the same journal and limits, in memory unless it is given a
-directory. Source: server.py; DESIGN.md, section 3.
+Owns nothing but the pairing of a Server in a thread with clients over inproc. The rule: it is the
+same broker with the same journal and limits, in memory unless it is given a directory. Source:
+server.py; ARCHITECTURE.md, One picture.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class EmbeddedBroker:
 
 
 def _end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """End the context, and with it the clients that nobody closed.
+    """End the context, and with it the clients that were not closed.
 
     Each is told, and closes its own socket: one that is closed under the thread that sleeps on
     it never wakes that thread. Those whose event loop turns no more are closed from here.

@@ -42,7 +42,7 @@ def form() -> str:
 
 
 def running_form() -> str:
-    """The same of what this process has loaded."""
+    """Return the form of the modules that this process has loaded."""
     return _word(loaded_modules())
 
 

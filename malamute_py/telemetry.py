@@ -1,8 +1,8 @@
 """What the daemon tells about itself: log lines and counters.
 
-Owns the set-up of the log and the form of the counters. The rule: nothing here is global,
-so that several brokers fit in one process and an embedded one leaves the program's own
-logging alone; a message is never logged, it is counted. Source: STYLE.md, hot paths.
+Owns the set-up of the log and the form of the counters. The rule: nothing here is global, so that
+several brokers fit in one process and an embedded one leaves the program's own logging alone; a
+message is never logged, it is counted. Source: docs/design.md, Safety.
 """
 
 from __future__ import annotations

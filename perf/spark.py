@@ -39,7 +39,7 @@ def publish(endpoint: str, stream: str, rows: int, size: int) -> None:
     most = min(65_536, BATCH_BYTES // size)
     blob = np.random.default_rng(7).integers(0, 256, size * most, np.uint8).tobytes()
     codes = np.arange(most, dtype=np.int32) % len(SUBJECTS)
-    with connect_sync(endpoint) as client, client.window(stream, keep=False) as window:
+    with connect_sync(endpoint) as client, client.publisher(stream, keep=False) as window:
         left = rows
         while left:
             count = min(left, most)

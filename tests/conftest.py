@@ -5,6 +5,7 @@ Owns nothing else; a fixture that one area needs lives in that area's folder.
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,10 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# No deadline: the machine may be shared, and timings live in perf/. `fast` is what `make check`
-# and a local run use; `thorough` is for CI, where a failure prints the blob that repeats it.
+# No deadline: the machine may be shared, and timings live in perf/. `quick` is what `make check`
+# asks for, `fast` is what a local run uses; `thorough` is for CI, where a failure prints the blob
+# that repeats it.
+settings.register_profile("quick", deadline=None, max_examples=15, print_blob=True)
 settings.register_profile("fast", deadline=None, max_examples=50)
 settings.register_profile(
     "thorough",
@@ -25,6 +28,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("thorough" if os.environ.get("CI") else "fast")
+
+
+def pytest_collection_finish() -> None:
+    """Spare every later collection of garbage a look at all tests that were collected."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

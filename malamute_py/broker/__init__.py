@@ -1,7 +1,7 @@
 """The broker core: a state machine without sockets, clock, threads or randomness.
 
-`Broker` takes commands and answers of the journal, and hands out a `Ready`; see ready.py
-for the contract with its shell. Source: DESIGN.md, section 4.
+`Broker` takes commands and answers of the journal, and hands out a `Ready`; see ready.py for the
+contract with its shell. Source: docs/design.md, The core and its shell.
 """
 
 from malamute_py.broker.broker import Broker

@@ -1,15 +1,14 @@
 """Administration: streams, facts, plans, links.
 
-Owns the commands that a RESULT answers. The rules: whatever is listed is bounded and
-paged; a change is answered when it is durable; what must be asked of the journal is
-answered when it has. Source: SPEC.md, section 4; DESIGN.md, section 11.
+Owns the commands that a RESULT answers. The rules: whatever is listed is bounded and paged; a
+change is answered when it is durable; what must be asked of the journal is answered when it has.
+Source: SPEC.md, section 4; docs/design.md, Safety.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from malamute_protocol.commands import (
     BrokerInfo,
@@ -22,35 +21,22 @@ from malamute_protocol.commands import (
     OpenProducer,
     PlanRead,
     RemoveStream,
-    Result,
     StreamInfo,
 )
 from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.answers import Answers
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.producers import Producer, Producers
 from malamute_py.broker.publishing import Publishing
-from malamute_py.broker.ready import MAIN, IndexFailure
+from malamute_py.broker.ready import IndexFailure
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import Begin, Starts, may_match
 from malamute_py.broker.steps import Steps
 from malamute_py.broker.streams import Stream
+from malamute_py.broker.subscriptions import Subscription
 from malamute_py.changelog.records import ProducerOpened
 from malamute_py.matcher import compile_pattern
-
-COMMANDS: Final[dict[type, int]] = {
-    OpenProducer: 22,
-    CreateStream: 30,
-    EditStream: 31,
-    RemoveStream: 32,
-    StreamInfo: 33,
-    ListStreams: 34,
-    FindOffset: 35,
-    PlanRead: 36,
-    BrokerInfo: 37,
-    ListLinks: 38,
-    Kick: 39,
-}
 
 
 class Admin:
@@ -65,6 +51,7 @@ class Admin:
         producers: Producers,
         starts: Starts,
         steps: Steps,
+        answers: Answers,
     ) -> None:
         self._shard = shard
         self._links = links
@@ -73,43 +60,23 @@ class Admin:
         self._producers = producers
         self._starts = starts
         self._steps = steps
+        self._answers = answers
         self._opening = 0
         """New producers on their way into the log."""
 
     # --- answering --------------------------------------------------------------------------
 
-    def _result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
-        if link.open:
-            link.results += 1
-            self._links.say(link, Result(command.request, value))
-
-    def _refuse(self, link: Link, command: Any, code: str, reason: str, retry_ms: int = 0) -> None:
-        if code == "wait" and not retry_ms:
-            retry_ms = self._shard.settings.retry_ms
-        self._links.refuse(link, COMMANDS[type(command)], command.request, code, reason, retry_ms)
-
-    def _when_durable(
-        self, link: Link, command: Any, value: Callable[[], dict[str, Any]]
-    ) -> Callable[[int], None]:
-        """Answers with the value once the change at the LSN given is durable."""
-
-        def settled(failure: tuple[str, str] | None) -> None:
-            if failure is None:
-                self._result(link, command, value())
-            else:
-                self._refuse(link, command, *failure)
-
-        return lambda lsn: self._publishing.when_visible(self._catalogue.rings[MAIN], lsn, settled)
-
     def _stream(self, link: Link, command: Any, action: str) -> Stream | None:
         """The stream of a command if it may be touched; else the command was refused."""
         name = command.stream
         if not self._shard.settings.permit(link.owner, action, name):
-            self._refuse(link, command, "forbidden", f"you may not {action} stream '{name}'")
+            self._answers.refuse(
+                link, command, "forbidden", f"you may not {action} stream '{name}'"
+            )
             return None
         stream = self._catalogue.get(name)
         if stream is None:
-            self._refuse(link, command, "unknown_stream", f"there is no stream '{name}'")
+            self._answers.refuse(link, command, "unknown_stream", f"there is no stream '{name}'")
         return stream
 
     def _asks(self, link: Link, command: Any) -> bool:
@@ -117,7 +84,7 @@ class Admin:
         if link.queries < self._shard.settings.link_queries_max:
             link.queries += 1
             return True
-        self._refuse(link, command, "wait", "too many unanswered questions on this link")
+        self._answers.refuse(link, command, "wait", "too many unanswered questions on this link")
         return False
 
     # --- streams ----------------------------------------------------------------------------
@@ -125,17 +92,19 @@ class Admin:
     def create_stream(self, link: Link, command: CreateStream) -> None:
         """Create a stream; answered when that is durable."""
         if not self._shard.settings.permit(link.owner, "create", command.stream):
-            self._refuse(
+            self._answers.refuse(
                 link, command, "forbidden", f"you may not create stream '{command.stream}'"
             )
             return
 
         def created(stream: Stream) -> None:
-            self._when_durable(link, command, lambda: self._facts(stream))(stream.created_lsn)
+            self._answers.when_durable(link, command, lambda: self._facts(stream))(
+                stream.created_lsn
+            )
 
         self._catalogue.create(
             command.stream, command.settings, link.owner, created,
-            partial(self._refuse, link, command),
+            partial(self._answers.refuse, link, command),
         )  # fmt: skip
 
     def edit_stream(self, link: Link, command: EditStream) -> None:
@@ -144,8 +113,8 @@ class Admin:
         if stream is not None:
             self._catalogue.edit(
                 stream, command.settings,
-                self._when_durable(link, command, lambda: self._facts(stream)),
-                partial(self._refuse, link, command),
+                self._answers.when_durable(link, command, lambda: self._facts(stream)),
+                partial(self._answers.refuse, link, command),
             )  # fmt: skip
 
     def remove_stream(self, link: Link, command: RemoveStream) -> None:
@@ -153,15 +122,15 @@ class Admin:
         stream = self._stream(link, command, "admin")
         if stream is not None:
             self._catalogue.remove(
-                stream, self._when_durable(link, command, dict),
-                partial(self._refuse, link, command),
+                stream, self._answers.when_durable(link, command, dict),
+                partial(self._answers.refuse, link, command),
             )  # fmt: skip
 
     def stream_info(self, link: Link, command: StreamInfo) -> None:
         """Facts about one stream."""
         stream = self._stream(link, command, "read")
         if stream is not None:
-            self._result(link, command, self._facts(stream))
+            self._answers.result(link, command, self._facts(stream))
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
         live = sum(1 for sub in stream.subscriptions if sub.live)
@@ -193,7 +162,7 @@ class Admin:
             stream = self._catalogue.get(name)
             if stream is not None and permit(link.owner, "read", name):
                 page.append(_short(stream))
-        self._result(link, command, {"streams": page, "more": more})
+        self._answers.result(link, command, {"streams": page, "more": more})
 
     # --- positions --------------------------------------------------------------------------
 
@@ -206,9 +175,9 @@ class Admin:
         def found(begin: Begin | RequestRejected) -> None:
             link.queries -= 1
             if isinstance(begin, RequestRejected):
-                self._refuse(link, command, begin.code, begin.reason)
+                self._answers.refuse(link, command, begin.code, begin.reason)
                 return
-            self._result(
+            self._answers.result(
                 link, command,
                 {
                     "stream": stream.uuid, "epoch": self._shard.epoch, "offset": begin.next,
@@ -231,7 +200,7 @@ class Admin:
         try:
             compile_pattern(command.pattern)
         except RequestRejected as error:
-            self._refuse(link, command, error.code, error.reason)
+            self._answers.refuse(link, command, error.code, error.reason)
             return
         if not self._asks(link, command):
             return
@@ -240,7 +209,7 @@ class Admin:
         def begun(begin: Begin | RequestRejected) -> None:
             if isinstance(begin, RequestRejected):
                 link.queries -= 1
-                self._refuse(link, command, begin.code, begin.reason)
+                self._answers.refuse(link, command, begin.code, begin.reason)
             else:
                 self._plan(link, command, stream, begin, durable)
 
@@ -263,15 +232,15 @@ class Admin:
         }  # fmt: skip
         if first >= end:
             link.queries -= 1
-            self._result(link, command, value)
+            self._answers.result(link, command, value)
             return
 
         def planned(answer: Any) -> None:
             link.queries -= 1
             if isinstance(answer, IndexFailure):
-                self._refuse(link, command, answer.code, answer.reason)
+                self._answers.refuse(link, command, answer.code, answer.reason)
             else:
-                self._result(link, command, {**value, **answer})
+                self._answers.result(link, command, {**value, **answer})
 
         self._shard.ask(
             stream.ring.name, stream.number, "plan",
@@ -294,9 +263,11 @@ class Admin:
             publishing = self._publishing
             most = self._shard.settings.producers_max + publishing.forgetting
             if len(producers) + self._opening >= most:
-                # Whoever has the most producers loses those that it used least of late.
+                # The identity with the most producers loses those that it used least of late.
                 if publishing.forgetting or not len(producers):
-                    self._refuse(link, command, "wait", "producers that were long unused make room")
+                    self._answers.refuse(
+                        link, command, "wait", "producers that were long unused make room"
+                    )
                     return
                 publishing.forget_producers(producers.in_the_way())
             self._opening += 1
@@ -311,10 +282,10 @@ class Admin:
             )
         elif command.epoch != known.epoch:
             code = "fenced" if command.epoch < known.epoch else "unknown_producer"
-            self._refuse(link, command, code, f"the producer is at epoch {known.epoch}")
+            self._answers.refuse(link, command, code, f"the producer is at epoch {known.epoch}")
         else:
             producers.used(known.id)
-            self._result(link, command, self._producer_facts(known))
+            self._answers.result(link, command, self._producer_facts(known))
 
     def _open(self, link: Link, command: OpenProducer, change: ProducerOpened) -> None:
         def appended(lsn: int) -> None:
@@ -325,16 +296,16 @@ class Admin:
                 return
             # As this change leaves it: the next one may raise the epoch before it is durable.
             value = self._producer_facts(producer)
-            self._when_durable(link, command, lambda: value)(lsn)
+            self._answers.when_durable(link, command, lambda: value)(lsn)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             self._opening -= not change.fence
-            self._refuse(link, command, code, reason, retry_ms)
+            self._answers.refuse(link, command, code, reason, retry_ms)
 
         self._steps.propose(change, appended, refused)
 
     def _refuse_unknown(self, link: Link, command: OpenProducer) -> None:
-        self._refuse(
+        self._answers.refuse(
             link, command, "unknown_producer",
             f"there is no producer {command.id} of this identity",
         )  # fmt: skip
@@ -363,7 +334,7 @@ class Admin:
             for _, ring in zip(range(shard.settings.page_max), self._catalogue.rings.values(),
                                strict=False)
         }  # fmt: skip
-        self._result(
+        self._answers.result(
             link, command,
             {
                 "software": shard.settings.software, "uuid": shard.uuid, "epoch": shard.epoch,
@@ -376,22 +347,22 @@ class Admin:
     def list_links(self, link: Link, command: ListLinks) -> None:
         """The links, at most a page of them; only to whom may administrate."""
         if not self._shard.settings.permit(link.owner, "admin", "links"):
-            self._refuse(link, command, "forbidden", "you may not list links")
+            self._answers.refuse(link, command, "forbidden", "you may not list links")
             return
         limit = max(1, min(command.limit, self._shard.settings.page_max))
         page = [_link_facts(other) for _, other in zip(range(limit), self._links, strict=False)]
-        self._result(link, command, {"links": page, "more": len(self._links) > limit})
+        self._answers.result(link, command, {"links": page, "more": len(self._links) > limit})
 
     def kick(self, link: Link, command: Kick) -> None:
         """End another link."""
         if not self._shard.settings.permit(link.owner, "admin", "links"):
-            self._refuse(link, command, "forbidden", "you may not end links")
+            self._answers.refuse(link, command, "forbidden", "you may not end links")
             return
         other = self._links.get(command.link)
         if other is None or not other.open:
-            self._refuse(link, command, "unknown_link", f"there is no link {command.link}")
+            self._answers.refuse(link, command, "unknown_link", f"there is no link {command.link}")
             return
-        self._result(link, command, {})
+        self._answers.result(link, command, {})
         self._links.close(other, "kicked", "kicked", command.reason[:200])
 
 
@@ -413,6 +384,7 @@ def _short(stream: Stream) -> dict[str, Any]:
 
 
 def _link_facts(link: Link) -> dict[str, Any]:
+    subs = [one for one in link.receivers.values() if isinstance(one, Subscription)]
     return {
         "link": link.number,
         "identity": link.identity,
@@ -421,8 +393,8 @@ def _link_facts(link: Link) -> dict[str, Any]:
         "opened_ms": link.opened_ms,
         "heard_ms": link.heard_ms,
         "blocked": link.blocked,
-        "subscriptions": len(link.subscriptions),
-        "live": sum(1 for sub in link.subscriptions.values() if sub.live),
+        "subscriptions": len(subs),
+        "live": sum(1 for sub in subs if sub.live),
         "unconfirmed_bytes": link.unconfirmed_bytes,
         "unread_bytes": link.delivered_bytes - link.cleared_bytes,
     }

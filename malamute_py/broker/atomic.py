@@ -1,10 +1,10 @@
 """Commands that change something, alone or as parts of one atomic step.
 
-Owns the way from such a command to a step: what is checked in which order, and the one answer.
-The rules: a command outside ATOMIC is a step of one part; a key that was taken before is
-confirmed again and nothing of it happens twice; whatever one part is refused for refuses them
-all, and what the others had reserved is free again. Source: SPEC.md, section 4.8; DESIGN.md,
-section 9.
+Owns the way from such a command to a step: what is checked in which order, and the one answer. The
+rules: a command outside ATOMIC is a step of one part; a key that was taken before is confirmed
+again and nothing of it happens twice; whatever one part is refused for refuses them all, and what
+the others had reserved is free again. Source: SPEC.md, section 4.8; docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any, Final, TypeAlias
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import RequestRejected
+from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.answers import Answers
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.confirms import LEVEL_NAMES, NONE, STORED, SYNCED, Waiter
 from malamute_py.broker.links import ERRED, Link, Links
@@ -35,11 +37,7 @@ KEYED: Final = (wire.Send, wire.Request)
 """Commands whose key the log keeps with what they put."""
 ENDING: Final = (wire.Reply, wire.AckWork)
 """Commands whose key the log keeps beside what they end."""
-STEP_COMMANDS: Final[dict[type[Command], int]] = {
-    wire.Send: 40, wire.AckMail: 43, wire.Request: 50, wire.AckWork: 53, wire.Reply: 54,
-    wire.MoveCursor: 60, wire.AckRecords: 64,
-}  # fmt: skip
-"""Number of each command that is a step of its own or a part of one."""
+_HAVE_KEYS: Final = frozenset((*KEYED, *ENDING))
 
 
 class Intake:
@@ -55,6 +53,7 @@ class Intake:
         prepares: Mapping[type[Command], Prepare],
         together: Mapping[type[Command], Prepare],
         again: Callable[[Link, wire.Request], None],
+        answers: Answers,
     ) -> None:
         """together: those that differ when they are a part of several.
 
@@ -68,6 +67,7 @@ class Intake:
         self._prepares = dict(prepares)
         self._together = {**prepares, **together}
         self._again = again
+        self._answers = answers
         self.lost = ""
         """Why there are no queues, and so no steps; "": they are there."""
         self.kinds = frozenset(self._prepares)
@@ -79,10 +79,11 @@ class Intake:
         """Take one command as a step of its own, or refuse it by name."""
         kind = type(command)
         try:
-            self._check_lost()
+            if self.lost:
+                self._check_lost()
             size = window_bytes(frame)
             key: tuple[str, bytes] | None = None
-            if (kind in KEYED or kind in ENDING) and command.key:
+            if kind in _HAVE_KEYS and command.key:
                 key = link.holder, command.key
                 if self._taken_before(link, command, key, size):
                     if kind is wire.Request:
@@ -101,7 +102,7 @@ class Intake:
                     f"what is in memory only cannot confirm '{LEVEL_NAMES[command.level]}'",
                 )
         except RequestRejected as error:
-            self._refuse(link, command, error)
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         parts = [part]
         if metered:
@@ -124,7 +125,7 @@ class Intake:
         return self._steps.known(key, self._waiter(link, command, size, SYNCED))
 
     def _waiter(self, link: Link, command: Any, size: int, default: int) -> Waiter | None:
-        """Who is to be told; None when no answer is wanted. Raises RequestRejected."""
+        """Return what is to be told; None when no answer is wanted. Raises RequestRejected."""
         level = command.level or default
         if level not in (NONE, STORED, SYNCED):
             name = LEVEL_NAMES.get(level, str(level))
@@ -134,19 +135,12 @@ class Intake:
         if level == NONE and not command.level:
             # The best that memory can: it is told, and it is told that it is none.
             level = STORED
-        number = STEP_COMMANDS.get(type(command), ATOMIC)
+        number = NUMBERS[type(command)]
         # What is never confirmed is nothing that its sender could wait for.
         return Waiter(
             link, command.tracker, level, 0 if level == NONE else size, command=number,
             patient=type(command) is wire.Reply and command.patient,
         )  # fmt: skip
-
-    def _refuse(self, link: Link, command: Any, error: RequestRejected) -> None:
-        retry_ms = error.retry_ms
-        if error.code == "wait" and not retry_ms:
-            retry_ms = self._shard.settings.retry_ms
-        number = STEP_COMMANDS.get(type(command), ATOMIC)
-        self._links.refuse(link, number, command.tracker, error.code, error.reason, retry_ms)
 
     # --- together --------------------------------------------------------------------------
 
@@ -170,7 +164,7 @@ class Intake:
             adds = any(isinstance(part, ADDING) for part, _ in parts)
             self._steps.check(link, size, adds=adds, awaited=_awaited(command))
         except RequestRejected as error:
-            self._refuse(link, command, error)
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         missing = sorted(
             {
@@ -228,7 +222,7 @@ class Intake:
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             link.unconfirmed_bytes -= size
-            self._refuse(link, command, RequestRejected(code, reason, retry_ms))
+            self._answers.refuse(link, command, code, reason, retry_ms)
 
         if not self._shard.settings.permit(link.owner, "write", name):
             refused("forbidden", f"you may not write to stream '{name}'", 0)
@@ -263,15 +257,13 @@ class Intake:
                 prepared.append(made)
         except RequestRejected as error:
             _undo(prepared, error)
-            # A step of one part is that part to whoever asked: a cursor that moves, say.
+            # A step of one part is that part to the caller: a cursor that moves, say.
             several = place and len(parts) > 1
             name = f"part {place} ({type(parts[place - 1][0]).__name__}): " if several else ""
-            self._refuse(
-                link, command, RequestRejected(error.code, name + error.reason, error.retry_ms)
-            )
+            self._answers.refuse(link, command, error.code, name + error.reason, error.retry_ms)
             return
         except Exception:
-            # Whoever called ends the link; what the step had reserved is others' again.
+            # The caller ends the link; what the step had reserved is free again.
             _undo(prepared, RequestRejected("internal", ERRED))
             raise
         if metered:

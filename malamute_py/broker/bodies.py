@@ -1,10 +1,10 @@
 """Bodies of mail, requests and replies: the newest in memory, the others read back by number.
 
-Owns the bounded window of recent batches of the mail stream, the batches that live in memory
-only, and the reads that are under way. The rules: what is durable is kept within
-`mail_hot_bytes` and read again when it is wanted later; one read serves all who want the same
-batch; what is under way is bounded by count and bytes, and who wants more waits in order.
-Source: DESIGN.md, sections 8 and 9.
+Owns the bounded window of recent batches of the mail stream, the batches that live in memory only,
+and the reads that are under way. The rules: what is durable is kept within `mail_hot_bytes` and
+read again when it is wanted later; one read serves all who want the same batch; what is under way
+is bounded by count and bytes, and who wants more waits in order. Source: docs/design.md (Flow
+control; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class Bodies:
         self._hot: OrderedDict[int, Body] = OrderedDict()
         self.hot_bytes = 0
         self._kept: dict[int, Body] = {}
-        """Of what is in memory only."""
+        """Bodies of what is in memory only."""
         self.kept_bytes = 0
         self._again: OrderedDict[int, Body] = OrderedDict()
-        """Of what was read back, the newest: a reader with little credit takes a batch in parts."""
+        """Newest bodies that were read back: a reader with little credit takes a batch in parts."""
         self.again_bytes = 0
         self._gone: set[int] = set()
         """Dropped while they were being read."""

@@ -1,36 +1,34 @@
 """The broker core: commands in, a Ready out.
 
-Owns the table from commands to what handles them, and the order of a step. The rules:
-nothing that a peer sends raises; a malformed message costs the peer its link and nobody
-else anything; no socket, clock, thread, environment or randomness of its own.
-Source: DESIGN.md, section 4; SPEC.md, sections 3 and 4.
+Owns the table from commands to what handles them, and the order of a step. The rules: nothing that
+a peer sends raises; a malformed message costs the peer its link and no other peer anything; no
+socket, clock, thread, environment or randomness of its own. Source: docs/design.md, The core and
+its shell; SPEC.md, sections 3 and 4.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
 from malamute_protocol.content import Content, has_large_table
-from malamute_protocol.errors import BatchError
+from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_protocol.framing import NUMBERS
 from malamute_protocol.link import State
-from malamute_py.broker.admin import COMMANDS as RESULT_COMMANDS
 from malamute_py.broker.admin import Admin
+from malamute_py.broker.answers import Answers, reference_of
 from malamute_py.broker.atomic import Intake
 from malamute_py.broker.bodies import Bodies
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.confirms import Confirms
-from malamute_py.broker.cursors import COMMANDS as CURSOR_COMMANDS
 from malamute_py.broker.cursors import Cursors
 from malamute_py.broker.delivery import Delivery
-from malamute_py.broker.groups import NUMBERS as GROUP_COMMANDS
 from malamute_py.broker.groups import Groups
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.links import RECEIVES, Link, Links
-from malamute_py.broker.mail import COMMANDS as MAIL_COMMANDS
 from malamute_py.broker.mail import Mail
 from malamute_py.broker.matching import Matching
 from malamute_py.broker.producers import Producers
@@ -51,7 +49,6 @@ from malamute_py.broker.ready import (
 )
 from malamute_py.broker.recovery import recover, recover_queues
 from malamute_py.broker.retention import Retention
-from malamute_py.broker.services import COMMANDS as SERVICE_COMMANDS
 from malamute_py.broker.services import Services
 from malamute_py.broker.serving import Serving
 from malamute_py.broker.shard import Shard
@@ -63,25 +60,15 @@ from malamute_py.changelog.records import Change, ProducerOpened, ProducersForgo
 from malamute_py.changelog.snapshots import PackedSnapshot, encode_snapshot
 from malamute_py.changelog.tables import Tables
 
-NUMBERS: Final[dict[type[Command], int]] = {
-    command: command.__struct_config__.tag for command in get_args(wire.AnyCommand)
-}
-"""Number on the wire of each type of command."""
-
-ANSWERED: Final = frozenset(
-    (*RESULT_COMMANDS, *MAIL_COMMANDS, *SERVICE_COMMANDS, *CURSOR_COMMANDS, *GROUP_COMMANDS)
-)
+ANSWERED: Final = frozenset(kind for kind in NUMBERS if "request" in kind.__struct_fields__)
 """Commands that a RESULT answers: its size is bounded, and how many wait is too."""
 NUMBERS_SHIFT: Final = 28
-"""Where the log was not closed in order, numbers of messages go on at epoch << 28: behind all that
+"""Where the log was not closed in order, numbers of messages go on at epoch << 28: after all that
 an earlier run gave, and below 2^53 for as many starts as a broker will see."""
 UNSYNCED_NUMBERS: Final = 1 << 20
-"""And so far at least behind those that are left, where there are more of them."""
+"""Numbers that are skipped at least after those that are left, where there are more of them."""
 _BESIDE_ACKS: Final = frozenset({wire.Request, wire.Reply, wire.AckWork})
 """What acknowledgements of mail may be put off behind: a SEND would find the mailbox full."""
-NAMES_AROUND: Final = 8
-"""Streams before and after a name in their order that it may be a misspelling of: to look at all
-would take a turn of the loop with many streams."""
 PUBLISHING_MAX: Final = 1_000
 """Streams of a link that need no look-up at a PUBLISH."""
 
@@ -100,6 +87,7 @@ class Broker:
     ) -> None:
         """epoch: higher than at any earlier opening of this log. random: count -> bytes."""
         self._shard = shard = Shard(settings, uuid, epoch, random)
+        shard.began_ms = state.now_ms
         self._links = Links(shard)
         self._producers = Producers(epoch)
         tables = recover(state, self._producers, settings.producer_batches_max)
@@ -123,27 +111,23 @@ class Broker:
         self._serving = Serving(shard, self._links, self._delivery, self._matching)
         starts = Starts(shard)
         self._bodies = Bodies(shard)
-        self._mail = Mail(
-            shard, self._links, self._steps, self._bodies, self._when_visible, self._in_use
-        )
+        answers = Answers(shard, self._links, self._when_visible)
+        self._mail = Mail(shard, self._links, self._steps, self._bodies, answers)
         self._services = Services(
             shard, self._links, self._steps, self._bodies, self._mail.mailboxes,
-            self._when_visible, self._in_use,
+            answers,
         )  # fmt: skip
-        self._cursors = Cursors(
-            shard, self._links, self._catalogue, self._publishing, self._steps, starts
-        )
+        self._cursors = Cursors(shard, self._links, self._catalogue, self._steps, starts, answers)
         self._groups = Groups(
-            shard, self._links, self._catalogue, self._publishing, self._steps, starts,
-            self._delivery, self._matching,
+            shard, self._links, self._catalogue, self._steps, starts, self._delivery,
+            self._matching, answers,
         )  # fmt: skip
-        self._groups.in_use = self._in_use
         self._subscriptions = Subscriptions(
             shard, self._links, self._delivery, self._serving, starts
         )
         self._admin = Admin(
             shard, self._links, self._catalogue, self._publishing, self._producers, starts,
-            self._steps,
+            self._steps, answers,
         )  # fmt: skip
         self._intake = Intake(
             shard, self._links, self._steps, self._publishing, self._catalogue,
@@ -160,17 +144,18 @@ class Broker:
                 wire.AckRecords: self._groups.prepare_ack_together,
             },
             again=self._services.request_again,
+            answers=answers,
         )  # fmt: skip
         self._retention = Retention(shard)
         self._acks: list[tuple[Link, wire.AckMail]] = []
-        """Acknowledgements that nobody waits for, taken when nothing else is left to do."""
+        """Acknowledgements that no caller waits for, taken when nothing else is left to do."""
         self._ahead = False
         """Header tables of a message that waits are still to be read in steps."""
         self._queues: Final = (
             self._matching.queue, self._delivery.fallen, *self._serving.queues,
             *self._groups.queues, *self._services.queues, *self._mail.queues,
         )  # fmt: skip
-        """Where all that can be done at once lies: while they are empty nobody is asked."""
+        """Where all that can be done at once lies: while they are empty no part is asked."""
         self._handlers = self._table()
         self._handling: Command | None = None
         """The command that is being handled, of the message that is being received."""
@@ -185,11 +170,11 @@ class Broker:
         return {
             wire.Hello: self._links.hello,
             wire.Ping: self._links.answer_ping,
-            wire.Pong: self._pong,
+            wire.Pong: self._links.pong,
             wire.Bye: self._bye,
             wire.Subscribe: self._subscribe,
-            wire.Unsubscribe: self._unsubscribe,
-            wire.Credit: self._credit,
+            wire.Unsubscribe: self._links.unsubscribe,
+            wire.Credit: self._links.credit,
             wire.OpenProducer: admin.open_producer,
             wire.CreateStream: admin.create_stream,
             wire.EditStream: admin.edit_stream,
@@ -219,7 +204,7 @@ class Broker:
 
     def _refuse_lost(self, reason: str, link: Link, command: Command) -> None:
         number = NUMBERS[type(command)]
-        self._links.refuse(link, number, _reference(command), "queues_lost", reason)
+        self._links.refuse(link, number, reference_of(command), "queues_lost", reason)
 
     # --- facts ------------------------------------------------------------------------------
 
@@ -320,7 +305,7 @@ class Broker:
         else:
             number = NUMBERS[type(command)]
             self._links.fail(
-                link, type(command).__name__.upper(), error, number, _reference(command)
+                link, type(command).__name__.upper(), error, number, reference_of(command)
             )
 
     def failed(self, link: int, doing: str, error: Exception, now_ms: int) -> None:
@@ -406,9 +391,9 @@ class Broker:
             self._malformed(link, "malformed", f"{len(frames) - place} frames that no command owns")
 
     def _may_put_off(self, link: Link, command: wire.AckMail) -> bool:
-        """Whether an acknowledgement may be taken behind the requests that it came with.
+        """Whether an acknowledgement may be taken after the requests that it came with.
 
-        Nobody waits for one of a mailbox in memory: its taking is 12 us of a lone round trip.
+        No caller waits for one of a mailbox in memory: its taking is 12 us of a lone round trip.
         """
         return not command.tracker and self._mail.in_memory(link, command.subscription)
 
@@ -443,12 +428,12 @@ class Broker:
         settings = self._shard.settings
         if handler is None:
             self._links.refuse(
-                link, NUMBERS[kind], _reference(command), "unsupported",
+                link, NUMBERS[kind], reference_of(command), "unsupported",
                 f"this broker has no {kind.__name__}",
             )  # fmt: skip
         elif link.results >= settings.link_results_max and kind in ANSWERED:
             self._links.refuse(
-                link, NUMBERS[kind], _reference(command), "wait",
+                link, NUMBERS[kind], reference_of(command), "wait",
                 "too many results wait to be sent", settings.retry_ms,
             )  # fmt: skip
         else:
@@ -458,7 +443,7 @@ class Broker:
         """What the states of the link do not allow ends it."""
         reason = f"{type(command).__name__.upper()} on a link that is {link.state.value}"
         number = NUMBERS[type(command)]
-        self._links.refuse(link, number, _reference(command), "unexpected", reason)
+        self._links.refuse(link, number, reference_of(command), "unexpected", reason)
         self._links.close(link, "refused", "unexpected", reason)
 
     def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None:
@@ -495,17 +480,8 @@ class Broker:
     def writable(self, link: int) -> None:
         """The transport has taken all that it had refused."""
         peer = self._links.get(link)
-        if peer is not None and self._links.unblock(peer):
-            self._feed(peer)
-
-    def _feed(self, link: Link) -> None:
-        """A link has room again: its subscriptions on demand may go on."""
-        for sub in link.subscriptions.values():
-            if not sub.live:
-                self._serving.consider(sub)
-        self._mail.feed(link)
-        self._services.feed(link)
-        self._groups.feed(link)
+        if peer is not None:
+            self._links.unblock(peer)
 
     def drain(self, now_ms: int) -> None:
         """The broker is about to stop: end every link by name."""
@@ -514,10 +490,6 @@ class Broker:
         for link in list(self._links):
             self._links.close(link, "draining", "draining", "the broker is about to stop")
         self._clean_up()
-
-    def _pong(self, link: Link, command: wire.Pong) -> None:
-        if self._links.pong(link, command.token):
-            self._feed(link)
 
     def _bye(self, link: Link, command: wire.Bye) -> None:
         # With another code a client leaves this link and comes back on another.
@@ -568,14 +540,15 @@ class Broker:
         subscriptions = self._subscriptions
         number = command.subscription
         wrong: tuple[str, str] | None
-        if self._in_use(link, number):
-            wrong = "subscription_exists", f"subscription {number} exists"
-        else:
+        try:
+            self._links.check_number(link, number)
             wrong = subscriptions.check(link, command)
+        except RequestRejected as error:
+            wrong = error.code, error.reason
         if wrong is None and not self._shard.settings.permit(link.owner, "read", command.stream):
             wrong = "forbidden", f"you may not read stream '{command.stream}'"
         if wrong is None and not command.create and self._catalogue.get(command.stream) is None:
-            wrong = "unknown_stream", self._absent(link, command.stream)
+            wrong = "unknown_stream", self._catalogue.absent(link.owner, command.stream)
         if wrong is not None:
             self._links.refuse(link, 12, number, *wrong)
             return
@@ -594,46 +567,6 @@ class Broker:
             self._links.contained(link, "SUBSCRIBE", use, 12, number), refused,
         )  # fmt: skip
 
-    def _absent(self, link: Link, name: str) -> str:
-        """That there is no stream of a name, and which ones the peer may have meant."""
-        from difflib import get_close_matches
-
-        permit = self._shard.settings.permit
-        some = self._catalogue.names_around(name, NAMES_AROUND)
-        readable = [each for each in some if permit(link.owner, "read", each)]
-        near = get_close_matches(name, readable, n=2, cutoff=0.7)
-        meant = " or ".join(f"'{each}'" for each in near)
-        hint = f"did you mean {meant}?" if near else "to publish to it makes it, and `create` does"
-        return f"there is no stream '{name}'; {hint}"
-
-    # --- numbers of a link: subscriptions, inboxes, offers, memberships ---------------------
-
-    def _in_use(self, link: Link, number: int) -> bool:
-        return (
-            number in link.subscriptions
-            or self._mail.uses(link, number)
-            or self._services.uses(link, number)
-            or self._groups.uses(link, number)
-        )
-
-    def _credit(self, link: Link, command: wire.Credit) -> None:
-        if command.subscription not in link.subscriptions and (
-            self._mail.credit(link, command)
-            or self._services.credit(link, command)
-            or self._groups.credit(link, command)
-        ):
-            return
-        self._subscriptions.credit(link, command)
-
-    def _unsubscribe(self, link: Link, command: wire.Unsubscribe) -> None:
-        if command.subscription not in link.subscriptions and (
-            self._mail.unsubscribe(link, command)
-            or self._services.unsubscribe(link, command)
-            or self._groups.unsubscribe(link, command)
-        ):
-            return
-        self._subscriptions.unsubscribe(link, command)
-
     def _when_visible(self, lsn: int, settlement: Settlement) -> None:
         """Call when ring main is visible up to a position, or with why it never will be."""
         self._publishing.when_visible(self._catalogue.rings[MAIN], lsn, settlement)
@@ -643,10 +576,8 @@ class Broker:
         ended = self._links.ended
         while ended:
             link = ended.pop()
-            self._subscriptions.link_ended(link)
+            self._links.forget_receivers(link)
             self._mail.link_ended(link)
-            self._services.link_ended(link)
-            self._groups.link_ended(link)
 
     # --- from the journal -----------------------------------------------------------------------
 
@@ -674,7 +605,7 @@ class Broker:
         self._clean_up()
 
     def hurries(self, ring: str) -> bool:
-        """Whether somebody waits for what was appended to a ring to be synced."""
+        """Whether a peer waits for what was appended to a ring to be synced."""
         state = self._catalogue.rings.get(ring)
         return state is None or state.awaited > state.visible
 
@@ -821,7 +752,7 @@ class Broker:
     def wake_at_ms(self) -> int | None:
         """When to call tick() at the latest; not after now when more can be done at once.
 
-        To be asked behind the messages of a Ready: whom they are for need not wait until it is
+        To be asked after the messages of a Ready: whom they are for need not wait until it is
         known. Where bundles were answered since, there is more to be done anyway.
         """
         mail, services, groups = self._mail, self._services, self._groups
@@ -859,7 +790,7 @@ class Broker:
 
 
 def _mail_next(state: RecoveredState, epoch: int) -> int:
-    """The next number of the mail stream: none that anybody was told of comes again.
+    """The next number of the mail stream: none that a client was told of comes again.
 
     A power loss may have taken back messages whose numbers a reader knows already; so may one
     before a run that wrote no mail, however that ended.
@@ -872,12 +803,3 @@ def _mail_next(state: RecoveredState, epoch: int) -> int:
     if main.clean and mail is not None and mail.epochs and mail.epochs[-1][0] == epoch - 1:
         return following
     return max(following + UNSYNCED_NUMBERS, epoch << NUMBERS_SHIFT)
-
-
-def _reference(command: Command) -> int:
-    """The number by which the sender knows a command: tracker, subscription or request."""
-    for name in ("tracker", "subscription", "request"):
-        number = getattr(command, name, None)
-        if isinstance(number, int):
-            return number
-    return 0

@@ -1,15 +1,15 @@
 """The catalogue: which streams and rings there are, and how they come and go.
 
-Owns the streams by name and number. The rules: a stream exists once its creation is in
-the log, and one with a ring of its own takes records only when that is synced, since the
-two rings are synced apart; what needs a stream that is being created waits for it, within
-a bound. Source: DESIGN.md, sections 6 and 9.
+Owns the streams by name and number. The rules: a stream exists once its creation is in the log, and
+one with a ring of its own takes records only when that is synced, since the two rings are synced
+apart; what needs a stream that is being created waits for it, within a bound. Source:
+docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Final, TypeAlias
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import RequestRejected
@@ -28,6 +28,9 @@ from malamute_py.changelog.settings import (
 from malamute_py.changelog.tables import StreamRow, Tables, apply
 
 Use: TypeAlias = Callable[[Stream], None]
+NAMES_AROUND: Final = 8
+"""Streams before and after a name in their order that it may be a misspelling of: to look at all
+would take a turn of the loop with many streams."""
 
 
 class Catalogue:
@@ -93,14 +96,21 @@ class Catalogue:
             yield names[place]
             place += 1
 
-    def names_around(self, name: str, count: int) -> Sequence[str]:
-        """So many names before and after the place of this one in their order."""
+    def absent(self, owner: str, name: str) -> str:
+        """That there is no stream of a name, and which ones that its owner may read were meant."""
         from bisect import bisect_left
+        from difflib import get_close_matches
 
         if self._sorted is None:
             self._sorted = sorted(self._names)
         place = bisect_left(self._sorted, name)
-        return self._sorted[max(0, place - count) : place + count]
+        some = self._sorted[max(0, place - NAMES_AROUND) : place + NAMES_AROUND]
+        permit = self._shard.settings.permit
+        readable = [each for each in some if permit(owner, "read", each)]
+        near = get_close_matches(name, readable, n=2, cutoff=0.7)
+        meant = " or ".join(f"'{each}'" for each in near)
+        hint = f"did you mean {meant}?" if near else "to publish to it makes it, and `create` does"
+        return f"there is no stream '{name}'; {hint}"
 
     # --- rings and streams at run time ---------------------------------------------------
 
@@ -382,7 +392,7 @@ class Catalogue:
             if failure is None:
                 self.openings.append((ring.name, {"remove": True}))
                 self.rings.pop(ring.name, None)
-                # Nobody will say of it that it is synced.
+                # Nothing will say of it that it is synced.
                 gone = f"stream '{stream.name}' was removed"
                 self.publishing.ring_failed(ring, "stream_removed", gone)
 

@@ -1,10 +1,10 @@
 """Confirms: what was promised to a producer, and when it holds.
 
-Owns who waits for which ring to be visible up to where. The rules: `stored` is answered
-when the journal has the batch; `synced` when `visible` of its ring covers it, a number
-that moves at the ends of bundles only; a confirm states the level it reached, never more.
-A batch of a stream in memory is confirmed as `none`, which is what it survives; who asks
-for more there by name is refused at the publish. Source: DESIGN.md, section 7.
+Owns who waits for which ring to be visible up to where. The rules: `stored` is answered when the
+journal has the batch; `synced` when `visible` of its ring covers it, a number that moves at the
+ends of bundles only; a confirm states the level it reached, never more. A batch of a stream in
+memory is confirmed as `none`, which is what it survives; who asks for more there by name is refused
+at the publish. Source: docs/design.md, Promises.
 """
 
 from __future__ import annotations

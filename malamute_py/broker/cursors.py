@@ -1,11 +1,12 @@
 """Cursors: named positions of streams that the broker keeps, and the history that they pin.
 
 Owns MOVE_CURSOR, CURSOR_INFO, EDIT_CURSOR, REMOVE_CURSOR, the position that a start by name has,
-and the pins. The rules: a cursor moves forward only, and only from where its owner believes that
-it is; one that lies outside of its stream is clamped, by name: at start-up in the log, and at a
-trim for all who ask (the log follows when it moves); a pin holds history up to its bound, is
-warned of at four fifths and broken beyond, and is whole again once its cursor has moved; a cursor
-of a stream in memory lives in memory only. Source: DESIGN.md, sections 6 and 9; SPEC.md, 4.8.
+and the pins. The rules: a cursor moves forward only, and only from where its owner believes that it
+is; one that lies outside of its stream is clamped, by name: at start-up in the log, and at a trim
+for all who ask (the log follows when it moves); a pin holds history up to its bound, is warned of
+at four fifths and broken beyond, and is whole again once its cursor has moved; a cursor of a stream
+in memory lives in memory only. Source: docs/design.md (Journal; Queues and the checkpoint);
+SPEC.md, 4.8.
 """
 
 from __future__ import annotations
@@ -25,15 +26,13 @@ from malamute_protocol.commands import (
     EditCursor,
     MoveCursor,
     RemoveCursor,
-    Result,
     StartKind,
 )
 from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.answers import Answers
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.named import Named, Place
-from malamute_py.broker.publishing import Publishing
-from malamute_py.broker.ready import MAIN
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import Begin, Starts
 from malamute_py.broker.steps import Part, Refusal, Steps
@@ -42,10 +41,9 @@ from malamute_py.changelog.records import Change, CursorRemoved, CursorSet
 from malamute_py.changelog.settings import CursorSettings, queue_settings
 from malamute_py.changelog.tables import CursorRow, Tables, apply
 
-COMMANDS: Final[dict[type, int]] = {CursorInfo: 61, RemoveCursor: 62, EditCursor: 67}
 REMOVED_AT_ONCE: Final = 1_000
 WARN_ABOVE: Final = 0.8
-"""Of its bound: a pin that holds so much is warned of."""
+"""Share of its bound from which on a pin is warned of."""
 MARKS_MAX: Final = 256
 """Places of a stream whose LSN is remembered; beyond it every second one is forgotten."""
 MARK_MS: Final = 1_000
@@ -86,7 +84,7 @@ class Marks:
 
     def __init__(self, stream: Stream) -> None:
         self.cursors: dict[Cursor, None] = {}
-        """Those of the stream that are to pin."""
+        """Cursors of the stream that are to pin."""
         self._pushes = count()
         self._least: list[tuple[int, int, Cursor]] = []
         """A heap of where they pin or pinned: 10,000 cursors that move in turn must not look for
@@ -146,20 +144,20 @@ class Cursors:
         shard: Shard,
         links: Links,
         catalogue: Catalogue,
-        publishing: Publishing,
         steps: Steps,
         starts: Starts,
+        answers: Answers,
     ) -> None:
         self._shard = shard
         self._links = links
         self._catalogue = catalogue
-        self._publishing = publishing
         self._steps = steps
         self._starts = starts
+        self._answers = answers
         starts.cursor = self.position
         self._cursors: Named[Cursor] = Named(shard.quotas, "cursors")
         self._creators: dict[Place, str] = {}
-        """Who creates cursors that are on their way."""
+        """Links that create cursors which are on their way."""
         self._coming: dict[Place, list[list[int]]] = {}
         """Positions on their way into the log, in order."""
         self._edits: dict[Place, CursorSettings] = {}
@@ -172,7 +170,7 @@ class Cursors:
         self._due_ms = 0
         self._begun_ms = 0
         self._turn: list[Cursor] = []
-        """Of the pins, those that were not looked at in this round."""
+        """Pins that were not looked at in this round."""
 
     # --- facts ------------------------------------------------------------------------------
 
@@ -291,16 +289,6 @@ class Cursors:
 
     # --- answering ----------------------------------------------------------------------------
 
-    def _result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
-        if link.open:
-            link.results += 1
-            self._links.say(link, Result(command.request, value))
-
-    def _refuse(self, link: Link, command: Any, code: str, reason: str, retry_ms: int = 0) -> None:
-        if code == "wait" and not retry_ms:
-            retry_ms = self._shard.settings.retry_ms
-        self._links.refuse(link, COMMANDS[type(command)], command.request, code, reason, retry_ms)
-
     def _put(
         self, stream: Stream, changes: list[Change], appended: Callable[[int], None] | None,
         refused: Refusal | None,
@@ -313,26 +301,6 @@ class Cursors:
             apply(_NO_TABLES, self._shard.queues, change)
         if appended is not None:
             appended(0)
-
-    def _when_durable(
-        self, link: Link, command: Any, stream: Stream, value: Callable[[], dict[str, Any]]
-    ) -> Callable[[int], None]:
-        """Answers with the value once the change at the LSN given is durable."""
-
-        def settled(failure: tuple[str, str] | None) -> None:
-            if failure is None:
-                self._result(link, command, value())
-            else:
-                self._refuse(link, command, *failure)
-
-        def appended(end_lsn: int) -> None:
-            if stream.ring.memory:
-                settled(None)
-            else:
-                main = self._catalogue.rings[MAIN]
-                self._publishing.when_visible(main, end_lsn, settled)
-
-        return appended
 
     def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
         """The stream of a command. Raises RequestRejected."""
@@ -451,26 +419,30 @@ class Cursors:
             if stands is None:
                 self._check_new(command.cursor, link.owner)
         except RequestRejected as error:
-            self._refuse(link, command, error.code, error.reason, error.retry_ms)
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         if stands is not None:
             self._edit(link, command, stream, stands, "edited")
             return
         start = command.start or [int(StartKind.EARLIEST)]
         if start[0] == StartKind.LAST_PER_SUBJECT:
-            self._refuse(link, command, "bad_start", "a cursor is one position")
+            self._answers.refuse(link, command, "bad_start", "a cursor is one position")
             return
         if link.queries >= self._shard.settings.link_queries_max:
-            self._refuse(link, command, "wait", "too many unanswered questions on this link")
+            self._answers.refuse(
+                link, command, "wait", "too many unanswered questions on this link"
+            )
             return
         link.queries += 1
 
         def found(begin: Begin | RequestRejected) -> None:
             link.queries -= 1
             if isinstance(begin, RequestRejected):
-                self._refuse(link, command, begin.code, begin.reason, begin.retry_ms)
+                self._answers.refuse(link, command, begin.code, begin.reason, begin.retry_ms)
             elif stream.removed:
-                self._refuse(link, command, "stream_removed", f"'{stream.name}' was removed")
+                self._answers.refuse(
+                    link, command, "stream_removed", f"'{stream.name}' was removed"
+                )
             else:
                 # Another may have created it meanwhile.
                 stands = self._stands(place)
@@ -497,7 +469,7 @@ class Cursors:
             settings = self._edited(place, command)
         except RequestRejected as error:
             # Together with what another has set meanwhile it is too much.
-            self._refuse(link, command, error.code, error.reason, error.retry_ms)
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         change = CursorSet(
             stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.owner
@@ -507,7 +479,7 @@ class Cursors:
             cursor = self._cursors.get(place)
             return {} if cursor is None else self._facts(cursor)
 
-        answer = self._when_durable(link, command, stream, value)
+        answer = self._answers.when_durable(link, command, value)
 
         def arrived() -> None:
             self._arrived(place, going)
@@ -521,7 +493,7 @@ class Cursors:
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             arrived()
-            self._refuse(link, command, code, reason, retry_ms)
+            self._answers.refuse(link, command, code, reason, retry_ms)
 
         going = [next]
         self._go(place, going, link.owner)
@@ -533,14 +505,14 @@ class Cursors:
         try:
             stream = self._stream(link, command.stream, "admin")
         except RequestRejected as error:
-            self._refuse(link, command, error.code, error.reason)
+            self._answers.refuse(link, command, error.code, error.reason)
             return
         place = stream.number, command.cursor
         if self._cursors.get(place) is None:
             reason = f"there is no cursor '{command.cursor}'"
-            self._refuse(link, command, "unknown_cursor", reason)
+            self._answers.refuse(link, command, "unknown_cursor", reason)
             return
-        answer = self._when_durable(link, command, stream, dict)
+        answer = self._answers.when_durable(link, command, dict)
 
         def appended(end_lsn: int) -> None:
             cursor = self._cursors.remove(place)
@@ -550,7 +522,7 @@ class Cursors:
 
         self._put(
             stream, [CursorRemoved(stream.number, command.cursor)], appended,
-            partial(self._refuse, link, command),
+            partial(self._answers.refuse, link, command),
         )  # fmt: skip
 
     # --- facts for clients ----------------------------------------------------------------------
@@ -564,17 +536,17 @@ class Cursors:
                 cursor = self._cursors.get((stream.number, name))
                 if cursor is None:
                     raise RequestRejected("unknown_cursor", f"there is no cursor '{name}'")
-                self._result(link, command, self._facts(cursor))
+                self._answers.result(link, command, self._facts(cursor))
                 return
         except RequestRejected as error:
-            self._refuse(link, command, error.code, error.reason)
+            self._answers.refuse(link, command, error.code, error.reason)
             return
         page, more = self._cursors.page(
             self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,
             name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
         )  # fmt: skip
         entries = [self._facts(cursor) for _, cursor in page]
-        self._result(link, command, {"entries": entries, "more": more})
+        self._answers.result(link, command, {"entries": entries, "more": more})
 
     def _facts(self, cursor: Cursor) -> dict[str, Any]:
         stream, row = cursor.stream, cursor.row

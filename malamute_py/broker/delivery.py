@@ -1,21 +1,21 @@
 """Live delivery: the hot window, and the fan-out of each batch as it comes.
 
-Owns the memory of the newest batches and the step in which a live subscription takes one.
-The rules: one encoding a group, its frames shared by reference; a subscription that has no
-credit or no room for a batch that it selects goes on demand in that step, and loses
-nothing; what is live and selects nothing costs nothing. Source: DESIGN.md, sections 2, 8.
+Owns the memory of the newest batches and the step in which a live subscription takes one. The
+rules: one encoding a group, its frames shared by reference; a subscription that has no credit or no
+room for a batch that it selects goes on demand in that step, and loses nothing; what is live and
+selects nothing costs nothing. Source: docs/design.md (Speed; Flow control).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from malamute_protocol.commands import Cover, Deliver, Ended, Mode
+from malamute_protocol.commands import Cover, Deliver, Mode
 from malamute_protocol.extract import scatters
-from malamute_py.broker.links import Link, Links, cost_of_few
-from malamute_py.broker.matching import Matching
+from malamute_py.broker.links import Link, Links, Receiver, cost_of_few
+from malamute_py.broker.matching import Matching, is_quick
 from malamute_py.broker.selection import (
     FEW_ROWS,
     Encoding,
@@ -45,16 +45,6 @@ CAREFUL_BATCHES = 512
 """Batches that a subscription takes one by one after an error, to find the one that it came of."""
 _MANY = 4
 """Groups from which on the rows of all of them are looked for together."""
-
-
-class Taker(Protocol):
-    """Whoever is given records under credit: a subscription, or a member of a group."""
-
-    number: int
-    link: Link
-    covered: int
-    left_records: int
-    left_bytes: int
 
 
 class Delivery:
@@ -139,17 +129,16 @@ class Delivery:
     def _match(self, batch: Batch, durable: bool) -> None:
         """Find who selects from a batch, now or in slices, and give it to them."""
         stream, content = batch.stream, batch.content
-        headers, _ = content.headers()
         index = stream.index
-        if index.slow or len(headers) > SMALL_TABLE:
-            job = Classing(index, headers)
+        if index.slow or not is_quick(content) or len(content.headers()[0]) > SMALL_TABLE:
+            job = _classing(batch)
             if not self._matching.run(job):
                 self._put_off(Late(batch, durable, job))
                 self._go_on(stream, job)
                 return
             classes = job.classes
         else:
-            classes = header_classes(index, headers)
+            classes = header_classes(index, content.headers()[0])
         self._fan_out(batch, durable, groups_of_classes(stream, content, classes))
 
     def _go_on(self, stream: Stream, job: Classing) -> None:
@@ -193,7 +182,7 @@ class Delivery:
         self.late_bytes += size
 
     def _overtake(self, stream: Stream) -> None:
-        """Matching is too far behind: whoever waits for it reads what it wants on demand."""
+        """Matching is too far behind: subscriptions that wait for it go on demand."""
         self._shard.counters["matching_overtaken"] += 1
         for sub in list(stream.subscriptions):
             if sub.live and stream.late_bases[sub.durable]:
@@ -215,7 +204,7 @@ class Delivery:
         self._give_late(stream)
 
     def _give_late(self, stream: Stream) -> None:
-        """Give what waited behind a batch that was matched in slices."""
+        """Give what waited for a batch that was matched in slices."""
         while stream.late:
             late = stream.late[0]
             if stream.live and not self._give_one_late(stream, late, None):
@@ -230,7 +219,7 @@ class Delivery:
         try:
             classes = None if job is None else job.classes
             if job is None and known_groups(stream, late.batch.content) is None:
-                late.job = Classing(stream.index, late.batch.content.headers()[0])
+                late.job = _classing(late.batch)
                 if not self._matching.run(late.job):
                     self._go_on(stream, late.job)
                     return False
@@ -399,10 +388,10 @@ class Delivery:
         self.put(sub, next, list(encoding.frames), encoding.rows, encoding.count, encoding.bytes)
 
     def put(
-        self, sub: Taker, next: int, frames: list[object], rows: bytes | None,
+        self, sub: Receiver, next: int, frames: list[object], rows: bytes | None,
         records: int, size: int,
     ) -> None:  # fmt: skip
-        """Put frames that cover up to `next` into the outbox of whoever takes them."""
+        """Put frames that cover up to `next` into the outbox of each link that takes them."""
         link = sub.link
         self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows))
         link.frames += frames
@@ -449,22 +438,22 @@ class Delivery:
 
     def cover_all(self, link: Link) -> None:
         """Cover every subscription of a link that has moved."""
-        for sub in link.subscriptions.values():
-            if sub.started and sub.covered < sub.place:
+        for sub in link.receivers.values():
+            if isinstance(sub, Subscription) and sub.started and sub.covered < sub.place:
                 self.cover(sub)
-
-    def end(self, sub: Subscription, code: str) -> None:
-        """Say that a subscription gets nothing more; the caller forgets it."""
-        self.cover(sub)
-        self._links.say(sub.link, Ended(sub.number, sub.covered, code))
 
     def _end_bounded(self, stream: Stream) -> None:
         """End the live subscriptions whose end the tail has passed."""
         ending = [sub for sub in stream.bounded if sub.stop <= sub.place]
         for sub in ending:
-            self.end(sub, "end")
-            sub.drop()
+            sub.owner.end(sub, "end")
         stream.least_stop = min((sub.stop for sub in stream.bounded), default=NEVER)
+
+
+def _classing(batch: Batch) -> Classing:
+    """Return the job that classes the headers of a batch by the patterns that select them."""
+    content = batch.content
+    return Classing(batch.stream.index, lambda: content.headers()[0], content.make_headers())
 
 
 def _late_bytes(stream: Stream) -> int:

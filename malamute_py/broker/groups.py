@@ -1,12 +1,13 @@
 """Groups: cursors with members, who share the records of a stream.
 
 Owns the groups at run time, JOIN_GROUP, ACK_RECORDS, GROUP_INFO and REMOVE_GROUP, and the one
-reader of each group. The rules: a record goes once to the group when nobody dies; what a member
-that leaves or dies held goes to others; acknowledgements come in any order, and the position is
-the least offset that is not done; offsets that are not selected, have expired or are gone count
-as done; nothing that was acknowledged and confirmed comes again after a restart, and nothing
-unacknowledged is lost; a group of a stream in memory lives in memory only. Source: DESIGN.md,
-section 9; fan-out and consumer groups of the luxun reference; the hold window of localmq.
+reader of each group. The rules: a record goes once to the group when no member dies; what a member
+that leaves or dies held goes to others; acknowledgements come in any order, and the position is the
+least offset that is not done; offsets that are not selected, have expired or are gone count as
+done; nothing that was acknowledged and confirmed comes again after a restart, and nothing
+unacknowledged is lost; a group of a stream in memory lives in memory only. Source: docs/design.md,
+Queues and the checkpoint; fan-out and consumer groups as in Luxun, the hold window as in LocalMQ
+(docs/design.md, References).
 
 Why not a Subscription with the group in the place of its link: what a subscription is given joins
 into covers of one peer and never comes back, its credit is one, and it is either live or behind.
@@ -30,33 +31,38 @@ import msgspec
 from malamute_protocol.address import name_fault
 from malamute_protocol.commands import (
     AckRecords,
-    Credit,
     Ended,
     Gap,
     GroupInfo,
     JoinGroup,
     Mode,
     RemoveGroup,
-    Result,
     Rewound,
     StartKind,
     Subscribed,
-    Unsubscribe,
 )
 from malamute_protocol.content import Content
 from malamute_protocol.errors import RequestRejected
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.answers import Answers
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.delivery import Delivery
 from malamute_py.broker.holdings import Page, Picked, bits_of_rows
 from malamute_py.broker.links import ERRED, Link, Links
-from malamute_py.broker.matching import AT_ONCE_MAX, MATCHING, Choosing, Matching
+from malamute_py.broker.matching import MATCHING, Choosing, Matching, is_quick
 from malamute_py.broker.named import Named, Place
-from malamute_py.broker.publishing import Publishing
-from malamute_py.broker.ready import MAIN, HistoryRead, ReadFailed, ReadRange
+from malamute_py.broker.ready import HistoryRead, ReadFailed, ReadRange
 from malamute_py.broker.selection import Parts, unexpired
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.sharing import DEALS_AT_ONCE, KINDS, Group, Member, slots_of
+from malamute_py.broker.sharing import (
+    DEALS_AT_ONCE,
+    KINDS,
+    Group,
+    Looked,
+    Member,
+    slot_of,
+    slots_of,
+)
 from malamute_py.broker.starts import Begin, Starts, by_offset, may_match
 from malamute_py.broker.steps import Part, Steps
 from malamute_py.broker.streams import Batch, Stream
@@ -65,11 +71,6 @@ from malamute_py.changelog.tables import GroupRow, Queues, Tables, apply, with_d
 from malamute_py.matcher import compile_pattern
 
 JOIN_GROUP: Final = 63
-ACK_RECORDS: Final = 64
-GROUP_INFO: Final = 65
-REMOVE_GROUP: Final = 68
-NUMBERS: Final[dict[type, int]] = {GroupInfo: GROUP_INFO, RemoveGroup: REMOVE_GROUP}
-
 TURN_BATCHES_MAX: Final = 256
 """Batches that one turn looks at, selected or not: some 4 ms when each has one record."""
 READ_BYTES_MAX: Final = 256 << 10
@@ -101,22 +102,21 @@ class Groups:
         shard: Shard,
         links: Links,
         catalogue: Catalogue,
-        publishing: Publishing,
         steps: Steps,
         starts: Starts,
         delivery: Delivery,
         matching: Matching,
+        answers: Answers,
     ) -> None:
         self._shard = shard
         self._links = links
         self._catalogue = catalogue
-        self._publishing = publishing
         self._steps = steps
         self._starts = starts
         self._delivery = delivery
         self._matching = matching
+        self._answers = answers
         self._groups: Named[Group] = Named(shard.quotas, "groups")
-        self._members: dict[Link, dict[int, Member]] = {}
         self._member_count = 0
         self._coming: dict[Place, list[tuple[Member, JoinGroup]]] = {}
         """Groups whose creation is on its way, and who waits for it."""
@@ -130,8 +130,6 @@ class Groups:
         self.reads: list[ReadRange] = []
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._armed = 0
-        self.in_use: Callable[[Link, int], bool] = _not_in_use
-        """Whether a number on a link is a subscription's, an inbox's or an offer's."""
 
     # --- facts ------------------------------------------------------------------------------
 
@@ -179,16 +177,6 @@ class Groups:
         heappush(self._timers, (due_ms, self._armed, call))
 
     # --- answering ----------------------------------------------------------------------------
-
-    def _result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
-        if link.open:
-            link.results += 1
-            self._links.say(link, Result(command.request, value))
-
-    def _refuse(self, link: Link, command: Any, code: str, reason: str, retry_ms: int = 0) -> None:
-        if code == "wait" and not retry_ms:
-            retry_ms = self._shard.settings.retry_ms
-        self._links.refuse(link, NUMBERS[type(command)], command.request, code, reason, retry_ms)
 
     def _put(
         self,
@@ -269,10 +257,6 @@ class Groups:
 
     # --- members ------------------------------------------------------------------------------
 
-    def uses(self, link: Link, number: int) -> bool:
-        """Whether a number on a link is a membership's."""
-        return number in self._members.get(link, {})
-
     def join(self, link: Link, command: JoinGroup) -> None:
         """Take up a member; answered when its group is there."""
         try:
@@ -284,8 +268,8 @@ class Groups:
             return
         settings = self._shard.settings
         hold_ms = min(command.hold_ms or settings.group_hold_ms, settings.group_hold_max_ms)
-        member = Member(link, command, self._shard.now_ms, hold_ms)
-        self._members.setdefault(link, {})[member.number] = member
+        member = Member(self, link, command, self._shard.now_ms, hold_ms)
+        link.receivers[member.number] = member
         self._member_count += 1
         member.pattern_bytes = len(msgspec.msgpack.encode(command.pattern))
         self._hold(member, 1)
@@ -302,16 +286,12 @@ class Groups:
 
     def _check(self, link: Link, command: JoinGroup) -> None:
         settings = self._shard.settings
-        mine = self._members.get(link, {})
-        if command.subscription in mine or self.in_use(link, command.subscription):
-            raise RequestRejected(
-                "subscription_exists", f"subscription {command.subscription} exists"
-            )
-        if len(mine) >= settings.link_subscriptions_max:
-            most = settings.link_subscriptions_max
-            raise RequestRejected("limit", f"at most {most} memberships a link")
+        self._links.check_number(link, command.subscription)
         if not settings.permit(link.owner, "read", command.stream):
             raise RequestRejected("forbidden", f"you may not read stream '{command.stream}'")
+        if not command.create and self._catalogue.get(command.stream) is None:
+            reason = self._catalogue.absent(link.owner, command.stream)
+            raise RequestRejected("unknown_stream", reason)
         fault = name_fault(command.group)
         if fault:
             raise RequestRejected("bad_name", f"group: {fault}")
@@ -338,14 +318,9 @@ class Groups:
         quotas.add(owner, "pattern_bytes", sign * member.pattern_bytes)
 
     def _forget(self, member: Member) -> None:
-        member.ended = True
+        member.leave()
         self._member_count -= 1
         self._hold(member, -1)
-        mine = self._members.get(member.link)
-        if mine is not None:
-            mine.pop(member.number, None)
-            if not mine:
-                del self._members[member.link]
 
     def _find(self, member: Member, command: JoinGroup, stream: Stream) -> None:
         """Its stream is there: find the group, or create it."""
@@ -417,12 +392,8 @@ class Groups:
                 return
             self._come(place)
             self._take_up(stream, self._queues.groups[place])
-            if stream.ring.memory:
-                settled(None)
-            else:
-                # A group that a power loss could take back would begin anew, maybe further on.
-                main = self._catalogue.rings[MAIN]
-                self._publishing.when_visible(main, end_lsn, settled)
+            # A group that a power loss could take back would begin anew, maybe further on.
+            self._answers.settle(end_lsn, settled)
 
         def settled(failure: tuple[str, str] | None) -> None:
             group = self._groups.get(place)
@@ -497,50 +468,31 @@ class Groups:
         )  # fmt: skip
         self.wake(group)
 
-    def credit(self, link: Link, command: Credit) -> bool:
-        """Raise a member's credit; False: there is no such member."""
-        member = self._members.get(link, {}).get(command.subscription)
-        if member is None:
-            return False
-        member.raise_credit(command.credit_records, command.credit_bytes)
+    def resume(self, member: Member) -> None:
+        """Let a member have its turn: its credit or its link's room has grown."""
         if member.group is not None:
             member.group.file(member)
             self.wake(member.group)
-        return True
 
-    def feed(self, link: Link) -> None:
-        """A link has room again."""
-        for member in self._members.get(link, {}).values():
-            if member.group is not None:
-                member.group.file(member)
-                self.wake(member.group)
-
-    def unsubscribe(self, link: Link, command: Unsubscribe) -> bool:
-        """End a membership at the client's wish; False: there is no such member."""
-        member = self._members.get(link, {}).get(command.subscription)
-        if member is None:
-            return False
-        self._end(member, "cancelled")
-        return True
-
-    def _end(self, member: Member, code: str) -> None:
+    def end(self, member: Member, code: str) -> None:
+        """Say that a membership has ended; what the member held goes to others."""
         group = member.group
         low = 0 if group is None else group.holdings.low
         self._links.say(member.link, Ended(member.number, low, code))
         self._part(member, 0, code)
 
-    def link_ended(self, link: Link) -> None:
+    def link_ended(self, link: Link, members: list[Member]) -> None:
         """A link has ended: what its members held goes to others, or waits for their return."""
         together: dict[Group, list[Member]] = {}
-        for member in list(self._members.get(link, {}).values()):
+        for member in members:
             group = member.group
             if group is not None and group.kind != "exclusive":
                 together.setdefault(group, []).append(member)
                 continue
             keep_ms = 0 if link.happened in LEFT_IN_ORDER else member.hold_ms
             self._part(member, keep_ms, link.happened)
-        for group, members in together.items():
-            self._part_together(group, members, link.happened)
+        for group, leaving in together.items():
+            self._part_together(group, leaving, link.happened)
 
     def _part(self, member: Member, keep_ms: int, why: str) -> None:
         """A member is one no longer."""
@@ -608,12 +560,12 @@ class Groups:
     def prepare_ack(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
         """Records are done, or wanted again, by a command of its own. Raises RequestRejected.
 
-        What nobody waits for is logged a little later, with what else has come by then: a
+        What no member waits for is logged a little later, with what else has come by then: a
         restart before that brings the records again.
         """
         group, member, picked = self._picked(link, command)
         if command.again_ms >= 0:
-            # Nobody could take back what is late: a delay without end would hold the group up.
+            # No member could take back what is late: a delay without end would hold the group up.
             after_ms = min(command.again_ms, self._shard.settings.lease_max_ms)
             return self._again(group, member, picked, after_ms)
         if command.tracker:
@@ -632,7 +584,7 @@ class Groups:
         return Part(appended=appended, memory=True)
 
     def prepare_ack_together(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
-        """The same as a part of an atomic step. Raises RequestRejected."""
+        """Prepare an ACK_RECORDS as a part of an atomic step. Raises RequestRejected."""
         group, member, picked = self._picked(link, command)
         if command.again_ms >= 0:
             raise RequestRejected(
@@ -642,8 +594,8 @@ class Groups:
 
     def _picked(self, link: Link, command: AckRecords) -> tuple[Group, Member, Picked]:
         """What an acknowledgement concerns. Raises RequestRejected."""
-        member = self._members.get(link, {}).get(command.subscription)
-        if member is None:
+        member = link.receivers.get(command.subscription)
+        if not isinstance(member, Member):
             raise RequestRejected(
                 "unknown_subscription", f"no membership {command.subscription} on this link"
             )
@@ -797,9 +749,10 @@ class Groups:
             self._queue.append(group)
 
     def serve(self) -> None:
-        """Give turns until all groups are served or the step's budget is used up."""
+        """Give turns until all groups are served or the step's budget is used up, one at least."""
         budget = self._shard.settings.step_bytes
         queue = self._queue
+        more = self._shard.share()
         while budget > 0 and self.hungry:
             # As long as a read is free: who waits for one may be gone, or need none any more.
             if self._starved and self._may_read:
@@ -811,18 +764,20 @@ class Groups:
             # One that had its turn as starved may still stand in the queue.
             if not group.gone and not group.reading:
                 try:
-                    budget -= self._turn(group)
+                    budget -= self._turn(group, more)
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._erred(group, error)
+            if not more():
+                return
 
     def _erred(self, group: Group, error: Exception) -> None:
         """Serving a group failed: its members are told, and may join again."""
         self._shard.erred("serving a group", error, stream=group.stream.name, group=group.name)
         for member in list(group.members):
-            self._end(member, "internal")
+            self.end(member, "internal")
 
-    def _turn(self, group: Group) -> int:
-        """Hand out one quantum, or begin a read; returns the bytes given."""
+    def _turn(self, group: Group, more: Callable[[], bool]) -> int:
+        """Hand out one quantum while the share lasts, or begin a read; returns the bytes given."""
         stream = group.stream
         if group.holdings.read < stream.first:
             self._gone_by(group)
@@ -843,6 +798,8 @@ class Groups:
             given += self._hand_out(group, self._hot(stream, offset))
             if group.reading:
                 return given
+            if not more():
+                break
         self.wake(group)
         # What no subscription selected is work, too, and so are many small deliveries.
         return max(given, quantum, (group.dealt - began) * DEAL_BYTES)
@@ -932,24 +889,29 @@ class Groups:
 
         Else that is found in slices; the group has its next turn then.
         """
-        head = batch.content.head
-        headers = head.subjects_count * max(1, head.fieldmaps_count)
-        if (
-            not self._matching.sliced
-            or (not group.slow and headers <= AT_ONCE_MAX)
-            or group.knows(batch.content, batch.base)
-        ):
+        content, prepared = batch.content, group.prepared
+        if not self._matching.sliced:
             return True
-        job = Choosing(group.predicate, batch.content.headers()[0])
+        if prepared is not None and prepared.base == batch.base:
+            content.share(prepared.table)
+            return True
+        if is_quick(content):
+            if not group.slow or group.knows(content):
+                return True
+        elif group.everything and group.slots is None:
+            return True
+        reading = self._matching.reading(group.stream.uuid, batch.base, content)
+        number_of = None if group.slots is None else slot_of
+        job = Choosing(group.predicate, content, number_of, reading)
         if self._matching.run(job):
-            group.prepared = batch.base, job.chosen
+            group.prepared = Looked(batch.base, job.chosen, job.numbers, content.table)
             return True
         group.reading = MATCHING
 
         def matched() -> None:
             group.reading = 0
             if not group.gone:
-                group.prepared = batch.base, job.chosen
+                group.prepared = Looked(batch.base, job.chosen, job.numbers, content.table)
                 self.wake(group)
 
         def failed(error: Exception) -> None:
@@ -1033,7 +995,7 @@ class Groups:
                 offset=holdings.low,
             )  # fmt: skip
             for member in list(group.members):
-                self._end(member, "internal")
+                self.end(member, "internal")
             return
         self.wake(group)
 
@@ -1043,7 +1005,7 @@ class Groups:
             code=answer.code, reason=answer.reason,
         )  # fmt: skip
         for member in list(group.members):
-            self._end(member, answer.code)
+            self.end(member, answer.code)
 
     def _hand_out_history(self, group: Group, answer: HistoryRead) -> None:
         holdings, stream = group.holdings, group.stream
@@ -1117,7 +1079,7 @@ class Groups:
         groups = self._groups.remove_stream(stream.number)
         for group in groups.values():
             for member in list(group.members):
-                self._end(member, "stream_removed")
+                self.end(member, "stream_removed")
             group.gone = True
         removed: list[Change] = [GroupRemoved(stream.number, name) for name in groups]
         for at in range(0, len(removed), REMOVED_AT_ONCE):
@@ -1126,45 +1088,41 @@ class Groups:
     # --- administration -----------------------------------------------------------------------
 
     def remove_group(self, link: Link, command: RemoveGroup) -> None:
-        """Forget a group that nobody is a member of; answered when that is durable."""
+        """Forget a group without members; answered when that is durable."""
         settings = self._shard.settings
         if not settings.permit(link.owner, "admin", command.stream):
-            self._refuse(
+            self._answers.refuse(
                 link, command, "forbidden", f"you may not remove groups of '{command.stream}'"
             )
             return
         stream = self._catalogue.get(command.stream)
         if stream is None:
-            self._refuse(link, command, "unknown_stream", f"there is no stream '{command.stream}'")
+            self._answers.refuse(
+                link, command, "unknown_stream", f"there is no stream '{command.stream}'"
+            )
             return
         place = stream.number, command.group
         group = self._groups.get(place)
         if group is None:
-            self._refuse(link, command, "unknown_group", f"there is no group '{command.group}'")
+            self._answers.refuse(
+                link, command, "unknown_group", f"there is no group '{command.group}'"
+            )
             return
         if group.members or group.ghost is not None:
-            self._refuse(
+            self._answers.refuse(
                 link, command, "in_use", f"group '{command.group}' has members, or keeps a place"
             )
             return
 
-        def settled(failure: tuple[str, str] | None) -> None:
-            if failure is None:
-                self._result(link, command, {})
-            else:
-                self._refuse(link, command, *failure)
+        answer = self._answers.when_durable(link, command, dict)
 
         def appended(end_lsn: int) -> None:
             self._drop(place)
-            if stream.ring.memory:
-                settled(None)
-            else:
-                main = self._catalogue.rings[MAIN]
-                self._publishing.when_visible(main, end_lsn, settled)
+            answer(end_lsn)
 
         self._put(
             stream, [GroupRemoved(stream.number, command.group)], appended,
-            partial(self._refuse, link, command),
+            partial(self._answers.refuse, link, command),
         )  # fmt: skip
 
     def _drop(self, place: Place) -> None:
@@ -1173,7 +1131,7 @@ class Groups:
             return
         for member in list(group.members):
             # It joined while the removal was on its way.
-            self._end(member, "cancelled")
+            self.end(member, "cancelled")
         group.gone = True
 
     def group_info(self, link: Link, command: GroupInfo) -> None:
@@ -1182,20 +1140,22 @@ class Groups:
         stream = None
         if command.stream:
             if not settings.permit(link.owner, "read", command.stream):
-                self._refuse(link, command, "forbidden", f"you may not read '{command.stream}'")
+                self._answers.refuse(
+                    link, command, "forbidden", f"you may not read '{command.stream}'"
+                )
                 return
             stream = self._catalogue.get(command.stream)
             if stream is None:
-                self._refuse(
+                self._answers.refuse(
                     link, command, "unknown_stream", f"there is no stream '{command.stream}'"
                 )
                 return
         if stream is not None and name and not name.endswith("*"):
             group = self._groups.get((stream.number, name))
             if group is None:
-                self._refuse(link, command, "unknown_group", f"there is no group '{name}'")
+                self._answers.refuse(link, command, "unknown_group", f"there is no group '{name}'")
             else:
-                self._result(link, command, self._facts(group))
+                self._answers.result(link, command, self._facts(group))
             return
         page, more = self._groups.page(
             self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,
@@ -1209,7 +1169,7 @@ class Groups:
                 more = True
                 break
             entries.append(self._facts(group))
-        self._result(link, command, {"entries": entries, "more": more})
+        self._answers.result(link, command, {"entries": entries, "more": more})
 
     def _facts(self, group: Group) -> dict[str, Any]:
         holdings, stream, row = group.holdings, group.stream, group.row
@@ -1251,11 +1211,6 @@ class Groups:
             "credit_records": member.left_records,
             "holds": group.kind != "exclusive" or member is group.holder,
         }
-
-
-def _not_in_use(link: Link, number: int) -> bool:
-    """No link has anything else."""
-    return False
 
 
 _NO_TABLES = Tables()

@@ -3,9 +3,9 @@
 Owns the accounting of one group behind its reader, as bitmaps over pages of 4,096 offsets. The
 rules: an open offset is in exactly one place (waiting, held by one member, late, or leaving); what
 is not open and lies before `read` is done; the work for a batch or an acknowledgement is a few
-operations on integers for each page that it touches, whatever the number of its rows. Pages
-rather than batches: ten thousand batches of one record take no more memory than one of ten
-thousand. Source: DESIGN.md, section 9.
+operations on integers for each page that it touches, whatever the number of its rows. Pages rather
+than batches: ten thousand batches of one record take no more memory than one of ten thousand.
+Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGE_BYTES: Final = PAGE // 8
 FEW_RANGES: Final = 100
 """More are looked at by array: from here on that is quicker."""
 FEW_RUNS: Final = 48
-"""The same of runs of what is done."""
+"""Runs of what is done from which on an array is quicker."""
 WHOLE: Final = (1 << PAGE) - 1
 
 Rows: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
@@ -197,7 +197,7 @@ class Holdings:
     # --- moving offsets from place to place -----------------------------------------------------
 
     def take_in(self, base: int, bits: int) -> None:
-        """These offsets were read and selected: they wait."""
+        """Make offsets wait that were read and selected."""
         for page, mask in self.pieces(base, bits):
             page.open |= mask
             page.waiting |= mask
@@ -214,7 +214,7 @@ class Holdings:
         return found
 
     def hand(self, base: int, bits: int, member: Any, now_ms: int) -> None:
-        """These waiting offsets are in a member's hands."""
+        """Put waiting offsets into a member's hands."""
         for page, mask in self.pieces(base, bits):
             page.waiting &= ~mask
             before = page.held.get(member, 0)
@@ -226,7 +226,7 @@ class Holdings:
         self.held += count
 
     def pick(self, member: Any, ranges: Sequence[Range], also_waiting: bool) -> Picked | None:
-        """These ranges as pages and masks; None unless the member holds every offset of them.
+        """Return ranges as pages and masks; None unless the member holds every offset of them.
 
         also_waiting: what waits counts as its own.
         """
@@ -260,7 +260,7 @@ class Holdings:
         return picked
 
     def _pick_many(self, member: Any, ranges: Sequence[Range], also_waiting: bool) -> Picked | None:
-        """The same for many ranges, which a keyed group's members have: no loop over them."""
+        """Pick many ranges, which a keyed group's members have, without a loop over them."""
         bounds = np.array(ranges, np.int64)
         firsts, ends = bounds[:, 0], bounds[:, 1]
         wanted = int((ends - firsts).sum())
@@ -386,7 +386,7 @@ class Holdings:
         return 0
 
     def holder(self, offset: int) -> Any:
-        """Who holds an offset; None: nobody does."""
+        """Return the holder of an offset; None: no member holds it."""
         for page, mask in self.within(offset, offset + 1):
             for member, held in page.held.items():
                 if held & mask:
@@ -432,7 +432,7 @@ class Holdings:
 
 
 def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]:
-    """The same as _closed_runs() of a mask that has few, run by run; it has something."""
+    """Return what _closed_runs() does of a mask with few runs, run by run; it has something."""
     found: list[tuple[int, int]] = []
     at = 0
     while mask:

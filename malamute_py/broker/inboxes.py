@@ -1,10 +1,10 @@
 """Inboxes: the readers of mailboxes, what each was given and has not acknowledged.
 
-Owns OPEN_INBOX, the credit of each reader, delivery, and acknowledgement. The rules: a message
-has one reader at a time, and the next one only when that reader has given it back or ended;
-for one reader the order is that of the mailbox, what came back before what is new; credit is
-exact, but one message is always allowed when none is outstanding; a step delivers a bounded
-number of puts, whatever waits. Source: DESIGN.md, section 8; SPEC.md, sections 4.8 and 8.
+Owns OPEN_INBOX, delivery, and acknowledgement. The rules: a message has one reader at a time, and
+the next one only when that reader has given it back or ended; for one reader the order is that of
+the mailbox, what came back before what is new; credit is exact, but one message is always allowed
+when none is outstanding; a step delivers a bounded number of puts, whatever waits. Source:
+docs/design.md, Flow control; SPEC.md, sections 4.8 and 8.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from malamute_protocol.commands import AckMail, Command, Credit, Ended, Mail, OpenInbox, Subscribed
+from malamute_protocol.commands import AckMail, Command, Ended, Mail, OpenInbox, Subscribed
 from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.bodies import Bodies, Body
-from malamute_py.broker.links import Link, Links
+from malamute_py.broker.links import Link, Links, Owner, Receiver
 from malamute_py.broker.mail_parts import Leaver, Leaving, done_of
 from malamute_py.broker.mailbox import NOBODY, STANDING, Mailbox, expired, temporary_name
 from malamute_py.broker.mailboxes import Mailboxes
@@ -35,7 +35,7 @@ TURN_PUTS: Final = 128
 STEP_PUTS: Final = 1_024
 """Puts that one step delivers, or takes back from readers that have ended."""
 RETURN_PUTS: Final = 512
-"""Of these, those that it takes back at most: the other mailboxes do not wait for one link."""
+"""Puts among them that a step takes back at most: other mailboxes do not wait for one link."""
 
 
 class Handout:
@@ -51,19 +51,12 @@ class Handout:
         self.missing = False
 
 
-class Inbox:
+class Inbox(Receiver):
     """One reader of a mailbox."""
 
     __slots__ = (
-        "credit_bytes",
-        "credit_records",
-        "ended",
         "held",
-        "left_bytes",
-        "left_records",
-        "link",
         "mailbox",
-        "number",
         "outstanding",
         "pipe",
         "pipe_bytes",
@@ -71,21 +64,19 @@ class Inbox:
         "started",
     )
 
-    def __init__(self, link: Link, command: OpenInbox, mailbox: Mailbox) -> None:
-        self.link = link
-        self.number = command.subscription
+    def __init__(self, owner: Owner, link: Link, command: OpenInbox, mailbox: Mailbox) -> None:
+        super().__init__(
+            owner, link, command.subscription, command.credit_records, command.credit_bytes
+        )
         self.mailbox = mailbox
-        self.credit_records = self.left_records = command.credit_records
-        self.credit_bytes = self.left_bytes = command.credit_bytes
         self.held: dict[int, int] = {}
         """Number of a put -> its rows that this reader has and has not acknowledged."""
         self.outstanding = 0
         """Messages of these."""
         self.pipe: deque[Handout] = deque()
-        """Of these, what waits for bodies, in order."""
+        """Handouts among them that wait for bodies, in order."""
         self.pipe_bytes = 0
         self.started = False
-        self.ended = False
         self.queued = False
         """Stands among those that may be given something."""
 
@@ -109,17 +100,12 @@ class Inboxes:
         steps: Steps,
         mailboxes: Mailboxes,
         bodies: Bodies,
-        in_use: Callable[[Link, int], bool],
     ) -> None:
-        """in_use: whether a number is another subscription's of that link."""
         self._shard = shard
         self._links = links
         self._steps = steps
         self._mailboxes = mailboxes
         self._bodies = bodies
-        self._in_use = in_use
-        self._of: dict[int, dict[int, Inbox]] = {}
-        """Number of a link -> its readers by their number."""
         self.count = 0
         self._returning: Final[deque[Inbox]] = deque()
         """Readers that have ended and hold something."""
@@ -143,15 +129,10 @@ class Inboxes:
         """What handles the commands that are no steps."""
         return {OpenInbox: self.open}
 
-    def uses(self, link: Link, number: int) -> bool:
-        """Whether a number is an inbox's of that link."""
-        return number in self._of.get(link.number, ())
-
     def in_memory(self, link: Link, number: int) -> bool:
         """Whether a number is an inbox's of that link whose mailbox is kept in memory only."""
-        inboxes = self._of.get(link.number)
-        inbox = None if inboxes is None else inboxes.get(number)
-        return inbox is not None and inbox.mailbox.memory
+        inbox = link.receivers.get(number)
+        return isinstance(inbox, Inbox) and inbox.mailbox.memory
 
     # --- opening --------------------------------------------------------------------------------
 
@@ -162,8 +143,8 @@ class Inboxes:
         except RequestRejected as error:
             self._refuse(link, command, error)
             return
-        inbox = Inbox(link, command, mailbox)
-        self._of.setdefault(link.number, {})[inbox.number] = inbox
+        inbox = Inbox(self, link, command, mailbox)
+        link.receivers[inbox.number] = inbox
         self.count += 1
         self._shard.quotas.add(link.owner, "subscriptions")
         if not mailbox.readers and mailbox.able is NOBODY:
@@ -187,14 +168,7 @@ class Inboxes:
 
     def _mailbox(self, link: Link, command: OpenInbox) -> Mailbox:
         settings = self._shard.settings
-        number = command.subscription
-        mine = self._of.get(link.number, {})
-        if number in mine or self._in_use(link, number):
-            raise RequestRejected("subscription_exists", f"subscription {number} exists")
-        if len(mine) + len(link.subscriptions) >= settings.link_subscriptions_max:
-            raise RequestRejected(
-                "limit", f"at most {settings.link_subscriptions_max} subscriptions a link"
-            )
+        self._links.check_number(link, command.subscription)
         if self.count >= settings.subscriptions_max:
             raise RequestRejected("limit", f"at most {settings.subscriptions_max} inboxes in all")
         self._shard.quotas.check(link.owner, "subscriptions")
@@ -230,51 +204,23 @@ class Inboxes:
             inbox.link,
             Subscribed(inbox.number, b"", self._shard.epoch, next, next, next),
         )
-        self._consider(inbox)
+        self.resume(inbox)
 
-    # --- credit, ends ---------------------------------------------------------------------------
+    # --- ends -----------------------------------------------------------------------------------
 
-    def credit(self, link: Link, command: Credit) -> bool:
-        """Raise the credit of a reader; False: it is none of ours."""
-        inbox = self._of.get(link.number, {}).get(command.subscription)
-        if inbox is None:
-            return False
-        records = command.credit_records - inbox.credit_records
-        if records > 0:
-            inbox.credit_records += records
-            inbox.left_records += records
-        size = command.credit_bytes - inbox.credit_bytes
-        if size > 0:
-            inbox.credit_bytes += size
-            inbox.left_bytes += size
-        self._consider(inbox)
-        return True
-
-    def unsubscribe(self, link: Link, command: Any) -> bool:
-        """End a reader at its wish, and take back what it holds; False: it is none of ours."""
-        inbox = self._of.get(link.number, {}).get(command.subscription)
-        if inbox is None:
-            return False
-        self._links.say(link, Ended(inbox.number, 0, "cancelled"))
+    def end(self, inbox: Inbox, code: str) -> None:
+        """End a reader, and take back what it holds."""
+        self._links.say(inbox.link, Ended(inbox.number, 0, code))
         self._drop(inbox)
         self._mailboxes.unused(inbox.mailbox)
-        return True
 
-    def link_ended(self, link: Link) -> None:
+    def link_ended(self, link: Link, inboxes: list[Inbox]) -> None:
         """Take back what the readers of a link hold."""
-        for inbox in self._of.pop(link.number, {}).values():
-            self._end(inbox)
-        self._mailboxes.link_ended(link)
+        for inbox in inboxes:
+            self._drop(inbox)
 
     def _drop(self, inbox: Inbox) -> None:
-        mine = self._of[inbox.link.number]
-        del mine[inbox.number]
-        if not mine:
-            del self._of[inbox.link.number]
-        self._end(inbox)
-
-    def _end(self, inbox: Inbox) -> None:
-        inbox.ended = True
+        inbox.leave()
         inbox.started = False
         self.count -= 1
         self._shard.quotas.add(inbox.link.owner, "subscriptions", -1)
@@ -291,12 +237,7 @@ class Inboxes:
             mailbox.returning += 1
             self._returning.append(inbox)
 
-    def feed(self, link: Link) -> None:
-        """A link has room again."""
-        for inbox in self._of.get(link.number, {}).values():
-            self._consider(inbox)
-
-    def _consider(self, inbox: Inbox) -> None:
+    def resume(self, inbox: Inbox) -> None:
         """Something about a reader changed: let it have its turn if it can take anything."""
         if inbox.wants:
             mailbox = inbox.mailbox
@@ -316,6 +257,7 @@ class Inboxes:
             most = self._take_back(self._returning[0], most)
         budget = STEP_PUTS - RETURN_PUTS + most
         hungry = self._mailboxes.hungry
+        more = self._shard.share()
         while hungry and budget > 0:
             mailbox = hungry.popleft()
             mailbox.queued = False
@@ -324,6 +266,8 @@ class Inboxes:
                 continue
             budget -= self._turn(mailbox)
             self._mailboxes.wake(mailbox)
+            if not more():
+                return
 
     def _take_back(self, inbox: Inbox, budget: int) -> int:
         mailbox, held = inbox.mailbox, inbox.held
@@ -381,7 +325,7 @@ class Inboxes:
             over, _ = expired(mailbox, row, self._shard.now_ms)
             free &= ~over
             if not free:
-                # The timer takes it out; until then it is nobody's.
+                # The timer takes it out; until then no reader gets it.
                 self._mailboxes.expire_soon(mailbox, row)
         if not free:
             mailbox.pull(base, row.priority)
@@ -488,7 +432,7 @@ class Inboxes:
                     if not mask:
                         continue
             self._send(inbox, row, mask, mask.bit_count(), handout.attempts, handout.body)
-        self._consider(inbox)
+        self.resume(inbox)
 
     def _take_from(self, inbox: Inbox, row: MessageRow, mask: int) -> None:
         """A reader does not have these rows, which it had not been sent."""
@@ -558,8 +502,8 @@ class Inboxes:
 
     def prepare_ack(self, link: Link, command: AckMail, frame: Any = None) -> Part:
         """An ACK_MAIL as part of a step. Raises RequestRejected: nothing was done."""
-        inbox = self._of.get(link.number, {}).get(command.subscription)
-        if inbox is None:
+        inbox = link.receivers.get(command.subscription)
+        if not isinstance(inbox, Inbox):
             raise RequestRejected(
                 "unknown_subscription", f"no inbox {command.subscription} on this link"
             )
@@ -573,7 +517,7 @@ class Inboxes:
             part.appended = ack.appended
         else:
             not_before_ms = self._shard.now_ms + command.again_ms if command.again_ms else 0
-            change = MailAgain(mailbox.number, done_of(rows), not_before_ms)
+            change = MailAgain(mailbox.number, done_of(rows), not_before_ms, command.again_ms)
             ack.not_before_ms = not_before_ms
             part = Part(appended=ack.again, level=mailbox.level)
             if mailbox.memory:
@@ -638,7 +582,7 @@ class Ack:
         """For what is in memory only."""
 
     def taken(self) -> None:
-        """The reader does not have them any more; nobody else has."""
+        """The reader does not have them any more, nor does another one."""
         inbox = self.inbox
         held = inbox.held
         for base, mask, _ in self.rows:
@@ -648,10 +592,10 @@ class Ack:
             else:
                 del held[base]
             inbox.outstanding -= mask.bit_count()
-        self._inboxes._consider(inbox)
+        self._inboxes.resume(inbox)
 
     def appended(self, end_lsn: int) -> None:
-        """They are gone."""
+        """Let go of acknowledged messages."""
         assert self.then is not None
         self._inboxes._shard.counters["mail_acknowledged"] += sum(
             mask.bit_count() for _, mask, _ in self.rows
@@ -659,7 +603,7 @@ class Ack:
         self.then(end_lsn)
 
     def again(self, end_lsn: int) -> None:
-        """They wait again, or for their time."""
+        """Make the messages wait again, or for their time."""
         boxes, mailbox = self._inboxes._mailboxes, self.inbox.mailbox
         if self.change is not None:
             boxes.apply(self.change)

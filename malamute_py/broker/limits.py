@@ -1,9 +1,9 @@
 """Every limit of the broker core, in one place.
 
-Owns the settings of a broker: sizes, counts, times and the two callbacks by which the
-shell answers what the core cannot know. The rule: no table, queue or buffer of the core
-grows beyond a number that stands here, and each has a named answer when it is reached.
-Source: DESIGN.md, sections 4, 8 and 11.
+Owns the settings of a broker: sizes, counts, times and the two callbacks by which the shell answers
+what the core cannot know. The rule: no table, queue or buffer of the core grows beyond a number
+that stands here, and each has a named answer when it is reached. Source: docs/design.md (The core
+and its shell; Flow control; Safety).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ each."""
 
 
 def permit_all(identity: str, action: str, name: str) -> bool:
-    """Everything is allowed, but nobody may take another's name."""
+    """Everything is allowed, but no client may take another's name."""
     if action == "template":
         return identity in ("", name.removesuffix("-{n}"))
     return action != "identity" or identity in ("", name)
@@ -85,7 +85,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for one broker. Sizes in bytes, times in milliseconds."""
 
     limits: Limits = DEFAULT_LIMITS
-    """Of one message, batch and record."""
+    """Bounds of one message, batch and record."""
     software: str = "malamute-py"
     permit: Permit = permit_all
     quota: Callable[[str], Quota] = no_quota
@@ -96,10 +96,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     facts: Callable[[], dict[str, Any]] = no_facts
     """The shell's part of BROKER_INFO: rings, disk, endpoints."""
     meter: Callable[[], int] | None = None
-    """How much work was done so far, in units of the shell's (nanoseconds); None: nobody counts,
+    """How much work was done so far, in units of the shell's (nanoseconds); None: nothing counts,
     and matching is not cut into slices."""
     matching_share: int = 2_000_000
-    """Share of one turn of the loop that matching may take, by the meter."""
+    """Share of one turn of the loop that matching may take, by the meter, and that each kind of
+    serving may (readers, groups, mailboxes, services)."""
 
     # --- links: beyond links_max a HELLO is refused `limit`
     links_max: int = 10_000
@@ -132,9 +133,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     # --- streams, subscriptions, producers: beyond a count `limit`
     streams_max: int = 10_000
     settings_bytes_max: int = 64 << 10
-    """Of one stream's settings as MessagePack; beyond it `bad_setting`."""
+    """Size of one stream's settings as MessagePack; beyond it `bad_setting`."""
     all_settings_bytes_max: int = 8 << 20
-    """The same over all streams; beyond it `limit`: each segment begins with all of them."""
+    """Size of the settings of all streams; beyond it `limit`: each segment begins with all of
+    them."""
     rings_max: int = 256
     """Streams with a ring of their own; beyond it `limit`: each has files and descriptors."""
     rings_bytes_max: int = 256 << 30
@@ -142,11 +144,12 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     rings_memory_bytes_max: int = 4 << 30
     """Bytes of all rings of streams in memory; beyond it `limit`."""
     link_subscriptions_max: int = 1_000
+    """Subscriptions, inboxes, offers and memberships of one link together; beyond it `limit`."""
     subscriptions_max: int = 100_000
     pattern_bytes_max: int = 64 << 10
-    """Of one pattern as MessagePack; beyond it `too_large`."""
+    """Size of one pattern as MessagePack; beyond it `too_large`."""
     all_patterns_bytes_max: int = 64 << 20
-    """The same over all subscriptions; beyond it `limit`."""
+    """Size of the patterns of all subscriptions; beyond it `limit`."""
     producers_max: int = 10_000
     """Beyond it the identity that has the most loses its longest unused: `unknown_producer`."""
     producer_streams_max: int = 10_000
@@ -156,7 +159,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     producer_batches_max: int = 128
     """Runs of batches of a producer in a stream whose positions a duplicate is told."""
     snapshot_batches_max: int = 32
-    """Of these, how many a snapshot keeps; what follows it in the journal adds the rest."""
+    """Runs among them that a snapshot keeps; what follows it in the journal adds the rest."""
     auto_create: bool = True
     default_stream: dict[str, Any] = {}
     """Settings of streams that first use creates."""
@@ -179,7 +182,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     together_min: int = 4
     """Subscriptions of a stream that are served together once so many are on demand."""
     read_together_min: int = 32
-    """The same for what is read from the journal: fewer are served by what each selects."""
+    """Subscriptions that one read of the journal serves together; fewer are served by selection."""
     queries_max: int = 10_000
     """Questions to the journal's index under way; beyond it: `wait`."""
     matching_bytes_max: int = 8 << 20
@@ -201,27 +204,28 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of one SEND: who has which of a batch is bitmaps of its length; beyond it
     `too_large`."""
     mailbox_messages_max: int = 10_000_000
-    """Of one mailbox that has no bound of its own."""
+    """Messages of one mailbox that has no bound of its own."""
     mailbox_bytes_max: int = 64 << 30
-    """The same in bytes of the batches that its messages came in, until none of a batch is left."""
+    """Bytes of the batches of such a mailbox; a batch counts until none of its messages is left."""
     mail_bytes_max: int = 256 << 30
     """Over all mailboxes in the log; beyond it `wait`."""
     mail_memory_bytes_max: int = 256 << 20
     """Over all that are in memory only, temporary ones included; beyond it `wait`."""
     temporary_bytes_max: int = 64 << 20
-    """Of one temporary mailbox."""
+    """Bytes of one temporary mailbox."""
     mail_hot_bytes: int = 32 << 20
     """Newest batches of mail, requests and replies kept in memory; older ones are read back."""
     mail_read_bytes: int = 16 << 20
     """What is being read back at one time; a batch larger than that is read alone."""
     mail_reads_max: int = 8
     """Reads of such batches under way at one time."""
-    inbox_puts_max: int = 16_384
-    """Batches of which one inbox holds something; it is given no more until it acknowledges."""
+    inbox_puts_max: int = 4_096
+    """Batches of which one inbox holds something; it is given no more until it acknowledges. An
+    acknowledgement of all of them is taken in one turn of the loop."""
     inbox_read_bytes: int = 1 << 20
     """What one inbox has read ahead of what it was given; one batch is always allowed."""
     inbox_reads: int = 512
-    """The same as a count of batches."""
+    """Batches that one inbox has read ahead."""
     peek_bytes_max: int = 8 << 20
     """What one PEEK_MAIL reads; the page ends there."""
 
@@ -230,9 +234,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     service_requests_max: int = 1_000_000
     """Requests waiting or in hand of one service that names no bound; beyond it `wait`."""
     service_bytes_max: int = 1 << 30
-    """The same in bytes of their batches."""
+    """Bytes of the batches of such a service."""
     all_requests_bytes_max: int = 8 << 30
-    """The same over all services."""
+    """Bytes of the batches of all services."""
     request_rows_max: int = 4_096
     """Requests of one REQUEST: what is in hand of a batch is bitmaps of its length; beyond it
     `too_large`."""
@@ -240,7 +244,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Different subjects among them; beyond it `too_large`."""
     offers_max: int = 100_000
     lease_ms: int = 30_000
-    """Silence of a worker about a request after which it goes to another, where nobody says."""
+    """Silence of a worker after which its request goes to another, unless the offer says."""
     lease_min_ms: int = 100
     lease_max_ms: int = 24 * 3_600_000
     attempts_max: int = 5
@@ -265,10 +269,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     group_window_records: int = 65_536
     """How far a group reads ahead of its position; about a quarter of a byte each, a member."""
     group_hold_ms: int = 10_000
-    """How long the place of a lost holder of an exclusive group is kept, where nobody says."""
+    """How long the place of a lost holder of an exclusive group is kept, unless its JOIN says."""
     group_hold_max_ms: int = 600_000
     group_flush_ms: int = 1_000
-    """How late the log learns of acknowledgements that nobody waits for, and of records passed
+    """How late the log learns of acknowledgements that no caller waits for, and of records passed
     over."""
 
     # --- administration

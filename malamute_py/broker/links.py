@@ -1,12 +1,13 @@
-"""Client links: states, identity, sessions, heartbeat, expiry, and what is to be sent.
+"""Client links: states, identity, sessions, heartbeat, expiry, receivers, and what is to be sent.
 
-Owns every fact about one connected client, its outbox included. The rules: what a client
-may send in which state the protocol's table says and nothing else; a newer HELLO of a
-session ends the older link, and one that asks for an identity by name ends the link of
-another session that had asked for it (those that have it from their credential alone may be
-many); what a peer has not shown to have read is bounded by its share (a PONG shows it), and
-what is kept for one that does not read at all by a count. Source: SPEC.md, section 2;
-DESIGN.md, sections 4, 8, 9 and 11.
+Owns every fact about one connected client, with its outbox and its receivers: the table of what it
+has under numbers, the bound of that table, CREDIT and UNSUBSCRIBE. The rules: what a client may
+send in which state the protocol's table says and nothing else; a newer HELLO of a session ends the
+older link, and one that asks for an identity by name ends the link of another session that had
+asked for it (those that have it from their credential alone may be many); credit is cumulative and
+only rises; what a peer has not shown to have read is bounded by its share (a PONG shows it), and
+what is kept for one that does not read at all by a count. Source: SPEC.md, sections 2 and 8;
+docs/design.md (The core and its shell; Flow control; Queues and the checkpoint; Safety).
 """
 
 from __future__ import annotations
@@ -14,12 +15,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from malamute_protocol.address import is_template, name_fault, template_fault
-from malamute_protocol.commands import Bye, Command, Hello, Ping, Pong, Refused, Welcome
+from malamute_protocol.commands import (
+    Bye,
+    Command,
+    Credit,
+    Hello,
+    Ping,
+    Pong,
+    Refused,
+    Unsubscribe,
+    Welcome,
+)
 from malamute_protocol.content import Content
 from malamute_protocol.errors import RequestRejected
+from malamute_protocol.framing import NUMBERS
 from malamute_protocol.link import TRANSITIONS, Moves, Side, State
 from malamute_protocol.version import VERSIONS, Feature, negotiate
 from malamute_py.broker.quotas import UNMETERED
@@ -27,14 +39,10 @@ from malamute_py.broker.ready import Send
 from malamute_py.broker.replicas import Replicas
 from malamute_py.broker.shard import Shard
 
-if TYPE_CHECKING:
-    from malamute_py.broker.subscriptions import Subscription
-    from malamute_py.broker.waiting import Offer, Service
-
 FEATURES = int(Feature.MAIL | Feature.SERVICES | Feature.CURSORS | Feature.ATOMIC | Feature.TYPED)
 """What this broker serves beyond the streams themselves."""
 LATER_MS = 5
-"""How long what nobody waits for may wait for company."""
+"""How long what no peer waits for may wait for company."""
 BEAT_SLOTS = 32
 """In so many parts of a heartbeat the links are looked at together: with 10,000 idle clients, each
 at a time of its own, every PING and every PONG had a turn of the loop to itself."""
@@ -72,7 +80,6 @@ class Link:
         "later",
         "named",
         "number",
-        "offers",
         "opened_ms",
         "out",
         "owner",
@@ -81,6 +88,7 @@ class Link:
         "publishing",
         "queries",
         "reading",
+        "receivers",
         "requesting",
         "results",
         "room",
@@ -88,7 +96,6 @@ class Link:
         "session",
         "software",
         "state",
-        "subscriptions",
         "template",
         "timer",
         "unconfirmed_bytes",
@@ -98,7 +105,7 @@ class Link:
     def __init__(self, number: int, credential: str, now_ms: int) -> None:
         self.number = number
         self.credential = credential
-        """What the shell authenticated; "" when nobody."""
+        """The credential that the shell authenticated; "" without one."""
         self.identity = credential
         self.owner = credential
         """By whose name it is allowed and counted: its credential's, else that of its template or
@@ -127,16 +134,16 @@ class Link:
         """Below so much room it is asked how far it has read."""
         self.delivered_bytes = 0
         self.cleared_bytes = 0
-        """Of the delivered bytes, how many the peer has shown to have read."""
+        """Bytes of the delivered ones that the peer has shown to have read."""
         self.probe = 0
         """Token of the PING that asks; 0: none is under way."""
         self.probe_bytes = 0
         self.unconfirmed_bytes = 0
         self.publishing: dict[str, Any] = {}
         """Streams that this link was seen to be allowed to write to."""
-        self.subscriptions: dict[int, Subscription] = {}
-        self.offers: dict[int, Offer] = {}
-        self.requesting: dict[str, Service] = {}
+        self.receivers: dict[int, Receiver] = {}
+        """All that the link has under a number, in the order of their opening."""
+        self.requesting: dict[str, Any] = {}
         """Services that this link was seen to be allowed to ask."""
         self.named = False
         """Its identity was asked for in HELLO: no other session has it at the same time."""
@@ -147,7 +154,7 @@ class Link:
         self.queries = 0
         """Questions to the journal that this link waits for."""
         self.results = 0
-        """Of what is in the outbox, how many are RESULTs: these may be large."""
+        """RESULTs in the outbox: these may be large."""
         self.timer = 0
         """Number of its one timer that counts."""
         self.usage = UNMETERED
@@ -161,6 +168,58 @@ class Link:
     def owns(self, mailbox: str) -> bool:
         """Whether a mailbox is its own: that of its identity, or of its credential."""
         return mailbox == self.identity or mailbox == self.credential != ""
+
+
+class Owner(Protocol):
+    """A part that has the receivers of one kind: it decides what they are given, and ends them."""
+
+    def resume(self, receiver: Any) -> None:
+        """Let a receiver have its turn: it has more credit, or its link more room."""
+
+    def end(self, receiver: Any, code: str) -> None:
+        """Say ENDED with a code, and forget the receiver."""
+
+    def link_ended(self, link: Link, receivers: list[Any]) -> None:
+        """Forget the receivers of a link that has ended: all that it has of this kind."""
+
+
+class Receiver:
+    """A subscription, an inbox, an offer or a membership: anything that a link has under a number.
+
+    A receiver is given something within its credit, which is cumulative: SPEC.md, section 8.
+    """
+
+    __slots__ = (
+        "covered",
+        "credit_bytes",
+        "credit_records",
+        "ended",
+        "left_bytes",
+        "left_records",
+        "link",
+        "number",
+        "owner",
+    )
+
+    def __init__(
+        self, owner: Owner, link: Link, number: int, credit_records: int, credit_bytes: int
+    ) -> None:
+        self.owner = owner
+        self.link = link
+        self.number = number
+        self.credit_records = credit_records
+        self.credit_bytes = credit_bytes
+        self.left_records = credit_records
+        """Credit that is not used up; below zero: overdrawn."""
+        self.left_bytes = credit_bytes
+        self.covered = 0
+        """Offset up to which its client was told what there is; 0: it reads no stream."""
+        self.ended = False
+
+    def leave(self) -> None:
+        """Give the number back to the link."""
+        self.ended = True
+        del self.link.receivers[self.number]
 
 
 class Links:
@@ -183,7 +242,7 @@ class Links:
         self.dirty: list[Link] = []
         """Links whose outbox may have become non-empty."""
         self.ended: list[Link] = []
-        """Links that closed since the last step; their subscriptions are to be dropped."""
+        """Links that closed since the last step; their receivers are to be forgotten."""
 
     def __len__(self) -> int:
         return len(self.table)
@@ -331,7 +390,11 @@ class Links:
             self._shard.event(
                 "identity_taken", "warning", identity=identity, link=older.number, by=link.number
             )
-            self.close(older, "fenced", "fenced", f"another session took the identity '{identity}'")
+            reason = (
+                f"another session took the identity '{identity}': give each process one of its "
+                f"own, or '{identity}-{{n}}' to all of them"
+            )
+            self.close(older, "fenced", "fenced", reason)
         self._identities[identity] = link
         link.named = True
 
@@ -395,6 +458,62 @@ class Links:
 
         return run
 
+    # --- receivers --------------------------------------------------------------------
+
+    def check_number(self, link: Link, number: int) -> None:
+        """Raise RequestRejected unless a link may have one more receiver, under this number."""
+        if number in link.receivers:
+            raise RequestRejected("subscription_exists", f"subscription {number} exists")
+        most = self._shard.settings.link_subscriptions_max
+        if len(link.receivers) >= most:
+            reason = f"at most {most} subscriptions, inboxes, offers and memberships a link"
+            raise RequestRejected("limit", reason)
+
+    def credit(self, link: Link, command: Credit) -> None:
+        """Raise the credit of a receiver, which never falls."""
+        receiver = link.receivers.get(command.subscription)
+        if receiver is None:
+            # It may have reached its end while the CREDIT was under way.
+            self._refuse_unknown(link, command)
+            return
+        records = command.credit_records - receiver.credit_records
+        if records > 0:
+            receiver.credit_records += records
+            receiver.left_records += records
+        size = command.credit_bytes - receiver.credit_bytes
+        if size > 0:
+            receiver.credit_bytes += size
+            receiver.left_bytes += size
+        receiver.owner.resume(receiver)
+
+    def unsubscribe(self, link: Link, command: Unsubscribe) -> None:
+        """End a receiver at its client's wish."""
+        receiver = link.receivers.get(command.subscription)
+        if receiver is None:
+            self._refuse_unknown(link, command)
+        else:
+            receiver.owner.end(receiver, "cancelled")
+
+    def _refuse_unknown(self, link: Link, command: Credit | Unsubscribe) -> None:
+        number = command.subscription
+        self.refuse(
+            link, NUMBERS[type(command)], number, "unknown_subscription",
+            f"no subscription {number}",
+        )  # fmt: skip
+
+    def _resume(self, link: Link) -> None:
+        """A link has room again: its receivers may go on."""
+        for receiver in link.receivers.values():
+            receiver.owner.resume(receiver)
+
+    def forget_receivers(self, link: Link) -> None:
+        """A link has ended: each owner forgets what is its own, in one go."""
+        by_owner: dict[Owner, list[Receiver]] = {}
+        for receiver in link.receivers.values():
+            by_owner.setdefault(receiver.owner, []).append(receiver)
+        for owner, receivers in by_owner.items():
+            owner.link_ended(link, receivers)
+
     # --- saying -----------------------------------------------------------------------
 
     def say(self, link: Link, command: Command) -> None:
@@ -411,7 +530,7 @@ class Links:
     def say_later(self, link: Link, command: Command) -> None:
         """Have a command without frames leave with what is said next, or after LATER_MS.
 
-        For what nobody waits for: a message costs either side some 50 us, and its reader a turn.
+        For what no peer waits for: a message costs either side some 50 us, and its reader a turn.
         """
         if link.out or link.blocked:
             self.say(link, command)
@@ -457,7 +576,7 @@ class Links:
         now_ms = self._shard.now_ms
         limits = self._shard.settings.limits
         if len(self.dirty) > 1:
-            # What somebody waits for goes before what only confirms: each message costs the
+            # What a peer waits for goes before what only confirms: each message costs the
             # transport some 50 us, and the others wait for it.
             self.dirty.sort(key=_carries_nothing)
         for link in self.dirty:
@@ -498,24 +617,24 @@ class Links:
             link.probe_bytes = link.delivered_bytes
             self.say(link, Ping(link.probe))
 
-    def pong(self, link: Link, token: int) -> bool:
-        """The peer answered a PING; True when it has room for records again."""
-        if not link.probe or token != link.probe:
-            return False
-        link.probe = 0
-        link.cleared_bytes = link.probe_bytes
-        return self.make_room(link)
+    def pong(self, link: Link, pong: Pong) -> None:
+        """The peer answered a PING: what it was sent before that it has read."""
+        if link.probe and pong.token == link.probe:
+            link.probe = 0
+            link.cleared_bytes = link.probe_bytes
+            self._make_room(link)
 
-    def make_room(self, link: Link) -> bool:
-        """Work out anew what may be given to a link; True when that is something."""
+    def _make_room(self, link: Link) -> None:
+        """Work out anew what may be given to a link; its receivers go on if that is something."""
         if link.blocked or link.state is not State.OPEN:
             link.room = 0
-            return False
+            return
         share = self._share()
         link.half = share // 2
         link.room = share - (link.delivered_bytes - link.cleared_bytes)
         self.spent(link)
-        return link.room > 0
+        if link.room > 0:
+            self._resume(link)
 
     def block(self, link: Link) -> None:
         """The transport cannot take more for this peer."""
@@ -523,12 +642,12 @@ class Links:
         link.room = 0
         self._shard.counters["links_blocked"] += 1
 
-    def unblock(self, link: Link) -> bool:
-        """The transport takes again; True when the link has room for records."""
+    def unblock(self, link: Link) -> None:
+        """The transport takes again what is for this peer."""
         link.blocked = False
         if link.out:
             self.dirty.append(link)
-        return self.make_room(link)
+        self._make_room(link)
 
     # --- time ---------------------------------------------------------------------------
 
@@ -613,8 +732,8 @@ def split(
 
 def cost_of_few(link: Link) -> int:
     """What a delivery of a few rows takes of a link's room beside its bytes."""
-    # All subscriptions of a link are to have one each within half of its room.
-    return link.half // max(FEW_DELIVERIES, 2 * len(link.subscriptions))
+    # All receivers of a link are to have one each within half of its room.
+    return link.half // max(FEW_DELIVERIES, 2 * len(link.receivers))
 
 
 def _carries_nothing(link: Link) -> bool:

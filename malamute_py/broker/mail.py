@@ -1,7 +1,7 @@
 """Mail: the mailboxes, their readers and their administration, as the broker has them.
 
-Owns how the three are put together and what the broker asks of them. Source: DESIGN.md,
-sections 8 and 9; SPEC.md, section 4.4.
+Owns how the three are put together and what the broker asks of them. Source: docs/design.md (Flow
+control; Queues and the checkpoint); SPEC.md, section 4.4.
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from malamute_protocol.commands import AckMail, Command, Credit, Send, Unsubscribe
+from malamute_protocol.commands import AckMail, Command, Send
+from malamute_py.broker.answers import Answers
 from malamute_py.broker.bodies import Bodies
 from malamute_py.broker.inboxes import Inboxes
 from malamute_py.broker.links import Link, Links
-from malamute_py.broker.mailbox_admin import COMMANDS, MailboxAdmin, Settle
+from malamute_py.broker.mailbox_admin import MailboxAdmin
 from malamute_py.broker.mailboxes import Mailboxes
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
 
-__all__ = ["COMMANDS", "Mail"]
-
 
 class Mail:
-    """All mailboxes of one core, and whoever reads them."""
+    """All mailboxes of one core, and their readers."""
 
     def __init__(
         self,
@@ -30,13 +29,11 @@ class Mail:
         links: Links,
         steps: Steps,
         bodies: Bodies,
-        when_visible: Settle,
-        in_use: Callable[[Link, int], bool],
+        answers: Answers,
     ) -> None:
-        """in_use: whether a number is another subscription's of that link."""
         self.mailboxes = Mailboxes(shard, links, steps, bodies)
-        self.inboxes = Inboxes(shard, links, steps, self.mailboxes, bodies, in_use)
-        self.admin = MailboxAdmin(shard, links, steps, self.mailboxes, bodies, when_visible)
+        self.inboxes = Inboxes(shard, links, steps, self.mailboxes, bodies)
+        self.admin = MailboxAdmin(shard, links, steps, self.mailboxes, bodies, answers)
         self.queues: Final = (
             *self.mailboxes.queues, *self.inboxes.queues, *self.admin.queues
         )  # fmt: skip
@@ -61,29 +58,13 @@ class Mail:
 
     # --- readers --------------------------------------------------------------------------------
 
-    def uses(self, link: Link, number: int) -> bool:
-        """Whether a number is an inbox's of that link."""
-        return self.inboxes.uses(link, number)
-
     def in_memory(self, link: Link, number: int) -> bool:
         """Whether a number is an inbox's of that link whose mailbox is kept in memory only."""
         return self.inboxes.in_memory(link, number)
 
-    def credit(self, link: Link, command: Credit) -> bool:
-        """Raise the credit of an inbox; False: it is none."""
-        return self.inboxes.credit(link, command)
-
-    def unsubscribe(self, link: Link, command: Unsubscribe) -> bool:
-        """End an inbox; False: it is none."""
-        return self.inboxes.unsubscribe(link, command)
-
-    def feed(self, link: Link) -> None:
-        """A link has room again."""
-        self.inboxes.feed(link)
-
     def link_ended(self, link: Link) -> None:
-        """Take back what a link's readers hold."""
-        self.inboxes.link_ended(link)
+        """A link is gone: its temporary mailbox ends, or waits for its session."""
+        self.mailboxes.link_ended(link)
 
     # --- time and work --------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """What a step does to a mailbox: messages that come, and rows that leave.
 
-Owns the effects of the parts that put mail and let it go. The rules: what a part needs is
-reserved when it is taken and given back when it is refused; the first put of a mailbox creates
-it in the same bundle. Source: DESIGN.md, sections 4 and 9.
+Owns the effects of the parts that put mail and let it go. The rules: what a part needs is reserved
+when it is taken and given back when it is refused; the first put of a mailbox creates it in the
+same bundle. Source: docs/design.md (The core and its shell; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Leaving:
         return Part([change], appended=self.appended, refused=self.refused, level=mailbox.level)
 
     def appended(self, end_lsn: int) -> None:
-        """They are gone."""
+        """Take the messages out of the mailbox."""
         left = self._boxes.left
         mailbox = self.mailbox
         for base, mask, row in self.rows:
@@ -123,7 +123,7 @@ class Leaving:
             self._then(end_lsn)
 
     def refused(self, code: str, reason: str, retry_ms: int) -> None:
-        """They stay."""
+        """Keep the messages in the mailbox."""
         boxes, mailbox = self._boxes, self.mailbox
         for base, mask, row in self.rows:
             boxes.stay(mailbox, row, mask)

@@ -1,8 +1,9 @@
-"""One mailbox at run time: what waits in it, who reads it, which rows somebody has.
+"""One mailbox at run time: what waits in it, who reads it, which rows a reader has.
 
-Owns the state of a mailbox and of a put that does not simply wait. The rules: rows are masks,
-so a batch costs about what a message costs; what is kept of a put besides its row in the tables
-is kept only once somebody was given it, or it waits for a time. Source: DESIGN.md, section 9.
+Owns the state of a mailbox and of a put that does not simply wait. The rules: rows are masks, so a
+batch costs about what a message costs; what is kept of a put besides its row in the tables is kept
+only once a reader was given it, or it waits for a time. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Out(msgspec.Struct, eq=False, gc=False):
         return self.before + times + 1, same
 
     def delivered(self, mask: int) -> None:
-        """These rows were delivered once more."""
+        """Count one more delivery of rows."""
         again = self.once & mask
         self.once |= mask
         if not again:
@@ -83,7 +84,7 @@ class Out(msgspec.Struct, eq=False, gc=False):
         self.often = moved
 
     def delay(self, mask: int, at_ms: int) -> int:
-        """These rows wait for a time; returns the first time that any row waits for."""
+        """Make rows wait for a time; returns the first time that any row waits for."""
         self.delayed |= mask
         if self.times is None:
             self.times = {}
@@ -91,7 +92,7 @@ class Out(msgspec.Struct, eq=False, gc=False):
         return min(self.times)
 
     def undelay(self, mask: int) -> int:
-        """These rows wait for no time any more; returns the first time that is left, or 0."""
+        """End the waiting of rows; returns the first time that is left, or 0."""
         self.delayed &= ~mask
         if self.times is None:
             return 0
@@ -103,7 +104,7 @@ class Out(msgspec.Struct, eq=False, gc=False):
 FEW_ROWS: Final = 64
 """Up to so many, rows are looked at one by one."""
 NOBODY: deque[Inbox] = deque()
-"""Of all mailboxes that never had a reader, and always empty: a deque takes 760 bytes."""
+"""Readers of all mailboxes that never had one, always empty: a deque takes 760 bytes."""
 
 
 class Mailbox:
@@ -155,10 +156,10 @@ class Mailbox:
         self.state = DRAFT
         self.temporary = False
         self.removing = False
-        """It takes nothing more."""
+        """Whether the mailbox takes nothing more."""
         self.messages = 0
         self.bytes = 0
-        """Of the batches of which a row is left."""
+        """Bytes of the batches of which a row is left."""
         self.coming = 0
         """Messages that steps on their way will put."""
         self.coming_bytes = 0
@@ -173,15 +174,15 @@ class Mailbox:
         self.order: Ordered[int] = Ordered()
         """Numbers of its puts."""
         self.ready: Ordered[int] = Ordered()
-        """Of priority 0: those with a row that may be delivered."""
+        """Puts of priority 0 with a row that may be delivered."""
         self.others: dict[int, Ordered[int]] | None = None
-        """The same by priority, for the others."""
+        """Puts of other priorities with such a row, by priority."""
         self.out: dict[int, Out] = {}
         self.readers: dict[Inbox, None] = {}
         self.able = NOBODY
         """Readers that may be given something, in turn."""
         self.stale = 0
-        """Of these, those that have ended."""
+        """Readers in `able` that have ended."""
         self.returning = 0
         """Readers that have ended and whose rows are not free yet: others wait for these."""
         self.queued = False
@@ -189,7 +190,7 @@ class Mailbox:
         self.take_up(settings)
 
     def take_up(self, settings: MailboxSettings) -> None:
-        """These settings hold from now on."""
+        """Apply settings from now on."""
         self.settings = settings
         self.memory = settings.memory
         self.resource = "mail_memory_bytes" if settings.memory else "mail_bytes"
@@ -248,7 +249,7 @@ class Mailbox:
         return out
 
     def free(self, row: MessageRow) -> int:
-        """Rows that may be delivered, as far as nobody has them."""
+        """Rows that may be delivered, as far as no reader has them."""
         out = self.out.get(row.base)
         return row.left if out is None else row.left & ~(out.held | out.delayed)
 
@@ -277,7 +278,7 @@ def expired(mailbox: Mailbox, row: MessageRow, now_ms: int) -> tuple[int, int]:
 def _expired_of_many(
     mailbox: Mailbox, row: MessageRow, expiries: list[int], now_ms: int
 ) -> tuple[int, int]:
-    """The same by columns, which are kept: each of 65,536 rows may expire at a time of its own."""
+    """Find expired rows by columns, which are kept: each of 65,536 rows may have its own time."""
     out = mailbox.out_of(row)
     times = out.expiries
     if times is None:

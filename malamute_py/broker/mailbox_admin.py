@@ -1,9 +1,9 @@
 """Administration of mailboxes: look into one, list them, set, empty and remove them.
 
 Owns the commands about mailboxes that a RESULT answers, and the work that goes over a whole
-mailbox. The rules: whatever is listed is bounded and paged; what goes over a whole mailbox does
-so in bounded pieces, each a step of its own, and is answered when the last is durable; what a
-reader holds is never taken from it. Source: SPEC.md, section 4.4; DESIGN.md, section 11.
+mailbox. The rules: whatever is listed is bounded and paged; what goes over a whole mailbox does so
+in bounded pieces, each a step of its own, and is answered when the last is durable; what a reader
+holds is never taken from it. Source: SPEC.md, section 4.4; docs/design.md, Safety.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from malamute_protocol.commands import (
     PeekMail,
     PurgeMail,
     RemoveMailbox,
-    Result,
 )
 from malamute_protocol.content import ARROW
 from malamute_protocol.errors import BatchError, MalamuteError, RequestRejected
+from malamute_py.broker.answers import Answers
 from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.inboxes import why_of
 from malamute_py.broker.links import Link, Links
@@ -38,13 +38,6 @@ from malamute_py.changelog.records import MailboxRemoved, MailDone
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MessageRow
 
-COMMANDS: Final[dict[type, int]] = {
-    PeekMail: 44,
-    PurgeMail: 45,
-    MailboxInfo: 46,
-    EditMailbox: 47,
-    RemoveMailbox: 48,
-}
 PIECE_PUTS: Final = 2_048
 """Puts that one step takes out of a mailbox that is being emptied."""
 PIECE_ROWS: Final = 8 << 20
@@ -55,9 +48,6 @@ RESULT_BYTES: Final = 512 << 10
 """What a page of PEEK_MAIL holds at most: a command frame has a bound."""
 ENTRY_BYTES: Final = 200
 """About what an entry of a page takes besides its texts and body."""
-
-Settle = Callable[[int, Callable[[tuple[str, str] | None], None]], None]
-"""(lsn, call): call with None when ring main is visible up to it, or with why it never will be."""
 
 
 class Emptying:
@@ -73,7 +63,7 @@ class Emptying:
         done: Callable[[Emptying], None],
         refused: Callable[[str, str, int], None],
     ) -> None:
-        """upto: nothing behind this number; None: until nothing is left."""
+        """upto: nothing after this number; None: until nothing is left."""
         self.mailbox = mailbox
         self.upto = upto
         self.why = why
@@ -96,7 +86,7 @@ class Listing:
         self.command = command
         self.prefix = prefix = command.mailbox[:-1]
         self.after = max(command.after, prefix)
-        """Names behind this one are still to be looked at."""
+        """Names after this one are still to be looked at."""
         self.first = prefix > command.after
         """So is the prefix itself."""
         self.page: list[dict[str, Any]] = []
@@ -114,14 +104,14 @@ class MailboxAdmin:
         steps: Steps,
         mailboxes: Mailboxes,
         bodies: Bodies,
-        when_visible: Settle,
+        answers: Answers,
     ) -> None:
         self._shard = shard
         self._links = links
         self._steps = steps
         self._mailboxes = mailboxes
         self._bodies = bodies
-        self._when_visible = when_visible
+        self._answers = answers
         self._jobs: Final[deque[Emptying]] = deque()
         self._listings: Final[deque[Listing]] = deque()
         self._peeks: Final[dict[Link, deque[Peeking]]] = {}
@@ -144,32 +134,6 @@ class MailboxAdmin:
 
     # --- answering ------------------------------------------------------------------------------
 
-    def _result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
-        if link.open:
-            link.results += 1
-            self._links.say(link, Result(command.request, value))
-
-    def _refuse(self, link: Link, command: Any, code: str, reason: str, retry_ms: int = 0) -> None:
-        if code == "wait" and not retry_ms:
-            retry_ms = self._shard.settings.retry_ms
-        self._links.refuse(link, COMMANDS[type(command)], command.request, code, reason, retry_ms)
-
-    def _when_durable(
-        self, link: Link, command: Any, end_lsn: int, value: Callable[[], dict[str, Any]]
-    ) -> None:
-        """Answer with the value once the change at an LSN is durable."""
-
-        def settled(failure: tuple[str, str] | None) -> None:
-            if failure is None:
-                self._result(link, command, value())
-            else:
-                self._refuse(link, command, *failure)
-
-        if end_lsn:
-            self._when_visible(end_lsn, settled)
-        else:
-            settled(None)
-
     def _allowed(self, link: Link, action: str, name: str) -> bool:
         if action == "receive" and (link.owns(name) or name == temporary_name(link)):
             return True
@@ -180,11 +144,11 @@ class MailboxAdmin:
         name = command.mailbox
         if not self._allowed(link, action, name):
             did = "read" if action == "receive" else action
-            self._refuse(link, command, "forbidden", f"you may not {did} mailbox '{name}'")
+            self._answers.refuse(link, command, "forbidden", f"you may not {did} mailbox '{name}'")
             return None
         mailbox = self._mailboxes.get(name)
         if mailbox is None or mailbox.state != STANDING:
-            self._refuse(link, command, "unknown_mailbox", f"there is no mailbox '{name}'")
+            self._answers.refuse(link, command, "unknown_mailbox", f"there is no mailbox '{name}'")
             return None
         return mailbox
 
@@ -195,7 +159,7 @@ class MailboxAdmin:
         if not command.mailbox.endswith("*"):
             mailbox = self._mailbox(link, command, "receive")
             if mailbox is not None:
-                self._result(link, command, self.facts(mailbox))
+                self._answers.result(link, command, self.facts(mailbox))
             return
         if self._asked(link, command):
             self._listings.append(Listing(link, command))
@@ -203,7 +167,9 @@ class MailboxAdmin:
     def _asked(self, link: Link, command: Any) -> bool:
         """Count a question that is answered later; False: there were too many, it was refused."""
         if link.queries >= self._shard.settings.link_queries_max:
-            self._refuse(link, command, "wait", "too many unanswered questions on this link")
+            self._answers.refuse(
+                link, command, "wait", "too many unanswered questions on this link"
+            )
             return False
         link.queries += 1
         return True
@@ -233,7 +199,7 @@ class MailboxAdmin:
             page.append(self.facts(mailbox))
             listing.size += ENTRY_BYTES + len(name) + len(mailbox.settings.description)
         link.queries -= 1
-        self._result(link, command, {"entries": page, "more": listing.more})
+        self._answers.result(link, command, {"entries": page, "more": listing.more})
         return True
 
     def _listed(self, link: Link, mailbox: Mailbox, prefix: str) -> bool:
@@ -270,7 +236,7 @@ class MailboxAdmin:
         name = command.mailbox
         settings = self._shard.settings
         if not settings.permit(link.owner, "admin", name):
-            self._refuse(link, command, "forbidden", f"you may not admin mailbox '{name}'")
+            self._answers.refuse(link, command, "forbidden", f"you may not admin mailbox '{name}'")
             return
         mailbox = self._mailboxes.get(name)
         try:
@@ -291,29 +257,29 @@ class MailboxAdmin:
                     "bad_setting", "memory cannot be changed: messages lie where they lie"
                 )
         except RequestRejected as error:
-            self._refuse(link, command, error.code, error.reason, error.retry_ms)
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
-        # At once, so that whoever else creates it on the way says the same.
+        # At once, so that a command that creates it on the way says the same.
         mailbox.take_up(wanted)
         edited = mailbox
 
         def appended(end_lsn: int) -> None:
             self._shard.event("mailbox_edited", mailbox=name, by=link.identity)
-            self._when_durable(link, command, end_lsn, lambda: self.facts(edited))
+            self._answers.when_durable(link, command, lambda: self.facts(edited))(end_lsn)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             kept = self._shard.queues.mailboxes.get(edited.number)
             if kept is not None and edited.settings is wanted:
                 # What the log says: what held before this may have been refused as well.
                 edited.take_up(kept.settings)
-            self._refuse(link, command, code, reason, retry_ms)
+            self._answers.refuse(link, command, code, reason, retry_ms)
 
         self._mailboxes.create(edited, appended, refused)
 
     # --- emptying -------------------------------------------------------------------------------
 
     def purge(self, link: Link, command: PurgeMail) -> None:
-        """Take out everything that nobody holds; answered when the last of it is durable."""
+        """Take out everything that no reader holds; answered when the last of it is durable."""
         mailbox = self._mailbox(link, command, "admin")
         if mailbox is None or not self._confirmed(link, command):
             return
@@ -328,18 +294,18 @@ class MailboxAdmin:
                 "mailbox_purged", mailbox=mailbox.name, count=job.count, by=link.identity
             )
             value = {"count": job.count, "held": mailbox.held}
-            self._when_durable(link, command, job.end_lsn, lambda: value)
+            self._answers.when_durable(link, command, lambda: value)(job.end_lsn)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             link.queries -= 1
-            self._refuse(link, command, code, reason, retry_ms)
+            self._answers.refuse(link, command, code, reason, retry_ms)
 
         self._jobs.append(Emptying(mailbox, upto, "purged", done, refused))
 
     def _confirmed(self, link: Link, command: PurgeMail | RemoveMailbox) -> bool:
         if command.confirm == command.mailbox:
             return True
-        self._refuse(
+        self._answers.refuse(
             link, command, "bad_name", f"confirm repeats the name: '{command.mailbox}' is not "
             f"'{command.confirm}'",
         )  # fmt: skip
@@ -352,21 +318,23 @@ class MailboxAdmin:
             return
         name = mailbox.name
         if mailbox.readers:
-            self._refuse(
+            self._answers.refuse(
                 link, command, "in_use", f"mailbox '{name}' has {len(mailbox.readers)} readers"
             )
             return
         if mailbox.removing:
-            self._refuse(link, command, "wait", f"mailbox '{name}' is being removed")
+            self._answers.refuse(link, command, "wait", f"mailbox '{name}' is being removed")
             return
         if mailbox.temporary:
-            self._refuse(link, command, "bad_name", "a temporary mailbox ends with its session")
+            self._answers.refuse(
+                link, command, "bad_name", "a temporary mailbox ends with its session"
+            )
             return
         mailbox.removing = True
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             mailbox.removing = False
-            self._refuse(link, command, code, reason, retry_ms)
+            self._answers.refuse(link, command, code, reason, retry_ms)
 
         def emptied(job: Emptying) -> None:
             def removed(end_lsn: int) -> None:
@@ -376,7 +344,7 @@ class MailboxAdmin:
                     "mailbox_removed", mailbox=name, number=mailbox.number, count=job.count,
                     by=link.identity,
                 )  # fmt: skip
-                self._when_durable(link, command, end_lsn, lambda: {"count": job.count})
+                self._answers.when_durable(link, command, lambda: {"count": job.count})(end_lsn)
 
             change = MailboxRemoved(mailbox.number, self._shard.now_ms)
             self._steps.take([Part([change], appended=removed, refused=refused)])
@@ -474,12 +442,14 @@ class MailboxAdmin:
     # --- looking into one -----------------------------------------------------------------------
 
     def peek(self, link: Link, command: PeekMail) -> None:
-        """Tell of messages without giving them to anybody; answered when they were read."""
+        """Describe messages without giving them to a reader; answered when they were read."""
         mailbox = self._mailbox(link, command, "receive")
         if mailbox is None:
             return
         if mailbox.temporary and mailbox.name != temporary_name(link):
-            self._refuse(link, command, "forbidden", "a temporary mailbox is its session's own")
+            self._answers.refuse(
+                link, command, "forbidden", "a temporary mailbox is its session's own"
+            )
         elif self._asked(link, command):
             peeking = Peeking(self, link, command, mailbox)
             self._peeks.setdefault(link, deque()).append(peeking)
@@ -592,7 +562,7 @@ class Peeking:
                 messages.append(entry)
             if full:
                 break
-        self._admin._result(link, self._command, {"messages": messages, "more": self._more})
+        self._admin._answers.result(link, self._command, {"messages": messages, "more": self._more})
 
     def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
         rare, out = row.rare, self._mailbox.out.get(row.base)

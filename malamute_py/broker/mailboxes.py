@@ -1,12 +1,12 @@
 """Mailboxes: what lies in them, what each may hold, and the life of a message.
 
-Owns the mailboxes at run time, their bounds, and every change of what lies in them: puts,
-leaving, expiry, delay. The rules: the tables of the change log say what there is, and what is
-kept here besides is who holds a row, what waits in which order and what is due when; a full
-mailbox answers `wait` and never drops; what a step will put is counted when it is taken; a
-message is looked at when something happens to it, never because another moves. What is in
-memory only lives in tables of its own, changed by the same `apply`. Source: DESIGN.md, section
-9; SPEC.md, section 4.8; the whitepaper's direct messaging.
+Owns the mailboxes at run time, their bounds, and every change of what lies in them: puts, leaving,
+expiry, delay. The rules: the tables of the change log say what there is, and what is kept here
+besides is who holds a row, what waits in which order and what is due when; a full mailbox answers
+`wait` and never drops; what a step will put is counted when it is taken; a message is looked at
+when something happens to it, never because another moves. What is in memory only lives in tables of
+its own, changed by the same `apply`. Source: docs/design.md, Queues and the checkpoint; SPEC.md,
+section 4.8; the Malamute whitepaper's direct messaging (docs/design.md, References).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Mailboxes:
         self._sessions: dict[int, bytes] = {}
         """The session of each of these."""
         self._born: dict[int, tuple[int, int, set[int]]] = {}
-        """Of each temporary mailbox: the next numbers when it was made, in the log and in memory,
+        """For each temporary mailbox: the next numbers when it was made, in the log and in memory,
         and the batches of requests of before whose lost answers it was told of."""
         self.temporaries = 0
         self.on_ending: Callable[[Mailbox], None] | None = None
@@ -192,7 +192,8 @@ class Mailboxes:
         out = mailbox.out_of(row)
         for at_ms, rows in times_of(row):
             if at_ms:
-                out.delay(rows, at_ms)
+                # Only a recipient asks for a pause; a sender's time stays a time.
+                out.delay(rows, self._shard.resumed(at_ms, row.pause_ms))
         if out.times:
             mailbox.delayed += out.delayed.bit_count()
             self.delays.set((mailbox.number, row.base), min(out.times))
@@ -295,7 +296,7 @@ class Mailboxes:
         self._steps.take([Part([self.set_of(mailbox)], appended=appended, refused=undo)])
 
     def unused(self, mailbox: Mailbox) -> None:
-        """A step was refused: forget a mailbox that nobody has created."""
+        """A step was refused: forget a mailbox that no step has created."""
         if mailbox.state == DRAFT and not mailbox.pending and not mailbox.readers:
             self._delist(mailbox)
 
@@ -586,7 +587,7 @@ class Mailboxes:
         return Part(taken=part.taken, appended=happens, refused=part.refused, level=part.level)
 
     def notice(self, name: str, *, asked_by: str, about: Sequence[Run], why: str) -> Part | None:
-        """Say that requests will have no answer; None when there is nobody to be told.
+        """Say that requests will have no answer; None when there is no client to be told.
 
         It goes beyond the bounds: each stands for a request that was bounded.
         """
@@ -634,7 +635,7 @@ class Mailboxes:
         change = RequestDead(service, named, mailbox.number, why, self._shard.now_ms)
         part = Part([change], level=mailbox.level)
         if mailbox.state != STANDING:
-            # Again by whoever else is on the way: the second record says what the first did.
+            # Again by a command on the way: the second record says what the first did.
             part.changes.insert(0, self.set_of(mailbox))
 
         def taken() -> None:
@@ -656,7 +657,7 @@ class Mailboxes:
         return part
 
     def revive(self, name: str, *, service: int, numbers: Sequence[int] = ()) -> Part | None:
-        """Let dead letters of a service that nobody holds become requests again.
+        """Let dead letters of a service that no reader holds become requests again.
 
         numbers: which; none: all, as far as one step goes. None: there is no such one.
         """
@@ -798,7 +799,7 @@ class Mailboxes:
         self.wake(mailbox)
 
     def _freed(self, mailbox: Mailbox, row: MessageRow) -> None:
-        """Nobody holds some rows any more: they may have expired meanwhile."""
+        """Let rows wait that no reader holds any more: they may have expired meanwhile."""
         if row.expires_ms and row.expires_ms <= self._shard.now_ms:
             # Also when others of the put expire later: these rows are over now.
             self.expiries.set((mailbox.number, row.base), self._shard.now_ms)

@@ -11,14 +11,16 @@ shell's meter says. Source: ARCHITECTURE.md.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from malamute_protocol.content import Content
-from malamute_protocol.header import Header
-from malamute_py.broker.shard import Shard
+from malamute_protocol.header import TABLE_BYTES_MAX, Header, HeaderTable, TableReading
+from malamute_protocol.limits import UNCHECKED
+from malamute_py.broker.shard import Shard, always
 from malamute_py.matcher.kinds import Predicate
 
 PIECE_SHARE: Final = 4
@@ -32,6 +34,7 @@ MATCHING: Final = -1
 
 
 Failed: TypeAlias = Callable[[Exception], None]
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 class Job(Protocol):
@@ -41,20 +44,74 @@ class Job(Protocol):
         """Go on until all is done (True) or `more`, asked after each step, says no."""
 
 
-class Choosing:
-    """Which headers one pattern selects, found in steps."""
+class Reading:
+    """The reading of a large header table: all who need the table meanwhile share it."""
 
-    def __init__(self, matches: Predicate, headers: Sequence[Header]) -> None:
-        self.chosen = np.zeros(len(headers), np.bool_)
-        self._steps = self._all(matches, headers)
+    __slots__ = ("__weakref__", "table")
+
+    def __init__(self, table: TableReading) -> None:
+        self.table = table
+
+
+class Prepared(NamedTuple):
+    """The rows of one batch that a subscription selects, found in slices."""
+
+    base: int
+    rows: Mask
+    table: HeaderTable
+    """The batch's header table: it is not read again, from wherever the batch comes then."""
+
+
+class Choosing:
+    """Which headers of a batch one pattern selects, found in steps."""
+
+    def __init__(
+        self,
+        matches: Predicate,
+        content: Content,
+        number_of: Callable[[Header], int] | None = None,
+        reading: Reading | None = None,
+    ) -> None:
+        """number_of: what else is asked of each header. reading: kept for others meanwhile."""
+        self._reading = reading
+        self.numbers: list[int] = []
+        """The answer of number_of for each header."""
+        self._content = content
+        self._chosen = bytearray()
+        # Without this object, so that all is free at once when no reader waits for it any more.
+        self._steps = self._all(matches, content, number_of, self._chosen, self.numbers)
 
     def run(self, more: Callable[[], bool]) -> bool:
         """See Job."""
         return all(more() for _ in self._steps)
 
-    def _all(self, matches: Predicate, headers: Sequence[Header]) -> Iterator[None]:
-        for place, (keys, fields) in enumerate(headers):
-            self.chosen[place] = matches(keys, fields)
+    @property
+    def chosen(self) -> Mask:
+        """A mask of the selected headers, once all is done."""
+        return np.frombuffer(self._chosen, np.bool_)
+
+    @property
+    def rows(self) -> Mask:
+        """A mask of the selected rows, once all is done."""
+        _, codes = self._content.headers()
+        if codes is None:
+            return np.full(self._content.head.count, self.chosen[0])
+        rows: Mask = self.chosen[codes]
+        return rows
+
+    @staticmethod
+    def _all(
+        matches: Predicate,
+        content: Content,
+        number_of: Callable[[Header], int] | None,
+        chosen: bytearray,
+        numbers: list[int],
+    ) -> Iterator[None]:
+        yield from content.make_headers()
+        for header in content.headers()[0]:
+            chosen.append(matches(*header))
+            if number_of is not None:
+                numbers.append(number_of(header))
             yield
 
 
@@ -66,13 +123,15 @@ class Matching:
         self.queue: Final[deque[tuple[Job, Callable[[], None], Callable[[], bool], Failed]]] = (
             deque()
         )
-        """What is to be gone on with, what to call then, whether a reader still waits, and what to
-        call when it raises."""
+        """Each job with the function to call when it is done, one that tells whether a reader still
+        waits, and the function to call with an error."""
         self._meter = shard.settings.meter
         self._share = shard.settings.matching_share
         self._left = self._share
         self.sliced = self._meter is not None
         """Whether there is a meter: without one everything is matched at once."""
+        self._readings: WeakValueDictionary[tuple[bytes, int], Reading] = WeakValueDictionary()
+        """The readings of large header tables, by stream and the batch's first offset."""
 
     def refill(self) -> None:
         """A turn of the loop begins."""
@@ -89,6 +148,18 @@ class Matching:
         """
         reading = content.reading(self._shard.settings.limits)
         return reading is None or self._run(reading, self._left)
+
+    def reading(self, uuid: bytes, base: int, content: Content) -> Reading | None:
+        """The reading of a batch's large header table, one for all who need it now.
+
+        None: it is quick to read, or was read.
+        """
+        own = content.reading(UNCHECKED, outlined=False)
+        if own is None:
+            return None
+        shared = self._readings.setdefault((uuid, base), Reading(own))
+        content.adopt(shared.table)
+        return shared
 
     def later(
         self, job: Job, then: Callable[[], None], wanted: Callable[[], bool], failed: Failed
@@ -118,7 +189,7 @@ class Matching:
     def _run(self, job: Job, most: int) -> bool:
         meter = self._meter
         if meter is None:
-            return job.run(_always)
+            return job.run(always)
         if most <= 0:
             return False
         begun = meter()
@@ -127,5 +198,9 @@ class Matching:
         return done
 
 
-def _always() -> bool:
-    return True
+def is_quick(content: Content) -> bool:
+    """Whether all headers of a batch are few enough to be matched in one go."""
+    head = content.head
+    # A record has one header: 100 records with an id each have 100, whatever the tables could make.
+    headers = min(head.count, head.subjects_count * max(1, head.fieldmaps_count))
+    return headers <= AT_ONCE_MAX and head.subjects_bytes + head.fieldmaps_bytes <= TABLE_BYTES_MAX

@@ -1,10 +1,10 @@
 """Offers: the workers of services, their credit, and what they say of what they have in hand.
 
-Owns OFFER with its credit and end, the hand-out of what waits, WORK, ACK_WORK and REPLY. The
-rules: a request goes to an offer only within its credit and once the log says so; only who
-has a request in hand may speak of it, and of several at once all or none; a holder that
-comes back after a restart of the broker goes on where it was; whatever a link had in hand when
-it ended waits again at once. Source: DESIGN.md, sections 8 and 9; SPEC.md, section 4.5.
+Owns OFFER and its end, the hand-out of what waits, WORK, ACK_WORK and REPLY. The rules: a request
+goes to an offer only within its credit and once the log says so; only who has a request in hand may
+speak of it, and of several at once all or none; a holder that comes back after a restart of the
+broker goes on where it was; whatever a link had in hand when it ended waits again at once. Source:
+docs/design.md (Flow control; Queues and the checkpoint); SPEC.md, section 4.5.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import msgspec
 
 from malamute_protocol.commands import (
     AckWork,
-    Credit,
     Ended,
     Reply,
     Subscribed,
-    Unsubscribe,
     Work,
     WorkState,
 )
 from malamute_protocol.commands import Offer as OfferCommand
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_py.broker.answers import Answers
 from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.links import ERRED, Link, Links
 from malamute_py.broker.mailboxes import Mailboxes
@@ -61,7 +60,6 @@ REASON_MAX: Final = 1_000
 """Characters of a worker's reason that are kept."""
 NAMED_MAX: Final = 8
 """Requests that a refusal names."""
-RANGES_MAX: Final = 4_096
 
 
 class Offers:
@@ -75,28 +73,27 @@ class Offers:
         bodies: Bodies,
         mailboxes: Mailboxes,
         requests: Requests,
-        in_use: Callable[[Link, int], bool],
+        answers: Answers,
     ) -> None:
-        """in_use: whether a link has something else under a subscription's number."""
         self._shard = shard
         self._links = links
         self._steps = steps
         self._bodies = bodies
         self._mailboxes = mailboxes
         self._requests = requests
-        self._in_use = in_use
+        self._answers = answers
         self.count = 0
         self.pattern_bytes = 0
         requests.deliver = self._deliver
 
-    # --- OFFER, CREDIT, UNSUBSCRIBE -----------------------------------------------------------
+    # --- OFFER --------------------------------------------------------------------------------
 
     def offer(self, link: Link, command: OfferCommand) -> None:
         """A worker is there for the requests that match."""
         try:
             offer = self._prepare_offer(link, command)
         except RequestRejected as error:
-            self._refuse(link, command, error)
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         service = offer.service
 
@@ -107,12 +104,12 @@ class Offers:
             self._links.say(
                 link, Subscribed(offer.number, b"", self._shard.epoch, begun, begun, begun)
             )
-            self._ready(offer)
+            self.resume(offer)
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
             if not offer.ended:
                 self._drop(offer)
-                self._refuse(link, command, RequestRejected(code, reason, retry_ms))
+                self._answers.refuse(link, command, code, reason, retry_ms)
 
         if service.known:
             stands(0)
@@ -121,13 +118,7 @@ class Offers:
 
     def _prepare_offer(self, link: Link, command: OfferCommand) -> Offer:
         settings = self._shard.settings
-        number = command.subscription
-        if number in link.offers or self._in_use(link, number):
-            raise RequestRejected("subscription_exists", f"subscription {number} exists")
-        if len(link.offers) >= settings.link_subscriptions_max:
-            raise RequestRejected(
-                "limit", f"at most {settings.link_subscriptions_max} offers a link"
-            )
+        self._links.check_number(link, command.subscription)
         if self.count >= settings.offers_max:
             raise RequestRejected("limit", f"at most {settings.offers_max} offers in all")
         if not settings.permit(link.owner, "work", command.service):
@@ -145,7 +136,7 @@ class Offers:
         quotas.check(link.owner, "offers")
         quotas.check(link.owner, "pattern_bytes", size)
         service = self._requests.use(command.service, link.owner, command.settings or None)
-        offer = Offer(link, number, service, command.pattern)
+        offer = Offer(self, link, command, service)
         try:
             service.join(offer)
         except RequestRejected:
@@ -153,13 +144,11 @@ class Offers:
             raise
         offer.pattern_bytes = size
         offer.lease_ms = self._lease(service, command.lease_ms)
-        offer.credit_records = offer.left_records = command.credit_records
-        offer.credit_bytes = offer.left_bytes = command.credit_bytes
         self.pattern_bytes += size
         self.count += 1
         quotas.add(link.owner, "offers")
         quotas.add(link.owner, "pattern_bytes", size)
-        link.offers[number] = offer
+        link.receivers[offer.number] = offer
         return offer
 
     def _lease(self, service: Service, asked_ms: int) -> int:
@@ -167,62 +156,30 @@ class Offers:
         lease_ms = asked_ms or service.row.settings.lease_ms or settings.lease_ms
         return max(settings.lease_min_ms, min(lease_ms, settings.lease_max_ms))
 
-    def _refuse(self, link: Link, command: OfferCommand, error: RequestRejected) -> None:
-        retry_ms = error.retry_ms
-        if error.code == "wait" and not retry_ms:
-            retry_ms = self._shard.settings.retry_ms
-        self._links.refuse(link, OFFER, command.subscription, error.code, error.reason, retry_ms)
-
-    def credit(self, link: Link, command: Credit) -> bool:
-        """Raise an offer's credit; False: it is no offer of this link."""
-        offer = link.offers.get(command.subscription)
-        if offer is None:
-            return False
-        records = command.credit_records - offer.credit_records
-        if records > 0:
-            offer.credit_records += records
-            offer.left_records += records
-        size = command.credit_bytes - offer.credit_bytes
-        if size > 0:
-            offer.credit_bytes += size
-            offer.left_bytes += size
-        self._ready(offer)
-        return True
-
-    def unsubscribe(self, link: Link, command: Unsubscribe) -> bool:
-        """A worker withdraws its offer: what it has in hand waits again. False: not an offer."""
-        offer = link.offers.get(command.subscription)
-        if offer is None:
-            return False
-        self._drop(offer)
-        self._links.say(link, Ended(offer.number, offer.begun, "cancelled"))
-        self._back(offer, WITHDRAWN, 0)
-        self._leave_orphans(offer, WITHDRAWN)
-        return True
-
-    def _ready(self, offer: Offer) -> None:
+    def resume(self, offer: Offer) -> None:
+        """Let a worker have its turn: what it may be given changed."""
         if offer.service.known and offer.service.refile(offer):
             self._requests.hungry[offer.service] = None
 
-    def feed(self, link: Link) -> None:
-        """A link has room again."""
-        for offer in link.offers.values():
-            self._ready(offer)
-
     # --- ends ---------------------------------------------------------------------------------
 
-    def link_ended(self, link: Link) -> None:
+    def end(self, offer: Offer, code: str) -> None:
+        """End an offer: what its worker has in hand waits again."""
+        self._drop(offer)
+        self._links.say(offer.link, Ended(offer.number, offer.begun, code))
+        self._back(offer, WITHDRAWN, 0)
+        self._leave_orphans(offer, WITHDRAWN)
+
+    def link_ended(self, link: Link, offers: list[Offer]) -> None:
         """What a link had in hand waits again."""
-        if not link.offers:
-            return
         if link.happened == "draining":
-            # The broker is about to stop: whoever comes back after it goes on with what it has.
-            for offer in list(link.offers.values()):
+            # The broker is about to stop: a worker that comes back later goes on with what it has.
+            for offer in offers:
                 self._drop(offer)
             return
         why = "fenced" if link.happened == "fenced" else "died"
         lost: dict[Service, int] = {}
-        for offer in list(link.offers.values()):
+        for offer in offers:
             count = offer.hands.rows
             service = offer.service
             self._drop(offer)
@@ -241,9 +198,8 @@ class Offers:
     def _drop(self, offer: Offer) -> None:
         if offer.ended:
             return
-        offer.ended = True
+        offer.leave()
         offer.service.leave(offer)
-        offer.link.offers.pop(offer.number, None)
         self.count -= 1
         self.pattern_bytes -= offer.pattern_bytes
         self._shard.quotas.add(offer.link.owner, "offers", -1)
@@ -286,6 +242,7 @@ class Offers:
             return
         hungry = self._requests.hungry
         budget = self._shard.settings.hand_outs_max
+        more = self._shard.share()
         for service in list(hungry):
             if budget <= 0:
                 return
@@ -298,6 +255,8 @@ class Offers:
             if service.hungry:
                 # Behind the others, so that all have their turn.
                 hungry[service] = None
+            if not more():
+                return
 
     def _erred(self, service: Service, error: Exception) -> None:
         """Handing out of a service failed: its workers are told, and may offer again."""
@@ -340,8 +299,9 @@ class Offers:
 
     # --- WORK ---------------------------------------------------------------------------------
 
-    def _deliver(self, offer: Offer, put: Put, rows: int, cost: int) -> None:
+    def _deliver(self, offer: Offer, grant: Grant, cost: int) -> None:
         """Send what an offer has in hand from now on, in the order in which it was handed out."""
+        put, rows = grant.put, grant.rows
         body = self._bodies.get(put.base)
         coming = offer.coming
         if body is not None and not coming:
@@ -350,7 +310,7 @@ class Offers:
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._links.fail(offer.link, "WORK", error, OFFER, offer.number)
             return
-        parcel = Parcel(put, rows, cost, attempts_of(put, rows))
+        parcel = Parcel(put, rows, cost, grant.hand_out)
         coming.append(parcel)
 
         def found(body: Body | None) -> None:
@@ -368,13 +328,12 @@ class Offers:
         """The bodies of requests in hand were read back."""
         if offer.ended:
             return
-        put, held = parcel.put, 0
+        put, rows = parcel.put, 0
         for grant in offer.hands.grants.get(put.base, ()):
-            held |= grant.rows
-        rows = 0
-        for times, some in attempts_of(put, parcel.rows & held):
-            # What came back and was handed out anew is in a later parcel.
-            rows |= some & next((mask for number, mask in parcel.times if number == times), 0)
+            # What came back and was handed out anew is in a later parcel. Attempts do not tell: of
+            # what was released, or given back with an offer, both hand-outs are the same attempt.
+            if grant.hand_out == parcel.hand_out:
+                rows |= grant.rows
         gone = (parcel.rows & ~rows).bit_count()
         if rows and parcel.body is not None:
             self._work(offer, put, rows, parcel.body, parcel.cost)
@@ -386,7 +345,7 @@ class Offers:
         if gone:
             # Nothing was sent for them, so the credit is the worker's again.
             offer.left_records += gone
-            self._ready(offer)
+            self.resume(offer)
 
     def _lost(self, put: Put, rows: int) -> None:
         """The bodies of requests cannot be had: they end, and their requesters are told."""
@@ -434,13 +393,13 @@ class Offers:
         if link.room < link.half:
             self._links.spent(link)
         if offer.bucket < 0:
-            self._ready(offer)
+            self.resume(offer)
 
     # --- whose it is ----------------------------------------------------------------------------
 
     def _mine(self, link: Link, number: int) -> Offer:
-        offer = link.offers.get(number)
-        if offer is None:
+        offer = link.receivers.get(number)
+        if not isinstance(offer, Offer):
             raise RequestRejected("unknown_subscription", f"no offer {number}")
         return offer
 
@@ -656,8 +615,6 @@ class Offers:
         offer = self._mine(link, command.subscription)
         service = offer.service
         state = command.state
-        if len(command.ranges) > RANGES_MAX:
-            raise RequestRejected("too_large", f"at most {RANGES_MAX} ranges")
         if state in (WorkState.COMPLETED, WorkState.FAILED):
             items = self._ending(offer, self._claim, command.ranges)
         else:
@@ -706,7 +663,10 @@ class Offers:
                     continue
                 if hit != grant.rows:
                     # The others' lease goes on as it was.
-                    rest = Grant(put, grant.rows ^ hit, grant.hands, grant.at_ms, grant.lease_ms)
+                    rest = Grant(
+                        put, grant.rows ^ hit, grant.hands, grant.at_ms, grant.lease_ms,
+                        grant.hand_out,
+                    )  # fmt: skip
                     rest.due_ms = grant.due_ms
                     grant.hands.add(rest)
                     rest.slot = self._requests.wheel.add(rest.due_ms, rest)
@@ -715,7 +675,7 @@ class Offers:
 
 
 def _put_of(hands: Hands, number: int) -> Put | None:
-    """The batch in somebody's hands that a number lies in."""
+    """The batch in a worker's hands that a number lies in."""
     grants = hands.of(number)
     if grants is None:
         return None

@@ -90,7 +90,7 @@ class Ordered(Generic[T]):
             del chunks[place]
 
     def after(self, value: T) -> Iterator[T]:
-        """Those greater than a value, ascending; it must not change meanwhile."""
+        """Yield the values greater than a value, ascending; the set must not change meanwhile."""
         chunks = self._chunks
         place = bisect_right(chunks, value, key=_greatest)
         if place == len(chunks):
@@ -145,7 +145,7 @@ class Schedule:
         return self._order.first[0] if self._at else None
 
     def set(self, place: Place, at_ms: int) -> None:
-        """It is due at this time, and at no other."""
+        """Make a place due at this time, and at no other."""
         known = self._at.get(place)
         if known is not None:
             if known == at_ms:

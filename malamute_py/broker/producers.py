@@ -1,11 +1,12 @@
 """Idempotent producers: whose an id is, and which sequence comes next in which stream.
 
-Owns the sequences. The rules: an id belongs to the identity that opened it; a batch is
-taken exactly when its first sequence is the next one; a batch that is in the log already
-is confirmed, with the original's position, only when the original is; one that has its sequence
-and another content is in conflict with it, as long as its checksum is remembered; anything else is
-out of sequence. An epoch that was fenced is refused. What was recovered is the newest of
-what snapshot and journal say. Source: DESIGN.md, section 7.
+Owns the sequences. The rules: an id belongs to the identity that opened it; a batch is taken
+exactly when its first sequence is the next one; a batch that is in the log already is confirmed,
+with the original's position, only when the original is; one that has its sequence and another
+content is in conflict with it, as long as its checksum is remembered; one that was in the log and
+lies in damage is neither confirmed nor taken; anything else is out of sequence. An epoch that was
+fenced is refused. What was recovered is the newest of what snapshot and journal say. Source:
+docs/design.md, Promises.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class Original(NamedTuple):
 
 
 FORGOTTEN = Original(-1, 0)
-"""It is in the log, but the position is no longer remembered."""
+"""A batch that is in the log and whose position is no longer remembered."""
 FORGET_AT_ONCE = 100
 """Producers that make room together when there are too many, at most."""
 LOOKED_AT = 1_000
-"""Of an identity, how many are looked at for that: those that wrote since then are passed over."""
+"""Producers of an identity that are looked at for that: those that wrote since are passed over."""
 _CONTENT = Struct("<QI")
 """First sequence of a batch and the CRC of its content."""
 
@@ -56,7 +57,8 @@ class ProducerStream:
         self.next_taken = next
         """The next sequence, counting what is on its way into the log too."""
         self.runs: deque[tuple[int, int, int, int]] = deque()
-        """(first sequence, offset, append time, count): neighbours in both are one run."""
+        """(first sequence, offset, append time, count): neighbours in both are one run. What lies
+        between two of them was in the log, and a start could not read it."""
         self.contents = bytearray()
         """What the newest batches were, oldest first: 12 bytes each, where objects take 120."""
         self.under_way: dict[int, Pending] = {}
@@ -94,7 +96,23 @@ class ProducerStream:
         if sequence < self.next_taken:
             self.next_taken = max(self.next, sequence)
 
-    def conflicts(self, sequence: int, crc: int) -> bool:
+    def fault(self, sequence: int, crc: int) -> str:
+        """Why a batch whose sequence was taken is no duplicate: `conflict`, `damaged`; "": it is.
+
+        crc: of its content.
+        """
+        if self._damaged(sequence):
+            return "damaged"
+        return "conflict" if self._conflicts(sequence, crc) else ""
+
+    def _damaged(self, sequence: int) -> bool:
+        """Whether the batch of a sequence is missing between those that are remembered."""
+        runs = self.runs
+        if not runs or not runs[0][0] <= sequence < self.next:
+            return False
+        return self.original(sequence) is FORGOTTEN
+
+    def _conflicts(self, sequence: int, crc: int) -> bool:
         """Whether a batch of this sequence is known to be another than the one that was taken."""
         original = self.under_way.get(sequence)
         if original is not None:
@@ -118,17 +136,17 @@ class ProducerStream:
 class Producer:
     """One producer id."""
 
-    __slots__ = ("conflicted", "epoch", "id", "identity", "streams", "used")
+    __slots__ = ("epoch", "faults", "id", "identity", "streams", "used")
 
     def __init__(self, id: int, identity: str, epoch: int) -> None:
         self.id = id
         self.identity = identity
         self.epoch = epoch
         self.streams: dict[int, ProducerStream] = {}
-        self.conflicted = False
-        """A batch of it was in conflict with the log, and that was said."""
+        self.faults: tuple[str, ...] = ()
+        """Why batches that came again were no duplicates, as far as the operator was told."""
         self.used = False
-        """It wrote since it was last looked at as one that may be forgotten."""
+        """Whether the producer wrote since it was last looked at as one that may be forgotten."""
 
 
 class Producers:
@@ -307,6 +325,9 @@ class Producers:
             place = ProducerStream(fact.producer_epoch)
             self._put(producer, fact.stream, place)
         if place.epoch == fact.producer_epoch and fact.first_sequence >= place.next:
+            if fact.first_sequence > place.next and not place.runs:
+                # Damage took the first: an empty run says that all since then is remembered.
+                place.runs.append((place.next, -1, 0, 0))
             place.appended(
                 fact.first_sequence, fact.count, fact.base_offset, fact.append_time_ms,
                 fact.content_crc, runs_max,

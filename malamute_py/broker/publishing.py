@@ -1,10 +1,10 @@
 """Publishing: from a PUBLISH to a bundle for the journal, and what its answer means.
 
-Owns everything that was taken from producers and has not been appended. The rules: base
-offsets are given when bundles are handed to the shell and every bundle is answered before more
-are, so a refusal never leaves a hole; each publish is a bundle of its own; the bundles of one
-ring stand together, in their order; a refusal is told to all who wait for what was refused.
-Source: DESIGN.md, sections 4 and 7.
+Owns everything that was taken from producers and has not been appended. The rules: base offsets are
+given when bundles are handed to the shell and every bundle is answered before more are, so a
+refusal never leaves a hole; each publish is a bundle of its own; the bundles of one ring stand
+together, in their order; a refusal is told to all who wait for what was refused. Source:
+docs/design.md (The core and its shell; Promises).
 """
 
 from __future__ import annotations
@@ -252,18 +252,23 @@ class Publishing:
                 f"sequence {first} to {first + head.count}, the next is {place.next_taken}",
             )  # fmt: skip
             return False
-        if place.conflicts(first, head.content_crc):
-            self._shard.counters["publishes_conflicting"] += 1
-            if not producer.conflicted:
-                producer.conflicted = True
+        fault = place.fault(first, head.content_crc)
+        if fault:
+            gone = fault == "damaged"
+            self._shard.counters["publishes_damaged" if gone else "publishes_conflicting"] += 1
+            if fault not in producer.faults:
+                producer.faults += (fault,)
                 self._shard.event(
-                    "publish_conflicting", "warning", stream=stream.name, producer=producer.id,
-                    identity=producer.identity, sequence=first,
+                    "publish_damaged" if gone else "publish_conflicting", "warning",
+                    stream=stream.name, producer=producer.id, identity=producer.identity,
+                    sequence=first,
                 )  # fmt: skip
-            self.refuse(
-                link, command, "conflict",
-                f"sequence {first} of the producer is in the log with another content",
-            )  # fmt: skip
+            words = (
+                "was in the log and cannot be read any more: publish its records again, as new ones"
+                if gone
+                else "is in the log with another content"
+            )
+            self.refuse(link, command, fault, f"sequence {first} of the producer {words}")
             return False
         self._duplicate(link, command, stream, place, pending)
         return False
@@ -472,7 +477,7 @@ class Publishing:
     # --- refused ------------------------------------------------------------------------
 
     def refused(self, answer: AppendRefused) -> None:
-        """The journal took nothing of a bundle: tell everybody who waits for it."""
+        """The journal took nothing of a bundle: tell all links that wait for it."""
         pending = self._handed.pop(answer.token)
         retry_ms = answer.retry_ms
         self._shard.counters["appends_refused"] += 1

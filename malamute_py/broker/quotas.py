@@ -28,7 +28,7 @@ PASSING: Final = frozenset(
 )
 """What becomes less by itself: refused `wait`."""
 EASED_PERCENT: Final = 90
-"""Of a quota: once no more than this is held, the next refusal is said again."""
+"""Share of a quota: once no more than this is held, the next refusal is logged again."""
 IDLE_OWNERS_MAX: Final = 1_024
 """Owners in the table from which on those that hold nothing are looked for and forgotten."""
 
@@ -104,7 +104,7 @@ class Usage:
 
 
 UNMETERED: Final = Usage("", Quota(), 0)
-"""Of a link that was not welcomed yet: it can spend nothing."""
+"""Usage of a link that was not welcomed yet: it can spend nothing."""
 
 
 class Quotas:
@@ -166,7 +166,7 @@ class Quotas:
         if usage is None:
             usage = self.of(self.owner_of(holder))
         usage.held[resource] += size
-        if usage.told and size < 0:
+        if size < 0 and usage.told:
             self._ease(usage, resource)
 
     def check_rate(self, usage: Usage) -> None:

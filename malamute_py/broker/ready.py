@@ -1,13 +1,12 @@
 """What passes between the broker core and its shell.
 
-Owns the plain data of the contract: what the core wants done (`Ready`) and what the
-shell answers. The rules: the shell does the parts of a Ready in the order of its fields;
-every bundle of a Ready is answered, in order, before the journal is called again for its
-ring and before the next Ready is taken (a snapshot that the journal asks for in a call is
-the state before it); once a
-bundle of a ring was refused, the later ones of that ring in the same Ready are refused
-too, and nothing of them is written; the core itself withholds what depends on durability
-until it is told `synced`. Source: DESIGN.md, section 4.
+Owns the plain data of the contract: what the core wants done (`Ready`) and what the shell answers.
+The rules: the shell does the parts of a Ready in the order of its fields; every bundle of a Ready
+is answered, in order, before the journal is called again for its ring and before the next Ready is
+taken (a snapshot that the journal asks for in a call is the state before it); once a bundle of a
+ring was refused, the later ones of that ring in the same Ready are refused too, and nothing of them
+is written; the core itself withholds what depends on durability until it is told `synced`. Source:
+docs/design.md, The core and its shell.
 """
 
 from __future__ import annotations
@@ -162,7 +161,7 @@ class IndexQuery(msgspec.Struct, frozen=True, gc=False):
     kind: str
     arguments: dict[str, Any]
     wanted: Callable[[], bool] | None = None
-    """Whether somebody still waits for the answer (None: yes); from any thread. When not, any
+    """Whether a reader still waits for the answer (None: yes); from any thread. When not, any
     answer will do, and the work is not worth it."""
 
 
@@ -181,11 +180,11 @@ class IndexAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class BodiesRead(msgspec.Struct, frozen=True, gc=False):
-    """Batches of the mail stream wanted from the journal, or from the checkpoint behind it."""
+    """Batches of the mail stream wanted from the journal, or from the checkpoint."""
 
     token: int
     numbers: tuple[int, ...]
-    """Of the first message of each batch, ascending."""
+    """Number of the first message of each batch, ascending."""
 
 
 class BodiesFound(msgspec.Struct, frozen=True, gc=False):
@@ -226,7 +225,7 @@ class Ready(msgspec.Struct, gc=False):
     rings: list[tuple[str, dict[str, Any]]]
     """Rings to open before anything is appended to them: (name, settings)."""
     appends: list[AppendBundle]
-    """Those of one ring stand together, in their order."""
+    """Bundles to append; those of one ring stand together, in their order."""
     sends: list[Send]
     reads: list[ReadRange]
     queries: list[IndexQuery]
@@ -269,11 +268,11 @@ class RingFacts(msgspec.Struct, frozen=True, gc=False):
     changes: tuple[tuple[int, bytes], ...] = ()
     """(offset, record) of the change log since that snapshot; ring main only."""
     producers: tuple[ProducerFact, ...] = ()
-    """Of the data batches since that snapshot that have a producer id, in order."""
+    """Data batches since that snapshot that have a producer id, in order."""
     streams: dict[int, StreamFacts] = {}
     """By number; number 0 is the change log."""
     clean: bool = True
-    """It was closed in order: nothing that was appended can have been lost since."""
+    """Whether the ring was closed in order: nothing that was appended can have been lost since."""
     unseen_next: int = 0
     """Damage took all that the ring knew of a stream that is not in `streams`: it goes on here."""
     doubtful_bytes: int = 0
@@ -290,3 +289,5 @@ class RecoveredState(msgspec.Struct, frozen=True):
     """(offset, record) of the change log since that checkpoint; read once."""
     queues_lost: str = ""
     """Why there are no queues: what concerns them is refused; "": they are there."""
+    now_ms: int = 0
+    """The time; 0: it is not known, and no pause is looked at by it."""

@@ -1,8 +1,8 @@
 """Recovery: the tables and the producers' sequences from what the rings hold.
 
-Owns what a start does with snapshots and with what follows them. The rules: the tables
-are those of ring main; a producer's sequence in a stream is the newest that the stream's own
-ring knows of; a stream in memory has none. Source: DESIGN.md, sections 6 and 9.
+Owns what a start does with snapshots and with what follows them. The rules: the tables are those of
+ring main; a producer's sequence in a stream is the newest that the stream's own ring knows of; a
+stream in memory has none. Source: docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The life of a request: from REQUEST to its end, and every change that the log has of it.
 
-Owns the service queues, what of them is on its way into the log, and the timers of leases,
-back-off and deadlines. The rules: a request that was accepted ends once, as completed, dead,
-cancelled, expired or removed, or is still there; what an end is on its way for nobody can end
-or hand out again; what the log refused is as it was, or tried again; a requester that named
-its request is told when no answer will come. Rows of a batch go together, as bitmaps.
-Source: DESIGN.md, section 9.
+Owns the service queues, what of them is on its way into the log, and the timers of leases, back-off
+and deadlines. The rules: a request that was accepted ends once, as completed, dead, cancelled,
+expired or removed, or is still there; no command ends or hands out a row whose end is on its
+way; what the log refused is as it was, or tried again; a requester that named its request is told
+when no answer will come. Rows of a batch go together, as bitmaps. Source: docs/design.md, Queues
+and the checkpoint.
 """
 
 from __future__ import annotations
@@ -105,13 +105,15 @@ class Requests:
         self._handing: Final[list[Sequence[Share]]] = []
         """Hand-outs on their way into the log."""
         self._unsettled: dict[Put, None] = {}
-        """Of these something is to be decided again."""
+        """Puts whose next action must be computed again in this turn."""
         self._settle_at_ms = 0
         self.paused_to_ms = 0
         """Nothing is handed out before: the log has refused a hand-out."""
         self._found: list[Grant] = []
         """In hand when the broker began; their leases begin when the time is known."""
-        self.deliver: Callable[[Offer, Put, int, int], None] = _nobody
+        self._hand_outs = 0
+        """Hand-outs since the broker began."""
+        self.deliver: Callable[[Offer, Grant, int], None] = _nobody
         """Sends rows to the worker that has them in hand from now on."""
 
     # --- the services -----------------------------------------------------------------------
@@ -179,7 +181,7 @@ class Requests:
             self._shard.event("service_created", service=service.name, by=service.row.by)
 
     def unused(self, service: Service) -> None:
-        """Something that would have made a service was refused: forget it if nobody else does."""
+        """Forget a service whose making was refused, if no other command makes it."""
         if not (
             service.known
             or service.under_way
@@ -416,16 +418,17 @@ class Requests:
             # It ended while this was on its way: nothing was sent, so that was no attempt.
             self.give_up(put.service, [(put, alive)], WITHDRAWN, 0)
             return
-        grant = Grant(put, alive, offer.hands, self._shard.now_ms, offer.lease_ms)
+        self._hand_outs += 1
+        grant = Grant(put, alive, offer.hands, self._shard.now_ms, offer.lease_ms, self._hand_outs)
         offer.hands.add(grant)
         grant.slot = self.wheel.add(grant.due_ms, grant)
         count = alive.bit_count()
         put.service.held += count
         self._shard.counters["requests_out"] += count
-        self.deliver(offer, put, alive, cost)
+        self.deliver(offer, grant, cost)
 
     def let_go(self, put: Put, rows: int) -> Released:
-        """Nobody has these rows in hand any more."""
+        """Take these rows out of their holders' hands."""
         released: Released = []
         for grant in list(put.grants):
             hit = grant.rows & rows
@@ -558,7 +561,7 @@ class Requests:
         self.take_back(released)
         released.clear()
         for put, rows in items:
-            # Handed out in the step before, when they were about to end: in nobody's hands.
+            # Handed out in the step before, when they were about to end: in no worker's hands.
             if rows & put.row.left & ~put.row.waiting & ~put.moving & ~put.granted:
                 self._later([put])
 
@@ -679,7 +682,7 @@ class Requests:
         which the dead letters of the exhausted repeat.
         """
         now_ms = self._shard.now_ms
-        by_time: dict[int, list[Rows]] = {}
+        by_pause: dict[int, list[Rows]] = {}
         exhausted: list[Rows] = []
         for put, rows in items:
             for times, some in attempts_of(put, rows):
@@ -687,10 +690,12 @@ class Requests:
                 if times >= self.attempts_max(service) and why not in _NO_ATTEMPT:
                     exhausted.append((put, some))
                     pause_ms = 0
-                not_before_ms = now_ms + pause_ms if pause_ms else 0
-                by_time.setdefault(not_before_ms, []).append((put, some))
+                by_pause.setdefault(pause_ms, []).append((put, some))
         changes: list[Change] = [
-            WorkReturned(service.number, named(some), why, at_ms) for at_ms, some in by_time.items()
+            WorkReturned(
+                service.number, named(some), why, now_ms + pause_ms if pause_ms else 0, pause_ms
+            )
+            for pause_ms, some in by_pause.items()
         ]
         released: Released = []
 
@@ -711,11 +716,11 @@ class Requests:
                     exhausted.extend((put, some) for some in self._spent(put, rows & put.alive))
             spent = merged(exhausted)
             kept = dict(spent)
-            for at_ms, some in by_time.items():
+            for pause_ms, some in by_pause.items():
                 for put, rows in some:
                     rows &= put.alive & ~kept.get(put, 0)
                     if rows:
-                        self._wait_again(put, rows, at_ms)
+                        self._wait_again(put, rows, now_ms + pause_ms)
             if spent:
                 self._exhausted(
                     service, [(put, rows & put.alive) for put, rows in spent], why, said
@@ -830,7 +835,7 @@ class Requests:
         return service.row.settings.attempts_max or self._shard.settings.attempts_max
 
     def _spent(self, put: Put, rows: int) -> list[int]:
-        """Of these rows, those that may not be handed out once more."""
+        """Return the rows among these that may not be handed out once more."""
         most = self.attempts_max(put.service)
         return [some for times, some in attempts_of(put, rows) if times >= most]
 
@@ -974,13 +979,13 @@ class Requests:
             self.take_up(found, Put(found, request))
 
     def take_up(self, service: Service, put: Put) -> None:
-        """A batch is in a queue, as the tables say: its rows wait, or are in somebody's hands."""
+        """A batch is in a queue, as the tables say: its rows wait, or are in a worker's hands."""
         row = put.row
         self.add(service, put)
         waiting = row.waiting
         for at_ms, rows in row.delayed.items():
             rows &= waiting
-            self._delay(put, rows, at_ms)
+            self._delay(put, rows, self._shard.resumed(at_ms, row.pause_ms))
         waiting &= ~put.delayed
         again = 0
         for times, rows in row.attempts.items():
@@ -1000,7 +1005,7 @@ class Requests:
             if hands is None:
                 hands = service.orphans[hold.holder] = Hands(hold.holder, None)
             lease_ms = hold.lease_ms or self._shard.settings.lease_ms
-            grant = Grant(put, hold.rows, hands, hold.at_ms, lease_ms)
+            grant = Grant(put, hold.rows, hands, hold.at_ms, lease_ms, 0)
             hands.add(grant)
             service.held += hold.rows.bit_count()
             self._found.append(grant)
@@ -1038,7 +1043,7 @@ class Incoming:
         self._content = content
         self._makes = False
         self._shares: dict[Offer, tuple[int, int]] = {}
-        """Who gets which rows, and the bytes of credit taken for them."""
+        """Rows of each offer, and the bytes of credit taken for them."""
         self.part = Part(
             [put], content, frame, based=self._based, taken=self._taken, appended=self._appended,
             refused=self._refused, level=service.level, memory=service.memory,
@@ -1051,7 +1056,7 @@ class Incoming:
         self._requests.weigh(service, put.sender, put.size)
 
     def _based(self, base: int) -> None:
-        """Its number is known: whoever is ready for it gets it in the same bundle."""
+        """Its number is known: workers that are ready for it get it in the same bundle."""
         service, put = self._service, self._put
         put.base = base
         changes: list[Change] = []
@@ -1128,7 +1133,7 @@ _NO_TABLES: Final = Tables()
 """What concerns queues only touches no table."""
 
 
-def _nobody(offer: Offer, put: Put, rows: int, cost: int) -> None:
+def _nobody(offer: Offer, grant: Grant, cost: int) -> None:
     raise AssertionError("nobody delivers")
 
 
@@ -1159,7 +1164,7 @@ def dead_letters(service: Service) -> str:
 
 
 def default_dead_letters(service: Service) -> str:
-    """The same where none is named."""
+    """Return the dead-letter mailbox of a service that names none."""
     return service.name[: NAME_BYTES_MAX - len(DEAD)] + DEAD
 
 
@@ -1191,7 +1196,7 @@ def attempts_of(put: Put, rows: int) -> list[tuple[int, int]]:
 
 
 def merged(items: Iterable[Rows]) -> list[Rows]:
-    """The same rows, each batch once."""
+    """Return the rows with each batch once."""
     by_put: dict[Put, int] = {}
     for put, rows in items:
         by_put[put] = by_put.get(put, 0) | rows

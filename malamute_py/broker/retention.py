@@ -1,8 +1,7 @@
 """Retention: what a stream may drop to stay within its bounds of bytes and age.
 
-Owns the ledger of a stream's bytes, and the trims that are asked for. The rule: the journal
-is told what may go, and `first` moves only when it says that it is gone.
-Source: DESIGN.md, section 6.
+Owns the ledger of a stream's bytes, and the trims that are asked for. The rule: the journal is told
+what may go, and `first` moves only when it says that it is gone. Source: docs/design.md, Journal.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from malamute_py.broker.streams import Stream
 
 LOOKS_MAX = 512
-"""Streams that one tick looks at: 10,000 took 11 ms, in which nobody else had the loop."""
+"""Streams that one tick looks at: 10,000 took 11 ms, in which nothing else had the loop."""
 PIECES_MAX = 128
 """Pieces of a ledger; beyond it neighbours are joined, so that it stays small and coarse."""
 

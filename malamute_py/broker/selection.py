@@ -1,9 +1,9 @@
 """Selection: which subscriptions take which rows of a batch, and in which encoding.
 
-Owns the grouping of subscriptions by what they select. The rules: a header is matched once
-a batch and, seen before, is a look-up; subscriptions that select the same headers share one
-encoding, by reference; the work for a batch is proportional to its headers, its groups and
-the subscriptions in them, never to all subscriptions. Source: DESIGN.md, sections 2 and 5.
+Owns the grouping of subscriptions by what they select. The rules: a header is matched once a batch
+and, seen before, is a look-up; subscriptions that select the same headers share one encoding, by
+reference; the work for a batch is proportional to its headers, its groups and the subscriptions in
+them, never to all subscriptions. Source: docs/design.md, Speed; SPEC.md, section 5.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from malamute_protocol.extract import Scatter, extract, extractable, scatters
 from malamute_protocol.header import Header
 from malamute_protocol.stamp import Stamp, row_bitmap
 from malamute_py.broker.holdings import places_of, rows_of_bits
+from malamute_py.broker.matching import is_quick
 from malamute_py.broker.partition import partition
 from malamute_py.broker.streams import Batch, Late, Stream
 from malamute_py.broker.subscriptions import Subscription
@@ -50,13 +51,15 @@ Groups: TypeAlias = "list[Group]"
 
 
 def known_groups(stream: Stream, content: Content) -> Groups | None:
-    """Who takes what of a batch, where that is known; the list is shared, not to be changed."""
+    """Return the groups of a batch, where they are known; the list is shared, not to be changed."""
     if len(stream.everyone) == len(stream.subscriptions):
-        # Nobody looks at headers, so they need not be looked at here.
+        # No subscription looks at headers, so they need not be looked at here.
         found = stream.groups.get(())
         if found is None:
             found = stream.groups[()] = _everyone(stream)
         return found
+    if content.head.fieldmaps_count and not is_quick(content):
+        return None
     key = content.headers_key
     if type(key) is tuple and len(key) > TABLE_HEADERS_MAX:
         return None
@@ -66,10 +69,10 @@ def known_groups(stream: Stream, content: Content) -> Groups | None:
 def groups_of_classes(
     stream: Stream, content: Content, classes: list[tuple[BitMap, list[int]]]
 ) -> Groups:
-    """Who takes what of a batch whose headers were just matched; kept if it may come again."""
+    """Return the groups of a batch whose headers were just matched; kept if it may come again."""
     headers, _ = content.headers()
     found = _group(stream, len(headers), classes)
-    if len(headers) <= TABLE_HEADERS_MAX:
+    if len(headers) <= TABLE_HEADERS_MAX and is_quick(content):
         if stream.grouped_headers + len(headers) > GROUPED_HEADERS_MAX:
             stream.regroup()
         stream.groups[content.headers_key] = found
@@ -80,9 +83,10 @@ def groups_of_classes(
 def groups_of_late(
     stream: Stream, late: Late, classes: list[tuple[BitMap, list[int]]] | None
 ) -> Groups:
-    """Who still takes what of a batch that came before: those who were live then and are now.
+    """Return the groups of a batch that came before: subscriptions that were live then and are now.
 
-    classes: None: its groups are known. Whoever has come to the tail since, has read the batch.
+    classes: None: its groups are known. A subscription that came to the tail since then has
+    read the batch.
     """
     batch = late.batch
     if classes is None:
@@ -161,7 +165,7 @@ def header_classes(index: Index, headers: Sequence[Header]) -> list[tuple[BitMap
 
 
 class Encoding:
-    """What goes out of one batch to all who select the same rows."""
+    """The frames of one batch for all who select the same rows."""
 
     __slots__ = ("_batch", "_extracted", "_mask", "bytes", "count", "extracts", "frames", "rows")
 
@@ -304,14 +308,10 @@ def rows_of_headers(content: Content, chosen: Mask | None) -> Mask | None:
     return mask
 
 
-def headers_chosen(subscription: Subscription, content: Content, base: int) -> Mask | None:
+def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
     """Which distinct headers one subscription selects; None: all of them."""
     if subscription.everything:
         return None
-    prepared = subscription.prepared
-    if prepared is not None and prepared[0] == base:
-        mask: Mask = prepared[1]
-        return None if mask.all() else mask
     headers, _ = content.headers()
     number = subscription.pattern_number
     stream = subscription.stream
@@ -361,11 +361,14 @@ def within_client_time(content: Content, window: tuple[int, int]) -> Mask | None
 def select(
     subscription: Subscription, content: Content, base: int, end: int, now_ms: int
 ) -> tuple[bool, Mask | None]:
-    """What one subscription takes of one batch, before `end`: (anything, mask or None for all)."""
+    """The rows of a batch that a subscription takes, before `end`: (any, mask or None for all)."""
     count = content.head.count
     mask: Mask | None = None
-    if not subscription.everything:
-        chosen = headers_chosen(subscription, content, base)
+    prepared = subscription.prepared
+    if prepared is not None and prepared.base == base:
+        mask = prepared.rows
+    elif not subscription.everything:
+        chosen = headers_chosen(subscription, content)
         if chosen is not None:
             if not chosen.any():
                 return False, None

@@ -1,10 +1,10 @@
 """Services: what the rest of the core knows of service queues, and their administration.
 
-Owns the commands that a RESULT answers: cancel, facts, settings, putting back, removal. The
-rules: what changes something is answered when it is durable; what is listed is paged; work
-that may concern all that lies in a queue is done in portions, one a step. The requests
-themselves are requests.py's, the workers offers.py's, the order of hand-out waiting.py's.
-Source: SPEC.md, section 4.5; DESIGN.md, sections 9 and 11.
+Owns the commands that a RESULT answers: cancel, facts, settings, putting back, removal. The rules:
+what changes something is answered when it is durable; what is listed is paged; work that may
+concern all that lies in a queue is done in portions, one a step. The requests themselves are
+requests.py's, the workers offers.py's, the order of hand-out waiting.py's. Source: SPEC.md, section
+4.5; docs/design.md (Queues and the checkpoint; Safety).
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ import msgspec
 from malamute_protocol.commands import (
     CancelRequest,
     Command,
-    Credit,
     EditService,
     Level,
     Offer,
     RemoveService,
     Requeue,
-    Result,
     ServiceInfo,
-    Unsubscribe,
 )
 from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.answers import Answers
 from malamute_py.broker.bodies import Bodies
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.mailboxes import Mailboxes
@@ -46,15 +44,11 @@ from malamute_py.broker.requests import (
 )
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.steps import Part, Steps
-from malamute_py.broker.streams import Settlement
 from malamute_py.broker.waiting import Hands, Put, Service, every
 from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
 from malamute_py.changelog.tables import ServiceRow, mask_of
 
-COMMANDS: Final[dict[type[Command], int]] = {
-    CancelRequest: 55, ServiceInfo: 56, EditService: 57, Requeue: 58, RemoveService: 59,
-}  # fmt: skip
 PORTION: Final = 256
 """Batches that one step of a removal ends."""
 NUMBERS_MAX: Final = 1_000
@@ -71,22 +65,19 @@ class Services:
         steps: Steps,
         bodies: Bodies,
         mailboxes: Mailboxes,
-        when_visible: Callable[[int, Settlement], None],
-        in_use: Callable[[Link, int], bool],
+        answers: Answers,
     ) -> None:
-        """when_visible: of ring main; see Publishing. in_use: see Offers."""
         self._shard = shard
-        self._links = links
         self._steps = steps
         self._bodies = bodies
         self._mailboxes = mailboxes
-        self._when_visible = when_visible
+        self._answers = answers
         self._requests = Requests(shard, links, steps, bodies, mailboxes)
         self._offers = offers = Offers(
-            shard, links, steps, bodies, mailboxes, self._requests, in_use
+            shard, links, steps, bodies, mailboxes, self._requests, answers
         )
         self._cancels: Final[list[tuple[Link, CancelRequest]]] = []
-        """Of batches that are on their way into the log themselves."""
+        """Cancellations of batches that are on their way into the log themselves."""
         self._portions: Final[deque[Callable[[], None]]] = deque()
         """What goes on in the next step: a removal, a putting back."""
         self.queues: Final = (self._cancels, self._portions, *self._requests.queues)
@@ -95,10 +86,6 @@ class Services:
         self.request_again = self._requests.again
         self.prepare_reply = offers.prepare_reply
         self.prepare_ack = offers.prepare_ack
-        self.credit: Callable[[Link, Credit], bool] = offers.credit
-        self.unsubscribe: Callable[[Link, Unsubscribe], bool] = offers.unsubscribe
-        self.feed = offers.feed
-        self.link_ended = offers.link_ended
         self.recovered = self._requests.recovered
         self.tick = self._requests.tick
 
@@ -112,10 +99,6 @@ class Services:
             Requeue: partial(self._answer, self._requeue),
             RemoveService: partial(self._answer, self._remove),
         }
-
-    def uses(self, link: Link, number: int) -> bool:
-        """Whether an offer of a link has this number."""
-        return number in link.offers
 
     @property
     def due_ms(self) -> int | None:
@@ -155,30 +138,7 @@ class Services:
         try:
             handle(link, command)
         except RequestRejected as error:
-            self._refuse(link, command, error.code, error.reason, error.retry_ms)
-
-    def _refuse(self, link: Link, command: Any, code: str, reason: str, retry_ms: int = 0) -> None:
-        if code == "wait" and not retry_ms:
-            retry_ms = self._shard.settings.retry_ms
-        self._links.refuse(link, COMMANDS[type(command)], command.request, code, reason, retry_ms)
-
-    def _result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
-        if link.open:
-            link.results += 1
-            self._links.say(link, Result(command.request, value))
-
-    def _when_durable(
-        self, link: Link, command: Any, value: Callable[[], dict[str, Any]]
-    ) -> Callable[[int], None]:
-        """Answers with the value once the change at the LSN given is durable."""
-
-        def settled(failure: tuple[str, str] | None) -> None:
-            if failure is None:
-                self._result(link, command, value())
-            else:
-                self._refuse(link, command, *failure)
-
-        return lambda lsn: self._when_visible(lsn, settled)
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
 
     def _permitted(self, link: Link, action: str, name: str) -> bool:
         return self._shard.settings.permit(link.owner, action, name)
@@ -214,10 +174,10 @@ class Services:
                 rows &= 1 << min(command.row, put.row.put.count)
         if put is None or not rows:
             # It has ended, or never came to be: nothing is left to be given up.
-            self._result(link, command, {"count": 0})
+            self._answers.result(link, command, {"count": 0})
             return
         count = rows.bit_count()
-        answer = self._when_durable(link, command, lambda: {"count": count})
+        answer = self._answers.when_durable(link, command, lambda: {"count": count})
 
         def cancelled(lsn: int) -> None:
             self._shard.counters["requests_cancelled"] += count
@@ -227,7 +187,7 @@ class Services:
             [
                 self._requests.end(
                     service, [(put, rows)], "cancelled", then=cancelled,
-                    failed=partial(self._refuse, link, command),
+                    failed=partial(self._answers.refuse, link, command),
                 )
             ]
         )  # fmt: skip
@@ -238,7 +198,7 @@ class Services:
         name = command.service
         if not name.endswith("*"):
             service = self._service(link, name, "request", "work", "admin")
-            self._result(link, command, self._facts(service, whole=True))
+            self._answers.result(link, command, self._facts(service, whole=True))
             return
         prefix = name[:-1]
         requests = self._requests
@@ -255,7 +215,7 @@ class Services:
                 break
             if any(self._permitted(link, action, one) for action in ("request", "work", "admin")):
                 page.append(self._facts(requests.by_name[one], whole=False))
-        self._result(link, command, {"entries": page, "more": more})
+        self._answers.result(link, command, {"entries": page, "more": more})
 
     def _facts(self, service: Service, *, whole: bool) -> dict[str, Any]:
         row = service.row
@@ -295,7 +255,7 @@ class Services:
         return [[times, counted[times]] for times in sorted(counted)]
 
     def _workers(self, service: Service, most: int) -> list[dict[str, Any]]:
-        """Who has what in hand, since when and how often."""
+        """Return the workers with what each has in hand, since when and how often."""
         workers = [
             self._worker(offer.hands, offer.link.number, most)
             for offer in islice(service.offers, most)
@@ -331,8 +291,8 @@ class Services:
             raise RequestRejected("forbidden", f"you may not admin service '{name}'")
         known = name in self._requests.by_name
         service = self._requests.use(name, link.owner, command.settings)
-        answer = self._when_durable(link, command, lambda: self._facts(service, whole=True))
-        refused = partial(self._refuse, link, command)
+        answer = self._answers.when_durable(link, command, lambda: self._facts(service, whole=True))
+        refused = partial(self._answers.refuse, link, command)
         if not known:
             self._requests.make(service, answer, refused)
             return
@@ -381,10 +341,12 @@ class Services:
 
         def done(total: int, lsn: int) -> None:
             if not total:
-                self._refuse(link, command, "unknown_request", "no such dead letter or request")
+                self._answers.refuse(
+                    link, command, "unknown_request", "no such dead letter or request"
+                )
                 return
             self._shard.counters["requests_requeued"] += total
-            self._when_durable(link, command, lambda: {"count": total})(lsn)
+            self._answers.when_durable(link, command, lambda: {"count": total})(lsn)
 
         places = list(dict.fromkeys((dead_letters(service), default_dead_letters(service))))
 
@@ -405,13 +367,13 @@ class Services:
         def refused(code: str, reason: str, retry_ms: int) -> None:
             if before_refused is not None:
                 before_refused(code, reason, retry_ms)
-            self._refuse(link, command, code, reason, retry_ms)
+            self._answers.refuse(link, command, code, reason, retry_ms)
 
         part.appended, part.refused = appended, refused
         self._steps.take([part])
 
     def _held(self, service: Service, numbers: set[int]) -> list[Rows]:
-        """Those of the numbers that are in somebody's hands."""
+        """Return the requests among these numbers that a worker has in hand."""
         hands = [offer.hands for offer in service.offers] + list(service.orphans.values())
         items: list[Rows] = []
         for one in hands:
@@ -461,7 +423,7 @@ class Services:
             )  # fmt: skip
 
         def refused(code: str, reason: str, retry_ms: int) -> None:
-            self._refuse(link, command, code, reason, retry_ms)
+            self._answers.refuse(link, command, code, reason, retry_ms)
 
         part.appended = revived
         undo = part.refused
@@ -524,7 +486,7 @@ class Services:
         def refused(code: str, reason: str, retry_ms: int) -> None:
             service.removing = False
             self._requests.hungry[service] = None
-            self._refuse(link, command, code, reason, retry_ms)
+            self._answers.refuse(link, command, code, reason, retry_ms)
 
         items = [
             (put, put.alive & ~put.moving)
@@ -551,7 +513,7 @@ class Services:
         if service.puts:
             refused("wait", "some of its requests are on their way", 0)
             return
-        answer = self._when_durable(link, command, lambda: {"count": count})
+        answer = self._answers.when_durable(link, command, lambda: {"count": count})
 
         def removed(lsn: int) -> None:
             self._requests.forget(service)

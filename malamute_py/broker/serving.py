@@ -1,10 +1,9 @@
 """Serving on demand: subscriptions that are behind, in turn, as their credit allows.
 
-Owns whose turn it is and which reads of history are under way. The rules: one quantum a
-turn, one read a subscription, all bounded; many of one stream have their turn together (see
-together.py); a subscription becomes live in the step in
-which its position equals the tail; what was read and found no credit is dropped and read
-again, never kept. Source: DESIGN.md, section 8.
+Owns whose turn it is and which reads of history are under way. The rules: one quantum a turn, one
+read a subscription, all bounded; many of one stream have their turn together (see together.py); a
+subscription becomes live in the step in which its position equals the tail; what was read and found
+no credit is dropped and read again, never kept. Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from struct import unpack_from
 from typing import Any, Final
 
 import numpy as np
+from pyroaring import BitMap
 
 from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
@@ -23,14 +23,23 @@ from malamute_protocol.gather import BYTES_A_ROW, Gathering, gatherable, rows_of
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.delivery import CAREFUL_BATCHES, Delivery
 from malamute_py.broker.links import Link, Links, cost_of_few
-from malamute_py.broker.matching import AT_ONCE_MAX, MATCHING, Choosing, Matching
+from malamute_py.broker.matching import MATCHING, Choosing, Matching, Prepared, is_quick
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
 from malamute_py.broker.selection import Encoding, Mask, encoding_of, select
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import may_match
 from malamute_py.broker.streams import Batch, Stream
 from malamute_py.broker.subscriptions import SUBSCRIBE, Subscription
-from malamute_py.broker.together import Company, Party, Window, hot_batches, stored_batches
+from malamute_py.broker.together import (
+    NEW_HEADERS_MAX,
+    Company,
+    Party,
+    Survey,
+    Surveyed,
+    Window,
+    hot_batches,
+    stored_batches,
+)
 from malamute_py.matcher import compile_pattern
 
 STAMP_BYTES = 96
@@ -42,12 +51,14 @@ GATHERED_ROWS_MAX = 32
 READ_ROWS_MAX = 4_096
 """Rows of one gathered batch; as many as one read of the journal gathers."""
 SPARSE_BYTES = 64 << 10
-"""What one read brings when single records are looked for."""
+"""Bytes of one read when single records are looked for."""
 IDLE_READS_MAX = 3
 NEIGHBOURS = 65_536
 """Records from the first of a company within which others are read for together with it."""
+AHEAD_MAX = 4
+"""Batches that are surveyed at a time, of different streams: one may take 40 MiB."""
 TURNS_ALONE = 16
-"""Who was left out of what many get together is tried again after so many turns."""
+"""Turns after which a subscription that was left out of a shared read may join one again."""
 TURN_BATCHES_MAX = 512
 """Batches of the hot window that one turn looks at, selected or not."""
 
@@ -146,7 +157,7 @@ class Parcel:
 
 
 class Starved(dict["Link | None", "dict[Subscription | Party, None]"]):
-    """Who waits for a read of history: each link's in a queue of its own, and links in turn.
+    """Readers that wait for a read of history: a queue for each link, and links in turn.
 
     One link with 1,000 subscriptions in history must not stand before another's one. Many who read
     together have a queue of their own. A dict, as it is asked in every turn whether it is empty.
@@ -155,11 +166,11 @@ class Starved(dict["Link | None", "dict[Subscription | Party, None]"]):
     __slots__ = ()
 
     def add(self, one: Subscription | Party) -> None:
-        """Put it behind the others of its link."""
+        """Put it after the others of its link."""
         self.setdefault(_link_of(one), {})[one] = None
 
     def discard(self, one: Subscription | Party) -> None:
-        """It does not wait any more."""
+        """Let a reader wait no longer."""
         link = _link_of(one)
         mine = self.get(link)
         if mine is not None:
@@ -190,24 +201,29 @@ class Serving:
         self._links = links
         self._delivery = delivery
         self._matching = matching
-        self._queue: Final[deque[Subscription | Company]] = deque()
+        self._queue: Final[deque[Subscription | Company | Surveyed]] = deque()
         self._companies: dict[tuple[Stream, bool], Company] = {}
-        """Those in the queue, of each stream by whether they see only what is durable."""
+        """Companies in the queue, by stream and by whether they see only what is durable."""
         self._starved: Final = Starved()
-        """Those whose turn it was when too many reads were under way."""
+        """Readers whose turn came while too many reads were under way."""
         self.queues: Final = (self._queue, self._starved)
         """While all of them are empty, nothing can be done at once."""
         self._reads: dict[int, Subscription | Party] = {}
+        self._ahead: Final[dict[Stream, list[Subscription]]] = {}
+        """Streams of which a batch is surveyed and given to many, and who waits for the end of that
+        although it is done for others."""
         self._in_history: dict[Stream, dict[Subscription, None]] = {}
-        """Of each stream, who reads everything of its history: several read it together."""
+        """Readers of each stream that read everything of its history: several read it together."""
         self.reads: list[ReadRange] = []
+        self._more = shard.share()
+        """Whether this step's share of time lasts."""
         settings, limits = shard.settings, shard.settings.limits
         self._gathers = (
             min(limits.batch_records_max, limits.headers_max) >= READ_ROWS_MAX + GATHERED_ROWS_MAX
             and limits.batch_bytes_max
             >= settings.quantum_bytes + max(limits.record_bytes_max, limits.batch_bytes_max // 4)
         )
-        """What is gathered, from the journal or from memory, is a batch that a client takes."""
+        """Whether the limits let clients take a gathered batch, from the journal or from memory."""
 
     @property
     def hungry(self) -> bool:
@@ -253,25 +269,30 @@ class Serving:
         self._leave_history(sub)
 
     def serve(self) -> None:
-        """Give turns until all are served or the step's budget is used up."""
+        """Give turns until all are served or the step's budget is used up, one at least."""
         budget = self._shard.settings.step_bytes
         queue = self._queue
+        self._more = self._shard.share()
         while budget > 0 and self.hungry:
             # As long as a read is free: who waits for one may have ended, or need none any more.
             starved = self._starved and self._may_read
             sub = self._unstarve() if starved else queue.popleft()
-            if isinstance(sub, Company):
+            if isinstance(sub, Surveyed):
+                budget -= self._turn_surveyed(sub)
+            elif isinstance(sub, Company):
                 try:
                     budget -= self._turn_together(sub)
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._each_alone(sub.stream, sub.members, error)
-                continue
-            sub.queued = False
-            if sub.started and not sub.live and (sub.able or sub.position >= sub.stop):
-                try:
-                    budget -= self._turn(sub)
-                except Exception as error:  # noqa: BLE001 - as above
-                    self._erred(sub, error)
+            else:
+                sub.queued = False
+                if sub.started and not sub.live and (sub.able or sub.position >= sub.stop):
+                    try:
+                        budget -= self._turn(sub)
+                    except Exception as error:  # noqa: BLE001 - as above
+                        self._erred(sub, error)
+            if not self._more():
+                return
 
     # --- errors -----------------------------------------------------------------------------
 
@@ -298,7 +319,7 @@ class Serving:
         self._again(sub)
 
     def _again(self, sub: Subscription) -> None:
-        """Serve one again from behind what it was given."""
+        """Serve one again from after what it was given."""
         if not sub.live:
             sub.position = sub.covered
             self.consider(sub)
@@ -314,7 +335,7 @@ class Serving:
         self._gap(sub, next, "damaged", reason)
 
     def _unstarve(self) -> Subscription | Company:
-        """Whoever has waited longest for a read of the link whose turn it is."""
+        """The reader that has waited longest of the link whose turn it is."""
         starved = self._starved.take()
         if isinstance(starved, Subscription):
             return starved
@@ -331,8 +352,7 @@ class Serving:
             self._to_next_wanted(sub)
         self._past_what_is_gone(sub)
         if sub.position >= sub.stop:
-            self._delivery.end(sub, "end")
-            sub.drop()
+            sub.owner.end(sub, "end")
             return 0
         if sub.position >= sub.tail:
             self._leave_history(sub)
@@ -389,12 +409,18 @@ class Serving:
                 if sub.position < hot_first:
                     self.consider(sub)
             place = stream.hot_place(min(sub.position for sub in members))
+            oldest, sliced = stream.hot[place], self._matching.sliced
+            if sliced and not is_quick(oldest.content) and gatherable(oldest.content):
+                stamp = Stamp.unpack(oldest.stamp, verify=False)
+                self._survey(stream, members, stamp, oldest.content)
+                return 0
             window = Window(stream, members)
             batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
-            window.fill(hot_batches(batches), members[0].tail, settings.step_bytes)
+            window.fill(hot_batches(batches), members[0].tail, settings.step_bytes, sliced=sliced)
             given = self._share_out(members, window, window.reached)
-            # To look costs, too, whether anybody takes something or not.
-            return max(given, window.rows * BYTES_A_ROW)
+            # To look costs, too, whether a subscription takes something or not; new headers most.
+            looked = window.new * settings.step_bytes // NEW_HEADERS_MAX
+            return max(given, looked, window.rows * BYTES_A_ROW)
         members = []
         low, high = first - NEIGHBOURS, min(first + NEIGHBOURS, hot_first)
         for sub in behind:
@@ -412,14 +438,77 @@ class Serving:
             self._read_together(Party(stream, members))
         return 0
 
+    def _survey(
+        self, stream: Stream, members: list[Subscription], stamp: Stamp, content: Content
+    ) -> None:
+        """Find in steps who of many takes what of a batch, and have that given to them.
+
+        Where that is done for others of the stream, or for as many streams as it may be, they have
+        their turn after it, and what was read for them is read again.
+        """
+        ahead = self._ahead
+        for sub in members:
+            sub.reading = MATCHING
+        if stream in ahead or len(ahead) >= AHEAD_MAX:
+            ahead[stream if stream in ahead else next(iter(ahead))].extend(members)
+            return
+        ahead[stream] = []
+        wanted = BitMap([sub.pattern_number for sub in members])
+        self._matching.reading(stream.uuid, stamp.base_offset, content)
+        survey = Survey(stream, wanted, content)
+
+        def surveyed() -> None:
+            self._queue.append(Surveyed(stream, members, stamp, content, survey))
+
+        def failed(error: Exception) -> None:
+            for sub in members:
+                sub.reading = 0
+            self._each_alone(stream, members, error)
+            self._release(stream)
+
+        self._matching.later(survey, surveyed, lambda: any(sub.started for sub in members), failed)
+
+    def _release(self, stream: Stream) -> None:
+        """A surveyed batch was given: each subscription that waited for it is served on."""
+        for sub in self._ahead.pop(stream):
+            sub.reading = 0
+            if sub.started:
+                self.consider(sub)
+
+    def _turn_surveyed(self, surveyed: Surveyed) -> int:
+        """Give some of those who wait what they take of a surveyed batch; bytes given."""
+        stream, base = surveyed.stream, surveyed.stamp.base_offset
+        members: list[Subscription] = []
+        for sub in surveyed.take():
+            sub.reading = 0
+            if not sub.started or sub.live:
+                continue
+            if sub.able and stream.first <= base:
+                members.append(sub)
+            else:
+                self.consider(sub)
+        try:
+            if members:
+                window = Window(stream, members)
+                window.take(surveyed.stamp, surveyed.content, surveyed.survey)
+                self._share_out(members, window, window.reached, surveyed)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._each_alone(stream, members, error)
+        if surveyed.members:
+            self._queue.append(surveyed)
+        else:
+            self._release(stream)
+        # Those behind have their turn in another step.
+        return self._shard.settings.step_bytes
+
     def _turns_alone(self, members: list[Subscription]) -> None:
-        """Have each its own turn, in their order, before whoever waits."""
+        """Have each its own turn, in their order, before those that wait."""
         for sub in reversed(members):
             sub.queued = True
             self._queue.appendleft(sub)
 
     def _at_tail(self, sub: Subscription, *, many: bool) -> None:
-        """It has come to the tail: live, unless it is one of many whose link has much to read.
+        """Make a reader at the tail live, unless it is one of many whose link has much to read.
 
         Then it stays on demand: what comes meanwhile is gathered, and it goes on when the link
         has answered the PING that asks how far it is.
@@ -428,14 +517,22 @@ class Serving:
         if not many or link.room >= link.half:
             self._delivery.catch_up(sub)
 
-    def _share_out(self, members: list[Subscription], window: Window, reached: int) -> int:
-        """Give each of many what it selects of a window; reached: how far it goes for all."""
+    def _share_out(
+        self, members: list[Subscription], window: Window, reached: int,
+        surveyed: Surveyed | None = None,
+    ) -> int:  # fmt: skip
+        """Give each of many what it selects of a window; reached: how far it goes for all.
+
+        surveyed: the window is one surveyed batch, and subscriptions without credit wait there.
+        """
         if window.base < 0 and reached <= 0:
             # Not even its first batch can be gathered.
             self._turns_alone(members)
             return 0
         settings = self._shard.settings
-        found = window.share_out(settings.step_bytes, settings.quantum_bytes)
+        # Rows of headers that differ take some 2 us each.
+        most = settings.step_bytes if surveyed is None else settings.quantum_bytes // 2
+        found = window.share_out(most, settings.quantum_bytes)
         left = {*found.alone, *found.later}
         given = 0
         links, delivery = self._links, self._delivery
@@ -462,7 +559,11 @@ class Serving:
             sub.turns_alone = TURNS_ALONE
         self._turns_alone(found.alone)
         for sub in found.later:
-            self.consider(sub)
+            if surveyed is not None and sub.able:
+                sub.reading = MATCHING
+                surveyed.members.append(sub)
+            else:
+                self.consider(sub)
         return given
 
     def _to_next_wanted(self, sub: Subscription) -> None:
@@ -517,6 +618,8 @@ class Serving:
             sub.prepared = None
             if sub.wanted is not None:
                 self._to_next_wanted(sub)
+            if not sub.everything and not self._more():
+                break
         parcel.flush()
         return parcel.given
 
@@ -582,7 +685,7 @@ class Serving:
         )  # fmt: skip
 
     def _answered(self, token: int) -> Subscription | Party | None:
-        """Who waits for a read, less those that have ended; frees the read's place."""
+        """Return the readers that wait for a read and have not ended; frees the read's place."""
         reader = self._reads.pop(token, None)
         if isinstance(reader, Party):
             for sub in reader.members:
@@ -597,7 +700,7 @@ class Serving:
     def failed(self, answer: ReadFailed) -> None:
         """The journal could not be read: one ends, by name; many find out each for itself who does.
 
-        The bad place may lie before or behind most of them.
+        The bad place may lie before or after most of them.
         """
         reader = self._answered(answer.token)
         if reader is None:
@@ -616,8 +719,7 @@ class Serving:
             reader.careful = CAREFUL_BATCHES
             self.consider(reader)
             return
-        self._delivery.end(reader, answer.code)
-        reader.drop()
+        reader.owner.end(reader, answer.code)
 
     def history(self, answer: HistoryRead) -> None:
         """The journal has read: deliver what credit still allows."""
@@ -632,6 +734,7 @@ class Serving:
             return
         before = sub.position
         if sub.able:
+            self._more = self._shard.share()
             try:
                 self._deliver_history(sub, answer)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
@@ -650,8 +753,7 @@ class Serving:
         sub.idle_reads += 1
         if sub.idle_reads >= IDLE_READS_MAX:
             self._shard.event("read_stuck", "error", stream=sub.stream.name, offset=before)
-            self._delivery.end(sub, "internal")
-            sub.drop()
+            sub.owner.end(sub, "internal")
 
     def _history_together(self, party: Party, answer: HistoryRead) -> None:
         """The journal has read for many: deliver what credit and room still allow."""
@@ -668,7 +770,7 @@ class Serving:
         lowest = min(sub.position for sub in members)
         gap = next((gap for gap in answer.gaps if gap[1] > lowest), None)
         if gap is not None and gap[0] <= lowest:
-            # What lies behind the gap is read again once all have been told of it.
+            # What follows the gap is read again once all have been told of it.
             _, to, code, reason = gap
             for sub in members:
                 if sub.position < to:
@@ -687,8 +789,17 @@ class Serving:
                 self.consider(sub)
         if not inside:
             return
+        batches = stored_batches(answer.runs, end)
+        sliced = self._matching.sliced
+        if sliced:
+            found = next(iter(batches), None)
+            if found is not None and not is_quick(found[1]) and gatherable(found[1]):
+                self._survey(party.stream, inside, *found)
+                return
+            batches = stored_batches(answer.runs, end)
         window = Window(party.stream, inside)
-        whole = window.fill(stored_batches(answer.runs, end), end, self._shard.settings.step_bytes)
+        step_bytes = self._shard.settings.step_bytes
+        whole = window.fill(batches, end, step_bytes, sliced=sliced)
         self._share_out(inside, window, end if whole else window.reached)
         for sub, position in before:
             if sub.position > position:
@@ -737,6 +848,10 @@ class Serving:
                     sub.careful -= 1
                     parcel.flush()
                 sub.position = max(sub.position, min(next, end))
+                if not sub.everything and not self._more():
+                    # What follows is read again.
+                    parcel.flush()
+                    return
         parcel.flush()
         for gap in gaps:
             self._name_gap(sub, parcel, gap)
@@ -786,25 +901,23 @@ class Serving:
         if sub.everything or sub.careful or not self._matching.sliced:
             return True
         if sub.prepared is not None:
-            if sub.prepared[0] == base:
+            if sub.prepared.base == base:
+                content.share(sub.prepared.table)
                 return True
             sub.prepared = None
-        head = content.head
-        if (
-            not sub.stream.index.slow
-            and head.subjects_count * max(1, head.fieldmaps_count) <= AT_ONCE_MAX
-        ):
+        if not sub.stream.index.slow and is_quick(content):
             return True
-        job = Choosing(compile_pattern(sub.pattern).matches, content.headers()[0])
+        reading = self._matching.reading(sub.stream.uuid, base, content)
+        job = Choosing(compile_pattern(sub.pattern).matches, content, reading=reading)
         if self._matching.run(job):
-            sub.prepared = base, job.chosen
+            sub.prepared = Prepared(base, job.rows, content.table)
             return True
         sub.reading = MATCHING
 
         def matched() -> None:
             sub.reading = 0
             if sub.started:
-                sub.prepared = base, job.chosen
+                sub.prepared = Prepared(base, job.rows, content.table)
                 self.consider(sub)
 
         def failed(error: Exception) -> None:

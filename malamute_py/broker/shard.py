@@ -1,8 +1,8 @@
 """The facts that all parts of one core share.
 
-Owns the identity of the log, the time, the counters, the events, and the questions that
-are under way to the journal's index. The rule: time moves forward only, by what the
-shell says. Source: DESIGN.md, sections 4 and 12 (a shard is one core with its rings).
+Owns the identity of the log, the time, the counters, the events, and the questions that are under
+way to the journal's index. The rule: time moves forward only, by what the shell says. Source:
+docs/design.md, The core and its shell.
 """
 
 from __future__ import annotations
@@ -30,8 +30,15 @@ class Inconsistent(BaseException):
     """
 
 
+def always() -> bool:
+    """A share that lasts: nothing measures what is done."""
+    return True
+
+
 Answered = Callable[[Any], None]
 """What goes on with the value of an answer, or with an IndexFailure."""
+SKEW_MS: Final = 60_000
+"""A clock that was set back by less, while the broker was away, does no harm."""
 QUESTIONS_AT_ONCE: Final = 4
 """Questions that the shell has at one time: each link's wait here, and each link has its turn. One
 client with 1,000 of them delayed another's replay by 14 s when the shell had them all."""
@@ -52,6 +59,7 @@ class Shard:
         "_under_way",
         "_waiting",
         "asking",
+        "began_ms",
         "contents",
         "counters",
         "epoch",
@@ -78,6 +86,8 @@ class Shard:
         self.queues = Queues()
         """Mailboxes, services, cursors, groups and keys, as the change log has them."""
         self.now_ms = 0
+        self.began_ms = 0
+        """When the broker began; 0: it is not known."""
         self.counters: defaultdict[str, int] = defaultdict(int)
         """Not a Counter: adding to one costs two and a half times as much."""
         self.events: list[Event] = []
@@ -96,6 +106,25 @@ class Shard:
         """Move time on; a clock that went back is taken to stand still."""
         if now_ms > self.now_ms:
             self.now_ms = now_ms
+
+    def resumed(self, until_ms: int, pause_ms: int) -> int:
+        """Return the time at which a pause from before the start ends: at most its length after it.
+
+        The clock may have been ahead when the pause was noted. A request that waits five seconds
+        for its next attempt would wait until the clock comes to that time, perhaps for a day.
+        """
+        latest_ms = self.began_ms + pause_ms
+        if pause_ms and self.began_ms and until_ms > latest_ms + SKEW_MS:
+            return latest_ms
+        return until_ms
+
+    def share(self) -> Callable[[], bool]:
+        """Begin a share of a turn of the loop; the function that is returned tells if it lasts."""
+        meter, most = self.settings.meter, self.settings.matching_share
+        if meter is None:
+            return always
+        until = meter() + most
+        return lambda: meter() < until
 
     def event(self, name: str, level: str = "info", **facts: Any) -> None:
         """Something worth a log line; never a message or a record."""
@@ -186,7 +215,7 @@ class Shard:
         return taken
 
     def answered(self, token: int, value: Any) -> None:
-        """The index answered; an answer that nobody waits for is dropped."""
+        """The index answered; an answer that no reader waits for is dropped."""
         self._under_way.discard(token)
         waiting = self._waiting.pop(token, None)
         if waiting is not None:

@@ -1,15 +1,15 @@
 """Sharing: who of a group gets which records of a batch.
 
 Owns the members of one group, what each kind of group allows them, and the slots of keyed groups.
-The rules: shared: to the member with the most free credit, at most its share of what waits, so
-that a lone batch is spread and a backlog goes out in whole batches, unless there are more members
-than it pays to give one record each: then at most what it has shown to be quick with; exclusive:
-to the holder, whose place is kept for a while when it is lost; keyed: to the member that the
-record's slot belongs to by rendezvous hash, and a slot moves only when its old member holds nothing
-of it, so records of one key are in one place, in order. A slot is one of 1,024 into which first
-keys hash: what is kept a key is bounded, and a batch costs by its distinct headers and by those who
-get something of it, not by its rows, nor by all members there are. Source: DESIGN.md, section 9;
-the hold window is that of the localmq reference.
+The rules: shared: to the member with the most free credit, at most its share of what waits, so that
+a lone batch is spread and a backlog goes out in whole batches, unless there are more members than
+it pays to give one record each: then at most what it has shown to be quick with; exclusive: to the
+holder, whose place is kept for a while when it is lost; keyed: to the member that the record's slot
+belongs to by rendezvous hash, and a slot moves only when its old member holds nothing of it, so
+records of one key are in one place, in order. A slot is one of 1,024 into which first keys hash:
+what is kept a key is bounded, and a batch costs by its distinct headers and by those who get
+something of it, not by its rows, nor by all members there are. Source: docs/design.md, Queues and
+the checkpoint; the hold window is that of LocalMQ (docs/design.md, References).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from math import sqrt
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 import msgspec
 import numpy as np
 
 from malamute_protocol.content import Content
+from malamute_protocol.header import HeaderTable
 from malamute_py.broker.holdings import (
     PAGE,
     Holdings,
@@ -34,7 +35,7 @@ from malamute_py.broker.holdings import (
     first_bits,
     rows_of_bits,
 )
-from malamute_py.broker.links import Link
+from malamute_py.broker.links import Link, Owner, Receiver
 from malamute_py.broker.selection import rows_of_headers, unexpired
 from malamute_py.broker.streams import Batch, Stream
 from malamute_py.changelog.records import Range
@@ -43,20 +44,21 @@ from malamute_py.matcher import compile_pattern
 
 if TYPE_CHECKING:
     from malamute_protocol.commands import JoinGroup
+    from malamute_protocol.header import Header
 
 KINDS: Final = ("shared", "exclusive", "keyed")
 SLOTS: Final = 1_024
 NOBODY: Final = -1
 DEAL_MS: Final = 0.1
-"""What a delivery costs the broker, with its acknowledgement: 20 to 40 us in the core and some
+"""The broker's time for one delivery and its acknowledgement: 20 to 40 us in the core and some
 50 us a message in the transport."""
 SPREAD_MIN: Final = 32
 """Members among whom a batch is spread whatever they have shown: records are not all alike."""
 STALE_MAX: Final = 64
 """Entries that hold no more in the order of a group's members, besides one for each of them."""
 DEALS_AT_ONCE: Final = 256
-"""What a keyed group deals in one turn, and of one batch in one go, in small deliveries: of some
-50 us each."""
+"""Small deliveries that a keyed group makes in one turn, and of one batch in one go: each takes
+some 50 us."""
 DEAL_ROWS: Final = 2_048
 """Rows of a batch that make each delivery of it take as much again: to look for those that a member
 gets among 60,000 takes 1.6 ms."""
@@ -68,14 +70,10 @@ SlotsOfRows: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int16]]"
 
 
-class Member:
+class Member(Receiver):
     """One subscription of one link that takes part in a group."""
 
     __slots__ = (
-        "covered",
-        "credit_bytes",
-        "credit_records",
-        "ended",
         "filed",
         "group",
         "held",
@@ -83,10 +81,6 @@ class Member:
         "identity",
         "joined",
         "joined_ms",
-        "left_bytes",
-        "left_records",
-        "link",
-        "number",
         "pace_ms",
         "pattern_bytes",
         "place",
@@ -98,61 +92,51 @@ class Member:
         "timed_ms",
     )
 
-    def __init__(self, link: Link, command: JoinGroup, now_ms: int, hold_ms: int) -> None:
-        self.link = link
-        self.number = command.subscription
+    def __init__(
+        self, owner: Owner, link: Link, command: JoinGroup, now_ms: int, hold_ms: int
+    ) -> None:
+        super().__init__(
+            owner, link, command.subscription, command.credit_records, command.credit_bytes
+        )
         self.group: Group | None = None
         """None until its group is there."""
         self.identity = link.identity
         self.session = link.session
         self.hold_ms = hold_ms
         self.joined_ms = now_ms
-        self.credit_records = self.left_records = command.credit_records
-        self.credit_bytes = self.left_bytes = command.credit_bytes
         self.pattern_bytes = 0
         self.held = 0
         """How many records it has and has not acknowledged."""
-        self.covered = 0
-        """Where its next delivery begins."""
         self.served = 0
         """When it was served last, in deliveries of the group."""
         self.joined = 0
         """When it joined, in members of the group."""
         self.filed = False
-        """It stands among those who may be given something."""
+        """Whether the member stands among those that may be given something."""
         self.place = NOBODY
         """Its number in the arrays of a keyed group."""
         self.pace_ms = 0.0
-        """What a record took it of late, from hand-out to acknowledgement; 0: not known yet."""
+        """Milliseconds for a record of late, from hand-out to acknowledgement; 0: not known yet."""
         self.timed = self.timed_left = self.timed_ms = self.timed_deals = 0
-        """Of the records that it had in hand at timed_ms, how many there were and are left."""
-        self.ended = False
+        """Records that it had in hand at timed_ms, those of them that are left, and the deals until
+        then."""
 
     @property
     def able(self) -> bool:
         """Whether it may be given something."""
         return self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
 
-    def raise_credit(self, records: int, size: int) -> None:
-        """Take up cumulative credit, which only rises."""
-        if records > self.credit_records:
-            self.left_records += records - self.credit_records
-            self.credit_records = records
-        if size > self.credit_bytes:
-            self.left_bytes += size - self.credit_bytes
-            self.credit_bytes = size
-
     # --- how quick it is ----------------------------------------------------------------------
 
     def handed(self, count: int, now_ms: int, deals: int) -> None:
-        """It holds so many records more. deals: its group's deliveries before this batch."""
+        """Note that the member holds more records. deals: its group's deliveries before that."""
         self.held += count
         if not self.timed_left:
             self.timed = self.timed_left = self.held
             self.timed_ms, self.timed_deals = now_ms, deals
 
     def acknowledged(self, count: int, now_ms: int, deals: int) -> None:
-        """Of what it held, so many records are done. deals: its group's deliveries until now.
+        """Note that held records are done. deals: its group's deliveries until now.
 
         What the broker spent on deliveries meanwhile is not the member's time: a thousand take
         100 ms, and without that no member would ever be quick. That is an estimate, so a pace
@@ -180,7 +164,7 @@ class Member:
             self.pace_ms += (pace_ms - self.pace_ms) / 4
 
     def returned(self, count: int) -> None:
-        """It gave so many records back: of what it had in hand, no time can be told."""
+        """Note records that came back: the time of what is in hand is unknown then."""
         self.held -= count
         self.timed_left = 0
 
@@ -208,13 +192,13 @@ class Slots:
 
     def __init__(self) -> None:
         self.owner: Places = np.full(SLOTS, NOBODY, np.int16)
-        """Who is given records of the slot now; nobody while it moves or something is late."""
+        """Owner of each slot now; NOBODY while the slot moves or something is late."""
         self._target: Places = np.full(SLOTS, NOBODY, np.int16)
-        """Who is to be."""
+        """Owner that each slot is to have."""
         self._best = np.zeros(SLOTS, np.uint64)
         """The weight by which that was decided."""
         self._holder: Places = np.full(SLOTS, NOBODY, np.int16)
-        """Who was given the last ones."""
+        """Member that was given each slot's last records."""
         self.held: Numbers = np.zeros(SLOTS, np.int64)
         """Records in a member's hands, or leaving them."""
         self._late: Numbers = np.zeros(SLOTS, np.int64)
@@ -269,7 +253,7 @@ class Slots:
         self._holder[slots] = place
 
     def done(self, slots: SlotsOfRows) -> None:
-        """Records in hand are in nobody's any more."""
+        """Take records out of the hands of their members."""
         _count(self.held, slots, -1)
         if not self.settled:
             self.settle()
@@ -318,6 +302,18 @@ def _count(counts: Numbers, slots: SlotsOfRows, each: int) -> None:
         counts += np.bincount(slots, minlength=SLOTS)
     else:
         counts -= np.bincount(slots, minlength=SLOTS)
+
+
+class Looked(NamedTuple):
+    """The headers of one batch that a group selects, found in slices."""
+
+    base: int
+    chosen: np.ndarray[Any, np.dtype[np.bool_]]
+    """Whether each distinct header is selected."""
+    slots: list[int]
+    """The slot of each, of a keyed group."""
+    table: HeaderTable
+    """The batch's header table: it is not read again, from wherever the batch comes then."""
 
 
 class Group:
@@ -379,11 +375,10 @@ class Group:
         self.everything = compiled.canonical == ("all",) or self.pattern == ["topic", "#"]
         self.predicate = compiled.matches
         self.slow = compiled.slow
-        self.prepared: tuple[int, Any] | None = None
-        """(base, headers chosen) of a batch that was matched in slices."""
+        self.prepared: Looked | None = None
         self.holdings = Holdings(row.next)
         self.done: list[Range] = list(row.done)
-        """Of what is still to be read, what was done in an earlier run of the broker."""
+        """Ranges still to be read that were done in an earlier run of the broker."""
         self.members: list[Member] = []
         """In the order of their joining; without the ghost."""
         self._joins = 0
@@ -419,14 +414,15 @@ class Group:
         self.idle_reads = 0
         self.queued = False
         self.flushing = False
-        """A GroupDone that nobody waits for is on its way."""
+        """Whether a GroupDone is on its way that no member waits for."""
         self.timer = 0
         """When the next one is due; 0: nothing is to be said."""
         self.gone = False
         self.held_up = False
-        """It has read as far ahead as it may of what is not acknowledged; that is watched."""
+        """Whether the group has read as far ahead as it may of what is not acknowledged; it is
+        watched."""
         self.waker: Callable[[], None] | None = None
-        """What the stream calls when there is more to read; None without members."""
+        """The function that the stream calls when there is more to read; None without members."""
 
     # --- members ------------------------------------------------------------------------------
 
@@ -551,7 +547,7 @@ class Group:
             heapify(order)
 
     def _unfile(self, member: Member) -> None:
-        """It may be given nothing; its entry is dropped when it comes up."""
+        """Give a member nothing more; its entry is dropped when it comes up."""
         if member.filed:
             member.filed = False
             self.filed -= 1
@@ -679,11 +675,9 @@ class Group:
             first, stop = max(base, page.base), min(end, page.base + PAGE)
             page.slots[first - page.base : stop - page.base] = row_slots[first - base : stop - base]
 
-    def knows(self, content: Content, base: int) -> bool:
+    def knows(self, content: Content) -> bool:
         """Whether the headers of a batch need not be matched."""
-        if self.everything or (self.prepared is not None and self.prepared[0] == base):
-            return True
-        return content.headers_key in self._seen
+        return self.everything or content.headers_key in self._seen
 
     def _of_table(self, content: Content, base: int) -> tuple[Any, Any]:
         """(headers chosen, None for all; slot of each distinct header, when keyed).
@@ -692,36 +686,38 @@ class Group:
         """
         if self.everything and self.slots is None:
             return None, None
-        key = content.headers_key
-        found = self._seen.get(key)
-        if found is not None:
-            return found
-        headers, _ = content.headers()
-        chosen = None
         prepared = self.prepared
-        if prepared is not None and prepared[0] == base:
+        chosen = slots = None
+        if prepared is not None and prepared.base == base:
             self.prepared = None
-            chosen = None if prepared[1].all() else prepared[1]
-        elif not self.everything:
-            predicate = self.predicate
-            each = (predicate(header.keys, header.fields) for header in headers)
-            chosen = np.fromiter(each, np.bool_, len(headers))
-            if chosen.all():
-                chosen = None
-        slots = None
-        if self.slots is not None:
-            each_slot = (crc32(header.keys[0].encode()) % SLOTS for header in headers)
-            slots = np.fromiter(each_slot, np.uint16, len(headers))
-        if len(headers) <= TABLES_MAX:
+            count = len(prepared.chosen)
+            chosen = None if prepared.chosen.all() else prepared.chosen
+            if self.slots is not None:
+                slots = np.array(prepared.slots, np.uint16)
+        else:
+            found = self._seen.get(content.headers_key)
+            if found is not None:
+                return found
+            headers, _ = content.headers()
+            count = len(headers)
+            if not self.everything:
+                predicate = self.predicate
+                each = (predicate(header.keys, header.fields) for header in headers)
+                chosen = np.fromiter(each, np.bool_, count)
+                if chosen.all():
+                    chosen = None
+            if self.slots is not None:
+                slots = np.fromiter(map(slot_of, headers), np.uint16, count)
+        if count <= TABLES_MAX:
             if len(self._seen) >= TABLES_MAX:
                 self._seen.clear()
-            self._seen[key] = chosen, slots
+            self._seen[content.headers_key] = chosen, slots
         return chosen, slots
 
     # --- dividing what waits of a batch ---------------------------------------------------------
 
     def divided(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
-        """Who is to be given which of the waiting rows of a batch.
+        """Yield each member with the waiting rows of a batch that it is to be given.
 
         Each is to be handed out before the next is asked for.
         """
@@ -786,7 +782,7 @@ class Group:
         return self._slots_of[1]
 
     def hand(self, batch: Batch, member: Member, bits: int, now_ms: int) -> int:
-        """These rows are in the member's hands; returns how many."""
+        """Put rows into a member's hands; returns how many."""
         self.holdings.hand(batch.base, bits, member, now_ms)
         count = bits.bit_count()
         member.handed(count, now_ms, self._deals)
@@ -808,7 +804,7 @@ class Group:
                 self.slots.closed(slots_of(page, mask))
 
     def close_before(self, first: int) -> int:
-        """What waits or is unread before an offset is gone; returns how many offsets that is."""
+        """Drop all records before an offset that wait or are unread; returns their number."""
         holdings = self.holdings
         gone = 0
         for page, mask in holdings.close_waiting(holdings.low, first):
@@ -821,7 +817,7 @@ class Group:
         return gone
 
     def close_between(self, first: int, end: int) -> int:
-        """The same of [first, end), which the reader has come to."""
+        """Close the offsets of [first, end), which the reader has come to."""
         holdings = self.holdings
         gone = 0
         for page, mask in holdings.close_waiting(first, end):
@@ -834,7 +830,7 @@ class Group:
         return gone
 
     def acknowledged(self, picked: Picked) -> None:
-        """What was on its way out is done."""
+        """The acknowledgement of these records is in the log."""
         for page, mask in picked:
             self.holdings.left(page, mask)
             if self.slots is not None:
@@ -846,6 +842,11 @@ class Group:
         if self.holdings.low > self.row.next:
             return True
         return any(page.dirty for page in self.holdings.pages)
+
+
+def slot_of(header: Header) -> int:
+    """The slot of a record with this header, in a keyed group."""
+    return crc32(header.keys[0].encode()) % SLOTS
 
 
 def slots_of(page: Page, mask: int) -> SlotsOfRows:

@@ -1,9 +1,9 @@
 """Start positions: from what a client asks for to an offset.
 
-Owns how they are read and resolved. The rules: a position is (uuid, epoch, offset); what
-lies beyond the end of its epoch, or in a stream of another uuid, is rewound; what the log
-no longer has is left to the gap that the first serving finds. Source: SPEC.md, section 6;
-DESIGN.md, section 6.
+Owns how they are read and resolved. The rules: a position is (uuid, epoch, offset); what lies
+beyond the end of its epoch, or in a stream of another uuid, is rewound; what the log no longer has
+is left to the gap that the first serving finds. Source: SPEC.md, section 6; docs/design.md,
+Journal.
 """
 
 from __future__ import annotations
@@ -211,6 +211,6 @@ def by_offset(stream: Stream, tail: int, offset: int, epoch: int = 0, uuid: byte
         return Begin(min(stream.first, tail), rewound_from=offset)
     end = stream.epoch_end(epoch, tail) if epoch else tail
     if offset > end:
-        # Where the epoch ended, gone or not: all that was read of it behind that place is void.
+        # Where the epoch ended, gone or not: all that was read of it after that place is void.
         return Begin(end, rewound_from=offset)
     return Begin(offset)

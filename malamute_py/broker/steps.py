@@ -1,12 +1,12 @@
 """Steps: what happens together, from commands to one bundle of ring main.
 
-Owns every change that was taken and has not been appended, and the contents that go with
-it: mail, requests and replies, a lone change of a setting, an atomic step. The rules: what one
-step holds lies in one bundle, so all of it happens or nothing; the steps of one turn share
-bundles and change batches; numbers are given when a bundle is handed over; a change takes
-effect when it is appended, through `apply` and nothing else; a refusal undoes what was reserved;
-a key is accepted once, whether it names a step or a part of one.
-Source: DESIGN.md, sections 4, 7 and 9.
+Owns every change that was taken and has not been appended, and the contents that go with it: mail,
+requests and replies, a lone change of a setting, an atomic step. The rules: what one step holds
+lies in one bundle, so all of it happens or nothing; the steps of one turn share bundles and change
+batches; numbers are given when a bundle is handed over; a change takes effect when it is appended,
+through `apply` and nothing else; a refusal undoes what was reserved; a key is accepted once,
+whether it names a step or a part of one. Source: docs/design.md (The core and its shell; Promises;
+Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Part(msgspec.Struct, eq=False):
 
     changes: list[Change] = []
     content: Content | None = None
-    """Of the mail stream, checked; or of `stream`."""
+    """Content of the mail stream, checked; or of `stream`."""
     frame: Any = None
     stream: Stream | None = None
     """A PUBLISH: what it writes to."""
@@ -82,7 +82,7 @@ class Part(msgspec.Struct, eq=False):
     base: int = -1
     """Number (or offset) of the content's first record, once it is known."""
     stamp: bytes = b""
-    """Of the content, once it is appended; empty in memory."""
+    """Stamp of the content, once it is appended; empty in memory."""
     time_ms: int = 0
     """Append time that was asked for; see `stamp` for what it became."""
     also: list[Part] = []
@@ -90,7 +90,7 @@ class Part(msgspec.Struct, eq=False):
     notice: bool = False
     """Its content is the broker's own: the sender's confirm does not name it."""
     key: Key | None = None
-    """Of a batch within a step, which has another or none."""
+    """Key of a batch within a step, which has another or none."""
 
     @property
     def size(self) -> int:
@@ -113,7 +113,7 @@ class Step(msgspec.Struct, eq=False):
     keys: dict[Key, Part | None] | None = None
     """Its own key, and those of batches within it with their parts."""
     followers: list[tuple[Waiter, Part | None]] | None = None
-    """The same step, or a batch of it, sent again while it was on its way."""
+    """Waiters of the same step, or a batch of it, sent again while it was on its way."""
     first: Part | None = None
     """The first of its sender's own contents: a confirm names where that went."""
 
@@ -331,9 +331,9 @@ class Steps:
         return not self._queue and not self._urgent
 
     def hand_over(self) -> tuple[list[AppendBundle], list[AppendBundle]]:
-        """The bundles for ring main, to be written before and behind what was published.
+        """The bundles for ring main, to be written before and after what was published.
 
-        Each must be answered before the next call. To be called behind the handing over of
+        Each must be answered before the next call. To be called after the handing over of
         what was published: a stream's offsets are given in the order of the calls.
         """
         assert not self._handed, "hand_over() before every bundle of the last one was answered"
@@ -427,7 +427,7 @@ class Steps:
         return batches, records, mail_next
 
     def _take_back(self, step: Step, count: int, size: int) -> None:
-        """Refuse a step that no bundle takes; those behind it get the numbers that it had."""
+        """Refuse a step that no bundle takes; those after it get the numbers that it had."""
         for part in step.parts:
             if part.stream is not None and part.content is not None:
                 part.stream.handed -= part.content.head.count
@@ -506,7 +506,7 @@ class Steps:
                 later.append(waiter)
 
     def refused(self, answer: AppendRefused) -> None:
-        """The journal took nothing of a bundle: undo it, and tell everybody who waits."""
+        """The journal took nothing of a bundle: undo it, and tell all links that wait."""
         steps = self._handed.pop(answer.token)
         self._shard.counters["appends_refused"] += 1
         for step in steps:

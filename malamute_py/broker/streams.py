@@ -1,9 +1,9 @@
 """Streams and rings at run time: positions, hot window, who subscribes.
 
-Owns what the core keeps in memory of every stream and ring beside the durable tables.
-The rules: `next` moves only when the journal has appended; `first` only when it has
-trimmed; offsets are never given twice, not even by a stream in memory over a restart.
-Source: DESIGN.md, sections 4 and 6.
+Owns what the core keeps in memory of every stream and ring beside the durable tables. The rules:
+`next` moves only when the journal has appended; `first` only when it has trimmed; offsets are never
+given twice, not even by a stream in memory over a restart. Source: docs/design.md (The core and its
+shell; Journal).
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ NEVER = 1 << 63
 BATCH_OVERHEAD = 2_000
 """About what a batch in the hot window takes beside its bytes."""
 HEADER_OVERHEAD = 300
-"""And for each of its distinct subjects and field maps."""
+"""Bytes that each of its distinct subjects and field maps takes besides."""
 MATCHED_HEADERS_MAX = 16_384
-"""Of which a stream remembers who matches them, beside the index."""
+"""Headers whose matches a stream remembers, beside the index."""
 MATCHED_WEIGHT_MAX = 1 << 19
 """Words that this takes, about: one for each pattern that matches a header."""
 _HEADER_WEIGHT = 8
-"""And these for each header."""
+"""Words that each header takes besides."""
 
 
 class Matched(NamedTuple):
     """What a stream remembers of a header."""
 
     numbers: tuple[int, ...]
-    """Of the patterns that match it."""
+    """Numbers of the patterns that match it."""
     bytes: int
     """What its texts take in a batch."""
 
@@ -90,11 +90,11 @@ class Settled(msgspec.Struct, eq=False):
 
 
 class Late(msgspec.Struct, eq=False):
-    """A batch whose headers are being matched, or that came behind one."""
+    """A batch whose headers are being matched, or that came after one."""
 
     batch: Batch
     durable: bool
-    """It is for those who see only what is durable."""
+    """Whether the batch is for readers that see only what is durable."""
     job: Classing | None = None
 
 
@@ -108,17 +108,17 @@ class RingState:
     def __init__(self, name: str, memory: bool, facts: RingFacts | None) -> None:
         self.name = name
         self.memory = memory
-        """Of no duration: what is appended is as durable as it will ever be."""
+        """Whether the ring is in memory: what is appended is as durable as it will ever be."""
         self.end_lsn = facts.end_lsn if facts else 0
         self.visible = self.end_lsn
         """Up to here nothing can be taken back: the least of all that must have happened."""
         self.unsettled: deque[Settled] = deque()
         self.awaited = self.end_lsn
-        """Up to here somebody waits for it to be visible; what is behind may be synced later."""
+        """LSN up to which a peer waits for the ring to be visible; the rest may be synced later."""
         self.failed: tuple[str, str] | None = None
         """Code and reason, once the ring takes nothing more."""
         self.numbers: set[int] = set()
-        """Of the streams that live in it."""
+        """Numbers of the streams that live in the ring."""
 
 
 class Stream:
@@ -191,7 +191,7 @@ class Stream:
         self.readers: list[Callable[[], None]] = []
         """Groups with members: what wakes them when there is more to read."""
         self.durable_readers: list[Callable[[], None]] = []
-        """The same of those whose members get only what is visible."""
+        """Groups whose members get only what is visible: what wakes them."""
         self.subscriptions: set[Subscription] = set()
         self.durable = 0
         """How many of them, and of the groups with members, see only what is visible."""
@@ -199,9 +199,9 @@ class Stream:
         """Pattern number -> its subscriptions in their order, whether live or not. No lists: of
         10,000 clients that leave together each would be looked for among all the others."""
         self.everyone: dict[Subscription, None] = {}
-        """Those whose pattern matches every header: the index is not asked about them."""
+        """Subscriptions whose pattern matches every header: the index is not asked about them."""
         self.groups: dict[HeaderTable | tuple[Any, ...], Groups] = {}
-        """Who takes what of a batch with this header table; empty after any change."""
+        """Groups of a batch by its header table; empty after any change."""
         self.grouped_headers = 0
         """Distinct headers of these tables."""
         self.matched: dict[Header, Matched] = {}
@@ -237,7 +237,7 @@ class Stream:
 
     @property
     def index(self) -> Index:
-        """The patterns of its subscriptions; made when somebody asks.
+        """The patterns of its subscriptions; made when they are asked for.
 
         Most streams have none; an empty one takes 9 KB and a quarter of a start with 10,000.
         """

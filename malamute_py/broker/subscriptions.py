@@ -1,9 +1,8 @@
-"""Subscriptions: what a client wants of a stream, how far it has come, and its credit.
+"""Subscriptions: what a client wants of a stream, and how far it has come.
 
-Owns every fact about one subscription, and SUBSCRIBE, CREDIT and UNSUBSCRIBE. The rules:
-credit is cumulative and only rises; `covered` is what the client was told, `position` how
-far the selecting came, and a live subscription stands at the tail without being touched.
-Source: DESIGN.md, section 8.
+Owns every fact about one subscription, SUBSCRIBE, and the end of a subscription. The rules:
+`covered` is what the client was told, `position` how far the selecting came, and a live
+subscription stands at the tail without being touched. Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from malamute_protocol.commands import Credit, Ended, Rewound, Subscribe, Subscribed, Unsubscribe
+from malamute_protocol.commands import Ended, Rewound, Subscribe, Subscribed
 from malamute_protocol.errors import RequestRejected
-from malamute_py.broker.links import Link, Links
+from malamute_py.broker.links import Link, Links, Owner, Receiver
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.streams import NEVER
 from malamute_py.matcher import compile_pattern
@@ -23,36 +22,26 @@ if TYPE_CHECKING:
     import numpy as np
 
     from malamute_py.broker.delivery import Delivery
+    from malamute_py.broker.matching import Prepared
     from malamute_py.broker.serving import Serving
     from malamute_py.broker.starts import Begin, Starts
     from malamute_py.broker.streams import Stream
 
 SUBSCRIBE: Final = 12
-UNSUBSCRIBE: Final = 14
-CREDIT: Final = 16
 VISIBILITIES: Final = ("live", "durable", "committed")
 
 
-class Subscription:
+class Subscription(Receiver):
     """One subscription of one link."""
 
     __slots__ = (
         "careful",
         "client_time",
-        "covered",
-        "credit_bytes",
-        "credit_records",
         "durable",
-        "ended",
         "everything",
         "gathered",
         "idle_reads",
-        "left_bytes",
-        "left_records",
-        "link",
         "live",
-        "number",
-        "on_drop",
         "pattern",
         "pattern_bytes",
         "pattern_number",
@@ -72,9 +61,10 @@ class Subscription:
 
     stream: Stream
 
-    def __init__(self, link: Link, command: Subscribe, on_drop: Any) -> None:
-        self.link = link
-        self.number = command.subscription
+    def __init__(self, owner: Owner, link: Link, command: Subscribe) -> None:
+        super().__init__(
+            owner, link, command.subscription, command.credit_records, command.credit_bytes
+        )
         self.pattern = command.pattern
         self.pattern_bytes = 0
         self.pattern_number = -1
@@ -87,19 +77,13 @@ class Subscription:
         self.durable = command.visibility != 0
         """Sees what no power loss can take back, and only that."""
         self.stop = NEVER if command.end < 0 else command.end
-        self.credit_records = command.credit_records
-        self.credit_bytes = command.credit_bytes
-        self.left_records = command.credit_records
-        self.left_bytes = command.credit_bytes
         self.position = 0
-        self.covered = 0
         self.wanted: np.ndarray[Any, np.dtype[np.int64]] | None = None
         """Last per subject: the only offsets wanted before `wanted_to`, ascending."""
         self.wanted_to = 0
         self.live = False
         self.started = False
         """Its stream and position are known, and it has not ended."""
-        self.ended = False
         self.queued = False
         """Waits for its turn on demand."""
         self.careful = 0
@@ -111,11 +95,9 @@ class Subscription:
         """Token of its one read of history that is under way; 0: none."""
         self.idle_reads = 0
         """Reads in a row that brought it nowhere."""
-        self.prepared: tuple[int, Any] | None = None
-        """(base, which distinct headers it selects) of a batch that was matched in slices."""
+        self.prepared: Prepared | None = None
         self.plain = False
         """Takes batches as its group does: no window, no end, not always whole."""
-        self.on_drop = on_drop
 
     @property
     def tail(self) -> int:
@@ -149,10 +131,6 @@ class Subscription:
             and not self.careful
         )
 
-    def drop(self) -> None:
-        """Forget it everywhere."""
-        self.on_drop(self)
-
 
 class Subscriptions:
     """The commands about subscriptions."""
@@ -167,15 +145,13 @@ class Subscriptions:
         self._starts = starts
         self.count = 0
         self.pattern_bytes = 0
-        """Of all patterns, as MessagePack."""
+        """Size of all patterns, as MessagePack."""
 
     # --- the commands -------------------------------------------------------------------
 
     def check(self, link: Link, command: Subscribe) -> tuple[str, str] | None:
         """What speaks against a SUBSCRIBE before its stream is known: code and reason."""
         settings = self._shard.settings
-        if len(link.subscriptions) >= settings.link_subscriptions_max:
-            return "limit", f"at most {settings.link_subscriptions_max} subscriptions a link"
         if self.count >= settings.subscriptions_max:
             return "limit", f"at most {settings.subscriptions_max} subscriptions in all"
         if not 0 <= command.visibility < len(VISIBILITIES):
@@ -196,10 +172,10 @@ class Subscriptions:
 
     def enter(self, link: Link, command: Subscribe) -> Subscription:
         """Take up a subscription whose stream is not known yet, so that credit can reach it."""
-        sub = Subscription(link, command, self._drop)
+        sub = Subscription(self, link, command)
         sub.pattern_bytes = len(msgspec.msgpack.encode(command.pattern))
         self.pattern_bytes += sub.pattern_bytes
-        link.subscriptions[sub.number] = sub
+        link.receivers[sub.number] = sub
         self.count += 1
         self._hold(sub, 1)
         return sub
@@ -282,67 +258,41 @@ class Subscriptions:
         self._links.refuse(sub.link, SUBSCRIBE, sub.number, code, reason, retry_ms)
         self._drop(sub)
 
-    def credit(self, link: Link, command: Credit) -> None:
-        """Raise a subscription's credit."""
-        sub = link.subscriptions.get(command.subscription)
-        if sub is None:
-            # It may have reached its end while the CREDIT was under way.
-            self._links.refuse(
-                link, CREDIT, command.subscription, "unknown_subscription",
-                f"no subscription {command.subscription}",
-            )  # fmt: skip
-            return
-        records = command.credit_records - sub.credit_records
-        if records > 0:
-            sub.credit_records += records
-            sub.left_records += records
-        size = command.credit_bytes - sub.credit_bytes
-        if size > 0:
-            sub.credit_bytes += size
-            sub.left_bytes += size
+    # --- what a receiver owes its link ----------------------------------------------------
+
+    def resume(self, sub: Subscription) -> None:
+        """Let a subscription that is not live have its turn."""
         if not sub.live:
             self._serving.consider(sub)
 
-    def unsubscribe(self, link: Link, command: Unsubscribe) -> None:
-        """End a subscription at the client's wish."""
-        sub = link.subscriptions.get(command.subscription)
-        if sub is None:
-            self._links.refuse(
-                link, UNSUBSCRIBE, command.subscription, "unknown_subscription",
-                f"no subscription {command.subscription}",
-            )  # fmt: skip
-            return
+    def end(self, sub: Subscription, code: str) -> None:
+        """Say that a subscription gets nothing more, and forget it."""
         if sub.started:
-            self._delivery.end(sub, "cancelled")
-        else:
-            self._links.say(link, Ended(sub.number, 0, "cancelled"))
+            self._delivery.cover(sub)
+        self._links.say(sub.link, Ended(sub.number, sub.covered, code))
         self._drop(sub)
 
-    # --- ends -----------------------------------------------------------------------------
-
-    def link_ended(self, link: Link) -> None:
+    def link_ended(self, link: Link, subs: list[Subscription]) -> None:
         """Forget all that a link subscribed to."""
-        for sub in list(link.subscriptions.values()):
+        for sub in subs:
             self._drop(sub)
 
     def stream_removed(self, stream: Stream) -> None:
         """End all subscriptions of a stream."""
         for sub in list(stream.subscriptions):
             if sub.started:
-                self._delivery.end(sub, "stream_removed")
-                self._drop(sub)
+                self.end(sub, "stream_removed")
 
     def _drop(self, sub: Subscription) -> None:
         if sub.ended:
             return
-        sub.ended = True
+        sub.leave()
         if sub.live:
             sub.stream.live -= 1
         sub.started = sub.live = False
         self.count -= 1
         self.pattern_bytes -= sub.pattern_bytes
         self._hold(sub, -1)
-        sub.link.subscriptions.pop(sub.number, None)
         stream = getattr(sub, "stream", None)
         if stream is None:
             return

@@ -1,34 +1,46 @@
 """Serving together: many subscriptions of one stream that are behind, in one pass over it.
 
-Owns who may be served so, and the way from a window of batches to what each gets of it. The
-rules: a batch is looked at once for all of them, and what one of them selects from all the
-batches of the window leaves as one gathered batch, so that whoever falls behind is sent less,
-not more; who takes a large part of the window, or more than its credit, is left to a turn of
-its own; the longest behind are served first. Source: DESIGN.md, sections 2 and 8.
+Owns who may be served so, and the way from a window of batches to what each gets of it. The rules:
+a batch is looked at once for all of them, and what one of them selects from all the batches of the
+window leaves as one gathered batch, so that a subscription that falls behind is sent less, not
+more; one that takes a large part of the window, or more than its credit, is left to a turn of its
+own; the longest behind are served first; a batch of many headers is a window of its own, and is
+matched in steps before. Source: docs/design.md (Speed; Flow control).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from pyroaring import BitMap
 
 from malamute_protocol.content import Content
-from malamute_protocol.gather import BYTES_A_ROW, Gathered, SharedGathering
+from malamute_protocol.gather import BYTES_A_ROW, Gathered, SharedGathering, weight_of
+from malamute_protocol.header import STEP_ENTRIES
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.links import Link, cost_of_few
+from malamute_py.broker.matching import is_quick
 from malamute_py.broker.streams import Batch, Stream
 from malamute_py.broker.subscriptions import Subscription
+from malamute_py.matcher import Classing
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 LANE_ROWS_MAX = 4_096
 """Rows of one gathered batch."""
 TAKEN_SHARE = 0.25
-"""Who takes more of the window than this gets its batches as they are."""
+"""Share of the window beyond which a subscription gets its batches as they are."""
 KEYS_MAX = 1 << 20
 """Rows of one window, each counted for everyone who takes it: what is in hand stays small."""
+NEW_HEADERS_MAX = 512
+"""Headers not seen of late that a window matches before it takes no further batch."""
+SURVEYED_MAX = 1 << 18
+"""Pairs of a header and a pattern that one survey finds."""
+CHUNK_MEMBERS = 256
+"""Subscriptions that are given what they take of a surveyed batch in one turn."""
 _PLACE_BITS = 32
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
 
@@ -46,7 +58,7 @@ class Company:
 
 
 class Party:
-    """Those for whom one read of history is under way."""
+    """Subscriptions for which one read of history is under way."""
 
     __slots__ = ("members", "stream")
 
@@ -55,19 +67,96 @@ class Party:
         self.members = members
 
 
+class Survey:
+    """Which patterns select which headers of one batch, found in steps."""
+
+    def __init__(self, stream: Stream, wanted: BitMap, content: Content) -> None:
+        """wanted: numbers of the patterns that are asked about."""
+        self._texts, self._places, self._numbers = array("q"), array("q"), array("q")
+        # Without this object, so that all is free at once when no reader waits for it any more.
+        self._steps = self._all(stream, wanted, content, self._texts, self._places, self._numbers)
+
+    def run(self, more: Callable[[], bool]) -> bool:
+        """See matching.Job."""
+        return all(more() for _ in self._steps)
+
+    @property
+    def full(self) -> bool:
+        """Whether there are more than SURVEYED_MAX: each subscription is to be served alone."""
+        return len(self._places) > SURVEYED_MAX
+
+    @property
+    def texts(self) -> Array:
+        """The bytes of each header's texts."""
+        return np.frombuffer(self._texts, np.int64)
+
+    @property
+    def places(self) -> Array:
+        """Places of headers, each as often as a pattern selects it."""
+        return np.frombuffer(self._places, np.int64)
+
+    @property
+    def numbers(self) -> Array:
+        """The number of that pattern."""
+        return np.frombuffer(self._numbers, np.int64)
+
+    @staticmethod
+    def _all(
+        stream: Stream, wanted: BitMap, content: Content, texts: array[int], found: array[int],
+        numbers: array[int],
+    ) -> Iterator[None]:  # fmt: skip
+        classing = Classing(stream.index, lambda: content.headers()[0], content.make_headers())
+        yield from classing.steps
+        headers = content.headers()[0]
+        for first in range(0, len(headers), STEP_ENTRIES):
+            texts.extend(map(weight_of, headers[first : first + STEP_ENTRIES]))
+            yield
+        for bits, places in classing.classes:
+            mine = np.array((bits & wanted).to_array(), np.int64)
+            # Of what is more than may be, so much that it shows.
+            those = np.array(places[: SURVEYED_MAX // max(1, len(mine)) + 1], np.int64)
+            found.frombytes(np.repeat(those, len(mine)).tobytes())
+            numbers.frombytes(np.tile(mine, len(those)).tobytes())
+            if len(found) > SURVEYED_MAX:
+                return
+            yield
+
+
+class Surveyed:
+    """Subscriptions that wait to be given what they take of one batch, and its survey."""
+
+    __slots__ = ("content", "members", "stamp", "stream", "survey")
+
+    def __init__(
+        self, stream: Stream, members: list[Subscription], stamp: Stamp, content: Content,
+        survey: Survey,
+    ) -> None:  # fmt: skip
+        self.stream = stream
+        self.members = members
+        self.stamp = stamp
+        self.content = content
+        self.survey = survey
+
+    def take(self) -> list[Subscription]:
+        """Take the subscriptions whose turn is next."""
+        some = self.members[:CHUNK_MEMBERS]
+        del self.members[:CHUNK_MEMBERS]
+        return some
+
+
 class Share(NamedTuple):
-    """What one selection of the window gets, and who takes it."""
+    """The records of the window for one selection, and the subscriptions that take them."""
 
     takers: list[Subscription]
     gathered: Gathered
 
 
 class Outcome(NamedTuple):
-    """Of a window that was looked at for many."""
+    """Outcome of looking at a window for many subscriptions."""
 
     shares: list[Share]
     reached: int
-    """Up to here the window goes; whoever is in none of the lists has nothing before it."""
+    """Offset to which the window goes; readers in none of the lists have nothing before it."""
     alone: list[Subscription]
     """To be served on their own: they take too much of it, or it cannot be gathered."""
     later: list[Subscription]
@@ -75,7 +164,7 @@ class Outcome(NamedTuple):
 
 
 class Window:
-    """Batches of a stream, one behind the other, and who takes what of them."""
+    """Batches of a stream, one after the other, and who takes what of them."""
 
     def __init__(self, stream: Stream, members: list[Subscription]) -> None:
         """members: all behind the window's beginning, or amid it."""
@@ -85,11 +174,11 @@ class Window:
         self._members = members
         self._gathering = SharedGathering(stream.number)
         self._keys: list[Array] = []
-        """Of each batch, which lane takes which row."""
+        """For each batch, which lane takes which row."""
         self._held = self._dead = 0
         """How many these are, and about how many of them are of lanes that are over."""
         self._texts: list[Array] = []
-        """Of each row, what the texts of its header take, which in truth come once."""
+        """For each row, what the texts of its header take, which in truth come once."""
         self._lanes: dict[tuple[int, int], int] = {}
         self._takers: list[list[Subscription]] = []
         self._froms: list[int] = []
@@ -99,6 +188,8 @@ class Window:
         """Lanes that take too much, whatever follows: their rows are looked for no longer."""
         self._by_number: dict[int, list[int]] = {}
         self._latest = 0
+        self.new = 0
+        """Headers that were not seen of late."""
         self.base = -1
         self.reached = 0
 
@@ -107,14 +198,22 @@ class Window:
         """Rows of all batches."""
         return self._gathering.rows
 
-    def fill(self, batches: Iterable[tuple[Stamp, Content]], end: int, bytes_max: int) -> bool:
-        """Take batches up to `end`; False: one is left, since it cannot join or there is enough."""
+    def fill(
+        self, batches: Iterable[tuple[Stamp, Content]], end: int, bytes_max: int, *,
+        sliced: bool = False,
+    ) -> bool:  # fmt: skip
+        """Take batches up to `end`; False: one is left, since it cannot join or there is enough.
+
+        sliced: what is matched in one go has a bound.
+        """
         size = 0
         for stamp, content in batches:
             if stamp.base_offset >= end:
                 break
             next = stamp.next_offset
             if next > end or size >= bytes_max or not self._gathering.takes(stamp, content):
+                return False
+            if sliced and (self.new >= NEW_HEADERS_MAX or not is_quick(content)):
                 return False
             if self.base < 0:
                 self._open(stamp.base_offset)
@@ -123,6 +222,25 @@ class Window:
             size += stamp.size
             self.reached = next
         return True
+
+    def take(self, stamp: Stamp, content: Content, survey: Survey) -> None:
+        """Take one batch that was surveyed, as all of the window, unless it cannot be gathered."""
+        if not self._gathering.takes(stamp, content):
+            return
+        self._open(stamp.base_offset)
+        by_number = sorted(self._by_number.items())
+        lanes = np.array([lane for _, found in by_number for lane in found], np.int64)
+        numbers = np.repeat([number for number, _ in by_number], [len(f) for _, f in by_number])
+        first = np.searchsorted(numbers, survey.numbers)
+        counts = np.searchsorted(numbers, survey.numbers, "right") - first
+        total = int(counts.sum())
+        if survey.full or total > KEYS_MAX:
+            self._full(content.head.count)
+            return
+        shifts = np.repeat(first - (np.cumsum(counts) - counts), counts)
+        takers = lanes[np.arange(total) + shifts]
+        if self._enter(stamp, content, np.repeat(survey.places, counts), takers, survey.texts):
+            self.reached = stamp.next_offset
 
     def _open(self, base: int) -> None:
         """Put together who takes the same from the same place on."""
@@ -141,7 +259,7 @@ class Window:
 
     def _add(self, stamp: Stamp, content: Content) -> bool:
         """Take one batch; False: that many take so much of it that it is left."""
-        headers, codes = content.headers()
+        headers, _ = content.headers()
         matched, match, by_number = self._stream.matched, self._stream.matching, self._by_number
         count = content.head.count
         chosen: list[int] = []
@@ -151,6 +269,7 @@ class Window:
             known = matched.get(header)
             if known is None:
                 known = match(header)
+                self.new += 1
             texts.append(known.bytes)
             for number in known.numbers:
                 found = by_number.get(number)
@@ -160,9 +279,19 @@ class Window:
                         lanes.append(lane)
             if len(chosen) > KEYS_MAX:
                 return self._full(count)
-        first = self._gathering.rows
-        sizes = np.array([count]) if codes is None else np.bincount(codes, minlength=len(headers))
         takes, takers = np.array(chosen, np.int64), np.array(lanes, np.int64)
+        return self._enter(stamp, content, takes, takers, np.array(texts, np.int64))
+
+    def _enter(
+        self, stamp: Stamp, content: Content, takes: Array, takers: Array, weights: Array
+    ) -> bool:
+        """Take one batch of which these lanes take these headers; see _add().
+
+        weights: what the texts of each header take.
+        """
+        codes, count = content.headers()[1], content.head.count
+        first = self._gathering.rows
+        sizes = np.array([count]) if codes is None else np.bincount(codes, minlength=len(weights))
         kept = self._count(stamp.base_offset, sizes[takes], takers)
         takes, takers = takes[kept], takers[kept]
         counts = sizes[takes]
@@ -172,7 +301,6 @@ class Window:
         if self._held + many > KEYS_MAX:
             return self._full(count)
         self._gathering.add(stamp, content)
-        weights = np.array(texts, np.int64)
         self._texts.append(np.repeat(weights, count) if codes is None else weights[codes])
         if not many:
             return True
@@ -221,7 +349,7 @@ class Window:
         return False
 
     def share_out(self, bytes_max: int, lane_bytes_max: int) -> Outcome:
-        """Who gets what; all together about `bytes_max` now, and nobody more than the other."""
+        """Give each its rows; all together about `bytes_max` now, and none more than another."""
         later: list[Subscription] = []
         alone: list[Subscription] = []
         for lane in np.flatnonzero(self._over).tolist():

@@ -1,12 +1,12 @@
 """A service queue at run time: which requests wait in which order, and who is ready for them.
 
-Owns the order of hand-out and the choice of the worker. The rules: among requests of one
-subject, and among all that one pattern takes, those that came back go first, then the older
-number; a request goes to the ready offer that has the fewest in hand, in turn between equals,
-and to one offer go at most its share of what waits, or what it is known to do in an instant;
-what no offer takes waits and is never looked at again until one comes that does. Rows of a
-batch are bitmaps throughout: a batch costs about what a lone request does. Source: DESIGN.md,
-section 9; the whitepaper on services.
+Owns the order of hand-out and the choice of the worker. The rules: among requests of one subject,
+and among all that one pattern takes, those that came back go first, then the older number; a
+request goes to the ready offer that has the fewest in hand, in turn between equals, and to one
+offer go at most its share of what waits, or what it is known to do in an instant; what no offer
+takes waits and is never looked at again until one comes that does. Rows of a batch are bitmaps
+throughout: a batch costs about what a lone request does. Source: docs/design.md, Queues and the
+checkpoint; the Malamute whitepaper on services (References).
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from malamute_protocol.commands import Level
+from malamute_protocol.commands import Offer as OfferCommand
+from malamute_py.broker.links import Link, Owner, Receiver
 from malamute_py.changelog.settings import ServiceSettings
 from malamute_py.changelog.tables import RequestRow, ServiceRow
 from malamute_py.matcher import Index, compile_pattern
 
 if TYPE_CHECKING:
     from malamute_py.broker.bodies import Body
-    from malamute_py.broker.links import Link
 
 FRESH: Final = 1 << 62
 """Added to the order of what was never handed out: all that came back goes before it."""
@@ -75,13 +76,13 @@ class Put:
         self.masks: dict[str, int] | None = None
         """Subject -> its rows, once they were looked at."""
         self.grants: list[Grant] = []
-        """Who has which of its rows in hand."""
+        """Grants: which holder has which of its rows in hand."""
         self.left_by: list[LeftBehind] | None = None
         """Holders that had rows of it when their link was lost, the newest last, if any did."""
         self.moving = 0
         """Rows whose hand-out or return is on its way into the log."""
         self.returning = 0
-        """Of these, the rows whose return is."""
+        """Rows among them whose return is on its way."""
         self.ending = 0
         """Rows whose end is."""
         self.delayed = 0
@@ -89,7 +90,7 @@ class Put:
         self.backs: dict[Back, None] | None = None
         """When they may be handed out again, if some have waited."""
         self.slot = -1
-        """Of its deadline in the wheel."""
+        """Slot of its deadline in the wheel."""
         self.buried = 0
         """Number of the dead-letter mailbox that some of it lies in; 0: none does."""
 
@@ -118,7 +119,7 @@ class Put:
 
     @property
     def granted(self) -> int:
-        """Rows that somebody has in hand."""
+        """Rows that a worker has in hand."""
         rows = 0
         for grant in self.grants:
             rows |= grant.rows
@@ -156,9 +157,13 @@ class Back:
 class Grant:
     """Rows of one batch that were handed to one holder together."""
 
-    __slots__ = ("at_ms", "due_ms", "hands", "lease_ms", "put", "rows", "slot")
+    __slots__ = ("at_ms", "due_ms", "hand_out", "hands", "lease_ms", "put", "rows", "slot")
 
-    def __init__(self, put: Put, rows: int, hands: Hands, at_ms: int, lease_ms: int) -> None:
+    def __init__(
+        self, put: Put, rows: int, hands: Hands, at_ms: int, lease_ms: int, hand_out: int
+    ) -> None:
+        """hand_out: which one it was, since the broker began; 0: one before."""
+        self.hand_out = hand_out
         self.put = put
         self.rows = rows
         self.hands = hands
@@ -179,7 +184,7 @@ class Hands:
         self.offer = offer
         self.grants: dict[int, list[Grant]] = {}
         self.bases: list[int] = []
-        """Of the batches in `grants`, ascending."""
+        """Numbers of the batches in `grants`, ascending."""
 
     def add(self, grant: Grant) -> None:
         """The worker has these rows."""
@@ -229,7 +234,7 @@ class LeftBehind:
         self.rows: dict[int, int] = {}
         """Number of a batch's first request -> the rows of it."""
         self.bases: list[int] = []
-        """The same numbers, ascending."""
+        """Keys of `rows`, ascending."""
 
     def add(self, hands: Hands) -> None:
         """The holder had these requests as well."""
@@ -267,54 +272,44 @@ class LeftBehind:
 class Parcel:
     """Rows in hand whose bodies are being read back, or that must not overtake such rows."""
 
-    __slots__ = ("answered", "body", "cost", "put", "rows", "times")
+    __slots__ = ("answered", "body", "cost", "hand_out", "put", "rows")
 
-    def __init__(self, put: Put, rows: int, cost: int, times: list[tuple[int, int]]) -> None:
-        """times: how often the rows were handed out by now, this time included."""
+    def __init__(self, put: Put, rows: int, cost: int, hand_out: int) -> None:
+        """hand_out: the one that gave the worker these rows."""
         self.put = put
         self.rows = rows
         self.cost = cost
-        self.times = times
+        self.hand_out = hand_out
         self.body: Body | None = None
         self.answered = False
 
 
-class Offer:
-    """One offer of one link: its credit, and what it has in hand."""
+class Offer(Receiver):
+    """One offer of one link, and what it has in hand."""
 
     __slots__ = (
         "begun",
         "bucket",
         "coming",
-        "credit_bytes",
-        "credit_records",
         "crew",
-        "ended",
         "hands",
         "in_hand",
         "late",
         "lease_ms",
-        "left_bytes",
-        "left_records",
-        "link",
-        "number",
         "pattern",
         "pattern_bytes",
         "service",
     )
 
-    def __init__(self, link: Link, number: int, service: Service, pattern: Any) -> None:
-        self.link = link
-        self.number = number
+    def __init__(self, owner: Owner, link: Link, command: OfferCommand, service: Service) -> None:
+        super().__init__(
+            owner, link, command.subscription, command.credit_records, command.credit_bytes
+        )
         self.service = service
-        self.pattern = pattern
+        self.pattern = command.pattern
         self.pattern_bytes = 0
         self.crew: Crew | None = None
         self.hands = Hands(link.holder, self)
-        self.credit_records = 0
-        self.credit_bytes = 0
-        self.left_records = 0
-        self.left_bytes = 0
         self.begun = 0
         """The next number when it was accepted."""
         self.in_hand = 0
@@ -322,7 +317,6 @@ class Offer:
         self.lease_ms = 0
         self.late = False
         """Its last reply came too late, and that was said."""
-        self.ended = False
         self.coming: deque[Parcel] = deque()
         """What it has in hand and has not been sent yet, in order."""
         self.bucket = -1
@@ -415,12 +409,12 @@ class Lane:
         self.fresh: deque[tuple[int, int, Put]] = deque()
         """(base, rows, batch), ascending. Rows that wait no more may still be in it."""
         self.again: list[tuple[int, int, Put]] = []
-        """The same of what came back, as a heap."""
+        """(base, rows, batch) of what came back, as a heap."""
         self.rows = 0
         """How many rows the entries name."""
         self.crews: list[Crew] = []
         self.version = -1
-        """Of the service's crews when `crews` was looked up."""
+        """Version of the service's crews when `crews` was looked up."""
 
     def __lt__(self, other: Lane) -> bool:
         return self.subject < other.subject
@@ -431,7 +425,7 @@ class Lane:
 
     @property
     def order(self) -> int:
-        """Of what is handed out next."""
+        """Order of what is handed out next."""
         return self.again[0][0] if self.again else self.fresh[0][0] + FRESH
 
     def head(self) -> tuple[int, int, Put]:
@@ -439,7 +433,7 @@ class Lane:
         return self.again[0] if self.again else self.fresh[0]
 
     def replace(self, rows: int) -> None:
-        """Of the head only these rows go on waiting."""
+        """Let only these rows of the head wait on."""
         if self.again:
             base, before, put = self.again[0]
             if rows:
@@ -512,7 +506,7 @@ class Service:
         self.size = 0
         """Bytes of its batches."""
         self.reserved_rows = 0
-        """Of these, which are on their way into the log."""
+        """Rows on their way into the log, which count already."""
         self.reserved_size = 0
         self.lanes: dict[str, Lane] = {}
         self.index = Index(programs_max=PROGRAMS_MAX)

@@ -1,10 +1,10 @@
 """The records of the change log: every durable change, as plain data.
 
-Owns their types and their MessagePack form: arrays that begin with the record's name. The
-rules: a record says all that its effect depends on, decisions of timers included, so that
-`tables.apply` needs no clock, no randomness and no link; holders are named by identity;
-numbers are given by record and never used again; a field, once released, keeps its meaning,
-and new ones are appended with a default. Source: DESIGN.md, sections 6 and 9.
+Owns their types and their MessagePack form: arrays that begin with the record's name. The rules: a
+record says all that its effect depends on, decisions of timers included, so that `tables.apply`
+needs no clock, no randomness and no link; holders are named by identity; numbers are given by
+record and never used again; a field, once released, keeps its meaning, and new ones are appended
+with a default. Source: docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ProducerOpened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
     id: int
     identity: str
     epoch: int
-    """Of a new id. Of a known one: not less, unless `fence` gives it the next one."""
+    """Epoch of the producer. A known id keeps its own or more; `fence` gives the next one."""
     fence: bool = False
     """Its epoch is one above what it was before this record."""
 
@@ -143,6 +143,8 @@ class MailAgain(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="mai
     mailbox: int
     rows: list[Rows]
     not_before_ms: int = 0
+    pause_ms: int = 0
+    """Length of the pause that ends at not_before_ms; 0: an earlier version noted none."""
 
 
 # --- services ----------------------------------------------------------------------------
@@ -215,6 +217,8 @@ class WorkReturned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
     rows: list[Rows]
     why: str
     not_before_ms: int = 0
+    pause_ms: int = 0
+    """Length of the pause that ends at not_before_ms; 0: an earlier version noted none."""
 
 
 class RequestDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="request_done"):
@@ -259,7 +263,7 @@ class CursorSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cur
     why: str = "moved"
     by: str = ""
     epoch: int = 0
-    """Of the log when `next` was a position of the stream; 0: not known."""
+    """Epoch of the log in which `next` was a position of the stream; 0: not known."""
 
 
 class CursorRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cursor_removed"):
@@ -283,7 +287,7 @@ class GroupSet(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="grou
     why: str = "created"
     by: str = ""
     epoch: int = 0
-    """Of the log when `next` was a position of the stream; 0: not known."""
+    """Epoch of the log in which `next` was a position of the stream; 0: not known."""
     durable: bool = False
     """Its members get only records that no power loss can take back."""
 
@@ -295,7 +299,7 @@ class GroupDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="gro
     name: str
     ranges: list[Range]
     epoch: int = 0
-    """Of the log when these were offsets of the stream; 0: not known."""
+    """Epoch of the log in which these were offsets of the stream; 0: not known."""
 
 
 class GroupRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="group_removed"):

@@ -109,7 +109,7 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     """Beyond it SEND is refused `wait`; 0: the broker's own bound."""
     max_bytes: int = 0
     expires_ms: int = 0
-    """Of messages that name no expiry; 0: never."""
+    """Time to live of messages that name no expiry; 0: they do not expire."""
     level: str = "synced"
     """What a SEND of level 0 is confirmed at: `stored` or `synced`."""
     description: str = ""
@@ -135,7 +135,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     """Pause before a request is handed out again; doubles with each attempt."""
     backoff_max_ms: int = 0
     timeout_ms: int = 0
-    """Of requests that name none; 0: none."""
+    """Timeout of requests that name none; 0: no timeout."""
     dead_letters: str = ""
     """Mailbox for what could not be done; empty: `NAME.dead`."""
     level: str = "synced"

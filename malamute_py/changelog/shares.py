@@ -28,7 +28,7 @@ class _Equals:
         self.owners: dict[str, int] = {}
         """Owner -> place of its oldest."""
         self.heap: list[tuple[int, str]] = []
-        """The same, the oldest first, and entries that hold no more; of one alone not kept."""
+        """Oldest entry of each owner, in order, and stale entries; not kept for a lone owner."""
 
     def add(self, owner: str, oldest: int) -> None:
         """An owner has so many now, or another oldest."""
@@ -97,7 +97,7 @@ class Shares(Generic[K]):
             loser, out = self.next_out()
             self.drop(loser, out)
             return out
-        # It has the most already, as a lone busy owner always has: nobody's count changes.
+        # It has the most already, as a lone busy owner always has: no count changes.
         mine[entry] = self._next
         self._next += 1
         out, _ = mine.popitem(last=False)
@@ -105,7 +105,7 @@ class Shares(Generic[K]):
         return out
 
     def drop(self, owner: str, entry: K) -> None:
-        """It is there no more."""
+        """Forget an entry."""
         mine = self._owners.get(owner)
         if mine is None or mine.pop(entry, None) is None:
             return
@@ -118,7 +118,7 @@ class Shares(Generic[K]):
                 self._rank()
 
     def renew(self, owner: str, entry: K) -> None:
-        """It is the newest again."""
+        """Make an entry the newest of its owner."""
         self.drop(owner, entry)
         self.add(owner, entry)
 

@@ -1,8 +1,8 @@
 """Snapshots: what each segment of a ring begins with, so that recovery need not go further back.
 
 Owns the form of the tables of streams and producers, and of the producers' sequences, at a
-segment's start. The rule: they are those before the bundle that turned the segment. The
-queues are not among them: they have a checkpoint of their own. Source: DESIGN.md, section 6.
+segment's start. The rule: they are those before the bundle that turned the segment. The queues are
+not among them: they have a checkpoint of their own. Source: docs/design.md, Journal.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ class Sequence64(msgspec.Struct, array_like=True):
     stream: int
     next: int
     runs: list[tuple[int, int, int, int]] = []
-    """(first sequence, offset, append time, count) of remembered batches, oldest first."""
+    """(first sequence, offset, append time, count) of remembered batches, oldest first. Count 0:
+    what follows from this sequence on is remembered, less what damage took."""
     contents: bytes = b""
     """First sequence (u64) and CRC of the content (u32) of the newest batches, oldest first."""
 
 
 PackedSequence: TypeAlias = msgspec.Raw
-"""A Sequence64 as its bytes in a snapshot: kept by whoever has it until it changes."""
+"""A Sequence64 as its bytes in a snapshot: kept by its owner until it changes."""
 
 
 class ProducerFact(msgspec.Struct, array_like=True, frozen=True, gc=False):

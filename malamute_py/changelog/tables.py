@@ -1,10 +1,10 @@
 """What the change log makes: the tables, and the one function that applies a record to them.
 
-Owns the rows and `apply`. The rules: it sees no clock, no randomness and no link, so every
-replay and every replica reaches the same tables; it is asked of a record once, in the order
-of the log; what it does not find it leaves alone. `Tables` (streams, producers) are small and
-ride at each segment's start; `Queues` have a checkpoint of their own, whose maps may load a row
-when it is asked for. Source: DESIGN.md, sections 6 and 9.
+Owns the rows and `apply`. The rules: it sees no clock, no randomness and no link, so every replay
+and every replica reaches the same tables; it is asked of a record once, in the order of the log;
+what it does not find it leaves alone. `Tables` (streams, producers) are small and ride at each
+segment's start; `Queues` have a checkpoint of their own, whose maps may load a row when it is asked
+for. Source: docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ WITHDRAWN: Final = "withdrawn"
 RELEASED: Final = "released"
 """Why work comes back whose worker stopped before it came to an end."""
 KEYS_MAX: Final = 100_000
-"""Keys of batches and steps that are remembered; beyond it whoever has most loses its oldest."""
+"""Keys that are remembered; beyond it the identity that has most loses its oldest."""
 ANONYMOUS: Final = "~"
 """Owner of all keys of senders without an identity, whose names begin so: they have one share."""
 
@@ -154,6 +154,8 @@ class MessageRow(msgspec.Struct, gc=False):
     attempts: int = 0
     """Given back by a recipient so often."""
     rare: Rare | None = None
+    pause_ms: int = 0
+    """The longest pause that a recipient asked for."""
 
     @property
     def weighs_on(self) -> str:
@@ -170,7 +172,7 @@ class Hold(msgspec.Struct, gc=False):
     at_ms: int
     lease_ms: int
     received: int = 0
-    """Of these, which it said to have."""
+    """Rows among them that the worker said to have received."""
 
 
 class RequestRow(msgspec.Struct, gc=False):
@@ -185,6 +187,8 @@ class RequestRow(msgspec.Struct, gc=False):
     """How often -> rows that were handed out so often; none for those that never were."""
     delayed: dict[int, int] = {}
     """Time -> rows that wait, and not before it."""
+    pause_ms: int = 0
+    """The longest pause that was noted for any of the rows."""
 
 
 class CursorRow(msgspec.Struct):
@@ -197,7 +201,7 @@ class CursorRow(msgspec.Struct):
     moved_ms: int
     by: str = ""
     epoch: int = 0
-    """Of the log when `next` was a position of the stream; 0: not known."""
+    """Epoch of the log in which `next` was a position of the stream; 0: not known."""
 
 
 class GroupRow(msgspec.Struct):
@@ -213,7 +217,7 @@ class GroupRow(msgspec.Struct):
     moved_ms: int = 0
     by: str = ""
     epoch: int = 0
-    """Of the log when all of this was a position of the stream; 0: not known."""
+    """Epoch of the log in which these were positions of the stream; 0: not known."""
     durable: bool = False
     """Its members get only records that no power loss can take back."""
 
@@ -236,7 +240,7 @@ class Remembering(MutableMapping[Key, KeyRow]):
     _shares: Shares[Key] | None = None
 
     def remember(self, key: Key, row: KeyRow, most: int) -> None:
-        """A key was taken; when there are `most`, somebody's oldest is forgotten for it."""
+        """Remember a key; when there are `most`, the oldest one of an owner is forgotten."""
         shares = self._shares
         if shares is None:
             shares = self._shares = Shares()
@@ -257,7 +261,7 @@ def owner_of(key: Key) -> str:
 
 
 class Keys(OrderedDict[Key, KeyRow], Remembering):
-    """The same in memory; an OrderedDict, as a dict walks past all that was deleted before."""
+    """Keys in memory; an OrderedDict, as a dict walks past all entries that were deleted."""
 
 
 class Queues(msgspec.Struct):
@@ -396,6 +400,7 @@ def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
         if row is None:
             continue
         mask = mask_of(rows, row.left)
+        row.pause_ms = max(row.pause_ms, change.pause_ms)
         if mask == row.left and (row.rare is None or not row.rare.again):
             row.attempts += 1
             row.not_before_ms = change.not_before_ms
@@ -494,7 +499,7 @@ def _undelay(row: RequestRow, mask: int) -> None:
 
 
 def _release(row: RequestRow, mask: int) -> None:
-    """Nobody holds these rows."""
+    """Take these rows out of their holders' hands."""
     kept: list[Hold] = []
     for hold in row.holds:
         hold.rows &= ~mask
@@ -534,6 +539,7 @@ def _work_returned(tables: Tables, queues: Queues, change: WorkReturned) -> None
         _release(row, mask)
         row.waiting |= mask
         if mask and change.not_before_ms:
+            row.pause_ms = max(row.pause_ms, change.pause_ms)
             at_ms = change.not_before_ms
             row.delayed[at_ms] = row.delayed.get(at_ms, 0) | mask
         queues.requests[base] = row
@@ -669,7 +675,7 @@ def _group_done(tables: Tables, queues: Queues, change: GroupDone) -> None:
 
 
 def with_done(next: int, done: list[Range], ranges: Iterable[Range]) -> tuple[int, list[Range]]:
-    """`next` and what is done behind it, once `ranges` are done too.
+    """`next` and what is done after it, once `ranges` are done too.
 
     done: ascending, with gaps between them. What is new is looked up among them: a group whose
     members are many has a thousand, and each acknowledgement brings a few.

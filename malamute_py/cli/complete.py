@@ -54,14 +54,14 @@ def streams(ctx: typer.Context, incomplete: str) -> list[str]:
 def mailboxes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of mailboxes."""
     return _asked(
-        ctx, incomplete, lambda client: [each.name for each in client.mailboxes(incomplete)]
+        ctx, incomplete, lambda client: [each.name for each in client.list_mailboxes(incomplete)]
     )
 
 
 def services(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of services."""
     return _asked(
-        ctx, incomplete, lambda client: [each.name for each in client.services(incomplete)]
+        ctx, incomplete, lambda client: [each.name for each in client.list_services(incomplete)]
     )
 
 
@@ -70,7 +70,7 @@ def cursors(ctx: typer.Context, incomplete: str) -> list[str]:
     stream = ctx.params.get("stream") or ""
     return _asked(
         ctx, incomplete,
-        lambda client: [each.cursor for each in client.cursors(stream, incomplete)],
+        lambda client: [each.cursor for each in client.list_cursors(stream, incomplete)],
     )  # fmt: skip
 
 
@@ -78,13 +78,17 @@ def groups(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of groups of the stream before it."""
     stream = ctx.params.get("stream") or ""
     return _asked(
-        ctx, incomplete, lambda client: [each.group for each in client.groups(stream, incomplete)]
+        ctx,
+        incomplete,
+        lambda client: [each.group for each in client.list_groups(stream, incomplete)],
     )
 
 
 def links(ctx: typer.Context, incomplete: str) -> list[str]:
     """Numbers of links."""
-    return _asked(ctx, incomplete, lambda client: [str(each.link) for each in client.links(1000)])
+    return _asked(
+        ctx, incomplete, lambda client: [str(each.link) for each in client.list_links(1000)]
+    )
 
 
 def context_names(incomplete: str) -> list[str]:

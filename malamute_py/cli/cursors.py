@@ -49,7 +49,7 @@ def known(client: SyncClient, stream: str, cursor: str, following: str = "") -> 
         lambda: client.cursor_info(stream, cursor),
         "cursor",
         cursor,
-        lambda: [each.cursor for each in client.cursors(stream)],
+        lambda: [each.cursor for each in client.list_cursors(stream)],
         following or f"reading with it makes it: malamute sub {stream} --cursor {cursor}",
         where=f" of {stream}",
     )
@@ -77,7 +77,7 @@ def ls(
     with linked(ctx) as client:
         if stream:
             known_stream(client, stream)
-        found = client.cursors(stream, prefix)
+        found = client.list_cursors(stream, prefix)
     output.listing(
         [
             Column("stream", "Stream", style="cyan"),

@@ -29,7 +29,7 @@ UNREACHABLE: Final = 3
 """No link to a broker, or it was lost."""
 TIMED_OUT: Final = 4
 LOST: Final = 5
-"""It was done, and records were lost."""
+"""The command did what it was asked for, and records were lost."""
 INTERRUPTED: Final = 130
 
 _NEXT: Final = {

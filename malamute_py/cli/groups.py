@@ -41,7 +41,7 @@ def known(client: SyncClient, stream: str, group: str) -> GroupFacts:
         lambda: client.group_info(stream, group),
         "group",
         group,
-        lambda: [each.group for each in client.groups(stream)],
+        lambda: [each.group for each in client.list_groups(stream)],
         f"its first member makes it: malamute sub {stream} --group {group}",
         where=f" of {stream}",
     )
@@ -69,7 +69,7 @@ def ls(
     with linked(ctx) as client:
         if stream:
             known_stream(client, stream)
-        found = client.groups(stream, prefix)
+        found = client.list_groups(stream, prefix)
     output.listing(
         [
             Column("stream", "Stream", style="cyan"),

@@ -130,7 +130,7 @@ def known(client: SyncClient, mailbox: str, following: str = "") -> Any:
         lambda: client.mailbox_info(mailbox),
         "mailbox",
         mailbox,
-        lambda: [each.name for each in client.mailboxes()],
+        lambda: [each.name for each in client.list_mailboxes()],
         following or f"sending to it makes it: malamute send {mailbox} 'a message'",
     )
 
@@ -146,7 +146,7 @@ class _Printed:
         self._count = 0
 
     def add(self, messages: Any) -> None:
-        """These were printed; now and then the broker is told."""
+        """Count messages that were printed; now and then acknowledge them."""
         from malamute_py.client.letters import ranges_of
 
         if self._no_ack:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from malamute_py.client.facts import PeekedMail
     from malamute_py.client.letters import Letter
 
-_SENDER_WIDTH_MAX: Final = 24
 _ANONYMOUS_SHOWN: Final = 9
-"""Of `~` and the digits that stand for a client without an identity."""
+"""Characters shown of a client without an identity: `~` and the first digits."""
 
 
 class MailWriter(RecordWriter):

@@ -16,7 +16,7 @@ from malamute_py.cli.values import duration_text, size_text
 app = group("client")
 
 _DIGITS_MAX = 18
-"""Of a link's number; what the wire has is 64 bits."""
+"""Digits of a link's number; the wire has 64 bits for it."""
 
 
 @app.command(
@@ -32,7 +32,7 @@ def ls(
 ) -> None:
     """List the links that clients have to the broker."""
     with linked(ctx) as client:
-        found = client.links(limit)
+        found = client.list_links(limit)
         welcome = client.welcome
         now_ms = int(client.broker_info().more.get("now_ms", welcome.now_ms if welcome else 0))
     output.listing(

@@ -56,7 +56,7 @@ def ls(
 ) -> None:
     """List the mailboxes."""
     with linked(ctx) as client:
-        found = client.mailboxes(prefix)
+        found = client.list_mailboxes(prefix)
     output.listing(
         [
             Column("name", "Mailbox", style="cyan"),

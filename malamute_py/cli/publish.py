@@ -23,7 +23,7 @@ from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import count_text, duration_text, pairs, size_text
 
 if TYPE_CHECKING:
-    from malamute_py.client.sync import SyncClient, SyncWindow
+    from malamute_py.client.sync import SyncBulkPublisher, SyncClient
     from malamute_py.client.words import ConfirmAt
 
 EPILOG: Final = """\b
@@ -179,7 +179,7 @@ class _Run:
         """Publish all of it and say how much that was; returns the exit code."""
         interrupted = False
         unreadable: CommandFailed | OSError | None = None
-        window = self._client.window(self._stream, confirm=self._confirm, keep=False)
+        window = self._client.publisher(self._stream, confirm=self._confirm, keep=False)
         try:
             with Progress("publishing", total=total, shown=not sys.stdin.isatty()) as progress:
                 try:
@@ -189,6 +189,8 @@ class _Run:
                         progress.update(window.published, self._pace(window))
                 except KeyboardInterrupt:
                     interrupted = True
+                except MalamuteError:
+                    raise  # Timeout and ConnectionLost are OSErrors, too
                 except (CommandFailed, OSError) as error:
                     unreadable = error  # what came before it is still to be confirmed
                 progress.title("confirming")
@@ -204,12 +206,12 @@ class _Run:
             raise unreadable
         return INTERRUPTED if interrupted else 0
 
-    def _pace(self, window: SyncWindow) -> str:
+    def _pace(self, window: SyncBulkPublisher) -> str:
         spent = time.monotonic() - self._began
         rate = window.published / spent if spent > 0 else 0.0
         return f"{window.published:,} records, {size_text(self._bytes)}, {rate:,.0f}/s"
 
-    def _tell(self, window: SyncWindow) -> None:
+    def _tell(self, window: SyncBulkPublisher) -> None:
         spent_ms = round((time.monotonic() - self._began) * 1000)
         if not self._json and not output.on_terminal():
             print(f"{self._stream}\t{window.published}\t{window.level or 'none'}")

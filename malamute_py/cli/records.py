@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from malamute_protocol.batch import Batch, Record
 
 SHOWN_BYTES_MAX: Final = 4096
-"""Of one body on a terminal."""
+"""Bytes of one body that a terminal is shown."""
 _SUBJECT_WIDTH_MAX: Final = 40
 ESCAPES: Final = {
     **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))},

@@ -255,7 +255,7 @@ class _ToStream:
     def __init__(self, client: SyncClient, stream: str) -> None:
         self.count = 0
         self.bytes = 0
-        self._window = client.window(stream, keep=False)
+        self._window = client.publisher(stream, keep=False)
 
     def write(self, batch: Batch) -> None:
         """Copies of a batch's delivered records."""
@@ -387,7 +387,7 @@ class _Run:
             self._pass_over()
 
     def _mark(self, first: int, last: int) -> None:
-        """These were written."""
+        """Note offsets that were written."""
         if not self._seen:
             self._seen = [first, last]
         self._seen[1] = last

@@ -20,7 +20,7 @@ from typing import IO, Final, NamedTuple, Self
 _POLL_S: Final = 0.1
 _READ_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = 4096
-"""Of what the command says on standard error, for the reason of its failure."""
+"""Bytes of the command's standard error that are kept for the reason of its failure."""
 
 TOO_MUCH: Final = "too much"
 
@@ -66,7 +66,7 @@ class Guard:
         self._tell(f"+ {group}\n")
 
     def left(self, group: int) -> None:
-        """It has ended."""
+        """Note that a process group has ended."""
         self._tell(f"- {group}\n")
 
     def _tell(self, line: str) -> None:

@@ -224,14 +224,14 @@ class _Sending:
                     progress.update(self._count, self._pace())
             except KeyboardInterrupt:
                 interrupted = True
-            except (CommandFailed, OSError) as error:
-                unreadable = error
             except Timeout:
                 self._tell_partly(tried)
                 raise self._late() from None
             except MalamuteError:
                 self._tell_partly(tried)
                 raise
+            except (CommandFailed, OSError) as error:
+                unreadable = error
         self._tell()
         if unreadable is not None:
             raise unreadable

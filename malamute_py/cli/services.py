@@ -47,7 +47,7 @@ def known(client: SyncClient, service: str, following: str = "") -> ServiceFacts
         lambda: client.service_info(service),
         "service",
         service,
-        lambda: [each.name for each in client.services()],
+        lambda: [each.name for each in client.list_services()],
         following or f"a request or a worker makes it: malamute work {service} -- COMMAND",
     )
 
@@ -70,7 +70,7 @@ def ls(
 ) -> None:
     """List the services."""
     with linked(ctx) as client:
-        found = client.services(prefix)
+        found = client.list_services(prefix)
     output.listing(
         [
             Column("name", "Service", style="cyan"),

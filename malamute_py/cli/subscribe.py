@@ -2,7 +2,7 @@
 
 Owns the words for start points and for what a reader has to be told. The rules: gaps and
 rewinds are said on standard error, never silently passed over; a cursor is moved, and a
-group's record acknowledged, only behind what was printed; Ctrl-C ends in order and says where
+group's record acknowledged, only after what was printed; Ctrl-C ends in order and says where
 to go on.
 """
 
@@ -126,7 +126,7 @@ def sub(
             known(client, stream)
         reader: _Reader
         if group is not None:
-            reader = _Member(client, stream, group, kind, pattern, begin, strict, count)
+            reader = _Member(client, stream, group, kind, pattern, begin, strict, count, create)
         else:
             stands = None if cursor is None else cursor_stands(client, stream, cursor)
             records = client.subscribe(
@@ -256,7 +256,7 @@ class _WithCursor(_Reader):
             return super().next(timeout_ms)
 
     def printed(self, batch: Batch, count: int) -> None:
-        """They are read, once the cursor is moved."""
+        """Move the cursor: records that were printed are read then."""
         place = self._records.position
         if place is None:
             return
@@ -267,7 +267,7 @@ class _WithCursor(_Reader):
         self._behind = place
 
     def printed_all(self, whole: bool) -> None:
-        """As above; what the pattern left out is behind it, too."""
+        """As above; what the pattern left out counts as read, too."""
         place = self._records.position
         if whole and place is not None and (self._stands is None or place.next > self._stands):
             self._behind = place
@@ -306,20 +306,21 @@ class _Member(_Reader):
         start: StartPoint,
         strict: bool,
         count: int | None,
+        create: bool,
     ) -> None:
         credit: dict[str, Any] = {}
         if count is not None:
             credit["credit_records"] = min(count, _MEMBER_CREDIT)
         self._member = client.group(
             stream, group, kind=kind, pattern=pattern, start=start, strict=strict,
-            on_notice=tell_notice, ack="manual", **credit,
+            create=create, on_notice=tell_notice, ack="manual", **credit,
         )  # fmt: skip
         super().__init__(self._member)
         self._client = client
         self.how = f" as a member of {group}"
 
     def printed(self, batch: Batch, count: int) -> None:
-        """They are done."""
+        """Acknowledge records that were printed."""
         held: Any = batch
         self._member.ack_nowait(held if count == len(batch) else held.cut(0, count))
 

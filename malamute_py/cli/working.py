@@ -298,8 +298,10 @@ class _Crew:
                 output_bytes_max=self._reply_bytes_max, grace_s=lambda: self._grace_s,
                 guard=self._guard,
             )  # fmt: skip
+        except MalamuteError:
+            raise  # a reply could not be sent; Timeout and ConnectionLost are OSErrors, too
         except OSError as error:
-            request.give_back()
+            request.nack()
             raise CommandFailed(
                 f"{self._command[0]}: cannot be run: {(error.strerror or str(error)).lower()}"
                 + (
@@ -313,7 +315,7 @@ class _Crew:
             return self._failed(request, str(error))
         words.end()
         if ran.stopped == _GONE:
-            request.give_back()  # should the broker think that it is still ours
+            request.nack()  # should the broker think that it is still ours
             return "gone", "nobody waits for it any more"
         if ran.stopped == _LATE:
             return self._failed(request, f"it did not end within {self._timeout_text}")
@@ -327,7 +329,7 @@ class _Crew:
             return "returned", ran.last_words
         if ran.code == TEMPFAIL:
             pause_ms = request.retry_ms(self._delay_ms)
-            kept = request.give_back(pause_ms, reason=ran.last_words[:_REASON_MAX], wait=True)
+            kept = request.nack(pause_ms, reason=ran.last_words[:_REASON_MAX], wait=True)
             return ("returned" if kept else "gone"), ran.last_words
         return self._failed(request, ran.last_words or _ending(ran.code))
 

@@ -15,22 +15,21 @@ import msgspec
 
 from malamute_protocol.commands import Command, Confirm, WorkState
 from malamute_protocol.errors import MalamuteError, RequestRejected
+from malamute_protocol.limits import RANGES_MAX
 from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers
 
 Range = tuple[int, int]
-RANGES_MAX: Final = 4096
-"""Ranges in one command: far below the protocol's limit, and enough for one message."""
 
 
 class Form(NamedTuple):
     """What numbers must have in common to be acknowledged together."""
 
     state: int = 0
-    """Of work: WorkState; of mail 0."""
+    """WorkState of an acknowledgement of work; 0 for mail."""
     again_ms: int = -1
     reason: str = ""
     silent: bool = False
-    """Nobody is interested in the answer, nor is there one."""
+    """Whether no caller wants the answer, nor is there one."""
 
 
 class Owner(Protocol):
@@ -68,14 +67,14 @@ class Ack:
         self.key = b""
         """Its name, should it be sent again: drawn for an end of work that a caller waits for."""
         self.tokens: list[tuple[Any, list[Range]]] = []
-        """Who waits, and for which of the numbers."""
+        """Callers that wait, each with its numbers."""
 
     def confirmed(self, confirm: Confirm) -> None:
-        """It was done."""
+        """Settle an acknowledgement that the broker has done."""
         self.acks.confirmed(self, confirm)
 
     def refused(self, error: RequestRejected, now_ms: int) -> None:
-        """It was not done."""
+        """Settle, repeat or split an acknowledgement that the broker refused."""
         self.acks.refused(self, error, now_ms)
 
 
@@ -99,7 +98,7 @@ class Acks:
         """By the owner's id and the form."""
         self._sent: dict[Ack, None] = {}
         self._put_off: Final[dict[Ack, int]] = {}
-        """Refused for now, and when to say it again."""
+        """Acknowledgements that the broker refused with `wait`, and when each is sent again."""
         self.queues: Final = (self._gathered, self._put_off)
         """What take() goes by: while all of them are empty, it has nothing to do."""
         self._taken_ms = -1
@@ -203,7 +202,7 @@ class Acks:
         return parts
 
     def _spread(self, parts: list[Ack], token: Any, ranges: list[Range], border: int) -> None:
-        """Who waits for numbers of both halves waits for both answers."""
+        """Make a caller whose numbers lie in both halves wait for both answers."""
         both = _Both(token)
         below = [(first, min(end, border)) for first, end in ranges if first < border]
         above = [(max(first, border), end) for first, end in ranges if end > border]
@@ -288,7 +287,7 @@ def _count(ranges: list[Range]) -> int:
 
 
 def merged(ranges: list[Range]) -> list[Range]:
-    """The same numbers as ascending ranges that do not touch."""
+    """Return the numbers as ascending ranges that do not touch."""
     if len(ranges) < 2:
         return ranges
     ranges.sort()

@@ -1,7 +1,7 @@
 """The asyncio client: connect, publish, subscribe, ask.
 
-Owns the verbs as awaitables. The rule: a cancelled call leaves the link and everybody
-else's calls as they were; a record whose publish was cancelled may still be in the log.
+Owns the verbs as awaitables. The rule: a cancelled call leaves the link and all
+other calls as they were; a record whose publish was cancelled may still be in the log.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from malamute_py.client.subscription import Subscription
 from malamute_py.client.waits import ACKED, PUBLISHED, WINDOW, timed_out
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
-__all__ = ["Client", "Connecting", "Subscription", "Window", "connect"]
+__all__ = ["BulkPublisher", "Client", "Connecting", "Subscription", "connect"]
 
 CONNECT_MS = 10_000
 FLUSH_MS = 5_000
@@ -274,7 +274,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         ConnectionLost (the client was closed; it may be in the log).
         """
         link = self._link
-        if not link.has_room:
+        if not link.has_room():
             timeout_ms = await link.room(body_size(body), timeout_ms, stream)
         # From here on as publish_nowait() and limit() do it, without their calls for each record.
         future: asyncio.Future[Confirmation] = link.loop.create_future()
@@ -306,7 +306,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         otherwise as publish().
         """
         link = self._link
-        if not self._publisher.has_room:
+        if not self._session.window.has_room():
             raise RequestRejected("window", "too much is unconfirmed: await some of it first")
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, future)
@@ -337,7 +337,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
-        async with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             await window.publish_many(
                 bodies,
                 subject=subject,
@@ -363,7 +363,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
         refusal of these (`unknown_producer`, `out_of_sequence`) is raised. Raises as publish().
         """
-        async with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             await window.publish_batch(content)
         return window.confirmations[0]
 
@@ -382,26 +382,26 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         body: the column with the bodies (binary or string). subject: name of a column, or
         one subject for all. Raises as publish().
         """
-        async with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        async with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             for content, _ in arrow_contents(table, body, subject):
                 await window.publish_batch(content)
         return window.confirmations
 
-    def window(
+    def publisher(
         self,
         stream: str,
         *,
         confirm: ConfirmAt = "default",
         keep: bool = True,
         timeout_ms: Wait = "default",
-    ) -> Window:
+    ) -> BulkPublisher:
         """A run of publishing whose confirms are awaited together, at its end.
 
         keep: collect the Confirmations; False for runs without end, where a count is enough.
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
         full; None: for ever.
         """
-        return Window(self._link, stream, level_number(confirm), keep, timeout_ms)
+        return BulkPublisher(self._link, stream, level_number(confirm), keep, timeout_ms)
 
     # --- subscribing ---------------------------------------------------------------------------
 
@@ -538,7 +538,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """Facts about the broker."""
         return facts(BrokerFacts, await self._link.ask(c.BrokerInfo))
 
-    async def links(self, limit: int = 1000) -> list[LinkFacts]:
+    async def list_links(self, limit: int = 1000) -> list[LinkFacts]:
         """The links that the broker has. Raises RequestRejected `forbidden`."""
         value = await self._link.ask(lambda number: c.ListLinks(number, limit))
         return fact_list(LinkFacts, value, "links")
@@ -548,13 +548,13 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         await self._link.ask(lambda number: c.Kick(number, link, reason))
 
 
-class Window:
+class BulkPublisher:
     """Batches published one after the other, confirmed together; an async context manager."""
 
     def __init__(
         self, link: LoopLink, stream: str, level: int, keep: bool, timeout_ms: Wait
     ) -> None:
-        """See Client.window()."""
+        """See Client.publisher()."""
         self._link = link
         self._timeout_ms = timeout_ms
         self._publisher = link.publisher
@@ -563,7 +563,8 @@ class Window:
         self._keep = keep
         self._open = 0
         self._least = int(Level.REPLICATED)
-        self._settled = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
+        """Futures of callers that wait for the next batch to be confirmed, or to fail."""
         self.confirmations: list[Confirmation] = []
         """One a batch, in order, when they are kept."""
         self.published = 0
@@ -595,7 +596,7 @@ class Window:
             options=options,
         )
         for first, end in bulk.cuts():
-            if not self._link.has_room:
+            if not self._link.has_room():
                 await self._link.room(
                     self._link.session.batch_bytes, self._timeout_ms, self._stream
                 )
@@ -607,7 +608,7 @@ class Window:
     async def publish_batch(self, content: bytes) -> None:
         """Publish one encoded content; returns when it is in the window."""
         count = content_count(content)
-        if not self._link.has_room:
+        if not self._link.has_room():
             await self._link.room(len(content), self._timeout_ms, self._stream)
         self._add(content, count)
 
@@ -630,7 +631,10 @@ class Window:
                 self.confirmations.append(confirmation(outcome, 0, count))
         elif self.error is None:
             self.error = outcome
-        self._settled.set()
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+        self._waiting.clear()
 
     async def wait(self, timeout_ms: Wait = "default") -> None:
         """Return once everything is confirmed.
@@ -639,14 +643,15 @@ class Window:
         Raises the first failure, or Timeout.
         """
         wait = self._timeout_ms if timeout_ms == "default" else timeout_ms
-        wait_ms = self._link.engine.settings.wait_ms(wait)
         while self._open:
-            self._settled.clear()
-            await self._link.within(self._settled, wait_ms, WINDOW, self._stream)
+            future: asyncio.Future[None] = self._link.loop.create_future()
+            self._link.limit(future, wait, WINDOW, self._stream)
+            self._waiting.append(future)
+            await future
         if self.error is not None:
             raise self.error
 
-    async def __aenter__(self) -> Window:
+    async def __aenter__(self) -> BulkPublisher:
         return self
 
     async def __aexit__(

@@ -1,6 +1,6 @@
 """Mail and requests in asyncio: send, read, ask a service.
 
-Owns the verbs as awaitables. The rule: a cancelled call leaves the link and everybody else's
+Owns the verbs as awaitables. The rule: a cancelled call leaves the link and all other
 calls as they were; a request whose caller was cancelled is cancelled at the broker, too.
 """
 
@@ -76,9 +76,13 @@ class MailVerbs(AsyncVerbs):
         Timeout (it may still be taken) or ConnectionLost (the client was closed).
         """
         link = self._link
-        if not link.has_room:
+        if not link.has_room():
             timeout_ms = await link.room(body_size(body), timeout_ms, mailbox)
-        wait_ms = self._session.settings.wait_ms(timeout_ms)
+        settings = self._session.settings
+        # Almost all calls wait by default: those need no look at what they ask for.
+        wait_ms = (
+            settings.call_timeout_ms if timeout_ms == "default" else settings.wait_ms(timeout_ms)
+        )
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         self._session.outbox.send(
             mailbox,
@@ -114,7 +118,7 @@ class MailVerbs(AsyncVerbs):
         otherwise as send().
         """
         link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
-        if not self._session.window.has_room:
+        if not self._session.window.has_room():
             raise RequestRejected("window", "too much is unconfirmed: await some of it first")
         # From here on as send(), which saves the call.
         future: asyncio.Future[Confirmation] = link.loop.create_future()
@@ -175,7 +179,7 @@ class MailVerbs(AsyncVerbs):
         until_ms = 0 if wait_ms is None else clock_ms() + wait_ms
         at_ms = 0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms)
         for first, end in bulk.cuts():
-            if not link.has_room:
+            if not link.has_room():
                 await link.room(session.batch_bytes, timeout_ms, mailbox)
             session.outbox.send_content(
                 mailbox,
@@ -235,7 +239,7 @@ class MailVerbs(AsyncVerbs):
         """Ask a service and wait for the (first) reply of a worker.
 
         subject: what workers' patterns are matched with. timeout_ms: after it the broker
-        takes the request from whoever has it; None: never; by default the client's settings say
+        takes the request from its holder; None: never; by default the client's settings say
         when. key: at most 128 bytes that name
         the request, so that it is taken once even if another process sends it again. reply_to:
         a mailbox to be read for replies; empty: the client's own, temporary when it has no
@@ -251,7 +255,7 @@ class MailVerbs(AsyncVerbs):
         """
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
-        if not link.has_room:
+        if not link.has_room():
             left = await link.room(body_size(body), timeout_ms, service)
             wait_ms = session.settings.wait_ms(left)
         future: asyncio.Future[Reply] = link.loop.create_future()
@@ -296,7 +300,7 @@ class MailVerbs(AsyncVerbs):
         """
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
-        if not link.has_room:
+        if not link.has_room():
             left = await link.room(body_size(body), timeout_ms, service)
             wait_ms = session.settings.wait_ms(left)
         replies = Replies()
@@ -352,7 +356,7 @@ class MailVerbs(AsyncVerbs):
         """
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
-        if not link.has_room:
+        if not link.has_room():
             left = await link.room(body_size(body), timeout_ms, service)
             wait_ms = session.settings.wait_ms(left)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
@@ -397,7 +401,7 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
         return self._inbox.opened
 
     async def ack(self, timeout_ms: Wait = "default") -> bool:
-        """It was received for good; returns when the broker has confirmed that.
+        """Acknowledge the message for good; returns when the broker has confirmed that.
 
         False: this inbox was closed, which gave it back; or the link was lost in between: should
         the broker hand it to this client again, it is acknowledged without being shown.
@@ -407,7 +411,7 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
         number = self.number
         return await self._inbox.acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
 
-    async def again(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+    async def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have it delivered again, to any reader, after so many milliseconds."""
         number = self.number
         again_ms = duration("delay_ms", delay_ms)
@@ -422,10 +426,10 @@ class MailBatch(MailBatchOf[Mail]):
         acked: bool = await self._reader.acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
         return acked
 
-    async def again(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+    async def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have all of them delivered again after so many milliseconds."""
         acked: bool = await self._reader.acknowledge(
-            ranges_of(self.batch), duration("delay_ms", delay_ms)
+            ranges_of(self.batch), duration("delay_ms", delay_ms), timeout_ms
         )
         return acked
 
@@ -441,7 +445,7 @@ class Inbox(MailReader[Mail]):
         self._link = link
         self._arrival = link.arrivals(self._view)
         self._until_pause = _PAUSE_EVERY
-        # `async for mail in client.inbox(...)` with a break leaves nobody to close it.
+        # `async for mail in client.inbox(...)` with a break leaves no one to close it.
         self._finalizer = weakref.finalize(self, link.dropped, self._view)
         self._finalizer.atexit = False
         link.wake_up()

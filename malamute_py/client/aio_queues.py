@@ -1,6 +1,6 @@
 """Cursors, groups, atomic steps and the asking about queues, in asyncio.
 
-Owns these verbs as awaitables. The rule: as in aio.py: a cancelled call leaves everybody else's
+Owns these verbs as awaitables. The rule: as in aio.py: a cancelled call leaves all others
 as they were; a step whose commit was cancelled may still be taken, and then is taken whole.
 """
 
@@ -97,7 +97,7 @@ class AtomicStep(Step):
         if not self.parts:
             return None
         link = self._link
-        if not link.has_room:
+        if not link.has_room():
             try:
                 timeout_ms = await link.room(self.size, timeout_ms, "a step")
             except (Timeout, asyncio.CancelledError):
@@ -169,7 +169,7 @@ class StreamCursor(CursorName):
 
 
 class Member(Handed):
-    """A member of a group: records and batches that nobody else gets; for one task at a time."""
+    """A member of a group, with records that no other member gets; for one task at a time."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Member(Handed):
         self._arrival = link.arrivals(self._membership)
         self._until_pause = _PAUSE_EVERY
         self._closed = False
-        # `async for record in client.group(...)` with a break leaves nobody to close it.
+        # `async for record in client.group(...)` with a break leaves no one to close it.
         self._finalizer = weakref.finalize(self, link.dropped, self._membership)
         self._finalizer.atexit = False
         link.wake_up()
@@ -298,7 +298,7 @@ class Member(Handed):
         self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
         return await future
 
-    async def again(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+    async def nack(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """A record or batch is wanted again, by any member, after a time. As ack()."""
         future = self._ack(held, duration("delay_ms", delay_ms))
         self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
@@ -370,7 +370,7 @@ class QueueVerbs(AsyncVerbs):
         """Facts about one cursor. Raises RequestRejected `unknown_cursor`."""
         return await self.cursor(stream, cursor).info()
 
-    async def cursors(self, stream: str = "", prefix: str = "") -> list[CursorFacts]:
+    async def list_cursors(self, stream: str = "", prefix: str = "") -> list[CursorFacts]:
         """Facts about the cursors of a stream (empty: of all), those that begin so."""
         return await self._pages(
             CursorFacts,
@@ -392,6 +392,7 @@ class QueueVerbs(AsyncVerbs):
         credit_bytes: int = CREDIT_BYTES,
         hold_ms: int = 0,
         visibility: GroupVisibility = "",
+        create: bool = False,
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
     ) -> Member:
@@ -402,13 +403,14 @@ class QueueVerbs(AsyncVerbs):
         where a new group begins; by default at the oldest record, so that it misses none. ack:
         "next": what was handed over is done when the next is asked for; "manual": only ack() says
         so. credit_records: how many may be in hand. visibility: "durable", what a new group is
-        (only what no power loss takes back), or "live". A rewind is told as a subscription tells
-        it: on_notice, or GapError when strict.
+        (only what no power loss takes back), or "live". create: make the stream when there is
+        none; by default a name that is no stream's is refused `unknown_stream`. A rewind is told
+        as a subscription tells it: on_notice, or GapError when strict.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = Joining(
             stream, group, make_pattern(pattern), kind, start_on_wire(start),
-            credit_records, credit_bytes, hold_ms, group_visibility(visibility),
+            credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
         ).check()  # fmt: skip
         return Member(self._link, asked, ack=ack, strict=strict, on_notice=on_notice)
 
@@ -417,7 +419,7 @@ class QueueVerbs(AsyncVerbs):
         value = await self._link.ask(lambda number: c.GroupInfo(number, stream, group))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
-    async def groups(self, stream: str = "", prefix: str = "") -> list[GroupFacts]:
+    async def list_groups(self, stream: str = "", prefix: str = "") -> list[GroupFacts]:
         """Facts about the groups of a stream (empty: of all), those that begin so."""
         return await self._pages(
             GroupFacts,
@@ -430,7 +432,7 @@ class QueueVerbs(AsyncVerbs):
 
     # --- mailboxes ---------------------------------------------------------------------------
 
-    async def mailboxes(self, prefix: str = "") -> list[MailboxFacts]:
+    async def list_mailboxes(self, prefix: str = "") -> list[MailboxFacts]:
         """Facts about all mailboxes whose name begins so, in name order."""
         return await self._pages(
             MailboxFacts, lambda number, after: c.MailboxInfo(number, beginning(prefix), after)
@@ -479,7 +481,7 @@ class QueueVerbs(AsyncVerbs):
 
     # --- services ----------------------------------------------------------------------------
 
-    async def services(self, prefix: str = "") -> list[ServiceFacts]:
+    async def list_services(self, prefix: str = "") -> list[ServiceFacts]:
         """Facts about all service queues whose name begins so, in name order."""
         return await self._pages(
             ServiceFacts, lambda number, after: c.ServiceInfo(number, beginning(prefix), after)

@@ -87,7 +87,7 @@ class WorkVerbs(AsyncVerbs):
         renewed by this client while the request is in hand (None: the service's own). confirm:
         level of the replies. credit_bytes: bytes of requests that may be on their way here.
         settings: for a service that does not exist yet. close(), or the end of `async with`,
-        gives back what is not finished; a worker that nobody closes ends once it is collected.
+        gives back what is not finished; a worker that is not closed ends once it is collected.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
         offered = make_offered(
@@ -114,7 +114,7 @@ class WorkVerbs(AsyncVerbs):
         the request without one unless the handler has finished it itself; an async generator's
         values are replies, and its end completes the request. A handler that is no coroutine
         function runs in one of `concurrency` threads. What it raises: on_error="fail" moves the
-        request to the service's dead letters with the exception as the reason, "give_back"
+        request to the service's dead letters with the exception as the reason, "nack"
         returns it to the queue for after delay_ms, which doubles with each attempt (0: the
         service's back-off); after the last attempt the exception is in the dead letter, too. The
         rest as worker(). Raises as worker().
@@ -176,7 +176,7 @@ class Request(Job):
         ConnectionLost: then it is still in hand; Timeout: it may still be confirmed.
         """
         link = self.offering.workings.link
-        if not link.has_room:
+        if not link.has_room():
             timeout_ms = await link.room(body_size(body), timeout_ms, "a reply")
         future = link.loop.create_future() if wait else None
         row = make_row(body, subject, fields, None, None, properties, (self, future))
@@ -190,7 +190,7 @@ class Request(Job):
         return confirmation
 
     async def complete(self, *, wait: bool = False, timeout_ms: Wait = "default") -> bool:
-        """It is done, without a (further) reply.
+        """Say that the request is done, without a (further) reply.
 
         Returns once that is on its way; wait=True: when the broker has confirmed it, False
         then: it is not in our hands any more.
@@ -204,7 +204,7 @@ class Request(Job):
         """
         return await self._end(FAILED, wait, timeout_ms, reason=reason)
 
-    async def give_back(
+    async def nack(
         self,
         delay_ms: int = 0,
         *,
@@ -374,7 +374,7 @@ class Worker:
             try:
                 result = await call(request)
                 if not request.finished:
-                    if not self._link.has_room:
+                    if not self._link.has_room():
                         await self._link.room(0, None, "a reply")
                     self._answer(request, result)
             except (Exception, asyncio.CancelledError) as error:
@@ -384,7 +384,7 @@ class Worker:
                     self._finish(request, RELEASED, 0, "")
                     raise
                 if self._offering.ended or request.lost:
-                    # Somebody else has it, or will: it is not ours to fail.
+                    # Another worker has it, or will: it is not ours to fail.
                     LOG.warning("%r was not finished: %s", request, error)
                     self._offering.drop(request)
                     continue
@@ -468,7 +468,7 @@ class _Waker:
         self._offering = offering
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._woken = 0
-        """Of those that waited, how many were woken and have not had their turn yet."""
+        """Waiting tasks that were woken and have not had their turn yet."""
 
     def set(self) -> None:
         """Something arrived, or nothing will any more."""

@@ -42,7 +42,7 @@ _FOUND: Final = re.compile(
     r"|(?P<field>\w+)=.*)",
     re.DOTALL,
 )
-"""A field that cannot be sent, or that a peer would not read, behind its command's name."""
+"""A field that cannot be sent, or that a peer would not read, after its command's name."""
 _EXPECTED: Final = re.compile(
     r"Expected `(?P<type>\w+)(?: \| null)?`(?P<bound> of length .*?| [<>].*?)?"
     r"(?:, got `(?P<got>\w+)`)?$"
@@ -183,6 +183,13 @@ def one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """One of a few words. Raises LocalProtocolError `bad_setting`."""
     if not isinstance(value, str) or value not in known:
         raise wrong(name, value, f"one of {', '.join(map(repr, known))}", "bad_setting")
+
+
+def truth(name: str, value: Any) -> bool:
+    """A bool. Raises LocalProtocolError."""
+    if type(value) is not bool:
+        raise wrong(name, value, "True or False")
+    return value
 
 
 def subject_of(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Requests to services, and whose each reply is.
 
 Owns the requests that are not answered, by the key of their batch and their row in it. The
-rule: a reply is told apart from other mail by its key alone; it goes to whoever waits, once,
+rule: a reply is told apart from other mail by its key alone; it goes to the waiting caller, once,
 and what comes for a request that was given up is taken and dropped; a reply to a request of
 an earlier process has an unknown key and stays mail. Source: SPEC.md, section 4.5.
 """
@@ -82,7 +82,7 @@ class RequestParcel(Parcel):
         inbox: Mailbox | None,
         need_workers: bool,
     ) -> None:
-        """inbox: where the replies come; None: nobody here waits for them."""
+        """inbox: where the replies come; None: no caller here waits for them."""
         super().__init__(lane, level)
         self.asking = asking
         self.reply_to = reply_to
@@ -90,26 +90,31 @@ class RequestParcel(Parcel):
         self.inbox = inbox
         self.need_workers = need_workers
         self.tokens: list[Any] = []
-        """Who waits, by row, from when it leaves on; None: answered."""
+        """Callers by row, from when the parcel leaves; None: the row was answered."""
         self.left = 0
         self.epoch = -1
-        """Of the journal that has it, as its CONFIRM says; -1: none came."""
+        """Epoch of the journal that has the requests, as their CONFIRM says; -1: none came."""
 
     def may_be_lost(self, confirm: Confirm) -> bool:
-        """Unless it and its reply outlive everything, it is sent again to the journal's next epoch.
+        """Unless it and its reply outlive everything, it is sent again over a later link.
 
-        A power loss takes back what was only stored, and a temporary mailbox ends with the broker;
-        the REQUEST that comes again by its key is queued anew, or told what became of its reply.
+        A power loss takes back what was only stored, and a temporary mailbox ends with the broker
+        or a while after its link; the REQUEST that comes again by its key is queued anew, or the
+        broker says what became of its reply.
         """
         self.epoch = confirm.epoch
         if self.inbox is None or not self.left:
             return False
-        temporary = not (self.reply_to or self.asking.has_mailbox) or self.reply_to.startswith("~")
-        return temporary or confirm.level < Level.SYNCED
+        return self.is_fleeting or confirm.level < Level.SYNCED
+
+    @property
+    def is_fleeting(self) -> bool:
+        """Whether its reply comes into a temporary mailbox."""
+        return not (self.reply_to or self.asking.has_mailbox) or self.reply_to.startswith("~")
 
     @property
     def answered_otherwise(self) -> bool:
-        """By the replies, where nobody asked for a confirm."""
+        """Settle by the replies, where no caller asked for a confirm."""
         return self.inbox is not None
 
     @property
@@ -152,14 +157,14 @@ class RequestParcel(Parcel):
         return self.state == OVER and not self.left
 
     def live_rows(self) -> list[Row]:
-        """The rows that somebody waits for."""
+        """The rows that a caller waits for."""
         if not self.tokens:
             return super().live_rows()
         waiting = zip(self.rows, self.tokens, strict=True)
         return [row for row, token in waiting if token is not None and token is not _GIVEN_UP]
 
     def replaced(self, parts: list[Parcel]) -> None:
-        """Those who wait do so for the parts' replies."""
+        """Make the callers wait for the replies of the parcel's parts."""
         if self.inbox is None:
             return
         kept = 0
@@ -171,7 +176,7 @@ class RequestParcel(Parcel):
         self.asking.gone(self, self.left - kept if self.tokens else 0)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """It was accepted, and its replies are awaited; or it has failed."""
+        """Await the replies of an accepted parcel, or fail its callers."""
         if self.inbox is None:
             self.lane.outbox.tell(Confirmed([row[6] for row in self.rows], outcome))
         elif isinstance(outcome, MalamuteError):
@@ -239,7 +244,7 @@ class Asking:
         the session.
         """
         outbox = self._outbox
-        if type(reply_to) is not str or len(reply_to) > NAME_BYTES_MAX or not reply_to.isascii():
+        if reply_to != "":
             text("reply_to", reply_to, NAME_BYTES_MAX)
         lane = outbox.lane(self.services, service, "service")
         inbox: Mailbox | None = None
@@ -259,14 +264,11 @@ class Asking:
             or last.reply_to != reply_to
             or last.inbox is not inbox
             or last.need_workers is not need_workers
-            or not outbox.fits(last, row, until_ms)
+            or not outbox.join(last, row, until_ms)
         ):
             outbox.check(row)
             last = RequestParcel(lane, level, self, reply_to, timeout_ms, inbox, bool(need_workers))
-            outbox.queue(last, key, until_ms)
-        elif until_ms > last.until_ms:
-            last.until_ms = until_ms
-        outbox.put_in(last, row)
+            outbox.begin(last, row, key, until_ms)
         if inbox is not None:
             inbox.waiting += 1
             inbox.for_replies = True
@@ -280,7 +282,7 @@ class Asking:
                 self._mailboxes.look_at(inbox)
 
     def give_up(self, token: Any) -> None:
-        """Who waited does so no longer: the request is taken back, or cancelled."""
+        """Take a caller's request back, or cancel it: the caller waits no longer."""
         parcel = self.parcels.pop(token, None)
         if parcel is None:
             return
@@ -303,7 +305,7 @@ class Asking:
     # --- replies -------------------------------------------------------------------------------
 
     def route(self, delivered: Delivered, left: Batch, inbox: Mailbox) -> Batch | None:
-        """Give the replies that somebody waits for to them; returns the rows that are left."""
+        """Give replies to the callers that wait; returns the rows that are left."""
         whole = left is delivered.batch
         if whole and all(key in self.asked for key, _, _ in delivered.about):
             self._hand_over(delivered, left, delivered.about)
@@ -477,11 +479,13 @@ class Asking:
                 self._outbox.answered(parcel)
 
     def link_up(self, welcome: Welcome) -> None:
-        """A link is open: what the journal's epoch may not have any more is sent again."""
+        """A link is open: requests are sent again that, or whose replies, may be gone by now."""
         self.has_mailbox = bool(welcome.identity)
         for parcel in list(self.asked.values()):
             waits = any(token is not None and token is not _GIVEN_UP for token in parcel.tokens)
-            if waits and parcel.state == OVER and parcel.content and parcel.epoch != welcome.epoch:
+            if not waits or parcel.state != OVER or not parcel.content:
+                continue
+            if parcel.is_fleeting or parcel.epoch != welcome.epoch:
                 self._outbox.send_again(parcel)
 
     def disown(self, error: MalamuteError) -> None:

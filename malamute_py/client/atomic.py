@@ -1,11 +1,11 @@
 """Atomic steps: what callers put together, and how it leaves and is confirmed.
 
-Owns the parts of each step and the steps that were merged into one. The rules: steps that wait
-at the same time leave as one ATOMIC, the contents of the same place gathered row by row, as long
-as they may be taken or refused together; a merged one that was refused was not taken at all and
-goes again in halves, so that each step has its own answer in the end; one that was not answered
-goes again with the same bytes under the same key, and is taken once. Source: SPEC.md, section
-4.8; DESIGN.md, section 9.
+Owns the parts of each step and the steps that were merged into one. The rules: steps that wait at
+the same time leave as one ATOMIC, the contents of the same place gathered row by row, as long as
+they may be taken or refused together; a merged one that was refused was not taken at all and goes
+again in halves, so that each step has its own answer in the end; one that was not answered goes
+again with the same bytes under the same key, and is taken once. Source: SPEC.md, section 4.8;
+docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from malamute_protocol.commands import (
     WorkState,
 )
 from malamute_protocol.errors import LocalProtocolError, MalamuteError, RequestRejected
-from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.limits import DEFAULT_LIMITS, RANGES_MAX, Limits
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.acks import Form, merged
 from malamute_py.client.arguments import (
@@ -80,7 +80,7 @@ class Holder(Protocol):
         """The command that acknowledges."""
 
     def lend(self, numbers: list[int]) -> None:
-        """A step acknowledges these: nobody else does. Raises RequestRejected `not_held`."""
+        """A step acknowledges these: no other call does. Raises RequestRejected `not_held`."""
 
     def settled(self, numbers: list[int]) -> None:
         """The step was taken: these are gone."""
@@ -152,8 +152,8 @@ class Step:
         self.count = 0
         """Records and numbers."""
         self.choosy = False
-        """It moves a cursor or has a request with a name of the caller's: not every step may be
-        taken together with it."""
+        """Whether the step moves a cursor or has a request with a name of the caller's: not every
+        step may be taken together with it."""
         self.lent: list[tuple[Holder, list[int]]] = []
         self.state = OPEN
         self.token: Any = None
@@ -309,11 +309,6 @@ class Step:
         _of_a_worker(request)
         self._acknowledge(request, Form(WorkState.FAILED, 0, reason_of(reason)))
 
-    def give_back(self, request: Held, delay_ms: int = 0) -> None:
-        """A request in hand waits again. Raises RequestRejected `not_held`."""
-        _of_a_worker(request)
-        self._acknowledge(request, Form(WorkState.RETURNED, duration("delay_ms", delay_ms)))
-
     def ack(self, held: Any) -> None:
         """Mail, a record of a group, or a batch of these is done.
 
@@ -321,9 +316,13 @@ class Step:
         """
         self._acknowledge(held, Form())
 
-    def again(self, held: Any, delay_ms: int = 0) -> None:
-        """Mail, a record of a group, or a batch of these is wanted again. Raises as ack()."""
-        self._acknowledge(held, Form(0, duration("delay_ms", delay_ms)))
+    def nack(self, held: Any, delay_ms: int = 0) -> None:
+        """Mail, a record of a group, a batch of these, or a request is wanted again.
+
+        delay_ms: milliseconds until it is delivered again. Raises as ack().
+        """
+        state = WorkState.RETURNED if _is_request(held) else 0
+        self._acknowledge(held, Form(state, duration("delay_ms", delay_ms)))
 
     def _acknowledge(self, held: Any, form: Form) -> None:
         batch = getattr(held, "batch", held)
@@ -359,7 +358,7 @@ class Step:
     ) -> None:
         """A cursor is to stand at `next`: an offset, or a subscription's position.
 
-        since: where it stands until now: the step is refused `conflict` when somebody else moved
+        since: where it stands until now: the step is refused `conflict` when another client moved
         it meanwhile. Without it any place before `next` will do. force: any place at all.
         Raises LocalProtocolError: the step moves this cursor already.
         """
@@ -410,15 +409,20 @@ class Step:
         self.lent = []
 
     def settle(self) -> None:
-        """It was taken."""
+        """Tell holders that the step was taken."""
         for holder, numbers in self.lent:
             holder.settled(numbers)
         self.lent = []
 
 
+def _is_request(held: Any) -> bool:
+    """Whether what is in hand is a worker's request."""
+    return hasattr(held, "reply_to")
+
+
 def _of_a_worker(request: Any) -> None:
     """Raises LocalProtocolError: it is no request in hand."""
-    if not hasattr(request, "reply_to"):
+    if not _is_request(request):
         raise wrong("request", request, "a request that a worker of this client was given")
 
 
@@ -464,7 +468,7 @@ class Bundle:
 
     @property
     def may_be_plain(self) -> bool:
-        """It is one move or one acknowledgement, which a step of its own adds nothing to."""
+        """Whether this is one move or one acknowledgement, to which a step adds nothing."""
         return (
             not self.plain
             and len(self.steps) == len(self.places) == 1
@@ -472,11 +476,11 @@ class Bundle:
         )
 
     def confirmed(self, confirm: Confirm) -> None:
-        """It was taken."""
+        """Settle a bundle that the broker took."""
         self.owner.confirmed(self, confirm)
 
     def refused(self, error: RequestRejected, now_ms: int) -> None:
-        """It was not taken."""
+        """Settle, repeat or split a bundle that the broker refused."""
         self.owner.refused(self, error, now_ms)
 
     def joins(self, step: Step, parts_max: int, bytes_max: int) -> bool:
@@ -539,7 +543,10 @@ class Bundle:
             elif kind == _ACK:
                 _, holder, form = place
                 ranges = merged([(number, number + 1) for number in rows])
-                commands.append(holder.ack_command(form, ranges, 0))
+                commands += [
+                    holder.ack_command(form, ranges[at : at + RANGES_MAX], 0)
+                    for at in range(0, len(ranges), RANGES_MAX)
+                ]
             else:
                 contents.append(content_of(rows, limits))
                 commands.append(_owning(place, rows, random))
@@ -611,7 +618,7 @@ class Steps:
         self._queue: Final[deque[Bundle]] = deque()
         self._sent: dict[Bundle, None] = {}
         self._put_off: Final[dict[Bundle, int]] = {}
-        """Refused for now, and when to try again."""
+        """Bundles that the broker refused with `wait`, and when each is sent again."""
         self.queues: Final = (self._queue, self._put_off)
         """What take() goes by: while all of them are empty, it has nothing to do."""
         self._limits = DEFAULT_LIMITS
@@ -855,7 +862,7 @@ class Steps:
     def _halve(self, bundle: Bundle, again_ms: int) -> None:
         """Replace a merged step that was not taken by two, under keys of their own.
 
-        Nobody will hear of steps that nobody waits for: those are dropped.
+        Steps that no caller waits for are dropped.
         """
         kept = [step for step in bundle.steps if step.token is not None]
         for step in bundle.steps:

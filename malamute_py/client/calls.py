@@ -30,6 +30,7 @@ from malamute_py.client.arguments import (
     several,
     subject_of,
     text,
+    truth,
     wrong,
 )
 from malamute_py.client.position import StartPoint, start_on_wire
@@ -120,7 +121,7 @@ class Bulk:
         self._batch_bytes = batch_bytes
         self._start = 0
         self._bounds = np.zeros(1, np.int64)
-        """Of the bodies from `start` on: where each begins, and where the last ends."""
+        """Beginning of each body from `start` on, and the end of the last one."""
         self._whole: dict[str, Any] = {}
         self._columns: dict[str, Any] = {}
         if subjects is not None:
@@ -274,7 +275,7 @@ def make_request(
         end=-1 if end is None else integer("end", end, -1),
         until=until,
         client_time=_times(client_time),
-        create=create,
+        create=truth("create", create),
         whole=whole,
         credit_records=integer("credit_records", credit_records, 1),
         credit_bytes=integer("credit_bytes", credit_bytes, 1),

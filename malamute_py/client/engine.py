@@ -1,7 +1,7 @@
 """The turning of the wheel that both shells share: drain, think, send.
 
 Owns the session and its socket. The rule: all of it happens in the thread of the socket,
-in bounded bursts, and what was received is taken in before anybody is called silent.
+in bounded bursts, and what was received is taken in before a broker is called silent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BURST: Final = 32
 _LOOK_MS: Final = 10
 """After so long a socket is looked at though it has not signalled: its news may come late."""
 _GONE: Final = (zmq.ETERM, zmq.ENOTSOCK)
-"""The context was terminated, or the socket closed by whoever ends the context."""
+"""The context was terminated, or the socket closed by the end of the context."""
 _PARTING_MS: Final = 500
 """How long a BYE may take to leave after the socket is closed."""
 
@@ -83,7 +83,7 @@ class Engine:
 
     def send(self) -> None:
         """Send what may leave, and nothing else; what happened is told by the next step."""
-        # Of a context that is gone the next step tells everybody.
+        # Of a context that is gone the next step tells all callers.
         with contextlib.suppress(zmq.ZMQError):
             self._send(clock_ms())
 
@@ -147,7 +147,7 @@ class Engine:
         except zmq.ZMQError as error:
             if error.errno not in _GONE:
                 raise
-            return True  # the next step tells everybody
+            return True  # the next step tells all callers
 
     def next_wake(self) -> int | None:
         """When step() is to be called at the latest, by clock_ms(); None: no need."""

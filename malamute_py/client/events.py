@@ -68,7 +68,7 @@ class Confirmed(msgspec.Struct, frozen=True, gc=False):
     """Event: what these tokens wait for, row by row of one content, was confirmed or failed."""
 
     tokens: Sequence[Any]
-    """One a row, None where nobody waits."""
+    """One a row, None where no caller waits."""
     outcome: Confirm | MalamuteError
 
 
@@ -83,7 +83,7 @@ class Warned(msgspec.Struct, frozen=True, gc=False):
 
     message: str
     link: bool = False
-    """It is about the link: whoever shows changes of the link by itself may leave it out."""
+    """Whether it is about the link: a program that shows changes of the link may leave it out."""
 
 
 class Inner:
@@ -95,7 +95,7 @@ class Inner:
 
 
 class Watched(Protocol):
-    """What somebody waits at: a subscription, an inbox's reader, an offer, a run of replies."""
+    """An object at which a caller waits: a subscription, a reader of mail, an offer, replies."""
 
     @property
     def ended(self) -> bool:

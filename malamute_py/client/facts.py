@@ -113,7 +113,7 @@ class PeekedMail(Facts, frozen=True, kw_only=True):
     at_ms: int = 0
     """When it was put."""
     bytes: int = 0
-    """Of its body."""
+    """Size of the body."""
     subject: str = ""
     fields: dict[str, str] = {}
     priority: int = 0
@@ -136,7 +136,7 @@ class Purged(Facts, frozen=True, kw_only=True):
 
 
 class WorkerFacts(Facts, frozen=True, kw_only=True):
-    """Who has requests of a service in hand."""
+    """A worker or absent holder that has requests of a service in hand."""
 
     holder: str = ""
     link: int = 0
@@ -243,7 +243,7 @@ def fact_list(kind: type[Kind], value: Mapping[str, Any], name: str) -> list[Kin
 
 
 def place_of(entry: Facts) -> str:
-    """What names an entry of a page, for the page behind it."""
+    """Return the name of an entry of a page, for the page after it."""
     if isinstance(entry, CursorFacts):
         return f"{entry.stream}/{entry.cursor}"
     if isinstance(entry, GroupFacts):

@@ -41,7 +41,7 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.limits import Limits
 from malamute_py.client.acks import Ack, Acks, Form, Range, merged
-from malamute_py.client.arguments import duration, integer, name_of, one_of
+from malamute_py.client.arguments import duration, integer, name_of, one_of, truth
 from malamute_py.client.cursor import Cursor
 from malamute_py.client.events import Event, Settled
 from malamute_py.client.letters import chosen, ranges_of, rows_of
@@ -85,6 +85,8 @@ class Joining(msgspec.Struct, frozen=True):
     hold_ms: int = 0
     visibility: int = -1
     """0 live, 1 durable; -1: as the group has it, and durable for a new one."""
+    create: bool = False
+    """Create the stream when it does not exist."""
 
     def check(self) -> Joining:
         """Raises LocalProtocolError `bad_setting` for what the broker would refuse anyway."""
@@ -96,6 +98,7 @@ class Joining(msgspec.Struct, frozen=True):
             credit_records=integer("credit_records", self.credit_records, 1),
             credit_bytes=integer("credit_bytes", self.credit_bytes, 1),
             hold_ms=duration("hold_ms", self.hold_ms),
+            create=truth("create", self.create),
         )
 
 
@@ -133,14 +136,14 @@ class Membership(Opened):
         super().__init__(number)
         self.asked = asked
         self.queue: deque[HeldBatch | Notice] = deque()
-        """What nobody has taken yet."""
+        """Batches and notices that no caller has taken yet."""
         self.in_hand: set[int] = set()
         """Offsets that were delivered on this link, and neither acknowledged nor lent."""
         self.stream_uuid = b""
         self.tail = 0
-        """Of the stream, when the broker accepted."""
+        """Tail of the stream when the broker accepted the membership."""
         self.leaving = False
-        """Nobody reads it: it ends once all that was acknowledged is confirmed."""
+        """Whether no caller reads it: it ends once all that was acknowledged is confirmed."""
         self._memberships = memberships
         self._accepted = False
         self._lent: set[int] = set()
@@ -148,7 +151,7 @@ class Membership(Opened):
         self._acked: set[int] = set()
         """Acknowledged, and not yet confirmed by the broker."""
         self._seen: tuple[int, int] = (0, 0)
-        """(epoch, offset) behind the newest record that was delivered."""
+        """(epoch, offset) after the newest record that was delivered."""
         self._rewinds: list[tuple[int, int]] = []
         """(epoch, offset): of that epoch and those before it, records from there on are void."""
         self._away: dict[int, None] = {}
@@ -318,6 +321,7 @@ class Membership(Opened):
             asked.hold_ms,
             asked.visibility,
             (self._seen[1], self._seen[0], self.stream_uuid) if self._seen[1] else None,
+            asked.create,
         )
 
     @property
@@ -438,7 +442,7 @@ class Membership(Opened):
         return chosen(batch, rows) if rows else None
 
     def link_down(self) -> None:
-        """What nobody took goes to whom the broker will; what the reader has is remembered."""
+        """Give back what no caller took; what the reader has is remembered."""
         super().link_down()
         for item in self.queue:
             if isinstance(item, HeldBatch):
@@ -506,7 +510,7 @@ class Memberships:
         self._consumed(membership)
 
     def told(self, token: Any, outcome: Any) -> None:
-        """An acknowledgement that somebody waits for has its outcome."""
+        """Tell a caller the outcome of its acknowledgement."""
         if not isinstance(outcome, MalamuteError):
             outcome = outcome is not None
         elif isinstance(outcome, RequestRejected) and outcome.code == "not_held":
@@ -557,7 +561,7 @@ class Memberships:
         self.warnings.wake(now_ms)
 
     def take(self, now_ms: int, out: Put) -> bool:
-        """Acknowledge; leave groups that nobody reads."""
+        """Acknowledge; leave groups that no caller reads."""
         self.acks.take(now_ms, out)
         for membership in list(self._leaving):
             if not membership.settling:
@@ -602,7 +606,7 @@ class Handed(Cursor):
         return known
 
     def _unhand(self, offsets: list[int]) -> None:
-        """These were acknowledged by name."""
+        """Forget offsets that the caller acknowledged by name."""
         if self._handed:
             named = set(offsets)
             self._handed = [offset for offset in self._handed if offset not in named]

@@ -33,7 +33,7 @@ from malamute_py.client.events import (
     Warned,
     Watched,
 )
-from malamute_py.client.publishing import confirmation
+from malamute_py.client.publishing import confirmations
 from malamute_py.client.settings import ClientSettings, Wait
 from malamute_py.client.waits import ASKED, ROOM, timed_out
 
@@ -46,15 +46,8 @@ _FRESH_MIN: Final = 1024
 LinkEvent = Linked | Unlinked | Closed
 
 
-class Settles(Protocol):
-    """What a batch that was published as a whole reports to."""
-
-    def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
-        """The batch of `count` records was confirmed, or failed for good."""
-
-
 class Waker(Protocol):
-    """Who is to look at what has arrived."""
+    """A caller's object that is to look at what has arrived."""
 
     def set(self) -> None:
         """There is something, or there will be nothing any more."""
@@ -79,24 +72,25 @@ class LoopLink:
         self.changed = asyncio.Event()
         """Set with each change of the link."""
         self.quiet = asyncio.Event()
-        """Set when nothing is unconfirmed; whoever waits for that clears it first."""
+        """Set when nothing is unconfirmed; a caller that waits for that clears it first."""
         self.loop = asyncio.get_running_loop()
         self._on_link = on_link
         self._generation = 0
         self._watched: list[int] = []
         self._scheduled = False
         self._resting = False
-        """_rest() is about to be called, behind those who were just told something."""
+        """_rest() is about to be called, after the callers that were just told something."""
         self._told = 0
-        """Of them, who got an answer or a confirm and has not asked anew."""
+        """Callers that got an answer or a confirm in this turn and have not asked anew."""
         self._gathered = False
-        """They have said something, which leaves with what the rest of them says."""
+        """Whether those callers have said something, which leaves with what the others say."""
         self._finished = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self.fresh: list[tuple[asyncio.Future[Any], int, str, str]] = []
         """Calls of the last moment whose wait is bounded, with how long (-1: the default); most are
-        answered before they are looked at, and need no entry below."""
+        answered before they are looked at, and need no entry below. The answered ones in front go
+        with each step: memory that is used again soon is still in the processor's cache."""
         self._fresh_max = _FRESH_MIN
         self._stamped_ms = 0
         """When it was looked at last."""
@@ -134,7 +128,7 @@ class LoopLink:
     def asked(self) -> None:
         """As wake_up(), for a request: when all who were just answered have asked anew, it leaves.
 
-        A turn of the event loop costs some 10 us, and nobody is left for whom to wait.
+        A turn of the event loop costs some 10 us, and no caller is left for whom to wait.
         """
         if self._told > 1:
             self._told -= 1
@@ -180,7 +174,7 @@ class LoopLink:
             self.session.drop(self._dropped.popleft())
         try:
             events = self.engine.step()
-        except Exception as error:  # noqa: BLE001 - nobody may be left waiting for ever
+        except Exception as error:  # noqa: BLE001 - no caller may be left waiting for ever
             LOG.exception("the client failed; please report this")
             self.session.abandon(error)
             self.engine.drop(0)
@@ -267,7 +261,7 @@ class LoopLink:
         self.wake_up()
 
     def finish(self) -> None:
-        """After the session was closed: send its last word, tell everybody, let go."""
+        """After the session was closed: send its last word, tell all callers, let go."""
         if self._finished:
             return
         self._finished = True
@@ -336,17 +330,27 @@ class LoopLink:
             self.wake_up()
 
     def _look_at_limits(self, now_ms: int) -> None:
-        fresh = self.fresh
-        if fresh and now_ms - self._stamped_ms >= _STAMP_MS:
-            self._stamp(now_ms)
-        elif len(fresh) >= self._fresh_max:
-            fresh[:] = [entry for entry in fresh if not entry[0].done()]
-            self._fresh_max = max(_FRESH_MIN, 2 * len(fresh))
+        if self.fresh:
+            if now_ms - self._stamped_ms >= _STAMP_MS:
+                self._stamp(now_ms)
+            else:
+                self._drop_answered(self.fresh)
         limits = self._limits
         while limits and limits[0][0] <= now_ms:
             _, _, future, wait_ms, what, name = heapq.heappop(limits)
             if not future.done():
                 future.set_exception(timed_out(what, name, wait_ms, self.standing()))
+
+    def _drop_answered(self, fresh: list[tuple[asyncio.Future[Any], int, str, str]]) -> None:
+        count = 0
+        for future, _, _, _ in fresh:
+            if not future.done():
+                break
+            count += 1
+        del fresh[:count]
+        if len(fresh) >= self._fresh_max:
+            fresh[:] = [entry for entry in fresh if not entry[0].done()]
+            self._fresh_max = max(_FRESH_MIN, 2 * len(fresh))
 
     def _stamp(self, now_ms: int) -> None:
         self._stamped_ms = now_ms
@@ -379,10 +383,9 @@ class LoopLink:
 
     # --- waiting -------------------------------------------------------------------------------
 
-    @property
     def has_room(self) -> bool:
-        """The window has room and nobody waits for it already."""
-        return not self._room and self.session.window.has_room
+        """Whether the window has room and no caller waits for it already."""
+        return not self._room and self.session.window.has_room()
 
     async def room(self, size: int, wait: Wait, name: str) -> Wait:
         """Wait until the window has room for more; callers are served in order.
@@ -409,7 +412,7 @@ class LoopLink:
                 # Nothing is left of a call that gave up while the broker is away.
                 self._room.pop(future, None)
             wait = None if until_ms is None else max(1, until_ms - clock_ms())
-            if self.publisher.has_room:
+            if self.session.window.has_room():
                 return wait
 
     def _give_room(self) -> None:
@@ -435,7 +438,7 @@ class LoopLink:
         self._arrivals.pop(opened, None)
 
     def dropped(self, opened: Watched) -> None:
-        """What nobody closed was garbage-collected; may be called in any thread."""
+        """An object that was not closed was garbage-collected; may be called in any thread."""
         self._dropped.append(opened)
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the link with it
             self.loop.call_soon_threadsafe(self.wake_up)
@@ -468,9 +471,9 @@ def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
 def _confirm(futures: Sequence[asyncio.Future[Any] | None], outcome: Any) -> None:
     """Settle one future a row of a content that was confirmed or has failed."""
     if isinstance(outcome, Confirm):
-        for index, future in enumerate(futures):
+        for future, told in zip(futures, confirmations(outcome, len(futures)), strict=True):
             if future is not None and not future.done():
-                future.set_result(confirmation(outcome, index, 1))
+                future.set_result(told)
     else:
         for future in futures:
             if future is not None and not future.done():

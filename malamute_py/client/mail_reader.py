@@ -115,7 +115,7 @@ class MailReader(Generic[One]):
         self._last = -1
         """Number of the message handed over last and not acknowledged yet; -1: none."""
         self._last_batch: Batch | None = None
-        """The same of a batch."""
+        """Batch handed over last and not acknowledged yet."""
 
     @property
     def ended(self) -> bool:

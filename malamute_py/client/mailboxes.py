@@ -1,6 +1,6 @@
 """Mailboxes that a session reads.
 
-Owns what has arrived of each mailbox and whose it is: a reply that somebody waits for goes
+Owns what has arrived of each mailbox and whose it is: a reply that a caller waits for goes
 to the request, everything else to those who read the mailbox. The rule: a session reads a
 mailbox once, however many of its callers want something of it; mail that was handed over is
 handed over once, also when the broker hands it out again after a reconnect; what nobody
@@ -46,7 +46,7 @@ CREDIT_RECORDS: Final = 8192
 CREDIT_BYTES: Final = 8 << 20
 PARKED_BYTES_MAX: Final = 64 << 20
 PARKED_RECORDS_MAX: Final = 1 << 18
-"""Mail that nobody reads, kept so that the replies behind it come through."""
+"""Mail that no caller reads, kept so that the replies after it come through."""
 _GIVEN_MAX: Final = 256
 _AWAY_MS: Final = 5_000
 """How long unread mail beyond that is sent away for."""
@@ -130,7 +130,7 @@ class Mailbox(Opened):
         self.for_replies = False
         """Some request's replies have come here: another's may."""
         self.queue: deque[tuple[Delivered, Batch]] = deque()
-        """What nobody has taken yet, with the rows that are left of it."""
+        """Deliveries that no caller has taken yet, with the rows that are left of each."""
         self.in_hand: set[int] = set()
         """Numbers that were delivered and are not acknowledged."""
         self._mailboxes = mailboxes
@@ -173,7 +173,7 @@ class Mailbox(Opened):
         Raises, with a token, why the inbox has ended: the broker gave them to others.
         """
         if self.ended:
-            # Nothing would ever be said of it, and nobody would be told.
+            # Nothing would ever be sent for it, and no caller would be told.
             if token is not None:
                 raise self._mailboxes.why_ended(self)
             return
@@ -212,7 +212,7 @@ class Mailbox(Opened):
 
     @property
     def parks_too_much(self) -> bool:
-        """More is unread than is kept for the sake of the replies behind it."""
+        """More is unread than is kept for the sake of the replies after it."""
         return self._held_records > PARKED_RECORDS_MAX or self._held_bytes > PARKED_BYTES_MAX
 
     def send_away(self) -> None:
@@ -248,7 +248,7 @@ class Mailbox(Opened):
     # --- steps -------------------------------------------------------------------------------
 
     def lend(self, numbers: list[int]) -> None:
-        """An atomic step acknowledges these: nobody else does.
+        """An atomic step acknowledges these: no other call does.
 
         Raises RequestRejected `not_held`: nothing was lent. What the reader has since an earlier
         link is then shown to it again, should the broker hand it out to this client.
@@ -343,7 +343,7 @@ class Mailbox(Opened):
     def _credit_limits(self) -> tuple[int, int]:
         records, size = self._held_records, self._held_bytes
         if self.waiting:
-            # Unread mail must not keep the replies behind it away from who waits for them.
+            # Unread mail must not keep the replies after it from their callers.
             records = min(records, self.asked.credit_records // 2)
             size = min(size, self.asked.credit_bytes // 2)
         return (
@@ -438,7 +438,7 @@ class Mailbox(Opened):
         self._mailboxes.routed()
 
     def link_down(self) -> None:
-        """What nobody took comes again; what is with readers is remembered."""
+        """Give back what no caller took; what is with readers is remembered."""
         super().link_down()
         for _, left in self.queue:
             for first, end in ranges_of(left):
@@ -451,7 +451,7 @@ class Mailbox(Opened):
         self._lent.clear()
 
     def over(self) -> None:
-        """The mailbox is gone, cannot be read, or nobody wants it."""
+        """The mailbox is gone, cannot be read, or no caller wants it."""
         self._mailboxes.over(self)
 
 
@@ -466,14 +466,14 @@ class Mailboxes:
         end: Callable[[Opened], None],
         arrived: Callable[[Any], None],
     ) -> None:
-        """The session's own calls of these names; arrived: whoever reads a View looks again."""
+        """The session's own calls of these names; arrived: the reader of a View looks again."""
         self.acks = Acks(trackers, self.told)
         self.own: frozenset[str] = frozenset()
         """Names of the client's own mailbox, which is opened by none."""
         self.not_held = 0
         """Acknowledgements that came too late: the message was another reader's by then."""
         self.route: Callable[[Delivered, Batch, Mailbox], Batch | None] = _all_left
-        """Takes the replies that somebody waits for; gives back what is left."""
+        """Takes the replies that callers wait for; gives back what is left."""
         self.route_unreadable: Callable[[Mail, str], bool] = _not_awaited
         """Fails those who wait for replies that cannot be read; False: not all of them are awaited,
         and nothing was done."""
@@ -491,7 +491,7 @@ class Mailboxes:
         """Acknowledgements of replies may wait one turn for the requests that follow them: for
         a shell whose callers run between two turns."""
         self.holding = False
-        """They do: another turn is wanted soon."""
+        """Whether acknowledgements wait now: another turn is wanted soon."""
         self._routed = False
         self._looked_at: Final[dict[Mailbox, None]] = {}
         self.queues: Final = (self.have_read, self._looked_at, *self.acks.queues)
@@ -562,7 +562,7 @@ class Mailboxes:
         self._routed = True
 
     def told(self, token: Any, outcome: Any) -> None:
-        """An acknowledgement that somebody waits for has its outcome."""
+        """Tell a caller the outcome of its acknowledgement."""
         if not isinstance(outcome, MalamuteError):
             outcome = outcome is not None
         self.tell(Settled([(token, outcome)]))
@@ -606,7 +606,7 @@ class Mailboxes:
         self.warnings.wake(now_ms)
 
     def take(self, now_ms: int, out: Put) -> bool:
-        """Acknowledge; close what nobody needs."""
+        """Acknowledge; close what no caller needs."""
         while self.have_read:
             self.have_read.popitem()[0].collect()
         unneeded = []

@@ -1,7 +1,7 @@
 """What a client opens under a number: subscription, inbox, offer, membership.
 
 Owns what all of them share: the number, the states, and how a refusal is taken. The rule:
-the session knows nothing of a delivery but its number; whoever opened it takes the command
+the session knows nothing of a delivery but its number; what opened it takes the command
 in, gives credit back, and says how it is opened again on a new link.
 Source: SPEC.md, sections 4 and 8.
 """
@@ -65,7 +65,7 @@ class Opened(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Nobody consumes any more: drop what waits."""
+        """Drop what waits: the caller consumes no more."""
 
     def link_down(self) -> None:
         """The link is gone; `open` is called when there is another."""
@@ -90,4 +90,4 @@ class Opened(ABC):
             self.error = error
 
     def over(self) -> None:  # noqa: B027 - most have nothing to do then
-        """It has ended, for whatever reason; called once."""
+        """Clean up after the end, for whatever reason; called once."""

@@ -80,6 +80,7 @@ class Parcel:
         "lane",
         "level",
         "rows",
+        "sealed",
         "serial",
         "state",
         "tally",
@@ -91,16 +92,18 @@ class Parcel:
         self.lane = lane
         self.level = level
         self.rows: list[Row] = []
-        """With their tokens; None as token: nobody waits for it any more."""
+        """With their tokens; None as token: no caller waits for it any more."""
         self.bytes = 0
-        """Of the window."""
+        """Bytes of the window that the parcel takes."""
         self.content: Any = b""
         """Empty until it leaves for the first time."""
         self.counted = False
         """Its bytes are unconfirmed ones of the window."""
         self.doubtful = False
-        """It was under way when a link was lost: the broker may have taken it."""
+        """Whether the parcel was under way when a link was lost: the broker may have taken it."""
         self.key = b""
+        self.sealed = False
+        """No row may join it: it has a key, a content, or a tally that counts its rows."""
         self.serial = 0
         self.state = QUEUED
         self.until_ms = 0
@@ -130,7 +133,7 @@ class Parcel:
         return self.state == OVER
 
     def live_rows(self) -> list[Row]:
-        """The rows that somebody waits for."""
+        """The rows that a caller waits for."""
         return [row for row in self.rows if row[6] is not None]
 
     def part(self) -> Parcel:
@@ -147,18 +150,18 @@ class Parcel:
         return len(self.rows)
 
     def confirmed(self, confirm: Confirm) -> None:
-        """It was taken."""
+        """Settle a parcel that the broker took."""
         self.lane.outbox.confirmed(self, confirm)
 
     def refused(self, error: RequestRejected, now_ms: int) -> None:
-        """It was not taken."""
+        """Settle, repeat or split a parcel that the broker refused."""
         self.lane.outbox.refused(self, error, now_ms)
 
     def named(self) -> None:
-        """It has its content and its key, and leaves for the first time."""
+        """Note that the parcel has its content and key, and leaves for the first time."""
 
     def replaced(self, parts: list[Parcel]) -> None:
-        """It was not taken and will not leave again: its rows go on in these."""
+        """Go on with the rows in other parcels: this one was not taken and will not leave again."""
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Tell those who wait."""
@@ -284,7 +287,7 @@ class Outbox:
 
     @property
     def is_roomy(self) -> bool:
-        """Confirms that come a little later hold nobody up."""
+        """Whether confirms that come a little later hold no caller up."""
         return self._window.unconfirmed_bytes < self._window.bytes_max // 4
 
     @property
@@ -315,7 +318,10 @@ class Outbox:
         """
         if self._fatal is not None:
             raise self._fatal
-        lane = home.get(place) if type(place) is str or not name else None
+        try:
+            lane = home.get(place)
+        except TypeError:  # it cannot be a key, so it is no name
+            lane = None
         if lane is None:
             if name:
                 name_of(name, place)
@@ -352,14 +358,10 @@ class Outbox:
             or type(last) is not MailParcel
             or last.priority != priority
             or last.deliver_at_ms != deliver_at_ms
-            or not self.fits(last, row, until_ms)
+            or not self.join(last, row, until_ms)
         ):
-            last = MailParcel(lane, level, priority, deliver_at_ms)
             self.check(row)
-            self.queue(last, key, until_ms)
-        elif until_ms > last.until_ms:
-            last.until_ms = until_ms
-        self.put_in(last, row)
+            self.begin(MailParcel(lane, level, priority, deliver_at_ms), row, key, until_ms)
 
     def send_content(
         self, mailbox: str, content: Any, level: int, tally: Tally, count: int, **options: int
@@ -381,8 +383,8 @@ class Outbox:
         # Its rows are read back only if the broker wants fewer at a time.
         parcel.rows = [_UNREAD] * count
         parcel.bytes = len(content) + STAMP_BYTES
-        self.queue(parcel, b"", options.get("until_ms", 0))
-        parcel.key = self._random(KEY_BYTES)
+        parcel.sealed = True
+        self.queue(parcel, self._random(KEY_BYTES), options.get("until_ms", 0))
         self._window.queued_bytes += parcel.bytes
 
     def check(self, row: Row) -> None:
@@ -394,16 +396,33 @@ class Outbox:
                 f"a record of {size} bytes; the broker takes {self.limits.record_bytes_max}",
             )
 
-    def fits(self, parcel: Parcel, row: Row, until_ms: int) -> bool:
-        """A row of the same kind may join the last parcel of its lane."""
-        return (
-            not parcel.content
-            and not parcel.key
-            and parcel.tally is None
-            and parcel.bytes + len(row[0]) <= self._batch_bytes
-            and len(parcel.rows) < self.limits.batch_records_max
-            and -_TOGETHER_MS <= until_ms - parcel.until_ms <= _TOGETHER_MS
-        )
+    def join(self, parcel: Parcel, row: Row, until_ms: int) -> bool:
+        """Add a row of the same kind to the last parcel of its lane; False: it does not fit."""
+        size = len(row[0])
+        rows = parcel.rows
+        longer_ms = until_ms - parcel.until_ms
+        if (
+            parcel.sealed
+            or parcel.bytes + size > self._batch_bytes
+            or len(rows) >= self.limits.batch_records_max
+            or not -_TOGETHER_MS <= longer_ms <= _TOGETHER_MS
+        ):
+            return False
+        if longer_ms > 0:
+            parcel.until_ms = until_ms
+        rows.append(row)
+        size += _ROW_BYTES
+        parcel.bytes += size
+        self._window.queued_bytes += size
+        return True
+
+    def begin(self, parcel: Parcel, row: Row, key: bytes, until_ms: int) -> None:
+        """Put an empty parcel at the end of its lane, with its first row."""
+        self.queue(parcel, key, until_ms)
+        parcel.sealed = bool(key)
+        parcel.rows.append(row)
+        parcel.bytes = len(row[0]) + _ROW_BYTES
+        self._window.queued_bytes += parcel.bytes
 
     def queue(self, parcel: Parcel, key: bytes, until_ms: int) -> None:
         """Put a parcel at the end of its lane."""
@@ -430,13 +449,6 @@ class Outbox:
         """Have given_up() called once more, so long after the parcel's time or after now."""
         parcel.until_ms = max(parcel.until_ms, self._now_ms) + after_ms
         self._give_up_at(parcel)
-
-    def put_in(self, parcel: Parcel, row: Row) -> None:
-        """Add a row to a parcel that has not left."""
-        parcel.rows.append(row)
-        size = len(row[0]) + _ROW_BYTES
-        parcel.bytes += size
-        self._window.queued_bytes += size
 
     # --- the link --------------------------------------------------------------------------
 
@@ -595,6 +607,7 @@ class Outbox:
                 error = LocalProtocolError("bad_batch", reason)
             self._end(parcel, error)
             return False
+        parcel.sealed = True
         if not parcel.key:
             parcel.key = self._random(KEY_BYTES)
         parcel.named()
@@ -689,7 +702,7 @@ class Outbox:
         self._active[parcel.lane] = None
 
     def _thinned(self, parcel: Parcel) -> Parcel:
-        """A refused parcel without the rows that nobody waits for any more."""
+        """A refused parcel without the rows that no caller waits for any more."""
         if not parcel.thin:
             return parcel
         kept = parcel.part()
@@ -715,6 +728,7 @@ class Outbox:
             part = parcel.part()
             part.rows = rows[first : first + size]
             part.until_ms, part.serial, part.tally = parcel.until_ms, parcel.serial, parcel.tally
+            part.sealed = part.tally is not None
             part.bytes = _bytes(part.rows)
             parts.append(part)
         parcel.replaced(parts)

@@ -1,8 +1,8 @@
 """What leaves a session and waits for its confirm.
 
 Owns the numbers that CONFIRM and REFUSED name, the window over all unconfirmed bytes, and
-the interface of those who send. The rule: trackers ascend on a link whoever takes them,
-because a CONFIRM names nothing else; all contents share one window.
+the interface of the senders. The rule: all senders of a link share its trackers, which
+ascend, because a CONFIRM names nothing else; all contents share one window.
 Source: SPEC.md, section 8.
 """
 
@@ -32,13 +32,13 @@ class Put(Protocol):
 
 
 class Tracked(Protocol):
-    """Who waits for the CONFIRM or REFUSED of one command."""
+    """A thing that waits for the CONFIRM or REFUSED of one command."""
 
     def confirmed(self, confirm: Confirm) -> None:
-        """It was done, at the level that the confirm states."""
+        """Take the CONFIRM, which states the level that was reached."""
 
     def refused(self, error: RequestRejected, now_ms: int) -> None:
-        """It was not done."""
+        """Take the REFUSED: nothing was done."""
 
 
 class Trackers:
@@ -61,7 +61,7 @@ class Trackers:
         return self.last
 
     def take(self, tracker: int) -> Tracked | None:
-        """Who waits for this answer; None: nobody, or not any more."""
+        """Return what waits for this answer; None: nothing does, or not any more."""
         return self._waiting.pop(tracker, None)
 
     def clear(self) -> None:
@@ -72,7 +72,7 @@ class Trackers:
 class Window:
     """Bytes that were taken from callers and are not confirmed, or not known to have arrived.
 
-    No confirm comes for contents of level `none`: a PING behind them tells, by its PONG, that the
+    No confirm comes for contents of level `none`: a PING after them tells, by its PONG, that the
     broker has taken them in. Source: SPEC.md, section 8.
     """
 
@@ -90,9 +90,9 @@ class Window:
         self.queued_bytes = 0
         self.unconfirmed_bytes = 0
         self.passing_bytes = 0
-        """Of contents that nobody confirms: sent, and not known to have arrived."""
+        """Bytes of contents for which no confirm was asked: sent, and not known to have arrived."""
         self.unmarked_bytes = 0
-        """Of those, the bytes behind which there is no PING yet."""
+        """Bytes among them that no PING follows yet."""
         self._marks: deque[tuple[int, int]] = deque()
 
     @property
@@ -100,7 +100,6 @@ class Window:
         """Bytes that may be taken still; none or less: the window is full."""
         return self.bytes_max - self.queued_bytes - self.unconfirmed_bytes - self.passing_bytes
 
-    @property
     def has_room(self) -> bool:
         """False: wait for a confirm before anything more is taken."""
         return self.queued_bytes + self.unconfirmed_bytes + self.passing_bytes < self.bytes_max
@@ -111,7 +110,7 @@ class Window:
         return not sent or sent + size <= self.bytes_max
 
     def passes(self, size: int) -> None:
-        """A content that nobody confirms is sent."""
+        """Count a content that is sent without a confirm."""
         self.passing_bytes += size
         self.unmarked_bytes += size
 
@@ -130,13 +129,13 @@ class Window:
             self.passing_bytes -= self._marks.popleft()[1]
 
     def link_down(self) -> None:
-        """What nobody confirms is on its way no more."""
+        """Count contents without a confirm as arrived, or lost."""
         self.passing_bytes = self.unmarked_bytes = 0
         self._marks.clear()
 
 
 class Outgoing(Protocol):
-    """Who gathers what callers want to be sent, and sends it."""
+    """A part of the session that gathers what callers want to be sent, and sends it."""
 
     @property
     def queues(self) -> tuple[Collection[Any], ...]:

@@ -150,8 +150,8 @@ class Confirmation(msgspec.Struct, frozen=True, gc=False):
     """A record is in the log, at this place and level."""
 
     offset: int
-    """Of the first record, the number of the first message or request; of a step, the offset of its
-    first record. -1: not known, because nothing was promised or a step came again."""
+    """Offset of the first record, or number of the first message or request; for a step, the offset
+    of its first record. -1: not known, because nothing was promised or a step came again."""
     epoch: int
     level: str
     """The level reached: "stored", "synced"; "none" when nothing was promised."""

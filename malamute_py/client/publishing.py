@@ -237,11 +237,6 @@ class Publisher:
     # --- what callers do -----------------------------------------------------------
 
     @property
-    def has_room(self) -> bool:
-        """False: the window is full; wait for a confirm before publishing more."""
-        return self.window.has_room
-
-    @property
     def queued_bytes(self) -> int:
         """Bytes of the session's window that wait for their turn."""
         return self.window.queued_bytes
@@ -275,10 +270,11 @@ class Publisher:
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
         size = len(row[0])
-        if size > self.limits.record_bytes_max:
+        limits = self.limits
+        if size > limits.record_bytes_max:
             raise LocalProtocolError(
                 "too_large",
-                f"a record of {size} bytes; the broker takes {self.limits.record_bytes_max}",
+                f"a record of {size} bytes; the broker takes {limits.record_bytes_max}",
             )
         sender = self._sender(stream)
         queue = sender.queue
@@ -287,7 +283,7 @@ class Publisher:
             type(last) is not Gathering
             or last.level != level
             or last.bytes + size > self.batch_bytes
-            or len(last.rows) >= self.limits.batch_records_max
+            or len(last.rows) >= limits.batch_records_max
         ):
             last = Gathering(sender, level)
             queue.append(last)
@@ -333,10 +329,8 @@ class Publisher:
         if self._fatal is not None:
             raise self._fatal
         try:
-            sender = self._senders.get(stream)
-        except TypeError:  # it cannot be a key, so it is no name
-            sender = None
-        if sender is None:
+            sender = self._senders[stream]
+        except (KeyError, TypeError):  # TypeError: it cannot be a key, so it is no name
             name_of("stream", stream)
             sender = self._senders[stream] = Sender(stream)
         self._active[sender] = None
@@ -529,7 +523,7 @@ class Publisher:
         return True
 
     def _drain(self, sender: Sender, now_ms: int, put: Callable[[Command, Any], None]) -> bool:
-        """Send from one sender; returns False when the window holds everybody back."""
+        """Send from one sender; returns False when the window holds all callers back."""
         queue = sender.queue
         while queue or sender.returned:
             item = sender.returned[0] if sender.returned else queue[0]
@@ -560,10 +554,10 @@ class Publisher:
     def _gathers(self, item: Gathering, promised: bool, now_ms: int) -> bool:
         """Whether these records still wait for company.
 
-        A batch costs everybody on its way about what a hundred records do. Where they come one by
-        one and fast, batches of a few would fill queues that batches of some dozens do not. Nothing
-        that was asked for later overtakes them; what is confirmed by nobody never waits, for who
-        awaits each such record would have it wait for nothing but the clock.
+        A batch costs producer, broker and consumer about what a hundred records do. Where they come
+        one by one and fast, batches of a few would fill queues that batches of some dozens do not.
+        Nothing that was asked for later overtakes them. Records without a confirm never wait: a
+        caller that awaits each of them would wait for nothing but the clock.
         """
         if item.bytes >= self.batch_bytes:
             return False
@@ -738,3 +732,15 @@ def confirmation(confirm: Confirm, index: int, count: int) -> Confirmation:
         count,
         confirm.duplicate,
     )
+
+
+def confirmations(confirm: Confirm, count: int) -> list[Confirmation]:
+    """What a CONFIRM says of each of the batch's first `count` records."""
+    first = confirmation(confirm, 0, 1)
+    if count == 1 or first.offset < 0:
+        return [first] * count
+    epoch, level, time_ms, again = first.epoch, first.level, first.append_time_ms, first.duplicate
+    return [
+        Confirmation(offset, epoch, level, time_ms, 1, again)
+        for offset in range(first.offset, first.offset + count)
+    ]

@@ -142,7 +142,7 @@ class Reading(Opened):
         self._rewinds: deque[tuple[bytes, int]] = deque()
         """(stream uuid, epoch) that hold before each RewoundNotice in the inbox."""
         self._before = (b"", 0)
-        """The same as they were before the last SUBSCRIBED."""
+        """(stream uuid, epoch) as they were before the last SUBSCRIBED."""
         self._taken: Arrival | None = None
         self._received_records = 0
         self._received_bytes = 0
@@ -208,7 +208,7 @@ class Reading(Opened):
         return self.next >= 0
 
     def open(self) -> Subscribe:
-        """SUBSCRIBE for a new link: as asked for, or from behind the last record received."""
+        """SUBSCRIBE for a new link: as asked for, or from after the last record received."""
         asked = self.request
         self.active = False
         self._received_records = self._received_bytes = 0

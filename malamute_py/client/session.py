@@ -250,7 +250,7 @@ class Session:
         self._suspicious = False
         """The broker ended a link for a command that it did not name: each leaves by itself."""
         self._suspects: deque[tuple[int, list[Command]]] = deque()
-        """Commands that left by themselves, each with the token of the PING behind it."""
+        """Commands that left by themselves, each with the token of the PING after it."""
         self._struck: dict[Opened, int] = {}
         """When the broker last met an error of its own with one of these, which is open still."""
         self._named = False
@@ -319,7 +319,7 @@ class Session:
                     self._commands.append(opened.open())
 
     def _number(self) -> int:
-        """Of a replica that had a link: its number."""
+        """Return the number of a replica that had a link; -1: it had none."""
         template = self.settings.identity
         if not self.identity or not is_template(template):
             return -1
@@ -424,7 +424,7 @@ class Session:
             self._close(None)
 
     def abandon(self, error: Exception) -> None:
-        """End at once because of a defect of our own: nobody is left waiting for ever."""
+        """End at once because of a defect of our own: no caller is left waiting for ever."""
         if self.state is not State.CLOSED:
             self._close(RequestRejected("internal", f"the client failed: {error!r}"))
 
@@ -523,7 +523,7 @@ class Session:
             self.end(opened)
 
     def drop(self, watched: Watched) -> None:
-        """Nobody holds it any more: end it in order."""
+        """End in order what no caller holds any more."""
         if isinstance(watched, View):
             self.mailboxes.close(watched)
         elif isinstance(watched, Offering):
@@ -545,7 +545,7 @@ class Session:
         return True
 
     def arrived(self, opened: Watched) -> None:
-        """Whoever consumes it is to look at it."""
+        """Have the consumer look at it."""
         self._arrived[opened] = None
 
     def tell(self, event: Event) -> None:
@@ -569,7 +569,7 @@ class Session:
         return self._request
 
     def end(self, opened: Opened) -> None:
-        """It is over: no command goes out for it any more."""
+        """Forget what has ended: no command goes out for it any more."""
         opened.ended = True
         self.opened.pop(opened.number, None)
         self._credit_due.pop(opened, None)
@@ -618,7 +618,7 @@ class Session:
         self._put_outgoing(now_ms, message)
         messages = message.finish()
         while message.unsendable:
-            # Whoever asked for what cannot be sent is told; what that sets free leaves, too.
+            # A caller that asked for what cannot be sent is told; what that sets free leaves, too.
             unsendable, message.unsendable = message.unsendable, []
             for commands, error in unsendable:
                 self._blame(commands, error)
@@ -658,7 +658,7 @@ class Session:
                     message.put(asked.command, None)
 
     def _suspect(self, commands: list[Command]) -> Command:
-        """These leave by themselves; returns the PING whose answer will clear them."""
+        """Send commands by themselves; returns the PING whose answer will clear them."""
         self._probe += 1
         self._suspects.append((self._probe, commands))
         return Ping(self._probe)

@@ -1,7 +1,7 @@
 """What a client is told before it connects: endpoints, credentials, times and bounds.
 
-Owns the settings' names, defaults and checks. The rule: a setting that cannot work is
-refused here, by name, before a socket exists. Source: DESIGN.md, sections 8 and 11.
+Owns the settings' names, defaults and checks. The rule: a setting that cannot work is refused here,
+by name, before a socket exists. Source: docs/design.md (Flow control; Safety).
 """
 
 from __future__ import annotations

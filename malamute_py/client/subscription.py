@@ -47,7 +47,7 @@ class Subscription(Cursor):
         self._reading = link.session.subscribe(request)
         self._arrival = link.arrivals(self._reading)
         self._until_pause = _PAUSE_EVERY
-        # `async for record in client.subscribe(...)` with a break leaves nobody to close it.
+        # `async for record in client.subscribe(...)` with a break leaves no one to close it.
         self._finalizer = weakref.finalize(self, link.dropped, self._reading)
         self._finalizer.atexit = False
         link.wake_up()

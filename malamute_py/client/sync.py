@@ -53,7 +53,7 @@ from malamute_py.client.thread import LinkEvent, Pending, PendingConfirm, Thread
 from malamute_py.client.waits import ACKED, OPENED, PUBLISHED, ROOM, WINDOW
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
-__all__ = ["SyncClient", "SyncSubscription", "SyncWindow", "connect_sync"]
+__all__ = ["SyncBulkPublisher", "SyncClient", "SyncSubscription", "connect_sync"]
 
 CONNECT_MS = 10_000
 FLUSH_MS = 5_000
@@ -273,17 +273,17 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, pending)
         level = level_number(confirm)
         with link.lock:
-            if not self._publisher.has_room:
+            if not self._session.window.has_room():
                 self._wait_for_room(timeout_ms, stream)
             self._publisher.add(stream, level, row)
             link.wake_up()
         return pending
 
     def _wait_for_room(self, timeout_ms: Wait, stream: str) -> None:
-        publisher, session = self._publisher, self._session
+        session = self._session
         try:
             self._link.wait_for(
-                lambda: publisher.has_room or session.state is State.CLOSED,
+                lambda: session.window.has_room() or session.state is State.CLOSED,
                 timeout_ms,
                 ROOM,
                 stream,
@@ -318,7 +318,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
-        with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             window.publish_many(
                 bodies,
                 subject=subject,
@@ -344,7 +344,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
         refusal of these (`unknown_producer`, `out_of_sequence`) is raised. Raises as publish().
         """
-        with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             window.publish_batch(content)
         return window.confirmations[0]
 
@@ -363,26 +363,26 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         body: the column with the bodies (binary or string). subject: name of a column, or
         one subject for all. Raises as publish().
         """
-        with self.window(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
+        with self.publisher(stream, confirm=confirm, timeout_ms=timeout_ms) as window:
             for content, _ in arrow_contents(table, body, subject):
                 window.publish_batch(content)
         return window.confirmations
 
-    def window(
+    def publisher(
         self,
         stream: str,
         *,
         confirm: ConfirmAt = "default",
         keep: bool = True,
         timeout_ms: Wait = "default",
-    ) -> SyncWindow:
+    ) -> SyncBulkPublisher:
         """A run of publishing whose confirms are awaited together, at its end.
 
         keep: collect the Confirmations; False for runs without end, where a count is enough.
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
         full; None: for ever.
         """
-        return SyncWindow(self._link, stream, level_number(confirm), keep, timeout_ms)
+        return SyncBulkPublisher(self._link, stream, level_number(confirm), keep, timeout_ms)
 
     # --- subscribing ---------------------------------------------------------------------------
 
@@ -522,7 +522,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         """Facts about the broker."""
         return facts(BrokerFacts, self._ask(c.BrokerInfo))
 
-    def links(self, limit: int = 1000) -> list[LinkFacts]:
+    def list_links(self, limit: int = 1000) -> list[LinkFacts]:
         """The links that the broker has. Raises RequestRejected `forbidden`."""
         value = self._ask(lambda number: c.ListLinks(number, limit))
         return fact_list(LinkFacts, value, "links")
@@ -535,13 +535,13 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         return self._link.ask(make)
 
 
-class SyncWindow:
+class SyncBulkPublisher:
     """Batches published one after the other, confirmed together; a context manager."""
 
     def __init__(
         self, link: ThreadLink, stream: str, level: int, keep: bool, timeout_ms: Wait
     ) -> None:
-        """See SyncClient.window()."""
+        """See SyncClient.publisher()."""
         self._link = link
         self._timeout_ms = timeout_ms
         self._publisher = link.publisher
@@ -593,9 +593,9 @@ class SyncWindow:
     def _add(self, content: bytes | bytearray, count: int) -> None:
         link, publisher, session = self._link, self._publisher, self._link.session
         with link.lock:
-            if not publisher.has_room:
+            if not session.window.has_room():
                 link.wait_for(
-                    lambda: publisher.has_room or session.state is State.CLOSED,
+                    lambda: session.window.has_room() or session.state is State.CLOSED,
                     self._timeout_ms,
                     ROOM,
                     self._stream,
@@ -639,7 +639,7 @@ class SyncWindow:
         if self.error is not None:
             raise self.error
 
-    def __enter__(self) -> SyncWindow:
+    def __enter__(self) -> SyncBulkPublisher:
         return self
 
     def __exit__(

@@ -141,11 +141,11 @@ class SyncMailVerbs(SyncVerbs):
     def _room(self, timeout_ms: Wait, name: str) -> None:
         """Wait for room in the window, under the lock. Raises RequestRejected or Timeout."""
         session, window = self._session, self._session.window
-        if window.has_room:
+        if window.has_room():
             return
         try:
             self._link.wait_for(
-                lambda: window.has_room or session.state is State.CLOSED, timeout_ms, ROOM, name
+                lambda: window.has_room() or session.state is State.CLOSED, timeout_ms, ROOM, name
             )
         except Timeout:
             if timeout_ms:
@@ -261,7 +261,7 @@ class SyncMailVerbs(SyncVerbs):
         """Ask a service and wait for the (first) reply of a worker.
 
         subject: what workers' patterns are matched with. timeout_ms: after it the broker
-        takes the request from whoever has it; None: never; by default the client's settings say
+        takes the request from its holder; None: never; by default the client's settings say
         when. key: at most 128 bytes that name
         the request, so that it is taken once even if another process sends it again. reply_to:
         a mailbox to be read for replies; empty: the client's own, temporary when it has no
@@ -428,7 +428,7 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
         return self._inbox.opened
 
     def ack(self, timeout_ms: Wait = "default") -> bool:
-        """It was received for good; returns when the broker has confirmed that.
+        """Acknowledge the message for good; returns when the broker has confirmed that.
 
         False: this inbox was closed, which gave it back; or the link was lost in between: should
         the broker hand it to this client again, it is acknowledged without being shown.
@@ -438,7 +438,7 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
         number = self.number
         return self._inbox.acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
 
-    def again(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+    def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have it delivered again, to any reader, after so many milliseconds."""
         number = self.number
         return self._inbox.acknowledge(
@@ -454,7 +454,7 @@ class SyncMailBatch(MailBatchOf[SyncMail]):
         acked: bool = self._reader.acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
         return acked
 
-    def again(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+    def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have all of them delivered again after so many milliseconds."""
         acked: bool = self._reader.acknowledge(
             ranges_of(self.batch), duration("delay_ms", delay_ms), timeout_ms
@@ -476,7 +476,7 @@ class SyncInbox(MailReader[SyncMail]):
         with link.lock:
             super().__init__(link.session.mailboxes, asked, ack)
             link.wake_up()
-        # `for mail in client.inbox(...)` with a break leaves nobody to close it.
+        # `for mail in client.inbox(...)` with a break leaves no one to close it.
         self._finalizer = weakref.finalize(self, link.dropped, self._view)
         self._finalizer.atexit = False
 

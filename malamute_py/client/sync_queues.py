@@ -1,7 +1,7 @@
 """Cursors, groups, atomic steps and the asking about queues, for threads.
 
-Owns these verbs as blocking calls. The rule: as in sync.py: whoever waits can be interrupted by
-a timeout or by the client's end; a step whose commit timed out may still be taken, whole.
+Owns these verbs as blocking calls. The rule: as in sync.py: a timeout or the client's end
+interrupts a waiting caller; a step whose commit timed out may still be taken, whole.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class SyncAtomicStep(Step):
             session = link.session
             try:
                 link.wait_for(
-                    lambda: session.window.has_room or session.state is State.CLOSED,
+                    lambda: session.window.has_room() or session.state is State.CLOSED,
                     timeout_ms,
                     ROOM,
                     "a step",
@@ -182,7 +182,7 @@ class SyncStreamCursor(CursorName):
 
 
 class SyncMember(Handed):
-    """A member of a group: records and batches that nobody else gets; for one thread at a time."""
+    """A member of a group, with records that no other member gets; for one thread at a time."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class SyncMember(Handed):
             self._members = link.session.memberships
             self._membership = self._members.join(asked)
             link.wake_up()
-        # `for record in client.group(...)` with a break leaves nobody to close it.
+        # `for record in client.group(...)` with a break leaves no one to close it.
         self._finalizer = weakref.finalize(self, link.dropped, self._membership)
         self._finalizer.atexit = False
 
@@ -303,7 +303,7 @@ class SyncMember(Handed):
         """
         return self._ack(held, -1).result(timeout_ms, ACKED, "an acknowledgement")
 
-    def again(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+    def nack(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """A record or batch is wanted again, by any member, after a time. As ack()."""
         pending = self._ack(held, duration("delay_ms", delay_ms))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
@@ -374,7 +374,7 @@ class SyncQueueVerbs(SyncVerbs):
         """Facts about one cursor. Raises RequestRejected `unknown_cursor`."""
         return self.cursor(stream, cursor).info()
 
-    def cursors(self, stream: str = "", prefix: str = "") -> list[CursorFacts]:
+    def list_cursors(self, stream: str = "", prefix: str = "") -> list[CursorFacts]:
         """Facts about the cursors of a stream (empty: of all), those that begin so."""
         return self._pages(
             CursorFacts,
@@ -396,6 +396,7 @@ class SyncQueueVerbs(SyncVerbs):
         credit_bytes: int = CREDIT_BYTES,
         hold_ms: int = 0,
         visibility: GroupVisibility = "",
+        create: bool = False,
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
         timeout_ms: int | None = None,
@@ -407,13 +408,14 @@ class SyncQueueVerbs(SyncVerbs):
         where a new group begins; by default at the oldest record, so that it misses none. ack:
         "next": what was handed over is done when the next is asked for; "manual": only ack() says
         so. credit_records: how many may be in hand. visibility: "durable", what a new group is
-        (only what no power loss takes back), or "live". A rewind is told as a subscription tells
-        it: on_notice, or GapError when strict.
+        (only what no power loss takes back), or "live". create: make the stream when there is
+        none; by default a name that is no stream's is refused `unknown_stream`. A rewind is told
+        as a subscription tells it: on_notice, or GapError when strict.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = Joining(
             stream, group, make_pattern(pattern), kind, start_on_wire(start),
-            credit_records, credit_bytes, hold_ms, group_visibility(visibility),
+            credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
         ).check()  # fmt: skip
         return SyncMember(
             self._link, asked, ack=ack, strict=strict, on_notice=on_notice, timeout_ms=timeout_ms
@@ -424,7 +426,7 @@ class SyncQueueVerbs(SyncVerbs):
         value = self._ask(lambda number: c.GroupInfo(number, stream, group))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
-    def groups(self, stream: str = "", prefix: str = "") -> list[GroupFacts]:
+    def list_groups(self, stream: str = "", prefix: str = "") -> list[GroupFacts]:
         """Facts about the groups of a stream (empty: of all), those that begin so."""
         return self._pages(
             GroupFacts,
@@ -437,7 +439,7 @@ class SyncQueueVerbs(SyncVerbs):
 
     # --- mailboxes ---------------------------------------------------------------------------
 
-    def mailboxes(self, prefix: str = "") -> list[MailboxFacts]:
+    def list_mailboxes(self, prefix: str = "") -> list[MailboxFacts]:
         """Facts about all mailboxes whose name begins so, in name order."""
         return self._pages(
             MailboxFacts, lambda number, after: c.MailboxInfo(number, beginning(prefix), after)
@@ -484,7 +486,7 @@ class SyncQueueVerbs(SyncVerbs):
 
     # --- services ----------------------------------------------------------------------------
 
-    def services(self, prefix: str = "") -> list[ServiceFacts]:
+    def list_services(self, prefix: str = "") -> list[ServiceFacts]:
         """Facts about all service queues whose name begins so, in name order."""
         return self._pages(
             ServiceFacts, lambda number, after: c.ServiceInfo(number, beginning(prefix), after)

@@ -40,7 +40,7 @@ class SyncSubscription(Cursor):
         with link.lock:
             self._reading = link.session.subscribe(request)
             link.wake_up()
-        # `for record in client.subscribe(...)` with a break leaves nobody to close it.
+        # `for record in client.subscribe(...)` with a break leaves no one to close it.
         self._finalizer = weakref.finalize(self, link.dropped, self._reading)
         self._finalizer.atexit = False
 

@@ -87,7 +87,7 @@ class SyncWorkVerbs(SyncVerbs):
         level of the replies. credit_bytes: bytes of requests that may be on their way here.
         settings: for a service that does not exist yet. timeout_ms: iteration raises Timeout
         when nothing came for so long; it can then be gone on with. close(), or the end of
-        `with`, gives back what is not finished; a worker that nobody closes ends within a
+        `with`, gives back what is not finished; a worker that is not closed ends within a
         heartbeat after it was collected.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
@@ -115,7 +115,7 @@ class SyncWorkVerbs(SyncVerbs):
         reply (bytes or str), None completes the request without one unless the handler has
         finished it itself; a generator's values are replies, and its end completes the
         request. What it raises: on_error="fail" moves the request to the service's dead
-        letters with the exception as the reason, "give_back" returns it to the queue for after
+        letters with the exception as the reason, "nack" returns it to the queue for after
         delay_ms. The rest as worker(). Raises as worker().
         """
         offered = make_offered(
@@ -197,7 +197,7 @@ class SyncRequest(Job):
         return None if pending is None else pending.result(timeout_ms, ACKED, "a reply")
 
     def complete(self, *, wait: bool = False, timeout_ms: Wait = "default") -> bool:
-        """It is done, without a (further) reply.
+        """Say that the request is done, without a (further) reply.
 
         Returns once that is on its way; wait=True: when the broker has confirmed it, False
         then: it is not in our hands any more.
@@ -211,7 +211,7 @@ class SyncRequest(Job):
         """
         return self._end(FAILED, wait, timeout_ms, reason=reason)
 
-    def give_back(
+    def nack(
         self,
         delay_ms: int = 0,
         *,
@@ -491,7 +491,7 @@ class HandlerRun:
                 self._answer(request, result)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it ends its request only
             if request.offering.ended or request.lost:
-                # Somebody else has it, or will: it is not ours to fail.
+                # Another worker has it, or will: it is not ours to fail.
                 LOG.warning("%r was not finished: %s", request, error)
                 with self._worker.link.lock:
                     request.offering.drop(request)
@@ -557,9 +557,9 @@ def _drain_on_signals(link: ThreadLink) -> Iterator[None]:
 def wait_for_room(link: ThreadLink, wait: Wait) -> None:
     """Wait, under the lock, until the window has room or the session is over."""
     session, window = link.session, link.session.window
-    if not window.has_room:
+    if not window.has_room():
         link.wait_for(
-            lambda: window.has_room or session.state is State.CLOSED, wait, ROOM, "a reply"
+            lambda: window.has_room() or session.state is State.CLOSED, wait, ROOM, "a reply"
         )
 
 

@@ -2,7 +2,7 @@
 
 Owns the thread, the lock over the session, and who waits for what. The rule: only this
 thread touches the socket; callers change the session under the lock and wake the thread;
-whoever waits can be interrupted, by a timeout or by the client's end. A forked child has
+a caller that waits can be interrupted, by a timeout or by the client's end. A forked child has
 neither thread nor socket: there every call says so instead of waiting for ever.
 """
 
@@ -38,7 +38,7 @@ from malamute_py.client.events import (
     Watched,
 )
 from malamute_py.client.position import Confirmation
-from malamute_py.client.publishing import confirmation
+from malamute_py.client.publishing import confirmations
 from malamute_py.client.reading import Reading
 from malamute_py.client.settings import ClientSettings, Wait
 from malamute_py.client.waits import ANSWER, ASKED, timed_out
@@ -159,7 +159,7 @@ class ThreadLink:
             self.dropped(opened)
 
     def tell(self) -> None:
-        """Have everybody who waits look again."""
+        """Have all waiting callers look again."""
         self._happened.notify_all()
 
     def ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class ThreadLink:
 
     def forked(self) -> None:
         """In the child of a fork: everything fails with ConnectionLost; the parent goes on."""
-        # The lock may have been held, and nobody is left to release it.
+        # The lock may have been held, and no thread is left to release it.
         self.lock = threading.Lock()
         self._happened = threading.Condition(self.lock)
         self._waiting = 0
@@ -205,7 +205,7 @@ class ThreadLink:
         try:
             self._turn_to_the_end()
         except BaseException as error:  # noqa: BLE001 - see there
-            # A defect of ours: without this thread, everybody would wait for ever.
+            # A defect of ours: without this thread, all callers would wait for ever.
             LOG.exception("the client's thread failed; please report this")
             with self.lock:
                 self.session.abandon(RuntimeError(repr(error)))
@@ -214,7 +214,7 @@ class ThreadLink:
                 self.tell()
         finally:
             with self.lock:
-                self._awake = True  # for good: nobody writes to what is closed
+                self._awake = True  # for good: nothing is written to what is closed
                 self.engine.drop(0)
                 os.close(self._wake_reader)
                 os.close(self._wake_writer)
@@ -252,7 +252,7 @@ class ThreadLink:
     def _step(self) -> list[Event]:
         try:
             return self.engine.step()
-        except Exception as error:  # noqa: BLE001 - nobody may be left waiting for ever
+        except Exception as error:  # noqa: BLE001 - no caller may be left waiting for ever
             LOG.exception("the client failed; please report this")
             self.session.abandon(error)
             self.engine.drop(0)
@@ -293,7 +293,7 @@ class ThreadLink:
         elif isinstance(event, Warned):
             (LINK_LOG if event.link else LOG).warning("%s", event.message)
         elif isinstance(event, Arrived):
-            pass  # whoever waits looks at the reading itself
+            pass  # the waiting caller looks at the reading itself
         else:
             self.last = event
             return True
@@ -310,10 +310,14 @@ class ThreadLink:
 
 def _confirm(tokens: Sequence[Pending[Any] | None], outcome: Any) -> None:
     """Settle one token a row of a content that was confirmed or has failed."""
-    for index, pending in enumerate(tokens):
-        if pending is not None:
-            taken = isinstance(outcome, Confirm)
-            pending.settle(confirmation(outcome, index, 1) if taken else outcome)
+    if isinstance(outcome, Confirm):
+        for pending, told in zip(tokens, confirmations(outcome, len(tokens)), strict=True):
+            if pending is not None:
+                pending.settle(told)
+    else:
+        for pending in tokens:
+            if pending is not None:
+                pending.settle(outcome)
 
 
 _LINKS: Final[weakref.WeakSet[ThreadLink]] = weakref.WeakSet()

@@ -80,11 +80,11 @@ class Transport:
         self._send = _send_of(self.socket)
         self.monitor: zmq.Socket[bytes] | None = None
         self.readable = True
-        """Something may have come: the socket's descriptor has signalled, or nobody has looked."""
+        """Something may have come: the socket's descriptor has signalled, or was not looked at."""
         self._alarmed = True
-        """The same of the monitor: it may tell of a failure."""
+        """Whether the monitor may tell of a failure: it has signalled, or was not looked at yet."""
         self._failed = False
-        """A failure was returned: what the monitor tells behind it is of no use."""
+        """A failure was returned: what the monitor tells after it is of no use."""
         self._armed = False
         """The socket was found empty, and nothing was sent since: its descriptor will signal."""
         try:
@@ -225,7 +225,7 @@ class Transport:
     def close(self, linger_ms: int) -> None:
         """Close the socket; what was sent may still leave within the linger time."""
         monitor = self.monitor
-        # Both may be gone already, with a context that somebody else destroyed.
+        # Both may be gone already, with a context that the program destroyed.
         with contextlib.suppress(zmq.ZMQError):
             self.socket.disable_monitor()
         if monitor is not None:

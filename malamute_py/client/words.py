@@ -20,5 +20,5 @@ AckWhen: TypeAlias = Literal["next", "manual"]
 """When what was handed over is done: with the next that is asked for, or by ack() only."""
 Until: TypeAlias = Literal["", "tail"]
 """Where a subscription ends: never, or at what was the tail when it began."""
-OnError: TypeAlias = Literal["fail", "give_back"]
+OnError: TypeAlias = Literal["fail", "nack"]
 """What becomes of a request whose handler raises: a dead letter, or another attempt."""

@@ -69,7 +69,7 @@ FAILED: Final = int(WorkState.FAILED)
 RETURNED: Final = int(WorkState.RETURNED)
 RELEASED: Final = int(WorkState.RELEASED)
 CREDIT_BYTES: Final = 64 << 20
-ON_ERROR: Final = ("fail", "give_back")
+ON_ERROR: Final = ("fail", "nack")
 """What becomes of a request whose handler raised."""
 _STORED: Final = int(Level.STORED)
 """Enough for what ends a request: lost in a power failure, it is handed out once more."""
@@ -155,7 +155,7 @@ class Job:
         self.number = batch.offset_of(row)
         """What the broker knows it by."""
         self.begun = False
-        """It was handed over to the caller."""
+        """Whether the request was handed over to the caller."""
         self.finished = False
         """The last reply, or another end of it, is on its way."""
         self.doubtful = False
@@ -272,7 +272,7 @@ class ReplyParcel(Parcel):
         self.offering = offering
         self.last = last
         self.awaited = False
-        """Somebody waits for the confirm."""
+        """Whether a caller waits for the confirm."""
 
     @property
     def one_by_one(self) -> bool:
@@ -304,7 +304,7 @@ class ReplyParcel(Parcel):
             out.put_together([step, part], [self.content])
 
     def refused(self, error: RequestRejected, now_ms: int) -> None:
-        """It was not taken."""
+        """Settle, repeat or give up an end that the broker refused."""
         if (
             not self.last
             and not self.offering.plain
@@ -474,7 +474,7 @@ class Offering(Opened):
         )
 
     def _taken_away(self, request: Job) -> None:
-        """It is not ours any more; should it be handed to us again, that is another run of it."""
+        """Forget a request that is not ours any more; if it comes again, that is another run."""
         request.lost = True
         if request.running:
             self._still[request.number] = request
@@ -573,7 +573,7 @@ class Offering(Opened):
                 self.drop(request)
 
     def discard(self) -> None:
-        """Nobody works any more."""
+        """Give back what waits: the caller works no more."""
         self.queue.clear()
 
     # --- acknowledgements --------------------------------------------------------------------
@@ -722,7 +722,7 @@ class Offering(Opened):
         )
 
     def _is_known(self, request: Job, batch: Batch, row: int, delivered: Delivered) -> bool:
-        """It was handed to us before: we have it still, or have answered it in vain."""
+        """Whether a request was handed to us before: it is in hand, or was answered in vain."""
         ours = self.in_hand.get(request.number)
         if ours is not None:
             ours.handed_again(batch, row, delivered)
@@ -787,9 +787,9 @@ class Workings:
         self._begin = begin
         self._offerings: dict[Offering, None] = {}
         self._holding: Final[dict[Offering, None]] = {}
-        """Those with something in hand, whose leases are renewed."""
+        """Offerings with requests in hand, whose leases are renewed."""
         self._draining: Final[dict[Offering, None]] = {}
-        """Those that take no more requests and have some in hand."""
+        """Offerings that take no more requests and have some in hand."""
         self._closing: Final[dict[Offering, None]] = {}
         self.queues: Final = (self._holding, self._draining, self._closing, *self.acks.queues)
         """What take() goes by: while all of them are empty, it has nothing to do."""
@@ -833,13 +833,12 @@ class Workings:
         if (
             type(parcel) is not ReplyParcel
             or parcel.last is not last
-            or not outbox.fits(parcel, row, 0)
+            or not outbox.join(parcel, row, 0)
         ):
             parcel = ReplyParcel(lane, offering.asked.level, offering, last)
-            outbox.queue(parcel, b"", 0)
+            outbox.begin(parcel, row, b"", 0)
         if row[6][1] is not None:
             parcel.awaited = True
-        outbox.put_in(parcel, row)
         request.replying += 1
         return True
 
@@ -884,7 +883,7 @@ class Workings:
             self.tell(Settled([(token, closed if offering.ended else False)]))
 
     def drop_replies(self, request: Job) -> None:
-        """One of its replies came too late: those that wait behind it do not leave."""
+        """One of its replies came too late: those that wait after it do not leave."""
         pairs: list[tuple[Any, Any]] = []
         for lane in self._lanes.values():
             if lane.gate is not request.offering:
@@ -992,7 +991,7 @@ class Workings:
         self._closing[offering] = None
 
     def hold(self, offering: Offering) -> None:
-        """It has something in hand: begin to renew."""
+        """Begin to renew the leases of an offering that has something in hand."""
         self._holding[offering] = None
 
     def over(self, offering: Offering) -> None:

@@ -73,7 +73,7 @@ class Appender:
         self.last_time_ms = scan.last_time_ms
         self.last_epoch = scan.epoch
         self.last_lsn = scan.last_lsn
-        """Where the ring's last batch begins; -1: not known, or there is damage behind it."""
+        """Where the ring's last batch begins; -1: not known, or damage follows it."""
         self._storage = storage
         self._space = space
         self._streams = streams

@@ -1,8 +1,8 @@
 """A data directory: its identity, its epoch, its lock, its rings.
 
-Owns the files above the rings. The rule: the epoch rises durably before any ring is
-opened, one process at a time has the directory, and what is not ours is left alone and
-named. Source: FORMAT.md, section 1; DESIGN.md, section 6 (Positions).
+Owns the files above the rings. The rule: the epoch rises durably before any ring is opened, one
+process at a time has the directory, and what is not ours is left alone and named. Source:
+FORMAT.md, section 1; docs/design.md, Journal (Positions).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _BESIDE = frozenset(
         *("queues.db-journal", "queues.db.tmp", "queues.db.tmp-journal"),
     ]
 )
-"""Of the broker's tables, which live in the directory, too; they are not the journal's."""
+"""Files of the broker's tables, which live in the directory, too; they are not the journal's."""
 
 
 class Identity(msgspec.Struct, array_like=True):
@@ -113,7 +113,7 @@ class Journal:
         self.unknown: tuple[Unknown, ...] = ()
         """Files and directories that were left alone."""
         self.exposure = storage.exposure() if isinstance(storage, FileStorage) else ""
-        """Who besides the owner may change the directory; "" when nobody may."""
+        """Accounts besides the owner that may change the directory; "": none."""
         self.restored: tuple[Unknown, ...] = ()
         """Files that were missing or damaged, and were made anew from what else says the same."""
         self.moved: tuple[str, ...] = ()

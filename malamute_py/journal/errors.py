@@ -1,8 +1,8 @@
 """Errors of the journal: each says what happened, to what, and what to do next.
 
-Owns the exception types and nothing else. The rule: the type decides what the caller
-may do next (wait, free space, stop, repair), and unless it says otherwise nothing was
-written. Source: DESIGN.md, sections 6 and 11; STYLE.md, Errors.
+Owns the exception types and nothing else. The rule: the type decides what the caller may do next
+(wait, free space, stop, repair), and unless it says otherwise nothing was written. Source:
+docs/design.md (Journal; Safety).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class FollowLost(JournalError):
     """A follower cannot read on: positions [from_lsn, to_lsn) are not there, or not any more.
 
     `code` says why: `retention` (retired before they were read) or `damaged`. From to_lsn
-    on there may be more; whoever can do without the part in between goes on from there.
+    on there may be more; a reader that can do without the part in between goes on from there.
     """
 
     code = "damaged"

@@ -65,7 +65,7 @@ class EntryFilters:
         """Entries without a filter to come."""
         self._entries: list[int] = []
         self._items: list[Items] = []
-        """Of the entries named in _entries."""
+        """Items of each entry in _entries."""
         self._room = waiting_max
         """How many more may be gathered."""
         self._pairs: _Ints = np.empty(0, np.int64)
@@ -78,7 +78,7 @@ class EntryFilters:
     # --- asked --------------------------------------------------------------------------
 
     def may_hold(self, entries: BitMap, text: str) -> BitMap:
-        """Those of the entries that may hold the item; never one too few."""
+        """Return the entries that may hold the item; never one too few."""
         sizes, begins, bits = self._view
         asked = np.array(entries.to_array(), np.int64)
         asked = asked[asked < len(sizes)]
@@ -179,7 +179,7 @@ def _places(items: _Ints, begins: Any, sizes: Any) -> Iterator[_Ints]:
 
 
 def _extended(view: _View, pairs: _Ints, stop: int) -> _View:
-    """The same with the filters of the entries up to `stop`, made of their sorted pairs."""
+    """Return the view with the filters of the entries up to `stop`, made of their sorted pairs."""
     sizes, bits = [view.sizes], [view.bits]
     first, at = len(view.sizes), 0
     while first < stop:

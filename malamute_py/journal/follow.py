@@ -1,12 +1,11 @@
 """Following a ring by position: whole batches of a range, from files that another writes.
 
-Owns the read by LSN range for whoever keeps up with a ring: a checkpoint in a process of
-its own, a replica, the broker itself at its start. The rule: nothing is written and
-nothing locked, a range is read only up to where its reader was told that it is synced,
-every batch passed over has its stamp checked, and what is not there any more is raised by
-name, never left out. A segment may be retired and its file used again under a read: its
-batches then bear other positions, which is how that is known. Source: FORMAT.md, sections
-3 and 8; DESIGN.md, section 9.
+Owns the read by LSN range for what keeps up with a ring: a checkpoint in a process of its own, a
+replica, the broker itself at its start. The rule: nothing is written and nothing locked, a range is
+read only up to where its reader was told that it is synced, every batch passed over has its stamp
+checked, and what is not there any more is raised by name, never left out. A segment may be retired
+and its file used again under a read: its batches then bear other positions, which is how that is
+known. Source: FORMAT.md, sections 3 and 8; docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class _Part:
         self.at = at
         """Where the next batch begins, as all positions here: in the segment."""
         self.stop = stop
-        """Of the range; at most the segment's end."""
+        """End of the range; at most the segment's end."""
         self.ended = False
         """The range ends amid this segment."""
         self.epoch = 0
-        """Of the last good batch."""
+        """Epoch of the last good batch."""
         self.known = 0
         """Size of the batch at `at`, when its stamp is good and its content is not."""
         self.tried = -1

@@ -33,7 +33,7 @@ class RareRows:
         self.left -= len(rows)
 
     def flush(self) -> None:
-        """Make a batch of what is in hand: something else comes behind it."""
+        """Make a batch of what is in hand: something else comes after it."""
         found = self._gathering.take()
         if found is not None:
             data = found.stamp + found.content

@@ -1,11 +1,10 @@
 """Inverted index of one segment: (stream, subject) and (stream, field) -> bitmap.
 
-Owns the bitmaps of index entries by header, and their stored form. The rule: a bitmap
-may name an entry too many, never one too few. Beyond `distinct_headers_max` the table
-keeps leading subject parts and field names only, and says so; a whole subject and a
-value are then looked up in filters.py besides. Written by the loop thread, read by
-others: bitmaps only grow, dictionaries are copied before they are walked. Source:
-FORMAT.md, section 6; DESIGN.md, section 6 (Finding).
+Owns the bitmaps of index entries by header, and their stored form. The rule: a bitmap may name an
+entry too many, never one too few. Beyond `distinct_headers_max` the table keeps leading subject
+parts and field names only, and says so; a whole subject and a value are then looked up in
+filters.py besides. Written by the loop thread, read by others: bitmaps only grow, dictionaries are
+copied before they are walked. Source: FORMAT.md, section 6; docs/design.md, Journal (Finding).
 """
 
 from __future__ import annotations
@@ -17,7 +16,13 @@ from typing import Any, TypeAlias
 import msgspec
 from pyroaring import BitMap
 
-from malamute_protocol.header import items_of, pair_text
+from malamute_protocol.header import (
+    LEAD_PARTS_MAX,
+    Outline,
+    items_of,
+    leading_parts,
+    pair_text,
+)
 from malamute_py.journal.filters import EntryFilters, Items
 
 Keys: TypeAlias = tuple[str, ...]
@@ -28,11 +33,9 @@ _MEMO_TABLE_MAX = 4096
 """Headers of a table. The protocol's memo does not share larger ones; they would be held for
 nothing."""
 _MEMO_HEADERS_MAX = 1 << 15
-"""Of all tables together: each header comes with objects of some hundred bytes."""
+"""Headers of all tables together: each header comes with objects of some hundred bytes."""
 _SAMPLE = 1_024
 """Subjects of a large table by which it is guessed how many leading parts they have."""
-_DEPTH_MAX = 8
-"""Leading parts of a subject that are kept at most: subjects are taken apart at each depth."""
 _NOBODY = BitMap()
 _ANYTHING: tuple[Keys, ...] = (("",),)
 _UNKNOWN: tuple[tuple[str, ...], tuple[Fields, ...]] = (("",), ())
@@ -68,7 +71,7 @@ class StreamHeaders:
 
     def subject(self, key: str) -> BitMap:
         """Entries with exactly this key; with it or one like it, where not exact."""
-        top = key if self.depth is None else _leading(key, self.depth)
+        top = key if self.depth is None else leading_parts((key,), self.depth)[0]
         found = self.tops.get((top,), _NOBODY)
         several = self.several(top)
         if several:
@@ -97,10 +100,6 @@ class StreamHeaders:
     def everything(self) -> BitMap:
         """All entries of the stream."""
         return self._all
-
-    def add_entry(self, ordinal: int) -> None:
-        """Count an entry among everything()."""
-        self._all.add(ordinal)
 
     def __len__(self) -> int:
         """Distinct headers held."""
@@ -139,7 +138,7 @@ class HeaderTable:
     ) -> None:
         """Go on from what was stored of the segment, in a table that is still empty.
 
-        last: the entry that may still grow. filters: not used by anybody else.
+        last: the entry that may still grow. filters: not used by any other table.
         """
         self.depth = depth
         self.filters = filters
@@ -184,19 +183,22 @@ class HeaderTable:
         if table is None:
             table = self.streams[stream] = StreamHeaders(self.depth, self.filters)
         subjects, fieldmaps = _parts(keys)
-        items = getattr(keys, "items", None)
+        outline: Outline | None = getattr(keys, "outline", None)
         size = len(subjects) + len(fieldmaps)
-        large = (size if items is None else len(items)) > self._distinct_max
+        large = (size if outline is None else len(outline.items)) > self._distinct_max
         if large and self.depth != 0:
             # Noted by name, all of them would be taken apart again at once, part by part.
-            table = self._make_room(stream, ordinal, subjects)
+            if outline is None:
+                table = self._make_room(stream, ordinal, subjects)
+            else:
+                table = self._make_room_for(stream, ordinal, outline)
         before = len(table)
-        resolved = _note(table, subjects, fieldmaps, items)
+        resolved = _note(table, subjects, fieldmaps, outline)
         self._distinct += len(table) - before
         if self._distinct > self._distinct_max and self.depth != 0:
-            self._coarsen(ordinal, to=0 if large else None)
+            self._coarsen(ordinal, to=0 if large and outline is None else None)
             # Its leading parts are there: nothing more is to be counted.
-            resolved = _note(self.streams[stream], subjects, fieldmaps, items)
+            resolved = _note(self.streams[stream], subjects, fieldmaps, outline)
         if keys is _UNKNOWN:
             resolved = resolved[0], None
         if size <= _MEMO_TABLE_MAX:
@@ -216,11 +218,24 @@ class HeaderTable:
         sample = coming[:: max(1, len(coming) // _SAMPLE)]
         depth = _deepest(sample) - 1 if self.depth is None else self.depth
         while depth > 0:
-            parts = len({_shortened(top, depth) for top in sample})
+            parts = len({leading_parts(top, depth) for top in sample})
             # Where most of the sample differ, so do most of all.
             many = parts if 2 * parts <= len(sample) else parts * len(coming) // len(sample)
             if many <= self._distinct_max // 2:
                 break
+            depth -= 1
+        if depth != self.depth:
+            self._coarsen(ordinal, to=depth)
+        return self.streams[stream]
+
+    def _make_room_for(self, stream: int, ordinal: int, coming: Outline) -> StreamHeaders:
+        """Keep so few leading parts that a table which was read in steps finds room."""
+        leads, most = coming.leads, self._distinct_max // 2
+        if coming.names is None or len(coming.names) > most:
+            depth = 0
+        else:
+            depth = len(leads) if self.depth is None else min(self.depth, len(leads))
+        while depth > 0 and len(leads[depth - 1]) > most:
             depth -= 1
         if depth != self.depth:
             self._coarsen(ordinal, to=depth)
@@ -280,9 +295,9 @@ def _note(
     table: StreamHeaders,
     subjects: Sequence[Keys],
     fieldmaps: Iterable[Fields],
-    items: Items | None,
+    outline: Outline | None,
 ) -> _Resolved:
-    """Find the bitmaps of a header table. items: what the filters keep of it, if that is made."""
+    """Find the bitmaps of a header table. outline: what was gathered of it as it was read."""
     depth = table.depth
     bitmaps = [table.everything()]
     if depth is None:
@@ -292,16 +307,24 @@ def _note(
                 bitmaps.append(_bitmap(table.names, pair[0]))
                 bitmaps.append(_bitmap(table.pairs, pair))
         return tuple(bitmaps), None
-    tops = {_shortened(top, depth) for top in subjects} if depth else _ANYTHING
-    bitmaps += [_bitmap(table.tops, top) for top in tops]
     if depth:
-        names: set[str] = set().union(*fieldmaps)
+        leads = outline.leads if outline is not None else ()
+        if depth <= len(leads):
+            tops = leads[depth - 1]
+        else:
+            tops = {leading_parts(top, depth) for top in subjects}
+        bitmaps += [_bitmap(table.tops, top) for top in tops]
+        names = outline.names if outline is not None else None
+        if names is None:
+            names = set().union(*fieldmaps)
         bitmaps += [_bitmap(table.names, name) for name in names]
-    if items is None:
-        texts = [key for top in subjects for key in top]
-        pairs = {pair for fields in fieldmaps for pair in fields.items()}
-        items = items_of(chain(texts, (pair_text(*pair) for pair in pairs)))
-    return tuple(bitmaps), items
+    else:
+        bitmaps += [_bitmap(table.tops, top) for top in _ANYTHING]
+    if outline is not None:
+        return tuple(bitmaps), outline.items
+    texts = [key for top in subjects for key in top]
+    pairs = {pair for fields in fieldmaps for pair in fields.items()}
+    return tuple(bitmaps), items_of(chain(texts, (pair_text(*pair) for pair in pairs)))
 
 
 def _bitmap(table: dict[Any, BitMap], key: Any) -> BitMap:
@@ -314,24 +337,14 @@ def _bitmap(table: dict[Any, BitMap], key: Any) -> BitMap:
 def _deepest(tops: Iterable[Keys]) -> int:
     """How many leading parts tell these subjects apart, as far as they are tried."""
     parts = max((key.count(".") + 1 for top in tops for key in top), default=1)
-    return min(parts, _DEPTH_MAX)
-
-
-def _leading(key: str, depth: int) -> str:
-    return ".".join(key.split(".", depth)[:depth])
-
-
-def _shortened(top: Keys, depth: int) -> Keys:
-    if len(top) == 1:
-        return (_leading(top[0], depth),)
-    return tuple(dict.fromkeys(_leading(key, depth) for key in top))
+    return min(parts, LEAD_PARTS_MAX)
 
 
 def _coarser(table: StreamHeaders, depth: int, filters: EntryFilters) -> StreamHeaders:
     new = StreamHeaders(depth, filters)
     new.everything().update(table.everything())
     for top, bitmap in table.tops.items():
-        _bitmap(new.tops, _shortened(top, depth)).update(bitmap)
+        _bitmap(new.tops, leading_parts(top, depth)).update(bitmap)
     if depth:
         # Without subjects there is no reason to keep names either: everything() remains.
         for name, bitmap in table.names.items():

@@ -431,7 +431,7 @@ class StoredIndex:
 
     @property
     def rows(self) -> Rows:
-        """The same as ENTRY_DTYPE."""
+        """The entries as an array of ENTRY_DTYPE."""
         return self._rows
 
     @property

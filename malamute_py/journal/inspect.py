@@ -260,7 +260,7 @@ def _verify_indexes(scan: Scan, name: str) -> list[Finding]:
 def _agree(index: StoredIndex, spans: object, table: bytes) -> bool:
     if index.spans != spans:
         return False
-    # Entries may be cut otherwise: whoever wrote them may have had another interval.
+    # Entries may be cut otherwise: their writer may have had another interval.
     return index.table == table or _covered(index.table) == _covered(table)
 
 

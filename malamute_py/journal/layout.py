@@ -185,7 +185,7 @@ class Active(msgspec.Struct, array_like=True):
 
     ring: bytes
     number: int
-    """Of the segment."""
+    """Number of the segment."""
     end_lsn: int
     epoch: int
     """Both as in `closed`: this file counts only beside that one."""

@@ -11,7 +11,7 @@ everything of it fits on one page:
         log.first_offset, log.next_offset, log.bytes_on_disk()
         log.remove_before(time_ms); log.limit_bytes(1 << 30)
 
-One thread at a time. Source: references, the big array of Luxun; DESIGN.md, section 6.
+One thread at a time. Source: docs/design.md (Journal; References).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Log:
     def in_memory(
         cls, settings: RingSettings | None = None, clock: Callable[[], int] = _now_ms
     ) -> Log:
-        """The same without a disk; its segments are small unless settings say otherwise."""
+        """Open a log in memory; its segments are small unless settings say otherwise."""
         small = RingSettings(segment_bytes=1 << 20, ring_bytes=64 << 20)
         return cls.open(MemoryStorage(), settings or small, clock)
 
@@ -163,7 +163,7 @@ class Log:
         return self.first_offset
 
     def bytes_on_disk(self) -> int:
-        """Of all segment files."""
+        """Size of all segment files."""
         return self.ring.bytes_on_disk()
 
     def _tidy(self) -> None:

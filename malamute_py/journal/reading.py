@@ -100,7 +100,7 @@ class Reader:
             except OSError:
                 if not segment.retired:
                     raise
-                # It went while we looked: there is nothing in it for anybody.
+                # It went while we looked: there is nothing in it for any reader.
                 return LiveIndex(0, 1)
             segment.live = rebuilt
             return rebuilt
@@ -177,7 +177,7 @@ class Reader:
                 if position >= end:
                     break
             if len(gaps) > told:
-                # One batch must not hold rows from before a gap and from behind it.
+                # One batch must not hold rows from before a gap and from after it.
                 gathering.flush()
                 told = len(gaps)
             index = self.index(segment)
@@ -754,7 +754,7 @@ class _Rare(NamedTuple):
     spots: Spots
     """The wanted rows of all other entries, by offset."""
     codes: Any
-    """Of each spot, the place of its header."""
+    """Place of the header of each spot."""
     headers: list[Header]
 
 

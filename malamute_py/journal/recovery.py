@@ -1,9 +1,9 @@
 """Reading a ring back after any kind of end: what is kept, damaged, dropped.
 
-Owns the decision table of FORMAT.md, section 7, and only reads: repairs are in
-repair.py. The rule: every confirmed batch is kept or named as damaged; only what was
-never known to be durable is dropped. Proof that a position had been durable is a later
-valid batch, marker, segment header or index that says so. Source: DESIGN.md, section 6.
+Owns the decision table of FORMAT.md, section 7, and only reads: repairs are in repair.py. The rule:
+every confirmed batch is kept or named as damaged; only what was never known to be durable is
+dropped. Proof that a position had been durable is a later valid batch, marker, segment header or
+index that says so. Source: docs/design.md, Journal.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class Scan:
         self.segment_bytes = meta.segment_bytes
         self.settings = settings
         self.segments: list[Segment] = []
-        """Those with data, oldest first."""
+        """Segments with data, oldest first."""
         self.spares: list[Segment] = []
-        """Those after the end, ready to be written."""
+        """Segments after the end, ready to be written."""
         self.unfinished: list[Segment] = []
         """Among the spares: the header has to be written (an interrupted preparation)."""
         self.temporaries: list[str] = []
@@ -116,12 +116,12 @@ class Scan:
         self.damages: list[Damage] = []
         self.dropped: list[Dropped] = []
         self.first_number = 0
-        """Of the segment with which the ring begins, be it there or missing."""
+        """Number of the segment with which the ring begins, be it there or missing."""
         self.end_lsn = 0
         self.epoch = 0
         self.last_time_ms = 0
         self.last_lsn = -1
-        """Where the last batch begins; -1: there is none, or damage lies behind it."""
+        """Where the last batch begins; -1: there is none, or damage follows it."""
         self.safe_lsn = 0
         """Everything before it was proven durable; what lies from here to the end was not."""
         self.snapshot: Snapshot | None = None
@@ -129,9 +129,9 @@ class Scan:
         self.produced: list[Produced] = []
         self.streams = StreamTable(settings.epochs_max)
         self.skipped: dict[int, tuple[int, int]] = {}
-        """Stream -> offsets [from, to) that nobody has and nobody gets, lest one be given twice."""
+        """Stream -> offsets [from, to) that hold no record and are skipped: none is given twice."""
         self.doubtful_bytes = 0
-        """Of what may have held control batches behind all that were found."""
+        """Bytes that may have held control batches after the last one found."""
         self.clean = False
         self.batches = 0
         closed = read_mark(storage, CLOSED_FILE, Closed)
@@ -145,7 +145,7 @@ class Scan:
         self._sure: dict[int, int] = {}
         """Stream -> how many of these doubts lay before its last batch; _CONTROLS: for those."""
         self._begun: dict[int, int] = {}
-        """The same of its first batch."""
+        """Stream -> how many of these doubts lay before its first batch."""
         self._trust_indexes = trust_indexes
         self._active: Active | None = None
         if trust_indexes and self._closed is not None and self._closed.clean:
@@ -332,7 +332,7 @@ class Scan:
                 stop = base + size
                 unknown = max(self._floor, lsn)
                 if not cut and unknown < stop and not self._proven(unknown, at):
-                    # Only as far as was proven: what lies behind may be a torn tail.
+                    # Only as far as was proven: what follows may be a torn tail.
                     stop = unknown
                 self._damage(lsn, stop, cut or fault, segment, doubtful=True)
                 return stop == base + size
@@ -467,7 +467,7 @@ class Scan:
             self._complete = max(self._complete, self._boundary(stop))
 
     def _boundary(self, lsn: int) -> int:
-        """The end as append() counts it: a rest too small for a stamp belongs to nobody."""
+        """The end as append() counts it: a rest too small for a stamp belongs to no batch."""
         rest = -lsn % self.segment_bytes
         return lsn + rest if rest < STAMP_BYTES else lsn
 
@@ -769,7 +769,7 @@ class Scan:
         self.streams.unseen_next = skipped(self._doubtful_bytes(_UNSEEN, as_of))
 
     def _doubtful_bytes(self, stream: int, as_of_lsn: int) -> int:
-        """Bytes behind all that is known of a stream, of which nothing is known."""
+        """Bytes after all that is known of a stream, of which nothing is known."""
         doubts = self._doubts[self._sure.get(stream, 0) :]
         return sum(max(high - max(low, as_of_lsn), 0) for low, high in doubts)
 

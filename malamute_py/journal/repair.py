@@ -1,7 +1,7 @@
 """Repairs at opening: what recovery found is made fit to be written on.
 
 Owns every write between reading a ring back and serving it. The rule: what is kept is
-synced anew before anybody sees it, what cannot be understood is left as it is, and only
+synced anew before any reader sees it, what cannot be understood is left as it is, and only
 files that are ours and hold nothing of their own are removed. Source: FORMAT.md,
 section 7.
 """
@@ -101,7 +101,7 @@ def finish_truncation(
     The manifest is made to expect no more than what is left before the mark goes.
 
     Everything from the position on becomes zeros and not merely forgotten: a batch left
-    behind could prove by its synced_lsn that what was cut off had been durable.
+    after it could prove by its synced_lsn that what was cut off had been durable.
     """
     size = meta.segment_bytes
     storage.remove(CLOSED_FILE)

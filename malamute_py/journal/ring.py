@@ -1,11 +1,11 @@
 """A ring: one circle of segment files that carries many streams.
 
-Owns appending, syncing and the order of everything else. The rule: a bundle is written
-whole or not at all, an offset is never given twice, and after a failed sync nothing more
-is taken. The threads: `append`, `append_raw`, `snapshot` and the trims belong to the loop
-thread, `sync` to the sync thread, the reads to the reader thread, `prepare_step` and
-`limit` to the housekeeping thread, `hold` to any one of them; facts (`end_lsn`,
-`synced_lsn`, `streams`, `events`) may be asked from any. Source: FORMAT.md; DESIGN.md, section 6.
+Owns appending, syncing and the order of everything else. The rule: a bundle is written whole or not
+at all, an offset is never given twice, and after a failed sync nothing more is taken. The threads:
+`append`, `append_raw`, `snapshot` and the trims belong to the loop thread, `sync` to the sync
+thread, the reads to the reader thread, `prepare_step` and `limit` to the housekeeping thread,
+`hold` to any one of them; facts (`end_lsn`, `synced_lsn`, `streams`, `events`) may be asked from
+any. Source: FORMAT.md; docs/design.md, Journal.
 """
 
 from __future__ import annotations
@@ -406,7 +406,7 @@ class Ring:
 
     @property
     def last_append_time_ms(self) -> int:
-        """Of the last batch; append time never goes back behind it."""
+        """Append time of the last batch; it never goes back."""
         return self._appender.last_time_ms
 
     @property
@@ -476,7 +476,7 @@ class Ring:
         return _facts(state, spans)
 
     def bytes_on_disk(self) -> int:
-        """Of all segment files, the spares included."""
+        """Size of all segment files, spares included."""
         space = self._space
         files = len(space.segments) + len(space.spares) + len(space.strays)
         return files * self._segment_bytes

@@ -86,7 +86,7 @@ class Space:
         self.unknown: set[str] = set()
         self.missing_from: int | None = None
         """Segments from this number to the oldest were missing at the opening: they are named so
-        at each one, until the ring gives up what lay behind them."""
+        at each one, until the ring gives up what lay after them."""
         self.next_number = 0
         """Number of the first segment that append() has not begun."""
         self.state_lsn = 0
@@ -161,7 +161,7 @@ class Space:
         """Sync when the ring is about to lap what was never synced; False: it is not.
 
         Retiring the last durable snapshot could lose every stream's next offset in a
-        power loss. The sync thread makes this rare; nobody may count on it.
+        power loss. The sync thread makes this rare; no caller may count on it.
         """
         if not self._snapshots or self._snapshots[0][0] <= self._synced():
             return False
@@ -258,7 +258,7 @@ class Space:
         """True when a spare is to be prepared: the first always, a second for large rings.
 
         A second one lets appends of a whole segment pass while the next is prepared; it
-        must cost nobody anything but a little history.
+        must cost no stream more than a little history.
         """
         held, segments = len(self.spares), self.segments
         if held != 1:
@@ -298,7 +298,7 @@ class Space:
             self._write_floors()
 
     def _retire_surplus(self, now_ms: int | None) -> bool:
-        """Remove one whole segment that nobody wants, beyond the one to be recycled."""
+        """Remove one whole segment that no reader wants, beyond the one to be recycled."""
         segments = self.segments
         if len(segments) < 2 or not self.spares or self._leaving is not None:
             return False
@@ -425,7 +425,7 @@ class Space:
         try:
             return self._finish(work, number, budget_bytes)
         except (JournalError, OSError):
-            # The work is nobody's now: the file is made anew, for a sync that failed is never
+            # The work is dropped now: the file is made anew, for a sync that failed is never
             # tried again. Until then its space is others', who may need it on a full disk.
             with contextlib.suppress(OSError):
                 self.storage.remove(PREPARING_FILE)

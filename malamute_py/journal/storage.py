@@ -3,7 +3,7 @@
 Owns the `Storage` protocol, its file and memory forms. The rule: a call returns after
 the operating system took the request and raises otherwise; only `sync` makes bytes
 durable, only `sync_directory` makes names durable. Source: FORMAT.md, section 2;
-notes/broker-hardening.md.
+docs/design.md, Journal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from malamute_py.journal.errors import DiskFull, JournalLocked, NotAFile, StorageRefused
 from malamute_py.journal.types import Buffer
@@ -38,7 +38,7 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 
 
 class File(Protocol):
-    """An open file. It is closed when nobody refers to it any more, never before.
+    """An open file. It is closed when nothing refers to it any more, never before.
 
     That is what makes it safe to drop a segment while a reader is inside a read: a
     descriptor closed under a reader could be another file's by the time it is used.
@@ -293,7 +293,7 @@ class FileStorage:
         self._may_write(name)
         path = self._directory / name
         try:
-            # Never through what has the name now, which may be a link to somebody's file.
+            # Never through what has the name now, which may be a link to another file.
             path.unlink(missing_ok=True)
         except IsADirectoryError as error:
             raise NotAFile(str(path), "a directory") from error
@@ -441,7 +441,7 @@ class FileStorage:
         return str(self._directory)
 
     def exposure(self) -> str:
-        """Who besides its owner may change what is in the directory; "" when nobody may."""
+        """Return the accounts besides the owner that may change the directory; "": none."""
         facts = self._directory.stat()
         if facts.st_mode & stat.S_IWOTH:
             return f"every user of this machine may change it (mode {facts.st_mode & 0o7777:o})"
@@ -504,7 +504,7 @@ class _MemoryLock:
 
 
 class MemoryStorage:
-    """The same in memory: for memory-only streams and for tests. Lost with the process."""
+    """Storage in memory: for memory-only streams and for tests. Lost with the process."""
 
     persistent = False
 
@@ -591,8 +591,3 @@ class MemoryStorage:
     def describe(self) -> str:
         """See Storage."""
         return self._name
-
-
-def is_storage(candidate: Any) -> bool:
-    """True for an object that has the operations; a path has not."""
-    return hasattr(candidate, "sync_directory")

@@ -30,7 +30,7 @@ class StreamState:
         self.held_bytes = 0
         """Ever appended, or found at opening (loop thread); only grows."""
         self.retired_bytes = 0
-        """Of them in segments that are gone (who retires); only grows."""
+        """Bytes among them in segments that are gone (housekeeping thread); only grows."""
         self.kept = -1
         """Oldest offset in the files (who retires); -1: nothing is there yet."""
         self.floor = 0

@@ -1,9 +1,9 @@
 """What passes in and out of the journal: plain data.
 
-Owns the types that callers build and receive. The rule: nothing here has behaviour
-beyond a sum, and none of it is shared and changed afterwards. The shapes mirror the
-contract of core and shell attribute by attribute, so that neither imports the other.
-Source: FORMAT.md; DESIGN.md, section 6.
+Owns the types that callers build and receive. The rule: nothing here has behaviour beyond a sum,
+and none of it is shared and changed afterwards. The shapes mirror the contract of core and shell
+attribute by attribute, so that neither imports the other. Source: FORMAT.md; docs/design.md,
+Journal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEGMENT_HEADER_BYTES = 4096
 
 UNINDEXED_FROM: Final = 0xFFFF_FF00
 """Streams of this number or above have no header index: they are read by offset, by append
-time, and in order. For many small batches of which nobody asks for a subject."""
+time, and in order. For many small batches of which no reader asks for a subject."""
 
 NO_KEYS: Final[tuple[tuple[str, ...], tuple[dict[str, str], ...]]] = ((), ())
 """`keys` of a batch for a stream without header index: there is nothing to look at. On any
@@ -133,7 +133,7 @@ class StreamFacts(msgspec.Struct, frozen=True):
     """Offset of the oldest record kept; equal to `next` when there is none."""
     next: int
     bytes: int
-    """Of batches in the ring's files, stamps included."""
+    """Size of the batches in the ring's files, stamps included."""
     first_time_ms: int
     """Append time of the oldest batch; 0 when there is none."""
     last_time_ms: int
@@ -174,7 +174,7 @@ class Split(NamedTuple):
     from_offset: int
     to_offset: int
     bytes: int
-    """Of the batches in it that may match."""
+    """Size of the batches in the range that may match."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -290,7 +290,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
     end_lsn: int
     epoch: int
-    """Of the last batch kept; 0 in an empty ring."""
+    """Epoch of the last batch kept; 0 in an empty ring."""
     clean: bool
     """The ring was closed in order and ends where it was closed."""
     last_append_time_ms: int

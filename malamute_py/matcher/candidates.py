@@ -1,10 +1,10 @@
 """Which batches of a journal segment may hold records that a pattern matches.
 
-Owns the conservative evaluation of a pattern over a segment's header index. The rule: the
-answer contains every batch that holds a matching record, always; it contains no other for
-topic, prefix and regex patterns and alternatives of these, over an exact index. Negation
-needs care: a batch that holds a matching record may hold others too, so the complement of
-an answer is no answer. Source: DESIGN.md, section 6.
+Owns the conservative evaluation of a pattern over a segment's header index. The rule: the answer
+contains every batch that holds a matching record, always; it contains no other for topic, prefix
+and regex patterns and alternatives of these, over an exact index. Negation needs care: a batch that
+holds a matching record may hold others too, so the complement of an answer is no answer. Source:
+docs/design.md, Journal.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SubjectLookup(Protocol):
     """What a header index may offer besides, so that a whole subject needs no walk."""
 
     def subject(self, key: str) -> BitMap:
-        """Who holds a record with exactly this key; who may hold one, where not exact."""
+        """Return the holders of a record with just this key; where not exact, possible holders."""
 
 
 def candidates(wire: object, index: HeaderIndex) -> BitMap | None:

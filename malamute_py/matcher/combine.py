@@ -140,7 +140,7 @@ class AllTable:
         self._number = -1
 
     def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
-        """It matches."""
+        """Find the number in every header."""
         if self._number >= 0:
             found.append(self._number)
 

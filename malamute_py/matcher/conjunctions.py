@@ -1,11 +1,11 @@
 """Conjunctions of facts, each filed under its rarest fact, then under its next.
 
-Owns which sets of facts are contained in the set of facts that hold of a header. The rule:
-a conjunction sits in the bucket of its rarest fact until that bucket has grown beyond
-BUCKET_MAX; then the bucket is split by each member's next fact. So a look-up visits
-only what shares its rare facts with the header, whatever the number of conjunctions.
-A plain hit count over all criteria, as in the whitepaper, touches every subscription that
-shares any criterion (DESIGN.md, section 10: 187 us for ten criteria at 100,000).
+Owns which sets of facts are contained in the set of facts that hold of a header. The rule: a
+conjunction sits in the bucket of its rarest fact until that bucket has grown beyond BUCKET_MAX;
+then the bucket is split by each member's next fact. So a look-up visits only what shares its rare
+facts with the header, whatever the number of conjunctions. A plain hit count over all criteria, as
+in the Malamute whitepaper, touches every subscription that shares any criterion (docs/design.md,
+Matching: 187 us for ten criteria at 100,000).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Node:
         self.done: set[int] = set()
         """Numbers whose facts are used up here: they hold."""
         self.wide: BitMap | None = None
-        """The same once they are many."""
+        """Numbers in `done` as a bitmap, once they are many."""
         self.bucket: dict[Member, frozenset[Code]] | None = None
         """Members to be compared one by one, with the facts still to be compared."""
         self.children: dict[Code, _Node] | None = None

@@ -33,9 +33,9 @@ from malamute_py.matcher.kinds import Canonical, Fields, Keys, PatternKind, Pred
 PROGRAM_MAX: Final = 2_000
 """Instructions of one compiled expression, weighted: `[a-z]+(eur|usd)` has about 20."""
 PATTERN_MAX: Final = 8_000
-"""The same of all expressions that one pattern combines."""
+"""Instructions of all expressions that one pattern combines."""
 PROGRAMS_MAX: Final = 30_000
-"""The same of all expressions in one index: about 1,900 usual ones. SPEC.md, section 7."""
+"""Instructions of all expressions in one index: about 1,900 usual ones. SPEC.md, section 7."""
 REPEATED_WEIGHT: Final = 8
 """What an instruction of an expression counts that repeats a lot."""
 QUANTIFIERS_MAX: Final = 32
@@ -111,11 +111,17 @@ def _weight(expression: str, compiled: Any) -> int:
     return size * REPEATED_WEIGHT if _repeats(expression) else size
 
 
+_COMBINED: Final = frozenset({"and", "or", "not"})
+"""Kinds whose parts are patterns."""
+
+
 def weight_of(canonical: Canonical) -> int:
     """What the expressions in a pattern count of the bounds, each as often as it is in it."""
     if canonical[0] == RegexKind.name:
         return _weight(canonical[1], _compile(canonical[1]))
-    return sum(weight_of(part) for part in canonical[1:] if isinstance(part, tuple) and part)
+    if canonical[0] not in _COMBINED:
+        return 0  # a field may be called `regex`
+    return sum(weight_of(part) for part in canonical[1:])
 
 
 def check_weight(canonical: Canonical) -> int:

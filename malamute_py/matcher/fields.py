@@ -1,7 +1,8 @@
 """Field patterns: presence or value of a record's fields, all of them or any.
 
 They have no table of their own: each asks for facts, and the index's conjunctions find
-them by their rarest. Source: the whitepaper's appendix A, field matching example.
+them by their rarest. Source: appendix A of the Malamute whitepaper, field matching
+(docs/design.md, References).
 """
 
 from __future__ import annotations

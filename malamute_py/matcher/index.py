@@ -1,15 +1,15 @@
 """The index: from a header to the numbers of all patterns that match it.
 
-Owns the numbers of one stream's patterns. The rules: the same pattern has one number,
-however often it is added; a header seen before is one dictionary look-up; a new one costs
-by what it meets, not by how many patterns there are; add and discard cost the same however
-many headers are remembered. Source: DESIGN.md, section 10; scan.py says the same by
-comparing one by one, and the tests hold the two together.
+Owns the numbers of one stream's patterns. The rules: the same pattern has one number, however often
+it is added; a header seen before is one dictionary look-up; a new one costs by what it meets, not
+by how many patterns there are; add and discard cost the same however many headers are remembered.
+Source: docs/design.md, Matching; scan.py says the same by comparing one by one, and the tests hold
+the two together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
@@ -360,7 +360,7 @@ class Index:
             self._checked.add(pattern.number)
 
     def _give_up(self, pattern: _Pattern) -> None:
-        """Take a pattern that nobody asks for or holds out of everything."""
+        """Take a pattern that no caller asks for or holds out of everything."""
         number = pattern.number
         del self._patterns[number]
         del self._numbers[pattern.canonical]
@@ -420,29 +420,43 @@ class Index:
 class Classing:
     """Headers put together by what matches them, in steps between which others have their turn."""
 
-    def __init__(self, index: Index, headers: Sequence[tuple[Keys, Fields]]) -> None:
-        """headers: of one batch."""
+    def __init__(
+        self,
+        index: Index,
+        headers: Callable[[], Sequence[tuple[Keys, Fields]]],
+        first: Iterable[None] = (),
+    ) -> None:
+        """headers: of one batch; asked for after the steps of `first`, which make them."""
         self._alike: dict[bytes, tuple[BitMap, list[int]]] = {}
-        self._steps = self._all(index, headers)
+        # Without this object, so that all is free at once when no reader waits for it any more.
+        self.steps: Final = self._all(index, headers, first, self._alike)
 
     def run(self, more: Callable[[], bool]) -> bool:
         """Go on until all is done (True) or `more`, asked after each step, says no."""
-        return all(more() for _ in self._steps)
+        return all(more() for _ in self.steps)
 
     @property
     def classes(self) -> list[tuple[BitMap, list[int]]]:
         """What Index.classes returns, once all is done."""
         return list(self._alike.values())
 
-    def _all(self, index: Index, headers: Sequence[tuple[Keys, Fields]]) -> Iterator[None]:
+    @staticmethod
+    def _all(
+        index: Index,
+        made: Callable[[], Sequence[tuple[Keys, Fields]]],
+        first: Iterable[None],
+        alike: dict[bytes, tuple[BitMap, list[int]]],
+    ) -> Iterator[None]:
+        yield from first
+        headers = made()
         if index.slow:
             for place, (keys, fields) in enumerate(headers):
                 numbers = yield from index.steps(keys, fields)
-                _gather(self._alike, numbers, [place])
+                _gather(alike, numbers, [place])
                 yield
             return
-        for first in range(0, len(headers), STEP_HEADERS):
-            found = index.classes(headers[first : first + STEP_HEADERS])
+        for begin in range(0, len(headers), STEP_HEADERS):
+            found = index.classes(headers[begin : begin + STEP_HEADERS])
             for numbers, places in found:
-                _gather(self._alike, numbers, [first + place for place in places])
+                _gather(alike, numbers, [begin + place for place in places])
             yield

@@ -1,11 +1,11 @@
 """What a kind of pattern is, the table of kinds, and canonical patterns.
 
-Owns the interface by which kinds plug in; the built-in kinds use it and nothing else.
-The rule: a pattern is first checked (malamute_protocol.pattern), then canonicalised to a
-hashable tuple, and two patterns are the same exactly when these tuples are equal. To add
-a kind, subclass PatternKind, give `name`, `check`, `canonical` and `predicate`, and call
-register_kind; that is enough to be correct, at the cost of one predicate call a pattern
-for each header never seen before. A `table` makes it fast. Source: DESIGN.md, section 10.
+Owns the interface by which kinds plug in; the built-in kinds use it and nothing else. The rule: a
+pattern is first checked (malamute_protocol.pattern), then canonicalised to a hashable tuple, and
+two patterns are the same exactly when these tuples are equal. To add a kind, subclass PatternKind,
+give `name`, `check`, `canonical` and `predicate`, and call register_kind; that is enough to be
+correct, at the cost of one predicate call a pattern for each header never seen before. A `table`
+makes it fast. Source: docs/design.md, Matching.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The rule: a change costs the same however much is remembered. Changes go to a sh
 an entry that is looked up catches up with the log, or, when it missed more than the log
 still holds, is as good as unknown. A number leaves the log only when no entry can be
 brought up to date from before its discard: only then may it be given to another pattern.
-Result bitmaps are replaced, never changed: whoever holds one keeps what it was given.
+Result bitmaps are replaced, never changed: a caller keeps what it was given.
 """
 
 from __future__ import annotations

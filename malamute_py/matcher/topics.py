@@ -3,7 +3,8 @@
 Owns what topic patterns mean: parts are split at dots, `*` is one part, `#` is one part or
 more, and a last part `*` (that is not the only one) may also be missing, so that `forex.*`
 matches `forex`. The rule: a look-up costs by the subject's parts and by the patterns that
-share its beginning, not by the number of patterns. Source: the whitepaper's appendix A.
+share its beginning, not by the number of patterns. Source: appendix A of the
+Malamute whitepaper (docs/design.md, References).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def may_lead_to_match(pattern: tuple[str, ...], parts: list[str]) -> bool:
 def _ends(pattern: tuple[str, ...], parts: list[str]) -> set[int]:
     """How many pattern parts may be used up once all subject parts are; more may still follow.
 
-    A position just behind a `#` stays alive on every further part.
+    A position just after a `#` stays alive on every further part.
     """
     ends = {0}
     for part in parts:
@@ -192,7 +193,7 @@ class TopicTable:
         for part in parts:
             onward: list[_Node] = []
             push = onward.append
-            # A node behind `#` can be reached from before it and from itself, once is enough.
+            # A node after `#` can be reached from before it and from itself, once is enough.
             # Every other node has one way in, so only these need the check.
             repeating: set[_Node] | None = None
             for node in here:
@@ -238,7 +239,7 @@ def _step(
             literals.append(node.literals)
         if node.star is not None:
             common.append(node.star)
-        # A node behind `#` can be reached from before it and from itself.
+        # A node after `#` can be reached from before it and from itself.
         if node.repeats and node not in common:
             common.append(node)
         if node.hashed is not None and node.hashed not in common:
@@ -270,7 +271,7 @@ def _step(
 
 
 def _numbers_at(nodes: tuple[_Node, ...]) -> tuple[int, ...]:
-    """Of the patterns that end at these nodes, ascending."""
+    """Return the numbers of the patterns that end at these nodes, ascending."""
     numbers = {node.number for node in nodes}
     # The last `*` may be missing.
     numbers |= {node.star.number for node in nodes if node.star is not None}

@@ -42,7 +42,7 @@ class Daemon:
         self._settings = settings
         self._program = program or (sys.executable, "-m", "malamute_py.cli")
         # The address must outlive the process, so the port is chosen here and not by it; and it
-        # is kept, bound and not listening, so that nobody else has it while the process is dead.
+        # is kept, bound and not listening, so that no other process has it while this one is dead.
         # libzmq shares addresses of this kind.
         self._address = socket.socket()
         self._address.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -61,6 +61,8 @@ class Roles:
         self._audited: list[tuple[int, str]] = []
         self._mails: set[str] = set()
         self._grouped: set[str] = set()
+        self._owed: dict[str, set[str]] = {"mail": set(), "request": set(), "step": set()}
+        """Ids that readers must have been given in the end, by kind."""
         self.failures: list[str] = []
         """Errors of a reader that no disturbance explains."""
 
@@ -105,7 +107,7 @@ class Roles:
         return made
 
     async def finish(self, patience_s: float) -> list[str]:
-        """End the writers, wait until the readers have everything, and write down what is there.
+        """End the writers, write down what is there, and wait until the readers have all of it.
 
         Returns what did not come to its end.
         """
@@ -114,15 +116,6 @@ class Roles:
         _, late = await asyncio.wait(self._writing, timeout=patience_s)
         if late:
             stuck.append(f"{len(late)} of the writers' calls never ended")
-        loop = asyncio.get_running_loop()
-        until = loop.time() + patience_s
-        # Not an Event: counts are waited for, which several readers move.
-        while loop.time() < until and not self._quiet():  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-        tasks = (*self._writing, *self._reading, *self._beside)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         reader = self._clients[0]
         for kind, stream in (
             ("record/", self._records),
@@ -130,6 +123,15 @@ class Roles:
             ("step/right", self._right),
         ):
             await self._find(reader, kind, stream)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience_s
+        # Not an Event: what several readers were given is waited for.
+        while loop.time() < until and not self._all_given():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        tasks = (*self._writing, *self._reading, *self._beside)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._book.note(LOOKED, "step/audit", "")
         for number, id in sorted(self._audited):
             self._book.note(FOUND, "step/audit", id, number)
@@ -142,9 +144,19 @@ class Roles:
         """Disconnect everyone, and remove nothing."""
         await asyncio.gather(*(each.close() for each in self._clients), return_exceptions=True)
 
-    def _quiet(self) -> bool:
-        """Whether what was confirmed has reached its readers."""
-        return all(self._behind(kind) <= 0 for kind in ("record", "mail", "request", "step"))
+    def _all_given(self) -> bool:
+        """Whether what was confirmed, and all that the left stream holds, reached its readers.
+
+        By id: a call whose confirm was lost may have been done as well, and makes up no other.
+        """
+        audited = {id for _, id in self._audited}
+        return (
+            self._behind("record") <= 0
+            and self._owed["mail"] <= self._mails
+            and self._owed["request"] <= {id for id, _ in self._answered}
+            and self._owed["step"] <= self._grouped
+            and self._owed["step"] <= audited
+        )
 
     def _behind(self, kind: str) -> int:
         """How many of what was confirmed have not reached their readers."""
@@ -219,11 +231,13 @@ class Roles:
         self._book.note(ASKED, "mail", id)
         done = await client.send(self._mail, id.encode(), confirm=self._level)
         self._book.note(CONFIRMED, "mail", id, done.offset)
+        self._owed["mail"].add(id)
 
     async def _submit(self, client: Client, id: str) -> None:
         self._book.note(ASKED, "request", id)
         await client.submit(self._service, id.encode(), reply_to=self._answers, confirm=self._level)
         self._book.note(CONFIRMED, "request", id)
+        self._owed["request"].add(id)
 
     async def _call(self, client: Client, id: str) -> None:
         self._book.note(ASKED, "call", id)
@@ -240,6 +254,7 @@ class Roles:
             step.publish(self._right, body)
             step.send(self._audit, body)
         self._book.note(CONFIRMED, "step", id)
+        self._owed["step"].add(id)
 
     # --- readers ------------------------------------------------------------------------------
 
@@ -337,3 +352,4 @@ class Roles:
             self._book.note(FOUND, kind, record.body.decode(), record.offset)
             if kind == "step/left":
                 self._book.note(ASKED, "group", record.body.decode())
+                self._owed["step"].add(record.body.decode())

@@ -27,10 +27,10 @@ SETTINGS = (
     "journal.segment_bytes=2097152", "journal.ring_bytes=8589934592",
     "checkpoint.interval_ms=200",
 )  # fmt: skip
-"""Of a broker of its own: small segments and frequent checkpoints, so that kills fall on these.
-The ring takes in hours of a run: nothing is removed from it, so that all must be found."""
+"""Settings of a broker of its own: small segments and frequent checkpoints, so that kills fall on
+these. The ring takes in hours of a run: nothing is removed from it, so that all must be found."""
 PATIENCE_S = 90.0
-"""How long every kind of call may make no progress behind a disturbance."""
+"""How long every kind of call may make no progress after a disturbance."""
 
 
 class Found(NamedTuple):

@@ -1,6 +1,6 @@
 """Passwords to check: whose turn it is, and who has guessed too often.
 
-Owns the order in which passwords are hashed, for one hash takes 50 ms and anybody may ask for one,
+Owns the order in which passwords are hashed, for one hash takes 50 ms and any peer may ask for one,
 and the pauses of those who were wrong. The rules: each address has its turn, and within an address
 each name; names that no user has share one turn. A pause is for a name at an address, whether a
 user has the name or not: neither the user elsewhere nor the address's other users wait for it, and
@@ -40,7 +40,7 @@ class _Wrong:
 
 
 class Pauses:
-    """Who has to wait before a password is looked at again."""
+    """Names at addresses that must wait before a password is looked at again."""
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[Place, _Wrong] = OrderedDict()

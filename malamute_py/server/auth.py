@@ -1,6 +1,6 @@
 """Who a connection is: a ZAP handler for PLAIN and CURVE, and the files with their secrets.
 
-Owns credentials and nothing about permissions. The rule: whoever is not in the tables is
+Owns credentials and nothing about permissions. The rule: a peer that is not in the tables is
 denied, and the identity comes from the table, never from the peer. The handler has a thread of its
 own; passwords are hashed by a few more, because a hash takes 50 ms by intent, in the order of
 attempts.py. Source: ZeroMQ RFC 27 (ZAP).
@@ -178,7 +178,7 @@ def plain_users(settings: Authentication) -> dict[str, str]:
 
 
 def carriers_of(settings: Authentication) -> Carriers:
-    """Who may be called what, of those that can authenticate. Raises ConfigError."""
+    """Return which credential may be called what. Raises ConfigError."""
     if settings.mechanism == "none":
         return Carriers((), {})
     users = settings.clients if settings.mechanism == "curve" else plain_users(settings)

@@ -152,7 +152,7 @@ class Checkpoints:
         report: Report,
         press: Callable[[bool], None],
     ) -> None:
-        """parts: what the log had behind the tables at the start. lsn: where the tables are.
+        """parts: what the log had after the tables at the start. lsn: where the tables are.
 
         report: takes events. press: told when new mail and requests have to wait, or may go on.
         """
@@ -333,7 +333,7 @@ class Checkpoints:
         self._since_ms = None
         self._hold()
         if done.mail_next and self._ring.settings.full == "refuse":
-            # Nobody else would ever give the bodies' room back in such a ring.
+            # Nothing else would ever give the bodies' room back in such a ring.
             self._ring.remove_before(MAIL_STREAM, offset=done.mail_next)
         self._report("checkpoint_done", level, {
             "lsn": done.lsn, "changes": done.changes, "rows": done.rows, "bodies": done.bodies,
@@ -381,7 +381,7 @@ class Checkpoints:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 while there is none."""
+        """Number of the process; 0 while there is none."""
         return self._keeper.pid
 
     # --- the end -----------------------------------------------------------------------
@@ -436,7 +436,7 @@ class _Keeper:
         self._errors = -1
         """The file to which the process's standard error goes."""
         self._words = ""
-        """What it said, and nobody was told yet."""
+        """What the process said and the loop has not heard yet."""
         self._answer: Checkpointed | CheckpointFailed | None = None
         """The last one, for stop()."""
 

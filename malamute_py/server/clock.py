@@ -1,10 +1,10 @@
 """The broker's time: the wall clock, but one that never goes back and never stands still.
 
-Owns the reading of the system's clocks. The rule: where the wall clock was set back, time goes
-on at half its speed until that has caught up; a clock that stood still for so long would let
+Owns the reading of the system's clocks. The rule: where the wall clock was set back, time goes on
+at half its speed until that has caught up; a clock that stood still for so long would let
 heartbeats, leases and syncs wait, and clients take the broker for dead. Where it was set forward,
-time follows at once, as what is stored bears wall time. Source: DESIGN.md, section 4 (a skewed
-clock).
+time follows at once, as what is stored bears wall time. Source: docs/design.md, The core and its
+shell.
 """
 
 from __future__ import annotations

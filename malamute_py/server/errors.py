@@ -1,7 +1,7 @@
 """Why a broker did not start or did not go on.
 
-Owns the two errors that the shell raises to the person who runs it. The rule: each says
-what happened, to what, and what to do next. Source: STYLE.md, errors.
+Owns the two errors that the shell raises to the person who runs it. The rule: each says what
+happened, to what, and what to do next. Source: docs/design.md, Safety.
 """
 
 from __future__ import annotations

@@ -6,16 +6,18 @@ peer that sends MORE frames for ever grows the broker without a message ever arr
 no queue of libzmq is bounded here (sockets.py tells why). The kernel counts what came in on each
 connection; what is more than the whole messages that the loop has taken is unread: messages that
 wait, and the beginning of one. The rules: a connection has a bound, all together have one, and
-each address or user has one; beyond it the largest connection of whoever has most is cut. A
+each address or user has one; beyond it the largest connection of the one that has most is cut. A
 descriptor belongs to libzmq, so it is only asked, and shut down by a copy that is gone at once,
 and only while its inode is the accepted one. Source: ARCHITECTURE.md, "What a peer may cost";
 tcp(7); zmq_socket_monitor(3).
 
-What holds: over tcp the bytes are exact. Tiny frames cost 20 to 50 times their bytes, so those
-count for more where a connection is seen to send them, and growth of the resident memory while a
-partial message arrives counts as well. Over ipc the kernel counts no bytes: there only that
-growth, while unread bytes lie in the socket, tells; a local peer that paces itself is bounded by
-MAXMSGSIZE a frame alone. inproc is ourselves.
+What holds: over tcp the bytes are exact. Small frames cost 4 to 80 times their bytes and tiny ones
+10 to 50 times, so those count for more where a connection is seen to send them, though never for
+more than memory has grown; growth of the resident memory while a partial message arrives counts as
+well.
+What a connection that has gone left in libzmq's queues counts until the loop has dropped it. Over
+ipc the kernel counts no bytes: there only that growth, while unread bytes lie in the socket, tells;
+a local peer that paces itself is bounded by MAXMSGSIZE a frame alone. inproc is ourselves.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from __future__ import annotations
 import array
 import ctypes
 import fcntl
+import heapq
 import os
 import resource
 import socket
 import stat
 import struct
 import termios
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Self
@@ -37,6 +41,7 @@ import msgspec
 import zmq
 
 from malamute_py.config import Config
+from malamute_py.server.doors import ADDRESSES_MAX, turn_away
 
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 _BYTES_RECEIVED = struct.Struct("=Q")
@@ -58,17 +63,43 @@ _AMPLIFICATION = 6
 _SMALL_BYTES = 64 << 10
 """Unread bytes up to this are of no concern: ZMTP's handshake and heartbeats, for one."""
 _QUIET_LOOKS = 8
-"""So often nothing partial has to be seen before memory is measured anew: over ipc the
-bytes that libzmq has not read yet are all that shows, and often there are none."""
-_TINY_BYTES, _TINY_FRAMES, _TINY_LOOKS = 64, 256, 3
-"""A connection sends tiny frames when so many of less than so many bytes were taken from it
-between two looks, so often in a row."""
+"""Looks in a row that must see nothing partial before memory is measured anew: over ipc only the
+bytes that libzmq has not read yet show, and often there are none."""
+_SAMPLE_FRAMES = 256
+"""So many frames of a connection are taken up before it is judged by their average size."""
+_TINY_BYTES = 36
+"""A connection's frames are tiny up to this: libzmq copies them into the message itself. What waits
+of them is bounded by its memory."""
+_SMALL_FRAME_BYTES = 8 << 10
+"""libzmq cuts smaller frames from buffers of this size. Each frame keeps its whole buffer, however
+little was read into it at once. *Commands of 94 bytes, sent one by one, took 76 times their bytes;
+batches of two records 4 to 6 times."""
 _FRAME_MEMORY_BYTES = 96
 """What libzmq needs for a frame that waits, besides its bytes."""
 SUSPECT_MS = 5
-"""How soon to look again at connections with a partial message."""
+"""How soon to look again at connections with a partial message, or at whether memory has grown."""
+_CALM_MS = 20
+"""How soon to look again while memory does not grow. *Who publishes 300 KiB a batch always has a
+message under way: to look at such connections every 5 ms took a tenth of the loop's time."""
+_CALM_BYTES = 2 << 20
+"""Growth of memory since the last look that ends the calm."""
+
+_LEFT_MS = 1_000
+"""An ended connection of which the loop takes up nothing for so long has left nothing: each one's
+messages have their turn within that time, and libzmq drops the beginning of a message by itself."""
+_LEFT_MAX = 512
+"""Ended connections whose memory is counted, the largest: each check looks at all of them."""
+_ENDED_LEAST = 2
+"""Connections of an address that must have ended before it is blamed for what memory holds: honest
+clients lose one too. *With 8, tiny messages of one address took 398 MiB; with 3, partial messages
+took 381."""
 
 _KEPT_BYTES = 32 << 20
+_TRIM_EACH_MS = 250
+_TRIM_LAST_MS = 8_000
+"""How soon memory is given back again, at first and at last: the time doubles with each try until
+the next cut, for what honest clients fill cannot be given back."""
+_TRIM_FAILED = "raise the limit of tasks, ulimit -u or TasksMax, or give the broker more memory"
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", int)
 """glibc's; other C libraries give memory back by themselves."""
 _EVENT = struct.Struct("=Hi")
@@ -118,9 +149,9 @@ class Connection:
     """One accepted connection, by its descriptor."""
 
     __slots__ = (
-        "accepted_ms", "address", "base", "delivered", "error", "fd", "frames", "inode", "is_tcp",
-        "links", "looks", "memory", "overhead", "quiet", "rss", "seen", "seen_frames", "tiny",
-        "user",
+        "accepted_ms", "address", "base", "delivered", "error", "fd", "frame_bytes", "frames",
+        "inode", "is_tcp", "links", "looks", "memory", "quiet", "rise", "rss", "sampled",
+        "sampled_frames", "seen", "spoke", "taken_ms", "unread", "user",
     )  # fmt: skip
 
     def __init__(
@@ -131,6 +162,8 @@ class Connection:
         self.inode = inode
         self.is_tcp = is_tcp
         self.address = address
+        self.spoke = False
+        """A message of it has been taken up: what comes by a new routing id is another's."""
         self.user = ""
         """The identity of its credential, once it has sent a message."""
         self.accepted_ms = now_ms
@@ -139,18 +172,23 @@ class Connection:
         self.frames = 0
         """Frames of these messages; the loop counts."""
         self.seen = 0
-        self.seen_frames = 0
-        """`delivered` and `frames` at the last look."""
+        """`delivered` at the last look."""
+        self.sampled = self.sampled_frames = 0
+        """`delivered` and `frames` when the size of its frames was measured last."""
+        self.frame_bytes = 0.0
+        """Average bytes of its frames on the wire; 0: too few were taken up yet."""
         self.base = 0
         """Bytes received that whole messages explain."""
         self.looks = 0
         """Looks in a row that saw unread bytes of some size."""
+        self.unread = 0
+        """Bytes that no whole message taken up explains, by the last look."""
+        self.taken_ms = 0
+        """Once it has ended: when the loop was last seen to have taken up something of it."""
         self.memory = 0
-        """What its unread bytes take in memory, by the last look."""
-        self.tiny = 0
-        """Looks in a row at which it was sending tiny frames."""
-        self.overhead = 0.0
-        """Memory that libzmq needs for a byte of its tiny frames, besides the byte."""
+        """What these take in memory."""
+        self.rise = 0
+        """How much more of it there was than at the look before."""
         self.quiet = 0
         """Looks in a row that saw nothing unread."""
         self.rss = rss
@@ -197,9 +235,27 @@ class Guard:
         self._rss_at_all = self.rss
         self._rss_before = self.rss
         """Resident memory when nothing was unread last."""
-        self._has_cut = False
+        self._has_filled = False
+        """Since memory was given back, unread bytes have filled it, or were left in the queues."""
         self._ended_by_address: Counter[str] = Counter()
         """Connections that ended since the sockets were empty: what they sent may be there."""
+        self._left: list[Connection] = []
+        """Connections among them that had much unread at the last look, while it fills memory."""
+        self._now_ms = 0
+        """When the last check was."""
+        self._drained = False
+        """At the last check the sockets were empty: no whole message waited."""
+        self._unread = 0
+        """Memory of all unread bytes at the last check."""
+        self._rss_at_check = self.rss
+        self._trimmed_ms = 0
+        """When giving memory back was tried last."""
+        self._trim_each_ms = _TRIM_EACH_MS
+        self._trimming: threading.Thread | None = None
+        self._listening: list[int] = []
+        """Descriptors of the listening sockets."""
+        self._turned_away: set[str] = set()
+        """Addresses whose connection requests the kernel drops."""
 
     def close(self) -> None:
         """Forget everything."""
@@ -247,6 +303,8 @@ class Guard:
                     self._forget(gone)
                     ended.append(gone)
                 self._count("disconnected_total")
+            elif event == zmq.EVENT_LISTENING:
+                self._listening.append(value)
             elif event == zmq.EVENT_ACCEPT_FAILED:
                 self._count("accept_failed_total")
                 self._report(
@@ -297,12 +355,22 @@ class Guard:
         libzmq keeps what it has read of a connection until it is taken up, also when the connection
         has gone: no look sees it, and who connects again and again would have no bound.
         """
+        return address in self._to_blame()
+
+    def _to_blame(self) -> set[str]:
+        """Addresses whose connections ended most often since nothing was unread, if memory grew."""
         ended = self._ended_by_address
-        return (
-            address in ended
-            and self.rss - self._rss_before > self._bounds.unread_share_bytes_max
-            and ended[address] == max(ended.values())
-        )
+        if not ended or not self._has_grown:
+            return set()
+        most = max(ended.values())
+        if most < _ENDED_LEAST:
+            return set()
+        return {address for address, count in ended.items() if count == most}
+
+    @property
+    def _has_grown(self) -> bool:
+        """Whether memory has grown by more than a share since nothing was unread."""
+        return self.rss - self._rss_before > self._bounds.unread_share_bytes_max
 
     def _make_room(self, address: str, now_ms: int, reason: str) -> None:
         """Cut the connection of an address that has been silent longest, unless it just came."""
@@ -320,6 +388,7 @@ class Guard:
 
         user: the identity of its credential; empty: it has none.
         """
+        connection.spoke = True
         if self._silent.pop(connection.fd, None) is None:
             return True
         _less(self._silent_by_address, connection.address)
@@ -332,6 +401,10 @@ class Guard:
     def _forget(self, connection: Connection) -> None:
         del self._connections[connection.fd]
         self._ended_by_address[connection.address] += 1
+        if connection.memory > _SMALL_BYTES and not self._drained:
+            connection.taken_ms = self._now_ms
+            self._left.append(connection)
+            self._has_filled = True
         _less(self._by_address, connection.address)
         if self._silent.pop(connection.fd, None) is not None:
             _less(self._silent_by_address, connection.address)
@@ -339,6 +412,15 @@ class Guard:
             _less(self._by_user, connection.user)
 
     # --- the check -----------------------------------------------------------------
+
+    def is_calm(self, now_ms: int) -> bool:
+        """Whether the next check may wait: the last one was lately, and memory has not grown since.
+
+        A message under way whose memory grows is seen by that; over tcp the kernel keeps the rest.
+        """
+        if not 0 <= now_ms - self._now_ms < _CALM_MS or self._has_filled or self._left:
+            return False
+        return self._resident() - self._rss_at_check < _CALM_BYTES
 
     def check(self, now_ms: int, *, drained: bool) -> list[Connection]:
         """Look at the connections and shut down offenders; returns those that ended.
@@ -361,6 +443,9 @@ class Guard:
             del self._turn[:_SOME]
             self._some_at_ms = now_ms + _SOME_EACH_MS
         self._suspects = []
+        self._drained = drained
+        self._now_ms = now_ms
+        self._rss_at_check = self.rss
         connections = self._connections
         ended: list[Connection] = []
         for fd in fds:
@@ -380,23 +465,75 @@ class Guard:
             self._forget(connection)
             if verdict:
                 self._shut_down(connection, verdict, abort=True)
+        if drained:
+            self._ended_by_address.clear()
+            self._left.clear()
         for connection, verdict in self._too_much(connections[fd] for fd in self._suspects):
             ended.append(connection)
             self._forget(connection)
             self._shut_down(connection, verdict, abort=True)
-        if drained:
-            self._ended_by_address.clear()
-            if not self._suspects:
-                self._give_back()
+        self._unread = sum(connections[fd].memory for fd in self._suspects if fd in connections)
+        if self._unread > self._bounds.unread_share_bytes_max // 4:
+            self._has_filled = True
+        self._turn_away()
+        if self._suspects or not drained:
+            self._give_back(self._bounds.unread_share_bytes_max // 4, now_ms)
+        elif self._give_back(_KEPT_BYTES, now_ms) or self._trim_each_ms > _TRIM_LAST_MS:
+            self._has_filled = False
+            self._trim_each_ms = _TRIM_EACH_MS
+            self._rss_before = self.rss
         return ended
 
-    def _give_back(self) -> None:
-        """Return what cut connections took to the system, which glibc would keep for the next."""
-        if self._has_cut and self.rss > self._rss_before + _KEPT_BYTES:
-            _trim(0)
-            self.rss = self._resident()
-        self._has_cut = False
-        self._rss_before = self.rss
+    def _give_back(self, grown: int, now_ms: int) -> bool:
+        """Return what unread bytes took to the system, if memory has grown by more than this.
+
+        glibc would keep it for the next ones. To return hundreds of MiB takes 20 to 40 ms, so a
+        thread does it. The loop goes on meanwhile, but where it allocates memory it waits for the
+        arena that malloc_trim() has locked: 6 to 33 ms. Returns True when nothing is to be given
+        back any more: what the loop had in hand still when a thread began is freed after it.
+        """
+        if not self._has_filled or self.rss <= self._rss_before + grown:
+            return True
+        if self._is_trimming or now_ms - self._trimmed_ms < self._trim_each_ms:
+            return False
+        self._trimmed_ms = now_ms
+        self._trim_each_ms *= 2
+        trimming = threading.Thread(target=_trim, args=(0,), name="trim", daemon=True)
+        try:
+            trimming.start()
+        except (RuntimeError, MemoryError) as error:
+            # The system has no room for a thread, most likely for lack of this very memory.
+            self._count("trims_failed_total")
+            self._report("trim_failed", {"error": str(error), "do": _TRIM_FAILED})
+            return False
+        self._trimming = trimming
+        return False
+
+    @property
+    def _is_trimming(self) -> bool:
+        return self._trimming is not None and self._trimming.is_alive()
+
+    def _turn_away(self) -> None:
+        """Have the kernel keep out the addresses that have left too much behind, and no others."""
+        blamed = self._to_blame()
+        if not blamed and not self._turned_away:
+            return
+        named = sorted(each for each in blamed if "." in each or ":" in each)
+        away = set(named[:ADDRESSES_MAX])
+        if away == self._turned_away:
+            return
+        for address in away - self._turned_away:
+            self._count("addresses_turned_away_total")
+            self._report("address_turned_away", {"peer": address})
+        self._turned_away = away
+        for fd in list(self._listening):
+            try:
+                with _Borrowed(fd) as listening:
+                    turn_away(listening, away)
+            except OSError as error:
+                # Its connections are cut when they were accepted, as far as the loop is in time.
+                self._listening.remove(fd)
+                self._report("filter_refused", {"error": str(error)})
 
     def _look(self, connection: Connection, now_ms: int, drained: bool) -> str | None:
         """None: fine. "": it is gone. Otherwise why it has to end."""
@@ -411,11 +548,12 @@ class Guard:
             if drained and received - base <= _SMALL_BYTES:
                 base = received  # ZMTP's own commands; the next message may have begun with it
             connection.base = base
-            frames = connection.frames - connection.seen_frames
-            is_tiny = frames >= _TINY_FRAMES and said < frames * _TINY_BYTES
-            connection.tiny = connection.tiny + 1 if is_tiny else 0
-            connection.overhead = _FRAME_MEMORY_BYTES * frames / said
-            connection.seen, connection.seen_frames = connection.delivered, connection.frames
+            connection.seen = connection.delivered
+            frames = connection.frames - connection.sampled_frames
+            if frames >= _SAMPLE_FRAMES:
+                connection.frame_bytes = (connection.delivered - connection.sampled) / frames
+                connection.sampled = connection.delivered
+                connection.sampled_frames = connection.frames
             if drained:
                 connection.looks = 0
                 connection.rss = self.rss
@@ -423,7 +561,7 @@ class Guard:
             return "nothing was said after connecting"
         unread = received - connection.base
         if unread <= (_SMALL_BYTES if connection.is_tcp else 0):
-            connection.memory = 0
+            connection.unread = connection.memory = connection.rise = 0
             connection.quiet += 1
             if connection.quiet >= _QUIET_LOOKS:
                 connection.looks = 0
@@ -431,19 +569,23 @@ class Guard:
             return None
         connection.quiet = 0
         connection.looks += 1
-        connection.memory = unread
-        if connection.tiny >= _TINY_LOOKS and not drained:
-            # Once the sockets are empty no whole message waits: it is the beginning of one.
-            connection.memory += int(unread * connection.overhead)
+        before = connection.memory
+        connection.unread = unread
+        growth = max(0, self.rss - connection.rss)
+        # Once the sockets are empty no whole message waits: it is the beginning of one.
+        connection.memory = unread if drained else _memory_of(connection, growth)
+        connection.rise = max(0, connection.memory - before)
         if connection.looks < 2:
             return None  # judged at the next look, when the loop has read once more
-        if connection.is_tcp and connection.memory > bounds.partial_bytes_max:
+        is_tiny = 0 < connection.frame_bytes <= _TINY_BYTES
+        waits = connection.memory if is_tiny else unread
+        if connection.is_tcp and waits > bounds.partial_bytes_max:
             return f"{unread} unread bytes of a message without end or of too many"
         if not drained:
             return None
         if connection.is_tcp and not connection.seen and unread > bounds.greeting_bytes_max:
             return f"{unread} bytes before its first message"
-        growth = self.rss - connection.rss
+        growth -= max(0, self._unread - before)  # what the others' bytes explain
         factor = _AMPLIFICATION * unread if connection.is_tcp else 0
         if growth > bounds.amplified_bytes_max + factor:
             return f"memory grew by {growth} bytes during a message of {unread} bytes so far"
@@ -452,16 +594,36 @@ class Guard:
     def _too_much(self, suspects: Iterable[Connection]) -> list[tuple[Connection, str]]:
         """Whom to cut so that all together, and each user or address, keep to their bounds.
 
-        The largest connection of whoever has most goes first: a peer with one large message is
-        not cut for what another sends by many connections.
+        The largest connection of the share that has most goes first: a peer with one large message
+        is not cut for what another sends by many connections.
         """
         bounds = self._bounds
+        live = [each for each in suspects if each.looks >= 2]
+        most = sum(each.memory + each.rise for each in live)
+        if not self._left and most <= min(bounds.unread_share_bytes_max, bounds.unread_bytes_max):
+            return []
+        growth = max(0, self.rss - self._rss_before)
+        # Each may have caused all of the growth, but together they have caused it only once.
+        raw = sum(each.unread for each in live)
+        above = sum(each.memory for each in live) - raw
+        part = min(1.0, max(0, growth - raw) / above) if above > 0 else 1.0
         shares: dict[str, list[Connection]] = {}
-        for connection in suspects:
-            if connection.looks >= 2:
-                shares.setdefault(connection.share, []).append(connection)
-        sums = {share: sum(each.memory for each in own) for share, own in shares.items()}
-        total = sum(sums.values())
+        sizes: dict[Connection, int] = {}
+        sums: Counter[str] = Counter()
+        for each in live:
+            size = each.unread + int((each.memory - each.unread) * part)
+            # As much again as came since the last look will have come until the next one.
+            size += each.rise * size // max(1, each.memory)
+            shares.setdefault(each.share, []).append(each)
+            sizes[each] = size
+            sums[each.share] += size
+        left = self._left_behind()
+        # A part of each bound is left to who is connected now: it may not be to blame, and to cut
+        # it would not lower what others have left.
+        total = sums.total()
+        total += min(left.total(), growth, bounds.unread_bytes_max // 4 * 3)
+        for share in left.keys() & sums.keys():
+            sums[share] += min(left[share], growth, bounds.unread_share_bytes_max // 4 * 3)
         chosen: list[tuple[Connection, str]] = []
         while sums:
             share = max(sums, key=sums.__getitem__)
@@ -471,12 +633,33 @@ class Guard:
                 why = f"all connections have {total} unread bytes, and {share} most of them"
             else:
                 break
-            largest = max(shares[share], key=lambda each: each.memory)
-            shares[share].remove(largest)
-            sums[share] -= largest.memory
-            total -= largest.memory
+            own = shares[share]
+            largest = max(own, key=lambda each: each.memory)
+            own.remove(largest)
+            sums[share] -= sizes[largest]
+            total -= sizes[largest]
+            if not own:
+                del sums[share]
             chosen.append((largest, why))
         return chosen
+
+    def _left_behind(self) -> Counter[str]:
+        """Memory that ended connections still fill in libzmq's queues, by share."""
+        kept: list[Connection] = []
+        shares: Counter[str] = Counter()
+        for gone in self._left:
+            taken = gone.delivered - gone.seen
+            if taken:
+                rest = max(0, gone.unread - taken)
+                gone.memory = gone.memory * rest // gone.unread
+                gone.unread, gone.seen, gone.taken_ms = rest, gone.delivered, self._now_ms
+            if gone.memory > _SMALL_BYTES and self._now_ms - gone.taken_ms < _LEFT_MS:
+                kept.append(gone)
+                shares[gone.share] += gone.memory
+        if len(kept) > _LEFT_MAX:
+            kept = heapq.nlargest(_LEFT_MAX, kept, key=lambda gone: gone.memory)
+        self._left = kept
+        return shares
 
     def cut(self, connection: Connection, reason: str) -> None:
         """End a connection for a reason that is not the guard's own."""
@@ -492,7 +675,7 @@ class Guard:
 
     def _shut_down(self, connection: Connection, reason: str, *, abort: bool) -> None:
         try:
-            # A copy, so that nobody else's connection is shut down when libzmq closes this one
+            # A copy, so that no other connection is shut down when libzmq closes this one
             # now and accepts the next under the same number (seen: 14 in 400).
             copy = os.dup(connection.fd)
         except OSError:
@@ -511,7 +694,8 @@ class Guard:
             return  # the peer was quicker
         finally:
             os.close(copy)
-        self._has_cut = True
+        self._has_filled = True
+        self._trim_each_ms = _TRIM_EACH_MS
         self._count("cut_total")
         self._report(
             "connection_cut",
@@ -523,7 +707,22 @@ class Guard:
         )
 
     def _resident(self) -> int:
-        return int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE
+        """Bytes of resident memory that map no file: a ring that fills is no growth."""
+        _, resident, mapped, *_ = os.pread(self._statm, 128, 0).split()
+        return (int(resident) - int(mapped)) * _PAGE
+
+
+def _memory_of(connection: Connection, growth: int) -> int:
+    """What the unread bytes of a connection take in memory, by the size of its frames.
+
+    growth: of the resident memory since something of it was unread; it takes no more than that.
+    """
+    unread, size = connection.unread, connection.frame_bytes
+    if not 0 < size < _SMALL_FRAME_BYTES:
+        return unread
+    needed = _FRAME_MEMORY_BYTES if size <= _TINY_BYTES else _SMALL_FRAME_BYTES
+    factor = 1 + needed / size
+    return max(unread, min(int(unread * factor), growth))
 
 
 def _less(counts: Counter[str], name: str) -> None:
@@ -589,7 +788,7 @@ def counts_bytes() -> bool:
 
 
 class _Borrowed:
-    """A socket object over somebody else's descriptor: it is given back, not closed.
+    """A socket object over a descriptor of libzmq's: it is given back, not closed.
 
     Raises OSError when the descriptor is closed, or is no socket any more.
     """

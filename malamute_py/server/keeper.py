@@ -1,10 +1,10 @@
 """The journal's threads: sync, reader, housekeeping.
 
-Owns the threads that work beside the loop. The rule: they exchange plain messages with it,
-share no state, and are given few, large calls, because a thread that takes the interpreter
-lock often fights the loop for it. A journal's own errors come back as messages; any other
-exception is a bug of ours, comes back as `Died`, and stops the daemon. Source: DESIGN.md,
-sections 4 and 6.
+Owns the threads that work beside the loop. The rule: they exchange plain messages with it, share no
+state, and are given few, large calls, because a thread that takes the interpreter lock often fights
+the loop for it. A journal's own errors come back as messages; any other exception is a bug of ours,
+comes back as `Died`, and stops the daemon. Source: docs/design.md (The core and its shell;
+Journal).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Worker(Generic[Job]):
         self._jobs.put(job)
 
     def waiting(self) -> int:
-        """Jobs that nobody has begun."""
+        """Jobs that no thread has begun."""
         return self._jobs.qsize()
 
     def stop(self) -> None:

@@ -1,10 +1,10 @@
 """The loop: sockets in, core, journal, sockets out.
 
-Owns the one thread that touches the sockets, the core and the rings' appends. The rule: a
-pass takes a bounded burst from each socket without waiting, has the core's wishes done in
-the order of Ready, and asks for one sync; the more has gathered, the less each message
-costs. A body is never copied here: what was received as a frame is stored from and sent as
-that frame. Source: DESIGN.md, sections 2 and 4.
+Owns the one thread that touches the sockets, the core and the rings' appends. The rule: a pass
+takes a bounded burst from each socket without waiting, has the core's wishes done in the order of
+Ready, and asks for one sync; the more has gathered, the less each message costs. A body is never
+copied here: what was received as a frame is stored from and sent as that frame. Source:
+docs/design.md (Speed; The core and its shell).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _POLL_MS_MAX = 60_000
 _TAKE_LEAST = 64
 """A turn takes up messages for this part of what it may at least, and one message always."""
 _LONG_TURN_US = 100_000
-"""A turn that used a processor for so long is told of: everybody has waited for it."""
+"""A turn that used a processor for so long is logged: all peers have waited for it."""
 _LONG_BYTES = 8
 """What the length of a frame of 255 bytes or more takes besides, over every version of ZMTP."""
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -206,12 +206,14 @@ class Loop:
         """Peers whose commands wait for their turn, by link; whose turn is next comes first."""
         self._ended: list[Connection] = []
         self._drained_ms = 0
-        self._cut_off: OrderedDict[bytes, None] = OrderedDict()
+        self._cut_off: OrderedDict[bytes, Peer] = OrderedDict()
         """Routing ids of lost connections, which libzmq gives once: what they sent and has not been
         taken up yet is dropped, until nothing of it can be left. The oldest go first when there are
         too many: what came of one of these makes a link that is silent, and ends as such."""
         self._graces: list[tuple[int, Connection]] = []
-        self._offences: Counter[int] = Counter()
+        self._offences: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
+        """Links that ended by an offence: inode of the connection -> routing id -> how many. An id
+        is one connection's. A descriptor may be another's by the time its inode is asked for."""
         self._busy = False
         self._finishing = False
         self._told = False
@@ -249,13 +251,13 @@ class Loop:
         # what is partial then is partial.
         if drained or now_ms - self._drained_ms > 1000:
             self._after_drain(now_ms, drained)
-        elif now_ms >= self._guard_at_ms:
+        elif self._guard_is_due(now_ms):
             # Who is cut meanwhile is lost when what it had sent is taken up, or dropped then.
             self._ended += self._watch(now_ms, drained=False)
         if self._wake_at_ms is not None and now_ms >= self._wake_at_ms:
             self._core.tick(now_ms)
         self.settle(now_ms)
-        # Behind the messages: nobody who waits for one waits for this.
+        # After the messages: no peer that waits for one waits for this.
         if self._checkpoints is not None:
             self._checkpoints.tick(now_ms)
         if self._waiting:
@@ -299,7 +301,7 @@ class Loop:
         ended, self._ended = self._ended, []
         for connection in ended:
             self._lost(connection, now_ms)
-        if now_ms < self._guard_at_ms:
+        if not self._guard_is_due(now_ms):
             return
         for connection in self._watch(now_ms, drained=drained):
             self._lost(connection, now_ms)
@@ -311,6 +313,14 @@ class Loop:
             self._log.warning("log_lines_suppressed", name=name, count=count)
         for ring, code, count in self._refusals.counts(now_ms):
             self._log.warning("appends_still_refused", ring=ring, code=code, count=count)
+
+    def _guard_is_due(self, now_ms: int) -> bool:
+        if now_ms < self._guard_at_ms:
+            return False
+        if self._guard.suspects and self._guard.is_calm(now_ms):
+            self._guard_at_ms = now_ms + SUSPECT_MS
+            return False
+        return True
 
     def _watch(self, now_ms: int, *, drained: bool) -> list[Connection]:
         ended = self._guard.check(now_ms, drained=drained)
@@ -332,7 +342,7 @@ class Loop:
     def _gone(self, peer: Peer, now_ms: int) -> None:
         """A peer's connection is there no more; what it had sent last may still come."""
         if not peer.strict:
-            self._cut_off[peer.routing_id] = None
+            self._cut_off[peer.routing_id] = peer
             if len(self._cut_off) > _CUT_OFF_MAX:
                 self._cut_off.popitem(last=False)
         self._core.link_lost(peer.number, now_ms)
@@ -350,6 +360,14 @@ class Loop:
         taken = worked = 0
         count = dropped = 0
         while count < self._burst_messages:
+            # The time also bounds messages that are only put after others: to take up 256 of
+            # them, of 1,000 frames each, took 264 ms.
+            if count and (
+                taken >= self._burst_bytes
+                or worked >= self._burst_commands
+                or meter() >= self._take_until
+            ):
+                break
             # A lone message is the common end: an exception would cost three times as much.
             if count == 1 and not zmq.zmq_poll(polled, 0):
                 self._counters["messages_in_total"] += 1
@@ -363,14 +381,8 @@ class Loop:
                 return True
             # The whole message has arrived: libzmq shows the first frame no earlier.
             peer = routes.get(head.bytes)
-            if peer is None and head.bytes in self._cut_off:
-                while receive(_NOBLOCK, False).more:
-                    pass
-                self._counters["messages_dropped_total"] += 1
-                dropped += 1
-                if dropped == _DROPPED_MAX or meter() >= self._take_until:
-                    break
-                continue
+            gone = self._cut_off.get(head.bytes) if peer is None else None
+            keep = frames_max if gone is None else -1
             frames: list[Any] = []
             more = head.more
             size = parts = 0
@@ -380,9 +392,16 @@ class Loop:
                 length = len(frame)
                 size += length + frame_bytes + (length > 254 and _LONG_BYTES)
                 parts += 1
-                if len(frames) <= frames_max:
+                if len(frames) <= keep:
                     small = length < _KEEP_FRAME_FROM or not frames
                     frames.append(frame.bytes if small else frame)
+            if gone is not None:
+                gone.delivered(size, parts)
+                self._counters["messages_dropped_total"] += 1
+                dropped += 1
+                if dropped == _DROPPED_MAX or meter() >= self._take_until:
+                    break
+                continue
             taken += size
             count += 1
             try:
@@ -417,12 +436,6 @@ class Loop:
             else:
                 core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
                 worked += len(commands)
-            if (
-                taken >= self._burst_bytes
-                or worked >= self._burst_commands
-                or meter() >= self._take_until
-            ):
-                break
         self._counters["messages_in_total"] += count
         self._counters["bytes_in_total"] += taken
         return False
@@ -525,7 +538,7 @@ class Loop:
         return False
 
     def _unsure(self) -> set[int]:
-        return {connection.fd for connection in self._ended}
+        return {connection.fd for connection in self._ended if not connection.spoke}
 
     def _malformed(self, peer: Peer, error: RemoteProtocolError, now_ms: int) -> None:
         self._counters["malformed_total"] += 1
@@ -609,15 +622,14 @@ class Loop:
                 rings.trim(*trim)
             for event in ready.events:
                 self._event(event.name, event.level, event.facts, now_ms)
-            if ready.appends or self._told:
-                # What the core was told meanwhile brings something new at once.
-                self._told = False
-                continue
-            self._wake_at_ms = at_ms = core.wake_at_ms()
-            if at_ms is None or at_ms > now_ms or not ready:
-                break
+            told, self._told = bool(ready.appends) or self._told, False
+            if not told:
+                self._wake_at_ms = at_ms = core.wake_at_ms()
+                if at_ms is None or at_ms > now_ms or not ready:
+                    break
+            # What the core was told meanwhile brings something new at once.
             if self._meter() >= self._turn_until:
-                # What is left of it has its next turn behind what others sent.
+                # What is left of it has its next turn after what others sent.
                 self._busy = True
                 break
         else:
@@ -677,7 +689,7 @@ class Loop:
             self._told = True
         last = send.commands[-1]
         if isinstance(last, Bye) and peer.connection is not None:
-            self._goodbye(peer.connection, last.code, now_ms)
+            self._goodbye(peer, peer.connection, last.code, now_ms)
 
     def _hold(self, peer: Peer, frames: list[Any], now_ms: int) -> None:
         if not peer.pending:
@@ -707,14 +719,15 @@ class Loop:
                     self._gone(peer, now_ms)
                     self._busy = True
 
-    def _goodbye(self, connection: Connection, code: str, now_ms: int) -> None:
+    def _goodbye(self, peer: Peer, connection: Connection, code: str, now_ms: int) -> None:
         """An ended link's connection ends too, unless it opens another in time."""
         if code not in _ORDERLY:
-            self._offences[connection.inode] += 1
-        if self._offences[connection.inode] >= _OFFENCES_MAX:
-            self._guard.cut(connection, "it broke the protocol again and again")
-        else:
-            self._graces.append((now_ms + _GRACE_MS, connection))
+            offences = self._offences[connection.inode]
+            offences[peer.routing_id] += 1
+            if offences[peer.routing_id] >= _OFFENCES_MAX:
+                self._guard.cut(connection, "it broke the protocol again and again")
+                return
+        self._graces.append((now_ms + _GRACE_MS, connection))
 
     def _close(self, number: int) -> None:
         self._waiting.pop(number, None)

@@ -3,13 +3,13 @@
 Owns what a ROUTER socket hides. libzmq 4.3.5 numbers peers that bring no id of their own one after
 the other: a byte 0 and four bytes. A peer may bring any id, and when the next number is taken
 libzmq aborts the process (`zmq_assert (ok)` in routing_socket_base_t::add_out_pipe). The rules:
-nobody knows where the numbers begin; a message by a number that was not given costs its
+no peer knows where the numbers begin; a message by a number that was not given costs its
 connection; while connections come in, a peer of our own asks which number is next, and when one
 of those ahead is taken, every connection that has said nothing is cut, the one that claims it
 among them. ARCHITECTURE.md, "What a peer may cost", says how much of a chance that leaves.
 
 Whether a number is taken shows by sending there. Meanwhile honest peers may have been given the
-first numbers behind the answer, so these are left out, a number counts as claimed only when a
+first numbers after the answer, so these are left out, a number counts as claimed only when a
 second answer is still below it, and what is sent is a PONG, which a client may always be sent.
 """
 
@@ -35,7 +35,7 @@ _HARMLESS: Final = bytes(encode_message([Pong(0)])[0])
 
 
 def seed_libzmq() -> None:
-    """Have the next socket begin its numbers where nobody can know.
+    """Have the next socket begin its numbers where no peer can know.
 
     libzmq draws the first number from the C library's rand(), which it never seeds.
     """

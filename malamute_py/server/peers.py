@@ -1,8 +1,8 @@
 """The other ends: which routing id on which listener is which link, and what waits for it.
 
-Owns link numbers, the way back to each peer, and messages that its socket would not take.
-The rule: a number is given once and never again; a routing id is where to send, never who
-it is, for the peer may choose it. Source: DESIGN.md, section 4.
+Owns link numbers, the way back to each peer, and messages that its socket would not take. The rule:
+a number is given once and never again; a routing id is where to send, never who it is, for the peer
+may choose it. Source: docs/design.md, The core and its shell.
 """
 
 from __future__ import annotations
@@ -98,10 +98,11 @@ class Peer:
         return True
 
     def drop_behind(self) -> None:
-        """Drop the messages that wait behind earlier commands: no longer unread, for the guard."""
+        """Drop what waits of the link's messages; the guard no longer counts it as unread."""
         for arrived in self.behind or ():
             self.delivered(arrived.bytes, arrived.parts)
         self.behind = None
+        self.commands, self.frames = [], []
 
     def delivered(self, size: int, parts: int) -> None:
         """Note that a whole message was taken from the connection, if that is known."""
@@ -183,7 +184,7 @@ class Peers:
     def attach(self, peer: Peer, unsure: Container[int]) -> bool:
         """Find the connection of a link that has none yet; False: its user has too many.
 
-        unsure: descriptors whose last connection has ended, with messages perhaps unread: a
+        unsure: descriptors whose last connection has ended before any message of it was taken up: a
         message may be from it or from the next one. The link then gets its connection later.
         """
         if peer.fd >= 0 and peer.fd not in unsure:

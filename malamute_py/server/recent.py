@@ -2,9 +2,9 @@
 
 Owns the last MiBs that the reader thread read for several, by stream. The rules: an answer is given
 again only for offsets that it covers and only when nothing in it lies beyond what is asked for; one
-that named gaps is never given again; what nobody shares any more is let go. A hundred subscribers
-that fell behind together so cost one read and one check of each batch, not a hundred. Of the reader
-thread alone.
+that named gaps is never given again; what no reader shares any more is let go. A hundred
+subscribers that fell behind together so cost one read and one check of each batch, not a hundred.
+The reader thread alone uses it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from malamute_py.broker.ready import HistoryRun, ReadRange
 from malamute_py.journal import Ring
 
 RECENT_BYTES: Final = 2 << 20
-"""Of runs that are kept; what a client's socket still holds is kept anyway."""
+"""Bytes of runs that are kept; what a client's socket still holds is kept anyway."""
 READS_MAX: Final = 64
 """Each question goes through all that are kept."""
 

@@ -1,10 +1,10 @@
 """From what the journal found at opening to what the core starts with.
 
-Owns the translation of a ring's recovery into the core's RingFacts, the first look at the
-tables of streams, which say how each ring of its own has to be opened, and the order in which
-the queues come back: the tables of the checkpoint, then the log from there. The rule: nothing is
-guessed; a state that cannot be read whole stops the start by name. Source: broker/ready.py,
-RecoveredState; DESIGN.md, sections 6 and 9.
+Owns the translation of a ring's recovery into the core's RingFacts, the first look at the tables of
+streams, which say how each ring of its own has to be opened, and the order in which the queues come
+back: the tables of the checkpoint, then the log from there. The rule: nothing is guessed; a state
+that cannot be read whole stops the start by name. Source: broker/ready.py, RecoveredState;
+docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The rings of a shard as the loop sees them: append here, all else in threads.
 
-Owns which rings are open and the way each of the core's wishes takes to the journal and
-back. The rules: appends run in the loop, in order, and what was refused refuses the later
-bundles of its ring in the same Ready; opening a ring, syncs, reads and housekeeping run in
-their threads and answer through the inbox; a ring that is not ready yet, or could not be
-opened, has its appends refused for a while, so that nothing waits for it here; neighbouring
-bundles of a ring share one write, and so one fate in a crash, which none of them can tell
-from its own. Source: broker/ready.py; DESIGN.md, sections 4 and 6.
+Owns which rings are open and the way each of the core's wishes takes to the journal and back. The
+rules: appends run in the loop, in order, and what was refused refuses the later bundles of its ring
+in the same Ready; opening a ring, syncs, reads and housekeeping run in their threads and answer
+through the inbox; a ring that is not ready yet, or could not be opened, has its appends refused for
+a while, so that nothing waits for it here; neighbouring bundles of a ring share one write, and so
+one fate in a crash, which none of them can tell from its own. Source: broker/ready.py;
+docs/design.md (The core and its shell; Journal).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _PREPARE_BYTES = 8 << 20
 overran it (measured: 366 MB/s of 1 KiB records; with 8 MiB 566, with 32 MiB 660)."""
 _PREPARE_PAUSE_S = 0.002
 _LEISURE_MS = 5
-"""How long what nobody waits for may be unsynced: each sync costs about as much as it groups."""
+"""How long what no peer waits for may be unsynced: each sync costs about as much as it groups."""
 _IDLE_S = 0.25
 _RETRY_MS = 1000
 _OPENING_RETRY_MS = 100
@@ -143,7 +143,7 @@ class Rings:
         self._stopping = False
         self._dirty: dict[str, Ring] = {}
         self.sync_at_ms: int | None = None
-        """When to call sync() again at the latest, for what nobody waits for."""
+        """When to call sync() again at the latest, for what no peer waits for."""
         self.snapshot: Callable[[str], Sequence[bytes]] = lambda ring: ()
         """The core's state that belongs into a ring; set once the core exists."""
         self.noted: Callable[[int, int], None] | None = None
@@ -320,7 +320,7 @@ class Rings:
     def sync(self, hurries: Callable[[str], bool], now_ms: int) -> None:
         """Have synced what was appended; the answers come one a sync, not one a call.
 
-        hurries: whether somebody waits for a ring. What nobody waits for is synced a little later
+        hurries: whether a peer waits for a ring. What no peer waits for is synced a little later
         (see sync_at_ms), together with what comes until then.
         """
         dirty = self._dirty

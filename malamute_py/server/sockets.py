@@ -1,9 +1,9 @@
 """Listening sockets: endpoints, the options of each, and binding.
 
-Owns which endpoints are allowed and how a ROUTER socket is set up. The rule: every option
-whose default is wrong for a daemon is set here, and a public address without
-authentication is refused unless the operator said so in words. Source: DESIGN.md,
-sections 4 and 11; zmq_setsockopt(3).
+Owns which endpoints are allowed and how a ROUTER socket is set up. The rule: every option whose
+default is wrong for a daemon is set here, and a public address without authentication is refused
+unless the operator said so in words. Source: docs/design.md (The core and its shell; Safety);
+zmq_setsockopt(3).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ZAP_DOMAIN = b"malamute"
 _FRAME_BYTES = 2
 """What a short frame takes on the wire beyond its body: flags and length."""
 _CURVE_FRAME_BYTES = 35
-"""The same by CURVE: `MESSAGE`, a nonce and a box around it (RFC 26)."""
+"""Bytes of a frame beyond its body with CURVE: `MESSAGE`, a nonce and a box around it (RFC 26)."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -131,7 +131,8 @@ class Listener:
             if endpoint.transport != "inproc":
                 # Before the bind, so that no connection is accepted unseen.
                 self.monitor = self.socket.get_monitor_socket(
-                    zmq.EVENT_ACCEPTED
+                    zmq.EVENT_LISTENING
+                    | zmq.EVENT_ACCEPTED
                     | zmq.EVENT_ACCEPT_FAILED
                     | zmq.EVENT_DISCONNECTED
                     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -155,7 +156,7 @@ class Listener:
             zmq.MAXMSGSIZE: max(limits.batch_bytes_max, limits.command_frame_bytes_max),
             zmq.HANDSHAKE_IVL: links.handshake_ms,
             # libzmq 4.3.5 aborts when a connection breaks whose queue was full: its heartbeat, or a
-            # PING of the peer's behind what did not fit, writes to it (`!_io_error`). So there is
+            # PING of the peer's after what did not fit, writes to it (`!_io_error`). So there is
             # no heartbeat of libzmq, and no queue is ever full: the guard counts bytes instead.
             zmq.HEARTBEAT_IVL: 0,
             zmq.RCVHWM: 0,

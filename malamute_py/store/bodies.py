@@ -1,8 +1,8 @@
 """Bodies by number, from the tables.
 
-Owns the reading of bodies that the journal has let go of. The rules: for one thread; each read
-is short, so that the writer's checkpoints of its WAL are never held up; both checksums of a batch
-are checked at that moment. Source: DESIGN.md, sections 6 and 9.
+Owns the reading of bodies that the journal has let go of. The rules: for one thread; each read is
+short, so that the writer's checkpoints of its WAL are never held up; both checksums of a batch are
+checked at that moment. Source: docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The checkpoint: the tables follow the log, step by step.
 
 Owns one step: from where the tables are to a position of the log, with the same `apply` as the
-broker's. The rules: a step is one transaction, with the position in it, so that it is done whole
-or not at all; rows and bodies pass through memory a few at a time; a body is copied only when its
-put outlives the step, and deleted with the last of its rows. It knows no threads, processes or
-clocks, so that the simulator runs it as it is. Source: DESIGN.md, section 9.
+broker's. The rules: a step is one transaction, with the position in it, so that it is done whole or
+not at all; rows and bodies pass through memory a few at a time; a body is copied only when its put
+outlives the step, and deleted with the last of its rows. It knows no threads, processes or clocks,
+so that the simulator runs it as it is. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class Checkpoint:
 
 
 class Abandoned(Exception):
-    """A step was given up because nobody wants it any more."""
+    """A step was given up because no caller wants it any more."""
 
 
 def _clipped(

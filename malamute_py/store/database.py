@@ -1,9 +1,9 @@
 """The database file: its tables, how it is opened, and who may write it.
 
 Owns the schema, the settings of SQLite that durability hangs on, the row that says how far the
-tables came, and the lock. The rules: WAL with synchronous=FULL, so that a commit is on disk when
-it returns; a new file appears under its name only when it is whole, with its directory entry
-synced; one process writes. Source: DESIGN.md, section 9.
+tables came, and the lock. The rules: WAL with synchronous=FULL, so that a commit is on disk when it
+returns; a new file appears under its name only when it is whole, with its directory entry synced;
+one process writes. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from malamute_py.store.forms import FORMS
 DATABASE: Final = "queues.db"
 LOCK: Final = "queues.lock"
 MARK: Final = "queues"
-"""A small file that says that there was a database: whoever finds it alone misses something."""
+"""A small file that says that there was a database: where it is alone, something is missing."""
 FILES: Final = frozenset(
     [
         *(DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"),
@@ -126,7 +126,7 @@ def create_file(
     path, temporary = directory / DATABASE, directory / f"{DATABASE}.tmp"
     for name in (temporary.name, f"{temporary.name}-journal"):
         (directory / name).unlink(missing_ok=True)
-    # Bodies are nobody else's to read; what SQLite puts beside it gets the same permissions.
+    # Bodies are no other user's to read; what SQLite puts beside it gets the same permissions.
     os.close(open_regular(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL))
     connection = sqlite3.connect(temporary, isolation_level=None)
     try:

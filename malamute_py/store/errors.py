@@ -1,7 +1,7 @@
 """Errors of the checkpoint: what happened, to what, and what to do next.
 
-Owns the exception types and nothing else. The rule: whatever is raised, the tables are as the
-last commit left them. Source: STYLE.md, Errors.
+Owns the exception types and nothing else. The rule: whatever is raised, the tables are as the last
+commit left them. Source: docs/design.md, Safety.
 """
 
 from __future__ import annotations

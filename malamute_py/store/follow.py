@@ -4,7 +4,7 @@ Owns the way from requests on standard input to steps of the checkpoint and answ
 output. The rules: it never asks the broker for anything and holds nothing that it needs; it ends
 with the broker, however that ends (the end of its input, or another parent), in the middle of a
 step, too; it leaves the processor to the broker. A process of its own because SQLite beside the
-loop fights it for the interpreter's lock. Source: DESIGN.md, section 9.
+loop fights it for the interpreter's lock. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations

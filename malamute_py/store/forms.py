@@ -1,9 +1,9 @@
-"""How rows look in the tables: MessagePack behind a checksum.
+"""How rows look in the tables: a checksum, then MessagePack.
 
-Owns the way from a row of changelog/tables.py to bytes and back. The rules: a form begins with
-the row's key, so that a row is whole by itself; it is an array, to which fields may be appended
-with a default; what does not bear its checksum is raised, never used. Bitmaps are bytes, for
-they may have more bits than a number in MessagePack. Source: DESIGN.md, section 9.
+Owns the way from a row of changelog/tables.py to bytes and back. The rules: a form begins with the
+row's key, so that a row is whole by itself; it is an array, to which fields may be appended with a
+default; what does not bear its checksum is raised, never used. Bitmaps are bytes, for they may have
+more bits than a number in MessagePack. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class _RequestForm(msgspec.Struct, array_like=True, gc=False):
     holds: list[tuple[str, bytes, int, int, bytes]]
     attempts: dict[int, bytes]
     delayed: dict[int, bytes]
+    pause_ms: int = 0
 
 
 class _CursorForm(msgspec.Struct, array_like=True):
@@ -122,19 +123,20 @@ def _pack_message(key: tuple[int, int], row: MessageRow) -> bytes:
     rare = None if row.rare is None else _ENCODE(row.rare)
     return _ENCODE((
         key[0], row.base, row.count, row.size, row.sender, row.at_ms, left,
-        row.priority, row.not_before_ms, row.expires_ms, row.attempts, rare,
+        row.priority, row.not_before_ms, row.expires_ms, row.attempts, rare, row.pause_ms,
     ))  # fmt: skip
 
 
 def _message(data: Any) -> tuple[tuple[int, int], MessageRow]:
     (
         mailbox, base, count, size, sender, at_ms, left,
-        priority, not_before_ms, expires_ms, attempts, rare,
-    ) = _DECODE_ANY(data)[:12]  # fmt: skip
+        priority, not_before_ms, expires_ms, attempts, rare, *pauses,
+    ) = _DECODE_ANY(data)[:13]  # fmt: skip
     # A million rows of a few senders: one string each.
     row = MessageRow(
         base, count, size, intern(sender), at_ms, (1 << count) - 1 if left is None else _int(left),
         priority, not_before_ms, expires_ms, attempts, None if rare is None else _RARE(rare),
+        *pauses,
     )  # fmt: skip
     return (mailbox, base), row
 
@@ -151,6 +153,7 @@ def _pack_request(key: int, row: RequestRow) -> bytes:
         ],
         {times: rows_of(rows) for times, rows in row.attempts.items()},
         {at_ms: rows_of(rows) for at_ms, rows in row.delayed.items()},
+        row.pause_ms,
     ))  # fmt: skip
 
 
@@ -169,6 +172,7 @@ def _request(data: Any) -> tuple[int, RequestRow]:
         ],
         {times: _int(rows) for times, rows in form.attempts.items()},
         {at_ms: _int(rows) for at_ms, rows in form.delayed.items()},
+        form.pause_ms,
     )
     return put.base, row
 

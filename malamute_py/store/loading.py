@@ -1,7 +1,8 @@
 """Loading the tables at start-up.
 
 Owns the way from the database to Queues in memory. The rules: every row bears its checksum or
-nothing is loaded; the order of each map is that of the log. Source: DESIGN.md, section 9.
+nothing is loaded; the order of each map is that of the log. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations

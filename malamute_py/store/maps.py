@@ -1,9 +1,9 @@
 """Tables as maps: a row is loaded when it is asked for, and kept only until it is written.
 
-Owns the maps over which the checkpoint runs the same `apply` as the broker. The rules: a
-map's order is a dictionary's, kept by the column `at`; what was put and taken away between two
-flushes never touches the table; a flush writes within the transaction of its connection and
-lets go of everything. Source: DESIGN.md, section 9.
+Owns the maps over which the checkpoint runs the same `apply` as the broker. The rules: a map's
+order is a dictionary's, kept by the column `at`; what was put and taken away between two flushes
+never touches the table; a flush writes within the transaction of its connection and lets go of
+everything. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ D = TypeVar("D")
 
 
 class TableMap(MutableMapping[K, V]):
-    """One table. Whoever changes a row that it got has to put it back."""
+    """One table. A caller that changes a row which it got has to put it back."""
 
     def __init__(self, connection: sqlite3.Connection, form: Form[K, V]) -> None:
         """connection: in autocommit; begins and ends of transactions are the caller's."""
@@ -120,7 +120,7 @@ class TableMap(MutableMapping[K, V]):
         return cast("int", self._count)
 
     def __iter__(self) -> Iterator[K]:
-        # Whoever takes the first one away again and again must not pass over all that are gone.
+        # A caller that takes the first one again and again must not pass over all that are gone.
         leading = True
         for at, data in self._connection.execute(self._scan, (self._emptied_at,)):
             key = self._form.unpack(data)[0]

@@ -93,7 +93,7 @@ class Lost(msgspec.Struct, frozen=True):
     from_offset: int
     to_offset: int
     exact: bool = True
-    """False: there were records from from_offset on, nobody knows how many."""
+    """False: there were records from from_offset on, and their number is unknown."""
 
 
 class Mended(msgspec.Struct, kw_only=True):
@@ -105,7 +105,7 @@ class Mended(msgspec.Struct, kw_only=True):
     bytes: int
     batches: int
     filled_bytes: int
-    """Of the rings, where nothing could be read."""
+    """Bytes of the rings where nothing could be read."""
     lost: list[Lost]
     changes_lost: int
     """Records of the change log: what mail, services, cursors and groups did."""

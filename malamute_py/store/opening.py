@@ -1,10 +1,10 @@
 """Opening the tables beside a journal: new, as they were, or not at all.
 
-Owns the decision whether tables and log belong together. The rules: nothing is guessed; tables
-that are missing, damaged, of another directory, or ahead of the log stop
-the start, with what to do; only where the log says that there never were any are they
-made. That the log goes on where they are is seen by its offsets when it is read (reading.py).
-Source: DESIGN.md, section 9.
+Owns the decision whether tables and log belong together. The rules: nothing is guessed; tables that
+are missing, damaged, of another directory, or ahead of the log stop the start, with what to do;
+only where the log says that there never were any are they made. That the log goes on where they are
+is seen by its offsets when it is read (reading.py). Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reading the log for the tables: the changes in order, and where the bodies lie.
 
-Owns the choice of what concerns the queues in ring main. The rules: a change is taken once, in
-the order of its offset; damage in the log is passed over only when the offsets behind it prove
-that no change was in it, or when the operator said that what is lost may be. Source: DESIGN.md,
-section 9.
+Owns the choice of what concerns the queues in ring main. The rules: a change is taken once, in the
+order of its offset; damage in the log is passed over only when the offsets after it prove that no
+change was in it, or when the operator said that what is lost may be. Source: docs/design.md, Queues
+and the checkpoint.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def rebuild(
 
 
 def accept(connection: sqlite3.Connection, log: Log, follower: Following, change_next: int) -> str:
-    """Have the tables go on behind what the log lacks; returns what that is, "" for nothing.
+    """Have the tables go on after what the log lacks; returns what that is, "" for nothing.
 
     Raises StoreError, JournalError, OSError: nothing was changed.
     """

@@ -1,11 +1,11 @@
 """Snapshots of a whole data directory: taken beside a running broker, verified, restored.
 
-Owns the copy of rings and tables that belong together, without asking the broker for anything.
-The rules: a ring is copied up to a position that is proven to be synced, and no further; ring
-main goes at least as far as the tables, and as everything that was there when the copy was asked
-for; what the ring gave up while it was read is left out, in front only; nothing has its name
-before it is whole and verified; a restored directory begins far above every epoch that the
-original may have had since. Source: journal/FORMAT.md, sections 2 to 5; DESIGN.md, section 9.
+Owns the copy of rings and tables that belong together, without asking the broker for anything. The
+rules: a ring is copied up to a position that is proven to be synced, and no further; ring main goes
+at least as far as the tables, and as everything that was there when the copy was asked for; what
+the ring gave up while it was read is left out, in front only; nothing has its name before it is
+whole and verified; a restored directory begins far above every epoch that the original may have had
+since. Source: journal/FORMAT.md, sections 2 to 5; docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(size for size, _ in self.files.values())
 
 
@@ -256,7 +256,7 @@ class _Copy:
             ):
                 source.execute("PRAGMA query_only = 1")
                 source.backup(copy)
-                # One file: what is beside it would be forgotten by whoever copies it on.
+                # One file: what is beside it would be forgotten when it is copied on.
                 copy.execute("PRAGMA journal_mode = DELETE")
                 return position_of(copy).lsn
         except sqlite3.Error as error:
@@ -611,7 +611,7 @@ def _sum(path: Path) -> tuple[int, int]:
 
 
 def sync_all(directory: Path) -> None:
-    """Make all of it durable, and readable for nobody else."""
+    """Make all of it durable, and readable for no other user."""
     for path in [directory, *directory.rglob("*")]:
         if path.is_dir():
             path.chmod(DIRECTORY_MODE)

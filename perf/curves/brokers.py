@@ -139,7 +139,7 @@ async def publish_bulk(client: Client, stream: str, records: int, subject: str =
     """Publish in the bulk form, all of it confirmed at the end."""
     portion = min(records, 100_000)
     bodies = [BODY] * portion
-    async with client.window(stream, keep=False) as window:
+    async with client.publisher(stream, keep=False) as window:
         for first in range(0, records, portion):
             await window.publish_many(bodies[: records - first], subject=subject)
 

@@ -72,7 +72,7 @@ async def publish(daemon: Daemon, count: int, run: int) -> Cost:
             one = client.subscribe(STREAM, subjects[0], create=True)
             await one.accepted()
             with Cost(daemon) as cost:
-                async with client.window(STREAM, keep=False) as window:
+                async with client.publisher(STREAM, keep=False) as window:
                     for first in range(0, RECORDS, PORTION):
                         await window.publish_many(
                             bodies, subjects=subjects[first : first + PORTION]

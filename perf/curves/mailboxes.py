@@ -73,7 +73,7 @@ async def ask(daemon: Daemon, count: int) -> tuple[float, float]:
     loop = asyncio.get_running_loop()
     async with malamute.connect(daemon.endpoint) as client:
         began = loop.time()
-        page = await client.mailboxes(name_of(count - 1)[:-3])
+        page = await client.list_mailboxes(name_of(count - 1)[:-3])
         listed_ms = (loop.time() - began) * 1e3
         if not 0 < len(page) <= LISTED:
             raise SystemExit(f"{len(page)} mailboxes listed")

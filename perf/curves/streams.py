@@ -98,7 +98,7 @@ async def spread(client: Client, names: Sequence[str]) -> None:
     """Publish to all streams in turn, a batch each whatever their number, synced."""
     async with AsyncExitStack() as stack:
         windows = [
-            await stack.enter_async_context(client.window(name, keep=False)) for name in names
+            await stack.enter_async_context(client.publisher(name, keep=False)) for name in names
         ]
         for number in range(SPREAD):
             await windows[number % len(windows)].publish_batch(CONTENT)

@@ -25,7 +25,7 @@ HALF_S = 1.0
 WILD_S = 2.0
 """2,000 subscriptions need longer to come to what they keep up."""
 SIZES = (12, 140, 560, 1120, 2940, 11760)
-"""Bytes a record: those of the laminarmq reference."""
+"""Bytes a record: those that laminarmq measured (docs/design.md, References)."""
 OURS = "malamute"
 
 

@@ -409,20 +409,6 @@ def lone_batch(frames: Sequence[Any], rows: Any, limits: Limits) -> Batch | None
     return Batch(stamp, content, None if rows is None else rows_from_bitmap(rows, len(content)))
 
 
-def only_batch(frames: Sequence[Any], rows: Any, limits: Limits) -> Batch:
-    """The one batch of a delivery's frames; for the rest see iter_batches().
-
-    Raises BatchError: as there, or there is none, or more than one.
-    """
-    lone = lone_batch(frames, rows, limits)
-    if lone is not None:
-        return lone
-    batches = list(iter_batches(frames, rows, limits=limits))
-    if len(batches) != 1:
-        raise BatchError("malformed", f"{len(batches)} batches where one is to be")
-    return batches[0]
-
-
 def iter_batches(
     frames: Sequence[Any],
     rows: Any = None,

@@ -21,6 +21,7 @@ from malamute_protocol.limits import (
     PRIORITY_MIN,
     RANGES_MAX,
     REASON_BYTES_MAX,
+    RUNS_MAX,
     TIME_MAX,
 )
 
@@ -423,8 +424,8 @@ class Kick(Command, tag=39, frozen=True):
 Ranges: TypeAlias = Annotated[list[tuple[int, int]], msgspec.Meta(max_length=RANGES_MAX)]
 """Numbers or offsets as half-open intervals [from, to): at least one, none empty, ascending,
 without overlap, at most NUMBERS_MAX numbers in all."""
-Numbers: TypeAlias = Annotated[list[int], msgspec.Meta(max_length=RANGES_MAX)]
-Runs: TypeAlias = Annotated[list[tuple[bytes, int, int]], msgspec.Meta(max_length=RANGES_MAX)]
+Numbers: TypeAlias = Annotated[list[int], msgspec.Meta(max_length=RUNS_MAX)]
+Runs: TypeAlias = Annotated[list[tuple[bytes, int, int]], msgspec.Meta(max_length=RUNS_MAX)]
 """Requests as (key of the batch, row of the first, how many)."""
 Key: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES_MAX)]
 """The sender's name for a batch or a step, in one space for all that it sends; empty: none."""
@@ -437,7 +438,7 @@ Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=PRIORITY_MIN, le=PRIORITY_M
 
 
 def check_ranges(ranges: Iterable[tuple[int, int]]) -> None:
-    """Raises ValueError unless these are Ranges, so that nobody walks through what is none."""
+    """Raises ValueError unless these are Ranges, so that no caller walks through what is none."""
     behind, numbers = 0, 0
     for first, end in ranges:
         if first < behind or end <= first:
@@ -640,7 +641,7 @@ class WorkState(enum.IntEnum):
     """What a worker says of requests in hand; see ACK_WORK."""
 
     RECEIVED = 1
-    """It has them; the lease begins anew."""
+    """The worker has the requests; their lease begins anew."""
     RENEWED = 2
     """Still at it: the lease begins anew."""
     COMPLETED = 3
@@ -687,7 +688,7 @@ class Reply(Command, tag=54, frozen=True):
     last: bool = False
     level: int = 0
     patient: bool = False
-    """Nobody waits for the CONFIRM: it may come a little later, with what else is said."""
+    """Whether no caller waits for the CONFIRM: it may come later, with what else is sent."""
     key: Key = b""
     """Names this command for its sender: sent again with the same key it is taken once."""
 
@@ -804,8 +805,10 @@ class JoinGroup(Command, tag=63, frozen=True):
     """0 live, 1 durable: for a new group; else it must be the group's. -1: as the group has it, and
     durable for a new one."""
     seen: tuple[int, int, bytes] | None = None
-    """[offset, epoch, stream uuid] behind the newest record that this member was delivered: what
+    """[offset, epoch, stream uuid] after the newest record that this member was delivered: what
     was rewound of it is told by REWOUND. None: it was delivered none."""
+    create: bool = True
+    """Create the stream when it does not exist."""
 
 
 class AckRecords(Command, tag=64, frozen=True):

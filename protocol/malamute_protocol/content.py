@@ -8,7 +8,7 @@ works. Source: SPEC.md, sections 5.2 to 5.6.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -87,7 +87,7 @@ class Head(NamedTuple):
     head_bytes: int
     content_crc: int
     content_bytes: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not called here
     codec: int
     body_kind: int
     flags: int
@@ -269,8 +269,10 @@ class Content:
             self._table = table
         return self._table
 
-    def reading(self, limits: Limits) -> TableReading | None:
+    def reading(self, limits: Limits, *, outlined: bool = True) -> TableReading | None:
         """What reads the header table in steps, before check(); None: it is quick to read.
+
+        outlined: it also gathers what an index notes of the table.
 
         What is wrong with the table is raised when it is asked for. Raises BatchError: the
         sections do not fill the content, or claim more headers than the limits allow.
@@ -285,8 +287,40 @@ class Content:
                 bytes(view[at.subjects : at.subjects + head.subjects_bytes]),
                 bytes(view[at.fieldmaps : at.fieldmaps + head.fieldmaps_bytes]),
                 limits,
+                outlined=outlined,
             )
         return self._reading
+
+    def adopt(self, reading: TableReading) -> None:
+        """Read the header table by the reading of an equal content, as far as that has come."""
+        if self._table is None:
+            self._reading = reading
+
+    def share(self, table: HeaderTable) -> None:
+        """Use the header table of an equal content."""
+        self._table = table
+        self._reading = None
+
+    def make_headers(self) -> Iterator[None]:
+        """Read the header table and make the headers in steps; headers() is quick then.
+
+        Raises BatchError as headers() does.
+        """
+        if self._headers is not None:
+            return
+        reading = self.reading(self._limits, outlined=False)
+        while reading is not None and not reading.run(_never):
+            yield
+        table = self.table
+        if not table.fieldmaps:
+            if self.subject_codes is not None:
+                yield from table.make_headers(None)
+        elif self.subject_codes is not None or self.field_codes is not None:
+            used, codes = self._used_pairs()
+            yield
+            yield from table.make_headers(used)
+            self._headers = table.headers(used), codes
+        self.headers()
 
     @property
     def subject_codes(self) -> Array | None:
@@ -318,11 +352,21 @@ class Content:
                 raise BatchError("bad_batch", "the batch has no subject", 84)
             self.check_codes()
             return (table.header(0, default_field),), None
-        self.check_codes()
         if not table.fieldmaps:
+            self.check_codes()
             return table.plain(), subjects
+        used, codes = self._used_pairs()
+        return table.headers(used), codes
+
+    def _used_pairs(self) -> tuple[list[int], Array]:
+        """(pairs of codes that rows have, as HeaderTable.headers() takes them; each row's place).
+
+        Of a content with field maps and codes.
+        """
+        self.check_codes()
+        table, subjects, fields = self.table, self.subject_codes, self.field_codes
         wide = len(table.fieldmaps) + 1
-        row_fields = default_field if fields is None else fields
+        row_fields = 0 if fields is None else fields
         row_subjects = 0 if subjects is None else subjects.astype(np.int64)
         pairs = np.asarray(row_subjects * wide + row_fields + 1, dtype=np.int64)
         span = len(table.keys) * wide
@@ -337,7 +381,7 @@ class Content:
         else:
             used, inverse = np.unique(pairs, return_inverse=True)
             codes = inverse.astype(np.int32)
-        return table.headers(used.tolist()), codes
+        return used.tolist(), codes
 
     @property
     def headers_key(self) -> Any:
@@ -417,7 +461,7 @@ class Content:
         return maps, codes
 
     def property_section(self) -> tuple[Array | None, Any]:
-        """(codes of a dictionary or offsets of a column, the bytes behind them).
+        """(codes of a dictionary or offsets of a column, the bytes after them).
 
         Neither is parsed. (None, None): no row has properties. Raises BatchError: the section is
         cut short, a code is below -1, or offsets do not span it.
@@ -720,6 +764,10 @@ def has_large_table(frame: Any) -> bool:
         return False
     subjects_bytes, fieldmaps_bytes = _TABLE_SIZES.unpack_from(frame, _TABLE_SIZES_AT)
     return bool(subjects_bytes + fieldmaps_bytes > TABLE_BYTES_MAX)
+
+
+def _never() -> bool:
+    return False
 
 
 def parse_properties(data: bytes) -> dict[str, Any]:

@@ -350,7 +350,7 @@ def _head(
     count: int, body_kind: int, parts_count: int, codec: int, body_bytes: int, raw_bytes: int,
     options: Options,
 ) -> tuple[bytes, list[Any]]:  # fmt: skip
-    """(the head behind its CRC, the padded sections before the body), all limits checked."""
+    """(the head after its CRC, the padded sections before the body), all limits checked."""
     if not options.keys() <= _OPTIONS:
         unknown = min(options.keys() - _OPTIONS)
         known = ", ".join(sorted(_OPTIONS))

@@ -117,9 +117,9 @@ class RequestRejected(MalamuteError):
         self.retry_ms = retry_ms
 
 
-class ConnectionLost(MalamuteError):
+class ConnectionLost(MalamuteError, ConnectionError):
     """The link is gone; what was unconfirmed may or may not be in the log."""
 
 
-class Timeout(MalamuteError):
+class Timeout(MalamuteError, TimeoutError):
     """No answer within the time that the caller set."""

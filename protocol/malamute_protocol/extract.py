@@ -204,7 +204,7 @@ def _compact(codes: Array, entries: int) -> tuple[Array, Array]:
 
 
 def _properties(content: Content, chosen: Array, options: Options) -> None:
-    """Properties as bytes: whoever cuts rows out does not look into what was seen by no checks.
+    """Properties as bytes: a caller that cuts rows out does not look into what was not checked.
 
     A dictionary stays whole: to tell its maps apart is to parse it.
     """

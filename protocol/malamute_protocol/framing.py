@@ -237,7 +237,7 @@ def _map_items(value: dict[Any, Any], place: int, command: Command, name: str) -
 
 
 def _code(reason: str) -> str:
-    """Of what msgspec found: a length over its limit, else the grammar."""
+    """Return the code for what msgspec found: a length over its limit, else the grammar."""
     return "too_large" if OVER_LENGTH in reason else "malformed"
 
 

@@ -64,7 +64,7 @@ class Gathered(NamedTuple):
     """Offset of the first row."""
     next: int
     """After the last row."""
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not called here
 
 
 class Gathering:
@@ -237,7 +237,7 @@ class SharedGathering:
         return stamp.epoch == self._epoch and ahead < _OFFSETS_MAX
 
     def add(self, stamp: Stamp, content: Content) -> None:
-        """Take a checked batch, behind those in hand."""
+        """Take a checked batch, after those in hand."""
         count = content.head.count
         if not self.rows:
             self._epoch, self.base = stamp.epoch, stamp.base_offset
@@ -276,7 +276,12 @@ class SharedGathering:
         firsts: Array = ends - np.array(counts, np.int64)
         # Of one header as all of it: the same text in another batch has a number of its own.
         names: dict[Header, int] = {}
-        alike = np.array([names.setdefault(h, len(names)) for h in self._headers], np.int64)[codes]
+        present = np.zeros(len(self._headers), np.bool_)
+        present[codes] = True
+        used = np.flatnonzero(present)
+        numbers = np.zeros(len(self._headers), np.int64)
+        numbers[used] = [names.setdefault(self._headers[c], len(names)) for c in used.tolist()]
+        alike = numbers[codes]
         lone = np.minimum.reduceat(alike, firsts) == np.maximum.reduceat(alike, firsts)
         deltas = (offsets - np.repeat(offsets[firsts], counts)).astype("<u4")
         contents: list[bytes] = []

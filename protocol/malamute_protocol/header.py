@@ -29,6 +29,10 @@ TABLE_BYTES_MAX: Final = 64 << 10
 """A larger table is not remembered: it is not likely to come again."""
 STEP_ENTRIES: Final = 1_024
 """Keys or fields that one step of a TableReading parses; about a millisecond."""
+LEAD_PARTS_MAX: Final = 8
+"""Leading parts of a subject that an index keeps at most."""
+LEADS_MAX: Final = 8_192
+"""Distinct leading parts at one depth, or field names, of a large table that an index is told."""
 _HEADERS_MAX = 1 << 17
 _LONGEST: Final = (
     "subject_bytes", "keys_most", "fields_most", "field_name_bytes", "field_value_bytes",
@@ -50,6 +54,58 @@ class Header(NamedTuple):
         return self.keys[0]
 
 
+class Outline:
+    """What an index notes of a large header table, gathered in the steps in which it is read."""
+
+    __slots__ = ("_counts", "_parts", "items", "leads", "names")
+
+    def __init__(self) -> None:
+        self.items: array[int] = array("I")
+        """See items_of(): of all keys, and of all pairs of the field maps."""
+        self.leads: list[set[tuple[str, ...]]] = [set()] * LEAD_PARTS_MAX
+        """Of the subjects the first part, the first two, and so on: only depths at which they have
+        at most LEADS_MAX keys. Depths at which no key is cut share one set."""
+        self._parts = 1
+        """Parts of the key that has most, as far as they are told apart."""
+        self._counts = [0] * LEAD_PARTS_MAX
+        """Keys of each of these sets."""
+        self.names: set[str] | None = set()
+        """Names of the fields; None: there are more than LEADS_MAX."""
+
+    def add_subjects(self, keys: list[tuple[str, ...]]) -> Iterator[None]:
+        """Note subjects, in steps."""
+        texts = list(chain.from_iterable(keys))
+        self.items += items_of(texts)
+        leads, counts = self.leads, self._counts
+        parts = min(LEAD_PARTS_MAX, 1 + max(text.count(".") for text in texts))
+        for depth in range(self._parts + 1, min(parts, len(leads)) + 1):
+            leads[depth - 1 :] = [set(leads[depth - 2])] * (len(leads) - depth + 1)
+            counts[depth - 1] = counts[depth - 2]
+        self._parts = max(self._parts, parts)
+        tops: Collection[tuple[str, ...]] = keys
+        # The deepest first: what is known there is known above it.
+        for depth in range(min(self._parts, len(leads)), 0, -1):
+            known = leads[depth - 1]
+            new = {leading_parts(top, depth) for top in tops} - known
+            known |= new
+            counts[depth - 1] += sum(map(len, new))
+            yield
+            if counts[depth - 1] > LEADS_MAX:
+                del leads[depth - 1 :]
+            elif new:
+                tops = new
+            else:
+                return
+
+    def add_fieldmaps(self, fieldmaps: list[dict[str, str]]) -> None:
+        """Note field maps."""
+        self.items += items_of(pair_text(*pair) for entry in fieldmaps for pair in entry.items())
+        if self.names is not None:
+            self.names.update(*fieldmaps)
+            if len(self.names) > LEADS_MAX:
+                self.names = None
+
+
 class HeaderTable:
     """The parsed table of one or many batches: equal bytes share one object."""
 
@@ -63,9 +119,9 @@ class HeaderTable:
         "field_value_bytes",
         "fieldmaps",
         "fields_most",
-        "items",
         "keys",
         "keys_most",
+        "outline",
         "passed",
         "subject_bytes",
     )
@@ -76,14 +132,14 @@ class HeaderTable:
         self.fieldmaps = fieldmaps
         self._headers: dict[int, Header] = {}
         self._sorted: dict[int, tuple[tuple[str, str], ...]] = {}
-        """Of a field map, what all headers with it share."""
+        """Sorted fields by field map: all headers with the map share them."""
         self.passed: Limits | None = None
         """The limits that the table was last held to, and kept."""
         self.arrow: Any = None
         """Arrow columns of the table, kept here by arrow.py once they are made."""
         self._plain: tuple[Header, ...] | None = None
-        self.items: array[int] | None = None
-        """What an index files the table under, where it was read in steps: see items_of()."""
+        self.outline: Outline | None = None
+        """What an index notes of the table, where it was read in steps."""
         texts, names = list(chain.from_iterable(keys)), list(chain.from_iterable(fieldmaps))
         self.entries = len(texts) + len(names)
         """Keys of all subjects and fields of all field maps."""
@@ -103,10 +159,6 @@ class HeaderTable:
         self.entries += more.entries
         for name in _LONGEST:
             setattr(self, name, max(getattr(self, name), getattr(more, name)))
-        if self.items is None:
-            self.items = array("I")
-        self.items += items_of(chain.from_iterable(keys))
-        self.items += items_of(pair_text(*pair) for entry in fieldmaps for pair in entry.items())
 
     def header(self, subject_code: int, field_code: int) -> Header:
         """The header of a pair of codes; field code -1: no fields."""
@@ -141,6 +193,19 @@ class HeaderTable:
         if self._plain is None:
             self._plain = tuple(Header(keys) for keys in self.keys)
         return self._plain
+
+    def make_headers(self, pairs: list[int] | None) -> Iterator[None]:
+        """Make headers in steps, so that headers(pairs), or for None plain(), is quick then."""
+        if pairs is not None:
+            for first in range(0, len(pairs), STEP_ENTRIES):
+                self.headers(pairs[first : first + STEP_ENTRIES])
+                yield
+        elif self._plain is None:
+            made: list[Header] = []
+            for first in range(0, len(self.keys), STEP_ENTRIES):
+                made += map(Header, self.keys[first : first + STEP_ENTRIES])
+                yield
+            self._plain = tuple(made)
 
     def map_bytes(self) -> list[int]:
         """About how many bytes each field map takes in a column that has it for each record."""
@@ -217,8 +282,9 @@ def _decoders(headers_max: int, keys_max: int, fields_max: int) -> tuple[Any, An
     entries, keys, fields = (
         msgspec.Meta(max_length=n) for n in (headers_max, keys_max, fields_max)
     )
-    subjects = Annotated[list[str | Annotated[list[str], keys]], entries]
-    fieldmaps = Annotated[list[Annotated[dict[str, str], fields]], entries]
+    # Any: compiled, a name that is given a type alone is an alias, and never assigned.
+    subjects: Any = Annotated[list[str | Annotated[list[str], keys]], entries]
+    fieldmaps: Any = Annotated[list[Annotated[dict[str, str], fields]], entries]
     return msgspec.msgpack.Decoder(subjects), msgspec.msgpack.Decoder(fieldmaps)
 
 
@@ -247,11 +313,18 @@ class TableReading:
     For tables that are too large for the memo: 640,000 fields take hundreds of milliseconds.
     """
 
-    def __init__(self, subjects: bytes, fieldmaps: bytes, limits: Limits) -> None:
-        """Nothing is read yet. limits: what reading is held to."""
+    def __init__(
+        self, subjects: bytes, fieldmaps: bytes, limits: Limits, *, outlined: bool = True
+    ) -> None:
+        """Nothing is read yet. limits: what reading is held to. outlined: for an index, too."""
         self._table = HeaderTable([], [])
+        if outlined:
+            self._table.outline = Outline()
         self._limits = limits
-        self._error: BatchError | None = None
+        self._wrong: tuple[str, str, int] | None = None
+        """What the error says that ended the reading. Not the error: its trace would hold this
+        object and the bytes of the table, free only when the collector found the circle.
+        """
         self._steps = self._read(subjects, fieldmaps)
 
     def run(self, more: Callable[[], bool]) -> bool:
@@ -262,18 +335,21 @@ class TableReading:
         try:
             return all(more() for _ in self._steps)
         except BatchError as error:
-            self._error = error
+            position = error.position
+            reason = error.reason.removesuffix(f" (byte {position})")
+            self._wrong = error.code, reason, position
             return True
 
     def table(self) -> HeaderTable:
         """The table that was read. Raises BatchError as parse_table() does."""
-        if not self.run(_always) or self._error is not None:
-            assert self._error is not None
-            raise self._error
+        if not self.run(_always) or self._wrong is not None:
+            assert self._wrong is not None
+            raise BatchError(*self._wrong)
         return self._table
 
     def _read(self, subjects: bytes, fieldmaps: bytes) -> Iterator[None]:
         limits, table = self._limits, self._table
+        outline = table.outline
         decoders = _decoders(limits.headers_max, limits.keys_max, limits.fields_max)
         left = limits.header_entries_max
         for data, decoder, what in (
@@ -295,9 +371,14 @@ class TableReading:
                     )
                 found = _decode(decoder, some, what)
                 if data is subjects:
-                    table.extend(_keys(found), [])
+                    keys = _keys(found)
+                    table.extend(keys, [])
+                    if outline is not None:
+                        yield from outline.add_subjects(keys)
                 else:
                     table.extend([], found)
+                    if outline is not None:
+                        outline.add_fieldmaps(found)
                 yield
 
 
@@ -341,6 +422,18 @@ def items_of(texts: Iterable[str]) -> array[int]:
 def pair_text(name: str, value: str) -> str:
     """A field's name and value as one text."""
     return f"{name}\0{value}"
+
+
+def leading_parts(keys: tuple[str, ...], depth: int) -> tuple[str, ...]:
+    """The first `depth` parts of each key of a subject, each once."""
+    if len(keys) == 1:
+        return (_leading(keys[0], depth),)
+    return tuple(dict.fromkeys([_leading(key, depth) for key in keys]))
+
+
+def _leading(key: str, depth: int) -> str:
+    parts = key.split(".", depth)
+    return ".".join(parts[:depth]) if len(parts) > depth else key
 
 
 def _always() -> bool:

@@ -16,8 +16,10 @@ KEY_BYTES_MAX: Final = 128
 """A sender's name for a batch or a step."""
 REASON_BYTES_MAX: Final = 1024
 """Why a worker failed; in characters."""
-RANGES_MAX: Final = 65_536
-"""Ranges, numbers or runs in one command."""
+RANGES_MAX: Final = 4_096
+"""Ranges in one acknowledgement."""
+RUNS_MAX: Final = 65_536
+"""Numbers or runs in one command."""
 NUMBERS_MAX: Final = 1 << 20
 """Messages, requests or records that the ranges of one command name."""
 ELEMENTS_MAX: Final = 65_536

@@ -29,7 +29,7 @@ class State(enum.Enum):
 
 
 class Side(enum.Enum):
-    """Who sends a command."""
+    """The side that sends a command."""
 
     CLIENT = "client"
     BROKER = "broker"

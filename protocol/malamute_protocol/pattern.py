@@ -289,7 +289,7 @@ def validate(wire: object) -> Pattern:
 
 
 def _lists(value: Any) -> Any:
-    """The same value with tuples turned to lists, as a MessagePack decoder gives them."""
+    """Return the value with tuples turned to lists, as a MessagePack decoder gives them."""
     return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 

@@ -1,7 +1,7 @@
 """The stamp: 96 bytes that the broker puts before a batch's content.
 
 Owns the stamp's layout, its CRC, and message ids. The rule: a stamp is written once,
-by the broker that appended the batch; whoever reads one checks its CRC first.
+by the broker that appended the batch; a reader checks its CRC first.
 Source: SPEC.md, section 5.1.
 """
 
@@ -43,7 +43,7 @@ _HEAD = struct.Struct("<IHHI")
 _REST = struct.Struct("<IQQQQQqIIIIHHIQ")
 _WHOLE = struct.Struct("<IHHIIQQQQQqIIIIHHIQ")
 _QUICK = struct.Struct("<QIIQQQQQqIIIIHHIQ")
-"""The same with magic, version and stamp bytes as one number."""
+"""Layout of the whole stamp with magic, version and stamp bytes as one number."""
 _JOIN = struct.Struct(f"<QI{_REST.size}s")
 _BEGINNING: Final = STAMP_MAGIC | STAMP_VERSION << 32 | STAMP_BYTES << 48
 _ID = struct.Struct(">qQ")
@@ -66,7 +66,7 @@ class Stamp(NamedTuple):
     origin: int
     size: int
     """The whole batch: stamp and content."""
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not called here
     control_kind: int
     content_crc: int
     stamp_bytes: int = STAMP_BYTES

@@ -112,6 +112,7 @@ EXAMPLES: list[Command] = [
         5000,
         1,
         (2**40, 7, UUID),
+        False,
     ),
     c.AckRecords(4, [(100, 110), (110, 111)], 8, 3, 50),
     c.GroupInfo(1, "flights", "loaders", "a", 10),

@@ -1,8 +1,8 @@
 """A task's work: the records of one range, as Arrow record batches.
 
 Owns the fetch of a range and its repetition. The rules: what was handed to Spark is never
-fetched again, so a repeated question begins behind it; a range is complete when its covers
-reach its end, and anything less is an error; whoever stops early closes the subscription.
+fetched again, so a repeated question begins after it; a range is complete when its covers
+reach its end, and anything less is an error; a reader that stops early closes the subscription.
 Source: SPEC.md, sections 6 and 8.
 """
 
@@ -107,7 +107,7 @@ def _check_begin(
 def _next(
     options: SourceOptions, reading: SyncSubscription, part: Range, position: int
 ) -> tuple[Batch | None, int]:
-    """The next batch, None at the end, and the position behind it.
+    """The next batch, None at the end, and the position after it.
 
     Raises Timeout: neither moved. Raises DataLoss.
     """

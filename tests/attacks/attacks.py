@@ -24,6 +24,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.content import PROPERTIES_COLUMN, PROPERTIES_CONSTANT, PROPERTIES_DICTIONARY
 from malamute_protocol.encode import encode
 from malamute_protocol.framing import encode_message
+from malamute_protocol.limits import RANGES_MAX
 from malamute_protocol.stamp import message_id
 from malamute_py.server.auth import hash_password
 from tests.attacks.aim import Aim, Raw, burst
@@ -338,10 +339,11 @@ def request_subjects(aim: Aim) -> None:
 
 @attack(4, keeps=96 * MIB)
 def mail_ranges(aim: Aim) -> None:
-    """ACK_MAIL, ACK_WORK and ACK_RECORDS of 65,536 ranges each, held and not held."""
+    """ACK_MAIL, ACK_WORK and ACK_RECORDS of 4,096 and of 65,536 ranges, held and not held."""
     reader, writer = aim.peer(), aim.peer()
     content = encode([b"x"] * 16_384)
-    ones = [(2 * at, 2 * at + 1) for at in range(65_536)]
+    ones = [(2 * at, 2 * at + 1) for at in range(RANGES_MAX)]
+    many = [(2 * at, 2 * at + 1) for at in range(65_536)]
     while aim.more():
         box = f"ranges-{aim.round}"
         reader.say(wire.OpenInbox(aim.round, box, _ALL, _ALL))
@@ -355,12 +357,14 @@ def mail_ranges(aim: Aim) -> None:
         for _ in range(8):
             if reader.take(wire.Mail, 1.0) is None:
                 break
-        some = [(base + 2 * at, base + 2 * at + 1) for at in range(65_536)]
+        some = [(base + 2 * at, base + 2 * at + 1) for at in range(RANGES_MAX)]
         for ranges in (some, ones, [(first + 1, end + 1) for first, end in some]):
-            reader.say(wire.AckMail(aim.round, ranges, 1))
-            reader.say(wire.AckWork(aim.round, ranges, 3, 2))
-            reader.say(wire.AckRecords(aim.round, ranges, 3))
+            for _ in range(16):
+                reader.say(wire.AckMail(aim.round, ranges, 1))
+                reader.say(wire.AckWork(aim.round, ranges, 3, 2))
+                reader.say(wire.AckRecords(aim.round, ranges, 3))
         reader.discard()
+        reader.say(wire.AckMail(aim.round, many, 1))
         writer.discard()
 
 

@@ -25,6 +25,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from malamute_protocol.commands import BrokerInfo, Result
+from malamute_py.config import Config
 from malamute_py.demo.daemon import Daemon
 from tests.attacks.attacks import ATTACKS, MIB, Attack
 from tests.fuzz.live import BACK_S, Broker, own_errors
@@ -32,10 +33,12 @@ from tests.server.peer import RawPeer
 
 SETTINGS: Final = ("log.level=warning", "log.form=json")
 """All else is as it is delivered."""
-PEAK_BYTES: Final = 384 * MIB
-"""What any attack may add to the broker's memory while it goes on: what one address may have unread
-(limits.unread_share_bytes_max, 256 MiB), hot windows, outboxes, a message of batch_bytes_max in
-several forms. What an attack makes that stays it says itself."""
+OTHER_BYTES: Final = 128 * MIB
+"""What an attack may add besides what waits unread: hot windows, outboxes, a message of
+batch_bytes_max in several forms, and what comes between two looks of the guard."""
+PEAK_BYTES: Final = Config().limits.unread_share_bytes_max + OTHER_BYTES
+"""What any attack from one address may add to the broker's memory while it goes on, by the default
+configuration. What an attack makes that stays it says itself."""
 BACK_BYTES: Final = 160 * MIB
 """What may stay of that: hot windows, memos, and what the allocator does not give back."""
 SPARE_FILES: Final = 40

@@ -315,7 +315,7 @@ class Shell:
             if one.control_kind == 6
             for change in enumerate(control_bodies(one.data[96:]), one.base)
         ]
-        return RecoveredState(facts, queue_changes=log)
+        return RecoveredState(facts, queue_changes=log, now_ms=self.now_ms)
 
     # --- doing what the core wants --------------------------------------------------------
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from malamute_py.broker.broker import NUMBERS
+from malamute_protocol.framing import NUMBERS
 from tests.broker.shell import Shell, bodies
 
 NAMES = st.sampled_from(["s", "t", "own", "ram", "", "bad name", "~r"])

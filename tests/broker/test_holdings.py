@@ -22,6 +22,7 @@ from malamute_py.broker.holdings import (
     rows_of_bits,
 )
 from malamute_py.changelog.tables import with_done
+from tests.seeds import seeds
 
 
 def places(bits: int, base: int = 0) -> list[int]:
@@ -84,7 +85,7 @@ def test_ranges_over_several_pages_are_picked_by_pages(count: int) -> None:
     assert holdings.pick("a", ranges, True) == picked
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(2, 5))
 def test_what_is_done_is_merged_like_a_set_of_offsets(seed: int) -> None:
     dice = random.Random(seed)
     next, done, model = 0, list[tuple[int, int]](), set[int]()
@@ -158,7 +159,7 @@ class Model:
         return min(self.where, default=self.read)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3, 8))
 def test_holdings_agree_with_a_dictionary(seed: int) -> None:
     dice = random.Random(seed)
     holdings, model = Holdings(0), Model()

@@ -60,33 +60,6 @@ def test_one_client_reads_several_mailboxes_and_one_mailbox_several_times() -> N
     assert post.info("two")["readers"] == 2
 
 
-USES = {
-    "subscription": wire.Subscribe(5, "stream", ["all"], [1], 10, 1000),
-    "inbox": wire.OpenInbox(5, "box", 10, 1000),
-    "offer": wire.Offer(5, "service", ["all"], 10, 1000),
-    "membership": wire.JoinGroup(5, "stream", "group", ["all"], "shared", [1], 10, 1000),
-}
-
-
-@pytest.mark.parametrize("second", USES)
-@pytest.mark.parametrize("first", USES)
-def test_a_number_has_one_use_on_a_link(first: str, second: str) -> None:
-    post = Post()
-    post.send(2, USES[first])
-    assert len(post.peers[2].of(wire.Subscribed)) == 1
-    post.send(2, USES[second])
-    (refused,) = post.peers[2].of(wire.Refused)
-    number = USES[second].__struct_config__.tag
-    assert (refused.command, refused.reference, refused.code) == (number, 5, "subscription_exists")
-    assert len(post.peers[2].of(wire.Subscribed)) == 1
-    # What has the number goes on; another link may use it for anything.
-    post.send(3, USES[second])
-    assert not post.peers[3].of(wire.Refused)
-    post.send(2, wire.Unsubscribe(5), USES[second])
-    assert len(post.peers[2].of(wire.Ended)) == 1
-    assert len(post.peers[2].of(wire.Subscribed)) == 2
-
-
 def test_the_count_of_inboxes_has_a_bound() -> None:
     post = Post(link_subscriptions_max=2, subscriptions_max=3)
     for link, number, expected in ((2, 1, 0), (2, 2, 0), (2, 3, 1), (3, 1, 1), (3, 2, 2)):
@@ -359,6 +332,26 @@ def test_what_is_wanted_later_delays_nothing_else_also_after_a_restart() -> None
     assert post.info("bert")["delayed"] == 0
 
 
+def test_a_pause_is_no_longer_for_a_clock_that_was_a_day_ahead_and_a_date_is_a_date() -> None:
+    post, day_ms = Post(), 86_400_000
+    post.now_ms += day_ms
+    post.restart()
+    post.inbox(2)
+    post.mail(1, "bert", [b"given back"])
+    post.mail(1, "bert", [b"dated"], deliver_at_ms=post.now_ms + 5_000)
+    post.ack(2, (0, 1), again_ms=5_000)
+    post.now_ms -= day_ms
+    post.restart()
+    post.inbox(2)
+    assert post.got(2) == []
+    post.wait(6_000)
+    assert post.got(2) == [b"given back"]
+    assert post.info("bert")["delayed"] == 1
+    post.wait(day_ms)
+    post.connect()
+    assert post.info("bert")["delayed"] == 0
+
+
 def test_what_was_given_back_with_a_delay_can_be_purged() -> None:
     post = Post()
     post.inbox(2)
@@ -444,7 +437,7 @@ def test_unsubscribing_gives_back_what_is_in_hand() -> None:
 
 @pytest.mark.slow
 def test_much_in_hand_comes_back_in_steps_and_in_order() -> None:
-    post = Post()
+    post = Post(inbox_puts_max=9_000)
     post.inbox(2)
     frames = [encode([b"x"], subject="s")] * 3_000
     for _ in range(3):

@@ -5,49 +5,34 @@ The meter counts how often it was asked: once a step. So a share of 5 is about 5
 
 from __future__ import annotations
 
+import gc
+import json
 import random
+import weakref
 from collections.abc import Callable, Sequence
-from itertools import count
+from functools import cache
 from typing import Any
 
 import pytest
 
 from malamute_protocol import commands as wire
+from malamute_protocol import header
+from malamute_protocol.content import has_large_table
 from malamute_protocol.encode import encode
-from malamute_protocol.header import MEMO
+from malamute_protocol.header import MEMO, STEP_ENTRIES, HeaderTable
 from malamute_protocol.limits import Limits
-from malamute_py.matcher import Classing, Index, matches
+from malamute_py.broker import matching, serving, together
+from malamute_py.broker.streams import Stream
+from malamute_py.matcher import Classing, Index, index, matches
 from tests.broker.shell import Shell
+from tests.broker.sliced import Sliced
+from tests.seeds import slow
 
 SLOW = [["regex", f"([ab]{{0,12}}a){{0,5}}c{at}"] for at in range(17)]
 """What took 100 ms for one new subject before expressions that repeat a lot were bounded."""
 
 
-class Sliced(Shell):
-    """A broker whose matching has a share of a turn."""
-
-    def __init__(self, share: int = 5, **settings: Any) -> None:
-        self._asked = count()
-        super().__init__(meter=self.asked, matching_share=share, **settings)
-
-    def asked(self) -> int:
-        """The meter."""
-        return next(self._asked)
-
-    def turn(self) -> bool:
-        """One turn of the loop; False: the core wants nothing more at once."""
-        ready = self.broker.take_ready()
-        self._do(ready)
-        self.answer_reads()
-        self.sync()
-        at_ms = self.broker.wake_at_ms()
-        if at_ms is None or at_ms > self.now_ms:
-            return bool(ready)
-        self.broker.tick(self.now_ms)
-        return True
-
-
-def subjects(number: int, size: int = 200) -> list[str]:
+def subjects(number: int, size: int = 30) -> list[str]:
     draw = random.Random(number)
     return ["".join(draw.choices("ab", k=size)) + f"c{at % 17}" for at in range(number)]
 
@@ -61,7 +46,14 @@ def offsets(shell: Shell, link: int, number: int) -> list[int]:
 
 
 def expected(pattern: Any, names: Sequence[str], base: int = 0) -> list[int]:
-    return [base + at for at, name in enumerate(names) if matches(pattern, (name,), ())]
+    return [base + at for at in _expected(json.dumps(pattern), tuple(names))]
+
+
+@cache
+def _expected(pattern: str, names: tuple[str, ...]) -> list[int]:
+    """One by one, and so slowly: remembered."""
+    wire = json.loads(pattern)
+    return [at for at, name in enumerate(names) if matches(wire, (name,), ())]
 
 
 def attacked(shell: Sliced, names: Sequence[str]) -> None:
@@ -238,6 +230,189 @@ def test_history_is_matched_in_slices_too() -> None:
     assert offsets(shell, 1, 1) == expected(SLOW[3], names)
 
 
+@pytest.mark.parametrize("evicted", [False, True])
+def test_many_that_are_served_together_are_matched_in_slices_too(
+    monkeypatch: pytest.MonkeyPatch, *, evicted: bool
+) -> None:
+    """2,000 subscriptions behind a batch of 65,536 new headers held a turn for 0.4 s."""
+    monkeypatch.setattr(matching, "AT_ONCE_MAX", 10)
+    monkeypatch.setattr(index, "STEP_HEADERS", 1)
+    shell = Sliced(read_together_min=8)
+    names = [f"n{at}.{at % 9}" for at in range(120)]
+    for link in (1, 2, 3):
+        shell.hello(link)
+    shell.publish(2, "s", [b"x"] * 120, subject=names)
+    shell.publish(2, "s", [b"y"] * 120, subject=[f"m{name}" for name in names], tracker=2)
+    if evicted:
+        shell.evict()
+    looked: list[int] = []
+    found = Index.classes
+
+    def noted(self: Index, headers: Sequence[Any]) -> Any:
+        looked.extend([1] * len(headers))
+        return found(self, headers)
+
+    monkeypatch.setattr(Index, "classes", noted)
+
+    def subscribe(*numbers: int) -> None:
+        shell.broker.receive(
+            1, "",
+            [wire.Subscribe(number, "s", ["topic", f"*.{number % 9}"], [0], 1 << 40, 1 << 50,
+                            gathered=True) for number in numbers],
+            [], shell.now_ms,
+        )  # fmt: skip
+
+    subscribe(*range(9))
+    turns = answered = most = 0
+    while True:
+        before = len(looked)
+        if not shell.turn():
+            break
+        turns += 1
+        most = max(most, len(looked) - before)
+        if turns == 6:
+            shell.broker.receive(3, "", [wire.Ping(5)], [], shell.now_ms)
+            # Some come and go while the batch is matched for the others.
+            shell.broker.receive(1, "", [wire.Unsubscribe(4)], [], shell.now_ms)
+            subscribe(*range(20, 29))
+        if not answered and shell.peers[3].of(wire.Pong):
+            answered = turns
+    assert most <= 10, "headers in one turn"
+    assert not shell.broker._serving._ahead
+    assert answered <= 8
+    for number in [*range(4), *range(5, 9), *range(20, 29)]:
+        wanted = [at for at in range(240) if at % 120 % 9 == number % 9]
+        assert offsets(shell, 1, number) == wanted, number
+
+
+def test_what_is_matched_for_many_at_a_time_is_bounded_and_goes_with_those_who_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2,000 subscriptions that came again and again left 1.5 GiB of batches half matched."""
+    monkeypatch.setattr(matching, "AT_ONCE_MAX", 10)
+    monkeypatch.setattr(index, "STEP_HEADERS", 1)
+    made: list[weakref.ref[Any]] = []
+    begin = together.Survey.__init__
+
+    def noted(self: Any, *given: Any) -> None:
+        made.append(weakref.ref(self))
+        begin(self, *given)
+
+    monkeypatch.setattr(together.Survey, "__init__", noted)
+    shell = Sliced()
+    streams = 2 * serving.AHEAD_MAX
+    for link in (1, 2):
+        shell.hello(link)
+    for at in range(streams):
+        names = [f"n{row}.{row % 9}" for row in range(120)]
+        shell.publish(2, f"s{at}", [b"x"] * 120, subject=names)
+
+    def subscribe(at: int) -> None:
+        for number in range(9 * at, 9 * at + 9):
+            pattern = ["topic", f"*.{number % 9}"]
+            shell.broker.receive(
+                1, "",
+                [wire.Unsubscribe(number),
+                 wire.Subscribe(number, f"s{at}", pattern, [0], 1 << 40, 1 << 50, gathered=True)],
+                [], shell.now_ms,
+            )  # fmt: skip
+
+    most = 0
+    gc.disable()
+    try:
+        for _ in range(5):
+            for at in range(streams):
+                subscribe(at)
+            for _ in range(3):
+                shell.turn()
+                most = max(most, sum(each() is not None for each in made))
+        while shell.turn():
+            pass
+        left = sum(each() is not None for each in made)
+    finally:
+        gc.enable()
+    assert len(made) > streams
+    assert most <= serving.AHEAD_MAX + 1
+    assert left <= 1
+    assert not shell.broker._serving._ahead
+    for at in range(streams):
+        for number in range(9 * at, 9 * at + 9):
+            wanted = [row for row in range(120) if row % 9 == number % 9]
+            assert offsets(shell, 1, number)[-len(wanted) :] == wanted
+
+
+def publish_large(shell: Shell) -> None:
+    """A batch of 2,400 headers, which are a large table."""
+    names = [f"n{at}.{at % 9}".ljust(40, "x") for at in range(2_400)]
+    for link in (1, 2):
+        shell.hello(link)
+    shell.publish(2, "s", [b"x"] * len(names), subject=names)
+
+
+def subscribe_to_six(shell: Shell) -> None:
+    """Six subscriptions from the beginning, each for one of the headers; none has had a turn."""
+    for number in range(6):
+        pattern = ["topic", f"n{number}.*"]
+        shell.broker.receive(
+            1, "", [wire.Subscribe(number, "s", pattern, [0], 1 << 40, 1 << 50)], [], shell.now_ms
+        )
+
+
+def test_large_tables_from_history_are_read_in_steps_for_each_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight readers of batches of 65,536 headers each read their tables in one turn: 260 ms."""
+    shell = Sliced(share=1)
+    publish_large(shell)
+    shell.evict()
+    read: list[int] = []
+    extend = HeaderTable.extend
+
+    def noted(self: HeaderTable, keys: Any, maps: Any) -> None:
+        read.append(len(keys))
+        extend(self, keys, maps)
+
+    monkeypatch.setattr(HeaderTable, "extend", noted)
+    subscribe_to_six(shell)
+    most = 0
+    while True:
+        before = len(read)
+        if not shell.turn():
+            break
+        most = max(most, len(read) - before)
+    assert len(read) == 3, "the table once for all who read it then, in parts of 1,024 keys"
+    assert most <= 2, "parts in one turn"
+    for number in range(6):
+        assert offsets(shell, 1, number) == [number]
+
+
+def test_a_table_is_not_read_again_where_its_batch_left_memory_while_it_was_matched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of eight readers parsed 65,536 headers in its turn: 30 to 50 ms."""
+    shell = Sliced(share=1)
+    publish_large(shell)
+    subscribe_to_six(shell)
+    while shell.broker.counters["matching_put_off"] < 6:
+        assert shell.turn()
+    assert not any(offsets(shell, 1, number) for number in range(6))
+    shell.evict()
+    parsed: list[int] = []
+    parse_table = header.parse_table
+
+    def noted(*arguments: Any) -> HeaderTable:
+        table = parse_table(*arguments)
+        parsed.append(len(table.keys))
+        return table
+
+    monkeypatch.setattr(header, "parse_table", noted)
+    while shell.turn():
+        pass
+    for number in range(6):
+        assert offsets(shell, 1, number) == [number]
+    assert max(parsed, default=0) <= 1, "what was extracted is checked"
+
+
 @pytest.mark.parametrize("kind", ["shared", "keyed", "exclusive"])
 @pytest.mark.parametrize("evicted", [False, True])
 def test_a_group_s_records_are_matched_in_slices_too(kind: str, *, evicted: bool) -> None:
@@ -275,8 +450,9 @@ def test_a_job_that_nobody_waits_for_ends() -> None:
     assert not shell.stream("s").late
 
 
-def test_random_subscribers_come_and_go_while_batches_are_matched() -> None:
-    for seed in range(30):
+@pytest.mark.parametrize("first", [0, *slow([5, 10, 15, 20, 25])])
+def test_random_subscribers_come_and_go_while_batches_are_matched(first: int) -> None:
+    for seed in range(first, first + 5):
         draw = random.Random(seed)
         shell = Sliced(share=draw.choice([1, 3, 20]))
         for link in (1, 2, 3):
@@ -317,7 +493,7 @@ def test_classes_in_steps_are_those_of_one_go() -> None:
                     ["and", ["prefix", "a"], ["not", ["regex", "ab"]]]):  # fmt: skip
         index.add(pattern)
     headers = [((name,), ()) for name in (*subjects(300, 9), "a.b", "q")]
-    job = Classing(index, headers)
+    job = Classing(index, lambda: headers)
     draw = random.Random(1)
     more: Callable[[], bool] = lambda: draw.random() < 0.7  # noqa: E731
     while not job.run(more):
@@ -370,6 +546,175 @@ def test_what_was_read_of_a_frame_is_used_behind_the_creation_of_its_stream(
     assert shell.stream("new").next == 200
 
 
+class Watched:
+    """How many headers are read, made and matched in one turn of a broker."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shell: Sliced) -> None:
+        self.most = self._now = self._inside = 0
+        for name in ("take_ready", "history", "appended", "synced", "tick", "receive"):
+            monkeypatch.setattr(shell.broker, name, self._entered(getattr(shell.broker, name)))
+        self._count(monkeypatch, HeaderTable, "extend", lambda _, keys, maps: len(keys) + len(maps))
+        self._count(monkeypatch, Index, "classes", lambda _, headers: len(headers))
+        self._count(monkeypatch, Index, "match", lambda *_: 1)
+        self._count(monkeypatch, Stream, "matching", lambda *_: 1)
+        self._count(monkeypatch, header, "parse_table", lambda subjects, *_: len(subjects) // 40)
+
+    def _entered(self, right: Callable[..., Any]) -> Callable[..., Any]:
+        """What peers and the journal do is not the broker's."""
+
+        def entered(*given: Any) -> Any:
+            self._inside += 1
+            try:
+                return right(*given)
+            finally:
+                self._inside -= 1
+
+        return entered
+
+    def _count(
+        self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, size: Callable[..., int]
+    ) -> None:
+        right = getattr(owner, name)
+
+        def counted(*given: Any, **named: Any) -> Any:
+            if self._inside:
+                self._now += size(*given)
+            return right(*given, **named)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    def turn(self, shell: Sliced) -> bool:
+        """One turn of the broker, watched."""
+        self._now = 0
+        more = shell.turn()
+        self.most = max(self.most, self._now)
+        return more
+
+
+LARGE = [f"large.number-{at % 7}.{at:05}.and-so-that-it-is-long" for at in range(2_500)]
+
+
+def large() -> bytes:
+    frame = encode([b"x"] * len(LARGE), subject_table=LARGE, subject_codes=range(len(LARGE)))
+    assert has_large_table(frame)
+    return frame
+
+
+def wants(number: int) -> Any:
+    """A few of the headers, some of which others want, too."""
+    return ["topic", f"large.*.{number * 7:05}.*"] if number else ["prefix", "large.number-3"]
+
+
+def wanted(number: int) -> list[int]:
+    """Places of the headers that wants() selects."""
+    return [number * 7] if number else list(range(3, len(LARGE), 7))
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+@pytest.mark.parametrize("durable", [0, 1])
+def test_many_who_are_served_together_wait_for_new_headers_that_are_matched_in_slices(
+    monkeypatch: pytest.MonkeyPatch, durable: int, *, evicted: bool
+) -> None:
+    """65,536 new headers and 2,000 subscriptions took one turn of 0.4 s."""
+    shell = Sliced(share=1)
+    for link in (1, 2, 3):
+        shell.hello(link)
+    shell.publish(2, "s", [b"first"])
+    for number in range(120):
+        shell.subscribe(
+            1, number, "s", wants(number), [1], records=0, gathered=True, visibility=durable
+        )
+    shell.send(2, wire.Publish("s", 7), frames=[large()])
+    if evicted:
+        shell.evict()
+    watched = Watched(monkeypatch, shell)
+    credit = [wire.Credit(number, 1 << 40, 1 << 50) for number in range(120)]
+    shell.broker.receive(1, "", credit, [], shell.now_ms)
+    turns = answered = 0
+    while watched.turn(shell):
+        turns += 1
+        if turns == 4:
+            shell.broker.receive(3, "", [wire.Ping(5)], [], shell.now_ms)
+        if not answered and shell.peers[3].of(wire.Pong):
+            answered = turns
+    # 2,500 at once before; a step is 1,024 of a table, or 64 that are matched.
+    assert watched.most <= 2 * STEP_ENTRIES
+    assert turns > 10
+    assert answered <= 6
+    for number in range(0, 120, 40):
+        assert wanted(number) == expected(wants(number), LARGE)
+    for number in range(120):
+        assert offsets(shell, 1, number) == [1 + at for at in wanted(number)]
+    assert not shell.broker._serving._ahead
+    # The batch is matched for the one that takes a large part of it alone, and once or twice for
+    # the others: those who came while it was.
+    assert shell.broker.counters["matching_put_off"] <= 4
+    # They go on together.
+    shell.send(2, wire.Publish("s", 8), frames=[batch(["large.x.00007.y"])])
+    shell.run()
+    assert offsets(shell, 1, 1)[-1] == len(LARGE) + 1
+
+
+@pytest.mark.parametrize("reader", ["alone", "gathered", "fields", "shared", "keyed", "all"])
+def test_a_large_table_that_is_read_back_is_read_and_matched_in_slices(
+    monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    shell = Sliced(share=1)
+    for link in (1, 2):
+        shell.hello(link)
+    fields: list[dict[str, str]] | None = None
+    if reader == "fields":
+        fields = [{"n": f"{at % 50}", "m": f"{at}"} for at in range(len(LARGE))]
+    frame = encode([b"x"] * len(LARGE), subject=LARGE, fields=fields)
+    shell.send(2, wire.Publish("s", 7), frames=[frame])
+    shell.evict()
+    watched = Watched(monkeypatch, shell)
+    pattern: Any = ["prefix", "large.number-3"]
+    wanted = expected(pattern, LARGE)
+    if reader in ("shared", "keyed", "all"):
+        if reader == "all":
+            pattern, wanted = ["all"], list(range(len(LARGE)))
+        kind = "shared" if reader == "shared" else "keyed"
+        join = wire.JoinGroup(1, "s", "g", pattern, kind, [0], 1 << 40, 1 << 50)
+        shell.peers[1].members.add(1)
+        shell.broker.receive(1, "", [join], [], shell.now_ms)
+    else:
+        if reader == "fields":
+            pattern, wanted = ["fields", "all", [["n", "7"]]], list(range(7, len(LARGE), 50))
+        subscribe = wire.Subscribe(
+            1, "s", pattern, [0], 1 << 40, 1 << 50, gathered=reader == "gathered"
+        )
+        shell.broker.receive(1, "", [subscribe], [], shell.now_ms)
+    while watched.turn(shell):
+        pass
+    assert watched.most <= 2 * STEP_ENTRIES
+    assert offsets(shell, 1, 1) == wanted
+
+
+def test_who_ends_while_a_batch_is_surveyed_is_not_given_it_and_the_others_are() -> None:
+    shell = Sliced(share=1)
+    for link in (1, 2, 3):
+        shell.hello(link)
+    shell.publish(2, "s", [b"first"])
+    for number in range(20):
+        link = 1 + 2 * (number % 2)
+        shell.subscribe(link, number, "s", wants(number), [1], records=0, gathered=True)
+    shell.send(2, wire.Publish("s", 7), frames=[large()])
+    for number in range(20):
+        command = wire.Credit(number, 1 << 40, 1 << 50)
+        shell.broker.receive(1 + 2 * (number % 2), "", [command], [], shell.now_ms)
+    for _ in range(4):
+        shell.turn()
+    assert shell.broker._serving._ahead
+    shell.broker.receive(1, "", [wire.Unsubscribe(4)], [], shell.now_ms)
+    shell.broker.link_lost(3, shell.now_ms)
+    shell.run()
+    assert not offsets(shell, 1, 4)
+    for number in (2, 6, 18):
+        assert offsets(shell, 1, number) == expected(wants(number), LARGE, 1)
+    assert not shell.broker._serving._ahead
+
+
 def test_a_table_that_cannot_be_read_is_refused_by_name_when_its_turn_comes() -> None:
     shell = Sliced(share=20, limits=Limits(header_entries_max=1_000))
     shell.hello(1)
@@ -382,3 +727,29 @@ def test_a_table_that_cannot_be_read_is_refused_by_name_when_its_turn_comes() ->
     shell.turn()
     (refused,) = shell.peers[1].of(wire.Refused)
     assert (refused.code, refused.reference) == ("too_large", 7)
+
+
+def test_records_with_an_id_each_are_few_headers_and_are_gathered_over_batches() -> None:
+    """Its tables could make 10,000 headers; it has 100, and readers behind are served together."""
+    shell = Shell(meter=lambda: 0, matching_share=2_000_000)
+    for link in (1, 2):
+        shell.hello(link)
+    shell.publish(2, "s", [b"first"])
+    for number in range(20):
+        shell.subscribe(1, number, "s", ["topic", f"a.{number}"], [1], records=0, gathered=True)
+    frames = [
+        encode(
+            [b"x"] * 100,
+            subject=[f"a.{n}" for n in range(100)],
+            fields=[{"id": f"{n}"} for n in range(100)],
+        )
+    ]
+    for tracker in range(10):
+        shell.send(2, wire.Publish("s", 7 + tracker), frames=frames)
+    shell.broker.receive(
+        1, "", [wire.Credit(n, 1 << 40, 1 << 50) for n in range(20)], [], shell.now_ms
+    )
+    shell.run()
+    peer = shell.peers[1]
+    assert sum(len(peer.received[number]) for number in range(20)) == 200
+    assert len(peer.of(wire.Deliver)) == 20, "one for each reader, not one for each batch"

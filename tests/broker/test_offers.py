@@ -292,6 +292,31 @@ def test_a_body_that_is_in_memory_no_more_is_read_back() -> None:
     assert [task.body for task in world.work(2)] == [b"%d" % n * 100 for n in range(5)]
 
 
+@pytest.mark.parametrize("state", [WorkState.RELEASED, WorkState.RECEIVED])
+def test_what_a_worker_says_of_a_request_whose_body_is_read_sends_it_once(state: int) -> None:
+    world = pair(mail_hot_bytes=1, read=False)
+    world.request(1, b"a", b"b")
+    world.request(1, b"c")
+    world.offer(2, credit=4)
+    (base,) = (put.base for put in world.service().puts.values() if put.row.put.count == 2)
+    # It speaks of what it had by an offer before; released, the request comes to it again at once.
+    world.ack(2, [(base, base + 1)], state)
+    for _ in range(6):
+        world.shell.answer_bodies()
+        world.shell.run()
+    assert [(task.body, task.work.attempts) for task in world.work(2)] in (
+        [(b"a", 1), (b"b", 1), (b"c", 1)],
+        [(b"b", 1), (b"c", 1), (b"a", 1)],
+    )
+    # A hand-out of which nothing was sent has used no credit.
+    world.request(1, b"d")
+    world.request(1, b"e")
+    for _ in range(6):
+        world.shell.answer_bodies()
+        world.shell.run()
+    assert [task.body for task in world.work(2)][3:] == [b"d"]
+
+
 def test_a_request_whose_body_cannot_be_read_ends_and_its_requester_is_told() -> None:
     world = pair(mail_hot_bytes=1, read=False)
     world.request(1, b"a" * 100, key=b"k")

@@ -230,6 +230,38 @@ def test_another_batch_under_a_sequence_that_was_taken_is_refused(how: str) -> N
     assert shell.broker.counters["publishes_conflicting"] == 1
 
 
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_batch_that_comes_again_and_lies_in_damage_is_refused_by_that_name(
+    place: int, snapshot: bool
+) -> None:
+    shell = Shell()
+    shell.hello(1)
+    producer = opened(shell, 1)
+    for sequence, body in enumerate((b"a", b"b", b"c")):
+        publish(shell, 1, producer, sequence, body, tracker=sequence + 1)
+    # At the start nothing can be read of it, while those behind it are there.
+    shell.rings["main"] = [
+        held for held in shell.rings["main"]
+        if held.control_kind or (held.content.head.first_sequence != place)
+    ]  # fmt: skip
+    shell.restart()
+    if snapshot:
+        shell.snapshot_now()
+        shell.restart()
+    peer = shell.hello(1)
+    for sequence, body in enumerate((b"a", b"b", b"c", b"d")):
+        publish(shell, 1, producer, sequence, body, tracker=sequence + 11)
+    publish(shell, 1, producer, place, b"other", tracker=15)
+    assert [(c.tracker, c.offset, c.duplicate) for c in peer.of(wire.Confirm)] == [
+        *((n + 11, n, True) for n in range(3) if n != place), (14, 3, False),
+    ]  # fmt: skip
+    refused = [(r.reference, r.code) for r in peer.of(wire.Refused)]
+    assert refused == [(place + 11, "damaged"), (15, "damaged")]
+    assert shell.broker.counters["publishes_damaged"] == 2
+    assert [e.name for e in shell.events].count("publish_damaged") == 1, "said once"
+
+
 def test_another_batch_is_refused_while_the_original_is_on_its_way() -> None:
     shell = Shell()
     peer = shell.hello(1)

@@ -28,6 +28,7 @@ from malamute_py.client.reading import Arrival, GapNotice, Reading, Request
 from tests.broker.hostile_random import consume, make
 from tests.broker.post import Post
 from tests.broker.shell import Held, Peer
+from tests.seeds import seeds
 
 CORPUS = json.loads((Path(__file__).parent / "hostile_contents.json").read_text())
 SEEDS = int(os.environ.get("MALAMUTE_HOSTILE_SEEDS", "12"))
@@ -145,7 +146,7 @@ def found(content: bytes, what: BaseException) -> None:
     print(json.dumps({"name": "", "why": repr(what), "contents": [content.hex()]}))
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(3, SEEDS))
 def test_random_hostile_contents_end_nobody_but_their_sender(seed: int) -> None:
     """No boundary is needed either, or the fake shell would raise: what is let in is handled."""
     chance = random.Random(f"hostile {seed}")
@@ -165,7 +166,7 @@ def test_random_hostile_contents_end_nobody_but_their_sender(seed: int) -> None:
     world.assert_well()
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(3, SEEDS))
 def test_a_log_full_of_hostile_batches_serves_everything_else(seed: int) -> None:
     """Stored past all checks, as a bug could have let them in."""
     chance = random.Random(f"stored {seed}")
@@ -214,7 +215,7 @@ def test_what_did_harm_once_does_none(entry: dict[str, Any]) -> None:
     world.assert_well()
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(3, SEEDS))
 def test_a_consumer_reads_or_refuses_by_name(seed: int) -> None:
     """Without a broker between: whatever the bytes are, nothing but named errors."""
     chance = random.Random(f"consumed {seed}")

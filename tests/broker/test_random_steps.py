@@ -15,6 +15,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
+from malamute_py.broker.inboxes import Inbox
 from malamute_py.broker.mailbox import STANDING, expired
 from malamute_py.broker.ready import MAIN
 from malamute_py.broker.recovery import recover_queues
@@ -108,8 +109,9 @@ class Nonsense:
 
     def ranges(self, subscription: int, link: int) -> list[tuple[int, int]]:
         draw = self.draw
-        inbox = self.shell.broker._mail.inboxes._of.get(link, {}).get(subscription)
-        if inbox is not None and inbox.held and draw.random() < 0.8:
+        known = self.shell.broker._links.get(link)
+        inbox = None if known is None else known.receivers.get(subscription)
+        if isinstance(inbox, Inbox) and inbox.held and draw.random() < 0.8:
             base, mask = draw.choice(list(inbox.held.items()))
             rows = [row for row in range(mask.bit_length()) if mask >> row & 1]
             return [
@@ -288,8 +290,8 @@ class Nonsense:
             assert plain(again) == plain(queues)
         boxes = self.shell.broker._mail.mailboxes
         held: dict[tuple[int, int], int] = {}
-        for readers in self.shell.broker._mail.inboxes._of.values():
-            for inbox in readers.values():
+        for link in self.shell.broker._links:
+            for inbox in (one for one in link.receivers.values() if isinstance(one, Inbox)):
                 assert inbox.outstanding == sum(map(int.bit_count, inbox.held.values()))
                 for base, mask in inbox.held.items():
                     place = inbox.mailbox.number, base

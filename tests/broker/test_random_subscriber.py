@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from malamute_protocol import commands as wire
 from malamute_py.matcher import matches
 from tests.broker.shell import Shell
+from tests.seeds import examples
 
 SUBJECTS = ["a.x", "a.y", "b.x", "b.y.z"]
 PATTERNS: list[Any] = [
@@ -41,7 +42,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=steps,
     patterns=st.lists(st.integers(0, len(PATTERNS) - 1), min_size=4, max_size=4),

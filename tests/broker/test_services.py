@@ -536,6 +536,28 @@ def test_the_pause_doubles_with_each_attempt_up_to_its_bound() -> None:
     assert [round(pause, -2) for pause in pauses] == [100, 200, 300, 300, 300]
 
 
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_pause_that_was_noted_while_the_clock_was_a_day_ahead_is_no_day_longer(
+    starts: int,
+) -> None:
+    """Leases end at once when the clock leaps; the broker dies, and the clock is right again."""
+    world, day_ms = pair(), 86_400_000
+    world.ask(1, wire.EditService(7, "s", {"attempts_max": 9, "backoff_ms": 2_000}))
+    world.request(1, b"a")
+    world.offer(2, credit=1, lease_ms=1_000)
+    assert world.numbers(2) == [0]
+    world.shell.wait(day_ms)
+    world.shell.now_ms -= day_ms
+    # Times in the log never fall: behind the first start they tell of no clock any more.
+    for _ in range(starts):
+        world.shell.restart()
+    world.worker(10)
+    world.offer(10, credit=1, lease_ms=1_000)
+    assert world.numbers(10) == [], "the pause goes on"
+    world.shell.wait(2_100)
+    assert world.numbers(10) == [0]
+
+
 # --- administration -------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,17 +11,18 @@ import pytest
 from malamute_protocol.commands import JoinGroup
 from malamute_py.broker.links import Link
 from malamute_py.broker.sharing import NOBODY, SLOTS, Member, Slots
+from tests.seeds import seeds
 
 
 def member(place: int) -> Member:
     link = Link(place, "", 0)
     link.session = place.to_bytes(16, "big")
-    one = Member(link, JoinGroup(1, "st", "g", ["all"], "keyed"), 0, 0)
+    one = Member(Mock(), link, JoinGroup(1, "st", "g", ["all"], "keyed"), 0, 0)
     one.place = place
     return one
 
 
-@pytest.mark.parametrize("seed", range(20), ids="seed-{}".format)
+@pytest.mark.parametrize("seed", seeds(5, 20), ids="seed-{}".format)
 def test_slots_belong_to_the_same_members_in_whatever_order_these_came(seed: int) -> None:
     random = Random(seed)
     everybody = [member(place) for place in range(12)]

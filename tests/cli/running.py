@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from malamute_py.cli.app import app
+
+_COMMAND = get_command(app)
+"""Made once: making the commands anew took most of each run."""
 
 
 class Outcome:
@@ -49,7 +54,8 @@ Run = Callable[..., Outcome]
 
 def run_cli(*args: str, stdin: str | bytes | None = None, env: dict[str, str] | None = None
             ) -> Outcome:  # fmt: skip
-    result = CliRunner().invoke(app, list(args), input=stdin, env=env)
+    with patch("typer.testing._get_command", return_value=_COMMAND):
+        result = CliRunner().invoke(app, list(args), input=stdin, env=env)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Outcome(result.exit_code, result.stdout_bytes, result.stderr)

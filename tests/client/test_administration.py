@@ -62,10 +62,10 @@ async def test_mailboxes_are_listed_by_name_and_page_by_page(shell: Any) -> None
     for n in range(5):
         await shell.do("edit_mailbox", f"box-{n}")
     await shell.do("edit_mailbox", "other")
-    assert [facts.name for facts in await shell.do("mailboxes", "box-")] == [
+    assert [facts.name for facts in await shell.do("list_mailboxes", "box-")] == [
         f"box-{n}" for n in range(5)
     ]
-    assert len(await shell.do("mailboxes")) == 6
+    assert len(await shell.do("list_mailboxes")) == 6
 
 
 async def test_peeking_takes_nothing_and_purging_takes_all(shell: Any) -> None:
@@ -102,7 +102,7 @@ async def test_a_service_tells_what_waits_and_how_it_is_set(shell: Any) -> None:
     assert (facts.name, facts.waiting, facts.held, facts.offers) == ("resize", 4, 0, 0)
     assert facts.dead_letters == "resize.dead"
     assert facts.workers == []
-    assert [facts.name for facts in await shell.do("services", "re")] == ["resize"]
+    assert [facts.name for facts in await shell.do("list_services", "re")] == ["resize"]
     await refused(shell, "unknown_request", "requeue", "resize")
     assert await shell.do("remove_service", "resize") == 4
     await refused(shell, "unknown_service", "service_info", "resize")
@@ -113,10 +113,10 @@ async def test_cursors_of_several_streams_are_listed_by_stream_and_name(shell: A
         await shell.do("publish_many", stream, [b"x"] * 10)
         for name in ("late", "nightly"):
             await shell.call(shell.client.cursor(stream, name).move, 4)
-    found = await shell.do("cursors")
+    found = await shell.do("list_cursors")
     assert [place_of(facts) for facts in found] == ["a/late", "a/nightly", "b/late", "b/nightly"]
     assert {(facts.next, facts.tail, facts.lag) for facts in found} == {(4, 10, 6)}
-    assert [place_of(facts) for facts in await shell.do("cursors", "b", "n")] == ["b/nightly"]
+    assert [place_of(facts) for facts in await shell.do("list_cursors", "b", "n")] == ["b/nightly"]
     assert isinstance(await shell.do("cursor_info", "a", "late"), CursorFacts)
     await refused(shell, "unknown_cursor", "cursor_info", "a", "never")
 
@@ -125,7 +125,7 @@ async def test_groups_are_listed_and_removed_once_nobody_is_in_them(shell: Any) 
     await shell.do("publish_many", "s", [b"x"] * 10)
     member = shell.client.group("s", "readers", start="earliest", kind="keyed")
     await shell.call(member.accepted)
-    [facts] = await shell.do("groups")
+    [facts] = await shell.do("list_groups")
     assert isinstance(facts, GroupFacts)
     assert (facts.stream, facts.group, facts.kind) == ("s", "readers", "keyed")
     assert [each.identity for each in facts.members] == ["op"]
@@ -136,4 +136,4 @@ async def test_groups_are_listed_and_removed_once_nobody_is_in_them(shell: Any) 
             await asyncio.sleep(0)
     await shell.do("remove_group", "s", "readers")
     await refused(shell, "unknown_group", "group_info", "s", "readers")
-    assert await shell.do("groups", "s") == []
+    assert await shell.do("list_groups", "s") == []

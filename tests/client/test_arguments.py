@@ -98,6 +98,8 @@ CALLS: list[Wrong] = [
     ("client_time_ms=datetime", "publish", ("s", b""), {"client_time_ms": BEFORE}),
     ("visibility", "subscribe", ("s",), {"visibility": "committed"}),
     ("visibility", "subscribe", ("s",), {"visibility": None}),
+    ("create", "subscribe", ("s",), {"create": "yes"}),
+    ("create", "group", ("s", "g"), {"create": 1}),
     ("until", "subscribe", ("s",), {"until": "now"}),
     ("end", "subscribe", ("s",), {"end": 1.5}),
     ("credit_records", "subscribe", ("s",), {"credit_records": 0}),
@@ -120,14 +122,14 @@ CALLS: list[Wrong] = [
     ("hold_ms", "group", ("s", "g"), {"hold_ms": -1}),
     ("group", "group", ("s", None), {}),
     ("name", "cursor", ("s", None), {}),
-    ("prefix", "cursors", ("s", None), {}),
-    ("prefix", "mailboxes", (5,), {}),
+    ("prefix", "list_cursors", ("s", None), {}),
+    ("prefix", "list_mailboxes", (5,), {}),
     ("after", "peek", ("m",), {"after": "x"}),
     ("numbers", "requeue", ("v", None), {}),
     ("numbers", "requeue", ("v", ["1"]), {}),
     ("reason", "kick", (5, 5), {}),
     ("link", "kick", ("5",), {}),
-    ("limit", "links", (None,), {}),
+    ("limit", "list_links", (None,), {}),
     ("key", "cancel", ("v", "abc"), {}),
     ("key", "cancel", ("v", b"k" * 129), {}),
 ]
@@ -226,7 +228,7 @@ async def test_whatever_counts_as_an_integer_is_one(shell: Any) -> None:
 
 
 async def test_options_of_a_window_and_of_encoders_that_are_unknown_are_named(shell: Any) -> None:
-    window = shell.client.window("s")
+    window = shell.client.publisher("s")
     with pytest.raises(LocalProtocolError, match="client_times"):
         await shell.call(window.publish_many, [b"a"], client_times=[1])
     encoders: list[Callable[..., Any]] = [

@@ -15,6 +15,7 @@ from malamute_protocol.errors import (
     MalamuteError,
     RequestRejected,
 )
+from malamute_protocol.limits import RANGES_MAX
 from malamute_py.client.acks import Form
 from malamute_py.client.atomic import Step
 from malamute_py.client.events import Settled
@@ -183,6 +184,23 @@ def test_steps_that_wait_together_are_merged_place_by_place() -> None:
     assert contents(sent) == [[b"%s%d" % (x, n) for n in range(10)] for x in (b"p", b"o", b"r")]
     script.taken(sent[0][0], 500)
     assert [outcome.offset for outcome in script.settled().values()] == list(range(500, 510))
+
+
+def test_a_step_names_what_it_acknowledges_in_as_many_commands_as_it_needs() -> None:
+    script = Stepping()
+    script.reconnect(batch_records_max=65_536)
+    numbers = range(0, 2 * RANGES_MAX + 2, 2)
+    inbox = Bag(7, set(numbers))
+    step = published(b"x")
+    for number in numbers:
+        step.ack(Item(inbox, number))
+    script.add(step, "step")
+    script.step()
+    [sent] = script.sent()
+    _, *acks = parts(sent)
+    ranges = [ack.ranges for ack in acks if isinstance(ack, c.AckMail)]
+    assert [len(each) for each in ranges] == [RANGES_MAX, 1]
+    assert [first for each in ranges for first, _ in each] == list(numbers)
 
 
 def test_a_merged_step_that_is_refused_goes_again_in_halves_until_each_has_its_own_answer() -> None:
@@ -429,7 +447,7 @@ def test_the_window_holds_steps_back_until_something_is_confirmed() -> None:
         script.add(published(b"%d" % n * 3000), str(n))
         script.step()
     assert len(script.sent()) == 1
-    assert not script.session.window.has_room
+    assert not script.session.window.has_room()
     for n in range(4):
         assert len(script.sent()) == n + 1
         script.taken(script.sent()[-1][0][0])

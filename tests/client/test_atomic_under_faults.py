@@ -23,6 +23,7 @@ from malamute_py.client.position import Confirmation
 from malamute_py.client.session import Session, State
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import bodies_of, welcome
+from tests.seeds import seeds
 
 TIME_MS = 1_700_000_000_000
 STEPS = 120
@@ -132,7 +133,7 @@ class World:
         self.answers.append(c.Confirm(step.tracker, 3, 1, 5, TIME_MS))
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(20, 150))
 def test_each_step_happens_once_or_not_at_all_and_its_caller_hears_which(seed: int) -> None:
     world = World(seed)
     turns = 0

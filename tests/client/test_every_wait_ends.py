@@ -59,7 +59,7 @@ class Scene:
         await call(self.subscription.accepted)
         self.cursor = self.client.cursor("s", "c")
         await call(self.cursor.edit)
-        self.window = self.client.window("s")
+        self.window = self.client.publisher("s")
         await do("publish", "s", b"the producer is open")
 
     def cut(self) -> None:
@@ -116,41 +116,41 @@ class Scene:
             "find_offset": lambda: do("find_offset", "s", "earliest"),
             "plan_read": lambda: do("plan_read", "s"),
             "broker_info": lambda: do("broker_info"),
-            "links": lambda: do("links"),
+            "links": lambda: do("list_links"),
             "kick": lambda: do("kick", 12345),
-            "mailboxes": lambda: do("mailboxes"),
+            "mailboxes": lambda: do("list_mailboxes"),
             "mailbox_info": lambda: do("mailbox_info", "box"),
             "peek": lambda: do("peek", "box"),
             "purge_mailbox": lambda: do("purge_mailbox", "m"),
             "edit_mailbox": lambda: do("edit_mailbox", "m2"),
             "remove_mailbox": lambda: do("remove_mailbox", "none"),
-            "services": lambda: do("services"),
+            "services": lambda: do("list_services"),
             "service_info": lambda: do("service_info", "svc"),
             "edit_service": lambda: do("edit_service", "svc2"),
             "requeue": lambda: do("requeue", "svc"),
             "remove_service": lambda: do("remove_service", "none"),
-            "cursors": lambda: do("cursors"),
+            "cursors": lambda: do("list_cursors"),
             "cursor_info": lambda: do("cursor_info", "s", "c"),
             "cursor.move": lambda: call(self.cursor.move, 5),
             "cursor.reset": lambda: call(self.cursor.reset, 7),
             "cursor.edit": lambda: call(self.cursor.edit, description="d"),
             "cursor.remove": lambda: call(client.cursor("s", "none").remove),
-            "groups": lambda: do("groups"),
+            "groups": lambda: do("list_groups"),
             "group_info": lambda: do("group_info", "s", "g"),
             "remove_group": lambda: do("remove_group", "s", "none"),
             "mail.ack": lambda: call(first.ack),
-            "mail.again": lambda: call(second.again, 10),
+            "mail.nack": lambda: call(second.nack, 10),
             "mail batch.ack": lambda: call(batch.ack),
-            "mail batch.again": lambda: call(rest.again),
+            "mail batch.nack": lambda: call(rest.nack),
             "request.reply": lambda: call(reply.reply, b""),
             "request.reply, waited for": lambda: call(replied.reply, b"", wait=True),
             "request.complete": lambda: call(completed.complete, wait=True),
             "request.fail": lambda: call(failed.fail, "why", wait=True),
-            "request.give_back": lambda: call(back.give_back, wait=True),
+            "request.nack": lambda: call(back.nack, wait=True),
             "request.received": lambda: call(received.received),
             "request.renew": lambda: call(renewed.renew),
             "member.ack": lambda: call(self.member.ack, next(records)),
-            "member.again": lambda: call(self.member.again, next(records)),
+            "member.nack": lambda: call(self.member.nack, next(records)),
             "inbox.accepted": lambda: call(client.inbox("box2").accepted),
             "worker.accepted": lambda: call(client.worker("svc3").accepted),
             "member.accepted": lambda: call(client.group("s", "g2").accepted),
@@ -192,9 +192,9 @@ async def test_with_the_link_down_each_ends_by_its_timeout_and_says_since_when(
     found = dict(zip(calls, outcomes, strict=True))
     # What returns at once, as nothing is waited for, or as the inbox says what will become of it.
     assert found.pop("request.reply") is None
-    for name in ("mail.ack", "mail.again", "mail batch.ack", "mail batch.again"):
+    for name in ("mail.ack", "mail.nack", "mail batch.ack", "mail batch.nack"):
         assert found.pop(name) in (False, True), name
-    for name in ("member.ack", "member.again"):
+    for name in ("member.ack", "member.nack"):
         assert found.pop(name) is False, name
     for name, error in found.items():
         assert isinstance(error, Timeout), (name, error)

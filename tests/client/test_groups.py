@@ -70,7 +70,7 @@ def test_joining_says_what_was_asked_for_on_every_link() -> None:
     script = Grouped(kind="keyed", start=[0], credit_records=100, hold_ms=5)
     first = script.last(c.JoinGroup)
     assert first == c.JoinGroup(
-        script.member.number, "s", "g", ["all"], "keyed", [0], 100, 8 << 20, 5
+        script.member.number, "s", "g", ["all"], "keyed", [0], 100, 8 << 20, 5, create=False
     )
     script.reconnect()
     assert script.last(c.JoinGroup) == first

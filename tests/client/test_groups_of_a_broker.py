@@ -187,7 +187,7 @@ async def test_a_record_that_is_wanted_again_comes_again(shell: Any) -> None:
     await filled(shell, 5)
     member = joined(shell, ack="manual")
     records = await shell.take(member, 5)
-    assert await shell.call(member.again, records[2])
+    assert await shell.call(member.nack, records[2])
     for record in (*records[:2], *records[3:]):
         assert await shell.call(member.ack, record)
     [again] = await shell.take(member, 1)

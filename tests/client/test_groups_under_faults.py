@@ -21,6 +21,7 @@ from malamute_py.client.groups import HeldBatch, Joining
 from malamute_py.client.session import Session, State
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import STREAM_UUID, stamped, welcome
+from tests.seeds import seeds
 
 TIME_MS = 1_700_000_000_000
 RECORDS = 200
@@ -151,7 +152,7 @@ class World:
         self.say(deliver, frames)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(15, 100))
 def test_each_record_is_handed_over_once_and_done_in_the_end(seed: int) -> None:
     world = World(seed)
     turns = 0

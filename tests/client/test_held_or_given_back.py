@@ -116,6 +116,7 @@ async def test_a_handler_that_answers_in_a_step_while_the_link_is_cut_costs_no_r
         await running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told_by", ["the step", "the renewal"])
 async def test_what_another_worker_took_is_shown_again_when_it_comes_back(
     worker_shell: Any, broker: EmbeddedBroker, told_by: str
@@ -142,7 +143,7 @@ async def test_what_another_worker_took_is_shown_again_when_it_comes_back(
             with pytest.raises(RequestRejected, match="not_held"):
                 step.reply(mine, b"from the first")
         # The program still has the name `mine`: what comes back is shown to it all the same.
-        await taken.give_back()
+        await taken.nack()
         await thief.close()
         again = await call(worker.next)
         assert again.number == mine.number

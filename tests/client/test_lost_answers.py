@@ -50,7 +50,7 @@ async def test_a_reply_that_was_lost_with_its_temporary_mailbox_is_told_by_name(
         # The broker has the reply, and is gone before the requester has it.
         deafen(shell.client)
         assert await requests[b"answered"].reply(b"never seen", wait=True) is not None
-        await requests[b"waits"].give_back(wait=True)
+        await requests[b"waits"].nack(wait=True)
     await asyncio.to_thread(broker.stop)
     hear_again(shell.client)
     cut(shell.client)

@@ -179,14 +179,14 @@ async def test_an_inbox_that_nobody_holds_any_more_waits_for_no_collector(connec
             gc.enable()
 
 
-async def test_manual_acknowledgement_again_and_a_second_ack(connect: Connect) -> None:
+async def test_manual_acknowledgement_nack_and_a_second_ack(connect: Connect) -> None:
     ann, bob = await connect("ann"), await connect("bob")
     await ann.do("send_many", "bob", [b"a", b"b", b"c"])
     inbox = bob.client.inbox(ack="manual")
     first, second, third = await bob.take(inbox, 3)
     assert await bob.call(second.ack)
     assert not await bob.call(second.ack), "it is done already"
-    assert await bob.call(first.again, 1)
+    assert await bob.call(first.nack, 1)
     [again] = await bob.take(inbox, 1)
     assert (again.body, again.number) == (b"a", first.number)
     assert again.attempts == 2

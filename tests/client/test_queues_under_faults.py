@@ -24,6 +24,7 @@ from malamute_py.client.mailboxes import Asked
 from malamute_py.client.work import Job, Offered
 from tests.client.queue_model import QueueModel
 from tests.client.script import Script
+from tests.seeds import seeds
 
 BOXES = ("one", "two")
 
@@ -242,7 +243,7 @@ def chaos(seed: int, steps: int) -> Run:
     return run
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(10, 60))
 def test_nothing_is_lost_and_nothing_comes_twice(seed: int) -> None:
     run = chaos(seed, 400)
     mail = [body for box, body in run.model.accepted if box in BOXES]

@@ -172,7 +172,7 @@ def test_nothing_is_published_beyond_the_window_and_a_confirm_opens_it() -> None
     script.reconnect(window_bytes=1000)
     for number in range(3):
         script.publish_content([b"x" * 300], token=number)
-    assert not script.session.publisher.has_room
+    assert not script.session.window.has_room()
     script.step()
     [first] = publishes(script.open_producer(s=1))
     assert script.step() == []

@@ -16,6 +16,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import Content
 from malamute_protocol.errors import RequestRejected
 from tests.client.script import Script, bodies_of
+from tests.seeds import seeds
 
 STREAMS = ("s", "t")
 
@@ -114,7 +115,7 @@ class Run:
                     self.offsets[body] = outcome.offset + index
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(12, 60))
 def test_every_confirmed_record_is_in_the_log_once_in_order_and_where_it_was_said(
     seed: int,
 ) -> None:

@@ -168,6 +168,9 @@ async def test_a_stream_is_not_made_by_a_typing_error_and_the_name_that_was_mean
         with pytest.raises(RequestRejected, match="unknown_stream") as caught:
             await shell.take(shell.client.subscribe(typed), 1)
         assert said in caught.value.reason
+        with pytest.raises(RequestRejected, match="unknown_stream") as caught:
+            await shell.take(shell.client.group(typed, "readers"), 1)
+        assert said in caught.value.reason
     assert {each.name for each in await shell.do("list_streams")} == {
         "trades", "trades.copied", "orders",
     }  # fmt: skip
@@ -175,6 +178,10 @@ async def test_a_stream_is_not_made_by_a_typing_error_and_the_name_that_was_mean
     await shell.call(subscription.accepted)
     await shell.do("publish", "weather", b"rain")
     assert [record.body for record in await shell.take(subscription, 1)] == [b"rain"]
+    member = shell.client.group("snow", "readers", create=True)
+    await shell.call(member.accepted)
+    await shell.do("publish", "snow", b"flake")
+    assert [record.body for record in await shell.take(member, 1)] == [b"flake"]
 
 
 async def test_a_group_begins_at_the_oldest_record_unless_it_is_told_otherwise(shell: Any) -> None:
@@ -232,7 +239,9 @@ async def test_the_broker_tells_of_itself_and_a_kicked_client_is_out(
 ) -> None:
     assert (await shell.do("broker_info")).epoch == 1
     async with broker.connect(software="victim") as victim:
-        number = next(link.link for link in await shell.do("links") if link.software == "victim")
+        number = next(
+            link.link for link in await shell.do("list_links") if link.software == "victim"
+        )
         await shell.do("kick", number, "by the test")
         with pytest.raises(RequestRejected, match="kicked"):
             async for _ in victim.subscribe("s"):
@@ -314,7 +323,7 @@ async def test_a_broker_restarted_amid_publishing_and_reading_has_everything_onc
     restarted = asyncio.Event()
 
     async def publishing() -> None:
-        while not restarted.is_set() or len(offsets) < 600:
+        while not restarted.is_set() or len(offsets) < 300:
             offsets.append((await shell.do("publish", "s", b"%04d" % len(offsets))).offset)
 
     async def read() -> list[bytes]:

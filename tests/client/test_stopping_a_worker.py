@@ -122,7 +122,7 @@ async def test_the_dead_letter_has_what_the_handler_raised_at_last(connect: Conn
     worker = bob.client.worker("svc", settings={"attempts_max": 2, "backoff_ms": 1})
     await bob.call(worker.accepted)
     handler = fails if bob.kind == "asyncio" else fails_too
-    running = asyncio.create_task(bob.call(worker.run, handler, on_error="give_back", delay_ms=1))
+    running = asyncio.create_task(bob.call(worker.run, handler, on_error="nack", delay_ms=1))
     with pytest.raises(malamute.RequestFailed, match="at last: ValueError: attempt 2"):
         await ann.do("request", "svc", b"q", timeout_ms=WAIT_MS)
     await bob.call(worker.close)

@@ -45,7 +45,7 @@ def test_no_public_call_takes_any_text_for_such_an_argument(client: type) -> Non
     [
         (publishing.level_number, "synced"),
         (groups.group_visibility, "durable"),
-        (work.make_on_error, "give_back"),
+        (work.make_on_error, "nack"),
     ],
 )
 def test_a_wrong_word_is_refused_with_those_that_are_allowed(check: Any, named: str) -> None:

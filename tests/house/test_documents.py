@@ -5,6 +5,7 @@ The rule: a command in README.md, the CI script or the systemd unit is one that 
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -84,6 +85,41 @@ def check_command_line(words: list[str]) -> None:
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("malamute ")])
 def test_every_malamute_command_in_the_readme_exists(line: str) -> None:
     check_command_line(re.sub(r"'[^']*'|\"[^\"]*\"", "QUOTED", line).split()[1:])
+
+
+def names_in(path: str) -> set[str]:
+    """Classes, functions, constants and `Class.method` of a module, or nothing of a folder."""
+    if not path.endswith(".py"):
+        return set()
+    found: set[str] = set()
+    for node in ast.parse((ROOT / path).read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+            found |= {
+                f"{node.name}.{one.name}"
+                for one in node.body
+                if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {one.id for one in targets if isinstance(one, ast.Name)}
+    return found
+
+
+def test_where_to_change_what_names_what_is_there() -> None:
+    table = (ROOT / "ARCHITECTURE.md").read_text().partition("## Where to change what")[2]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "`" in line]
+    assert len(rows) > 40
+    for row in rows:
+        quoted = re.findall(r"`([^`]+)`", row)
+        paths = [word for word in quoted if "/" in word]
+        assert all((ROOT / path).exists() for path in paths), row
+        known = set().union(*map(names_in, paths)) if paths else set()
+        for word in quoted:
+            if re.fullmatch(r"[A-Za-z_]+(\.[a-z_]+)?", word):
+                assert word in known, f"{word} is in none of {paths}"
 
 
 def test_the_systemd_unit_starts_a_command_that_exists() -> None:

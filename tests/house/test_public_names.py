@@ -6,13 +6,17 @@ a type checker imports fails there.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pydoc
 import typing
+from pathlib import Path
 
 import pytest
 
 import malamute_py as malamute
+from malamute_protocol import errors
+from tests.house.checkout import ROOT
 
 CLASSES = [name for name in malamute.__all__ if inspect.isclass(getattr(malamute, name))]
 ALIASES = {
@@ -22,6 +26,11 @@ ALIASES = {
 """Names of types that have no name of their own at run time."""
 OPTIONAL = {"Batch.to_arrow"}
 """Methods whose annotations name a package that an extra brings."""
+SHELLS = sorted(
+    path
+    for pattern in ("aio*.py", "sync*.py", "subscription.py")
+    for path in (ROOT / "malamute_py" / "client").glob(pattern)
+)
 
 
 @pytest.mark.parametrize("name", malamute.__all__)
@@ -45,3 +54,37 @@ def test_the_signature_of_a_public_class_can_be_read(name: str) -> None:
     cls = getattr(malamute, name)
     if not issubclass(cls, BaseException) or "__init__" in vars(cls):
         inspect.signature(cls)
+
+
+def unused(path: Path) -> set[str]:
+    """The parameters of public methods in a module that their bodies never read."""
+    found = set()
+    for cls in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(cls, ast.ClassDef) or any(
+            isinstance(base, ast.Name) and base.id == "Protocol" for base in cls.bases
+        ):
+            continue
+        for method in cls.body:
+            if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if method.name.startswith("_"):
+                continue
+            given = [*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs]
+            read = {node.id for node in ast.walk(method) if isinstance(node, ast.Name)}
+            found |= {
+                f"{path.name}: {cls.name}.{method.name}({one.arg})"
+                for one in given
+                if one.arg not in read | {"self", "cls"}
+            }
+    return found
+
+
+@pytest.mark.parametrize("path", SHELLS, ids=lambda path: path.stem)
+def test_a_shell_uses_every_argument_that_it_takes(path: Path) -> None:
+    assert not unused(path)
+
+
+def test_what_ends_by_time_or_with_the_link_is_what_python_calls_so() -> None:
+    assert issubclass(errors.Timeout, TimeoutError)
+    assert issubclass(errors.ConnectionLost, ConnectionError)
+    assert str(errors.Timeout("no answer within 5 s")) == "no answer within 5 s"

@@ -11,9 +11,10 @@ from malamute_py.journal import FollowLost
 from malamute_py.journal.space import Space
 from tests.journal.power_loss import Followed
 from tests.journal.test_power_loss import SEEDS
+from tests.seeds import seeds, slow
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(12, SEEDS))
 def test_a_checkpoint_misses_nothing_that_was_synced_and_sees_nothing_else(seed: int) -> None:
     Followed(seed).run()
 
@@ -25,8 +26,9 @@ def run_all(seeds: range) -> list[Followed]:
     return worlds
 
 
-def test_the_seeds_fill_the_ring_and_lap_it() -> None:
-    worlds = run_all(range(20))
+@pytest.mark.parametrize("count", [5, *slow([20])])
+def test_the_seeds_fill_the_ring_and_lap_it(count: int) -> None:
+    worlds = run_all(range(count))
     assert {reason for world in worlds for reason in world.refusals} == {
         "the ring in a disk that may lose power is held by a checkpoint"
     }

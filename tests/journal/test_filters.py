@@ -6,14 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from malamute_protocol.header import items_of, pair_text
+from malamute_protocol import header
+from malamute_protocol.header import TableReading, items_of, pair_text
+from malamute_protocol.limits import UNCHECKED
 from malamute_py.broker.starts import may_match
-from malamute_py.journal import History, Ring, RingSettings, filters, headers
+from malamute_py.journal import History, Ring, RingSettings, filters
 from malamute_py.journal.filters import EntryFilters
 from malamute_py.journal.headers import HeaderTable
 from malamute_py.journal.index import NEVER, NO_CLIENT_TIME, LiveIndex, StoredIndex, read_index
@@ -24,6 +27,7 @@ from malamute_py.matcher import compile_pattern
 from malamute_py.server.queries import by_key
 from tests.journal.rings import Place, S, file_place, memory_place, put, records
 from tests.journal.test_retention import tidy
+from tests.seeds import examples, slow
 
 TEXTS = st.lists(st.integers(0, 40).map(str), max_size=12)
 NOTES = st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), TEXTS)), max_size=30)
@@ -281,7 +285,6 @@ def put_all(ring: Ring, batches: list[Any]) -> None:
         )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
 @given(BATCHES, st.sampled_from([0, 700, 5000]), st.sampled_from([1, 4, 12]), PATTERNS)
 def test_a_pattern_finds_every_record_that_matches(
     batches: list[Any], interval: int, bound: int, pattern: Any
@@ -469,29 +472,34 @@ def test_a_value_is_not_a_subject() -> None:
     assert items_of([pair_text("a", "b")]) != items_of([pair_text("ab", "")])
 
 
-@pytest.mark.parametrize("parts", [1, 3, 120])
+@pytest.fixture
+def taken_apart(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The subjects that were taken apart, one entry each time."""
+    found: list[str] = []
+    leading = header._leading
+
+    def noted(key: str, depth: int) -> str:
+        found.append(key)
+        return leading(key, depth)
+
+    monkeypatch.setattr(header, "_leading", noted)
+    return found
+
+
+@pytest.mark.parametrize("parts", [*slow([1, 3]), 120])
 @pytest.mark.parametrize("differ", ["first", "last"])
 @pytest.mark.parametrize("each", [65_536, 1_000])
 def test_subjects_are_taken_apart_a_few_times_however_many_parts_they_have(
-    monkeypatch: pytest.MonkeyPatch, parts: int, differ: str, each: int
+    taken_apart: list[str], parts: int, differ: str, each: int
 ) -> None:
     """A batch of 65,536 subjects of 120 parts took the loop 19 s."""
-    calls = 0
-    leading = headers._leading
-
-    def counted(key: str, depth: int) -> str:
-        nonlocal calls
-        calls += 1
-        return leading(key, depth)
-
-    monkeypatch.setattr(headers, "_leading", counted)
     rest = ".x" * (parts - 1)
     names = [f"n{at}{rest}" if differ == "first" else f"n{rest}.{at}" for at in range(65_536)]
     table = HeaderTable(16_384)
     for ordinal, first in enumerate(range(0, len(names), each)):
         table.add(1, ordinal, (names[first : first + each], ()))
     # Each once, and at most 16,385 of them once a depth when their names are given up.
-    assert calls <= 65_536 + 8 * 17_384 + 8 * 1_024
+    assert len(taken_apart) <= 65_536 + 8 * 17_384 + 8 * 1_024
     assert table.depth is not None
     for at in (0, 999, 1_000, 65_535):
         assert at // each in table.stream(1).subject(names[at])
@@ -515,3 +523,69 @@ def test_an_entry_of_so_many_items_that_a_filter_says_little_has_none() -> None:
     made.close(2)
     assert len(made.pack()[1]) == 2
     assert 0 in made.may_hold(BitMap([0]), "no such item")
+
+
+def in_steps(subjects: list[Any], maps: list[dict[str, str]]) -> header.HeaderTable:
+    """A table that was read in steps, as a broker reads a large one."""
+    fields = msgspec.msgpack.encode(maps) if maps else b""
+    return TableReading(msgspec.msgpack.encode(subjects), fields, UNCHECKED).table()
+
+
+@pytest.mark.parametrize("keys", [1, 16])
+@pytest.mark.parametrize("differ", ["first", "last"])
+def test_noting_a_table_that_was_read_in_steps_takes_no_subject_apart(
+    taken_apart: list[str], keys: int, differ: str
+) -> None:
+    """16,000 subjects of 16 keys were 288,000 at once, and 80 ms."""
+
+    def name(at: int) -> str:
+        return f"n{at}.x.y" if differ == "first" else f"n.x.{at}"
+
+    count = 32_000 // keys
+    subjects = [[name(at * keys + key) for key in range(keys)] for at in range(count)]
+    table = in_steps(subjects, [{"even": "1", f"f{at % 7}": f"{at}"} for at in range(count)])
+    noted = HeaderTable(16_384)
+    noted.add(1, 0, (["b.c.d.e"], ()))
+    taken_apart.clear()
+    noted.add(1, 1, table)
+    # The one that was there is cut, once a depth; of the others none.
+    assert len(taken_apart) <= 8
+    assert noted.depth == (0 if differ == "first" else 2)
+    assert noted.filters is not None
+    noted.filters.close(2)
+    for at in (0, 5, count - 1):
+        assert list(noted.stream(1).subject(subjects[at][0])) == [1]
+        assert 1 in noted.stream(1).field(f"f{at % 7}", f"{at}")
+    assert list(noted.stream(1).subject("b.c.d.e")) == [0]
+
+
+def test_a_table_with_more_field_names_than_are_kept_leaves_no_leading_parts() -> None:
+    table = in_steps(
+        ["a.b"], [{f"n{64 * at + field}": "" for field in range(64)} for at in range(300)]
+    )
+    assert table.outline is not None
+    assert table.outline.names is None
+    noted = HeaderTable(16_384)
+    noted.add(1, 0, table)
+    assert noted.depth == 0
+    assert 0 in noted.stream(1).field("n7", "")
+    assert 0 in noted.stream(1).subject("a.b")
+
+
+@given(
+    st.lists(st.lists(st.text("ab.", max_size=5), min_size=1, max_size=3), min_size=1, max_size=12),
+    st.integers(1, 8),
+    st.integers(1, 5),
+)
+@settings(max_examples=examples(200))
+def test_what_is_gathered_in_steps_is_what_is_found_at_once(
+    subjects: list[list[str]], most: int, step: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(header, "LEADS_MAX", most)
+        patched.setattr(header, "STEP_ENTRIES", step)
+        outline = in_steps(subjects, []).outline
+    assert outline is not None
+    tops = [tuple(keys) for keys in subjects]
+    wanted = [{header.leading_parts(top, depth) for top in tops} for depth in range(1, 9)]
+    assert outline.leads == [leads for leads in wanted if sum(map(len, leads)) <= most]

@@ -121,7 +121,6 @@ def test_the_latest_of_each_subject_is_what_reading_everything_finds(
         assert dict(ring.last_per_subject(stream, end_offset=end)) == want
 
 
-@settings(max_examples=50, deadline=None)
 @given(BATCHES, BOUNDS, st.integers(0, 100), st.integers(0, 100), st.integers(1, 5000))
 def test_reading_in_pieces_is_reading_at_once(
     batches: list[Any], bounds: tuple[int, int], low: int, high: int, piece: int
@@ -138,7 +137,6 @@ def test_reading_in_pieces_is_reading_at_once(
         assert got == whole[low : min(high, len(whole))]
 
 
-@settings(max_examples=50, deadline=None)
 @given(BATCHES, BOUNDS)
 def test_an_index_from_its_file_answers_as_the_one_in_memory(
     batches: list[Any], bounds: tuple[int, int]

@@ -256,6 +256,7 @@ def test_m4_a_ring_does_without_its_manifest(data: Directory, fate: str) -> None
     assert data.open()[1].damages == ()
 
 
+@pytest.mark.slow
 def test_m5_a_kill_at_any_write_is_no_false_alarm(data: Directory) -> None:
     """Every state of the directory that a kill can leave, with all that the ring's life has."""
 

@@ -12,11 +12,12 @@ import pytest
 from malamute_py.journal import JournalCorrupt
 from tests.journal.power import Disk
 from tests.journal.power_loss import PLANTS, World, main
+from tests.seeds import seeds
 
 SEEDS = 100
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(12, SEEDS))
 def test_what_was_synced_survives_and_nothing_else_lies(seed: int) -> None:
     World(seed).run()
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
 from pyroaring import BitMap
 
 from malamute_protocol.content import Content
 from malamute_protocol.stamp import Stamp
 from malamute_py.journal import UNINDEXED_FROM, HeaderIndex, Ring, RingSettings
 from tests.journal.rings import Place, S, batch, everything, records
+from tests.seeds import slow
 
-BUNDLES = 1500
 MAIL = UNINDEXED_FROM + 254
 
 
-def test_loop_sync_reader_and_housekeeping_share_a_ring(place: Place) -> None:
+@pytest.mark.parametrize("bundles", [300, *slow([1500])])
+def test_loop_sync_reader_and_housekeeping_share_a_ring(place: Place, bundles: int) -> None:
     ring, _ = place.open(
         RingSettings(
             segment_bytes=S,
@@ -58,7 +60,7 @@ def test_loop_sync_reader_and_housekeeping_share_a_ring(place: Place) -> None:
 
     threads = [guarded(sync), guarded(keep_house), guarded(read)]
     try:
-        for number in range(BUNDLES):
+        for number in range(bundles):
             if done.is_set():
                 break
             body = b"%d:" % number + bytes(number % 700)
@@ -77,9 +79,9 @@ def test_loop_sync_reader_and_housekeeping_share_a_ring(place: Place) -> None:
     for error in errors:
         raise error
 
-    assert ring.next_offset(1) == BUNDLES
+    assert ring.next_offset(1) == bundles
     kept = everything(ring, 1)
-    assert [offset for offset, _ in kept] == list(range(ring.first_offset(1), BUNDLES))
+    assert [offset for offset, _ in kept] == list(range(ring.first_offset(1), bundles))
     ring.sync()
     ring, recovery = place.open()
     assert recovery.damages == ()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from malamute_py.matcher import Index, compile_pattern, conjunctions, expressions, matches
 from tests.matcher import strategies as worlds
+from tests.seeds import examples
 
 Header = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 
@@ -74,7 +75,7 @@ def small_bounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(script=steps, headers=st.lists(worlds.headers, max_size=4))
 def test_every_header_matches_what_scan_says_while_patterns_come_and_go(
     script: list[tuple[str, Any]], headers: list[Header]
@@ -95,7 +96,7 @@ def test_an_index_without_a_memo_says_the_same(
     header=worlds.headers,
     leave=st.integers(0, 90),
 )
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_a_header_that_missed_more_changes_than_the_log_holds_is_right_again(
     wires: list[list[Any]], header: Header, leave: int
 ) -> None:
@@ -128,7 +129,7 @@ def matches_canonical(wire: list[Any], header: Header) -> bool:
     tens=st.lists(st.lists(st.integers(0, 2), min_size=10, max_size=10), min_size=30, max_size=60),
     held=st.lists(st.integers(0, 2), min_size=10, max_size=10),
 )
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_many_conjunctions_over_the_same_fields_are_told_apart(
     tens: list[list[int]], held: list[int]
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.pattern import PatternError, any_of, regex
+from malamute_protocol.pattern import PatternError, any_of, from_text, regex
 from malamute_py.matcher import Index, compile_pattern, expressions, matches
 
 
@@ -192,3 +192,12 @@ def test_who_comes_and_goes_again_costs_a_remembered_header_nothing() -> None:
             log[at] = number, noted
     assert list(index.match(("ab",), ())) == [kept, came]
     assert len(asked) == 1
+
+
+def test_a_field_called_regex_is_a_field() -> None:
+    pattern = compile_pattern(from_text("fields:region=eu,regex=("))
+    assert pattern.matches(("orders",), (("regex", "("), ("region", "eu")))
+    assert not pattern.matches(("orders",), (("region", "eu"),))
+    assert compile_pattern(from_text("fields:region=eu,regex")).matches(
+        ("orders",), (("regex", "x"), ("region", "eu"))
+    )

@@ -101,7 +101,11 @@ def test_each_plan_has_its_points_in_order_and_begins_with_those_of_the_quick_mo
 
 
 @pytest.mark.parametrize("kind", ["topic", "fields"])
-def test_in_the_core_each_new_header_is_selected_by_one_of_all_subscriptions(kind: str) -> None:
+def test_in_the_core_each_new_header_is_selected_by_one_of_all_subscriptions(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "KNOWN_BATCHES", 20)
+    monkeypatch.setattr(subscriptions, "NEW_HEADERS", 60)
     found = subscriptions.in_core(30, 1, kind)
     assert len(found.known_us) == len(found.new_us) == 1
     assert min(*found.known_us, *found.new_us, found.subscribe_us) > 0

@@ -23,6 +23,7 @@ from malamute_protocol.batch import (
     rows_from_bitmap,
 )
 from malamute_protocol.errors import BatchError
+from tests.seeds import examples
 
 NAMES = ("offset", "keys", "fields", "parts", "client_time_ms", "expires_ms", "properties", "id")
 
@@ -136,7 +137,7 @@ def test_extracting_is_selecting_rows_and_may_be_repeated(
     assert seen(again) == [row for row, keep in zip(seen(derived), narrower, strict=True) if keep]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(rows(), st.data())
 def test_a_change_of_any_byte_is_caught(
     case: tuple[list[list[bytes]], dict[str, Any]], data: st.DataObject
@@ -152,7 +153,7 @@ def test_a_change_of_any_byte_is_caught(
             list(iter_batches([bytes(damaged)]))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(rows())
 def test_a_batch_cut_at_any_length_is_refused(
     case: tuple[list[list[bytes]], dict[str, Any]],
@@ -174,7 +175,7 @@ def resealed(content: bytearray) -> bytes:
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(rows(), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=6))
 def test_damage_under_a_good_checksum_raises_batch_errors_only(
     case: tuple[list[list[bytes]], dict[str, Any]], damage: list[tuple[int, int]]
@@ -210,7 +211,7 @@ def test_random_bytes_raise_batch_errors_only(data: bytes) -> None:
         list(iter_batches([data + b"\0"]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(min_size=116, max_size=500))
 def test_random_bytes_behind_a_good_head_raise_batch_errors_only(data: bytes) -> None:
     data = data[: len(data) // 8 * 8 + 4]

@@ -14,6 +14,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
 from malamute_protocol.framing import COMMANDS, NUMBERS, decode_message, encode_message
 from malamute_protocol.limits import Limits
+from tests.seeds import examples
 
 
 def packed(*commands: Any) -> bytes:
@@ -150,7 +151,7 @@ anything = st.recursive(
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(COMMANDS)), st.lists(anything, max_size=8)), max_size=4
@@ -165,7 +166,7 @@ def test_any_arrays_decode_or_raise_remote_errors(
         decode_message([first, *frames])
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.binary(max_size=60))
 def test_any_bytes_decode_or_raise_remote_errors(data: bytes) -> None:
     with suppress(RemoteProtocolError):

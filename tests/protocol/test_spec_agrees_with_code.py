@@ -25,6 +25,7 @@ from malamute_protocol.limits import (
     PRIORITY_MIN,
     RANGES_MAX,
     REASON_BYTES_MAX,
+    RUNS_MAX,
     TIME_MAX,
     Limits,
 )
@@ -272,7 +273,14 @@ def test_the_settings_are_those_of_the_broker(heading: str, settings: type[msgsp
 
 def test_the_bounds_of_single_fields_are_those_of_the_code() -> None:
     told = " ".join(cell for row in rows(section("11"), "| Field | Bound |") for cell in row)
-    for number in (KEY_BYTES_MAX, REASON_BYTES_MAX, RANGES_MAX, NUMBERS_MAX, ELEMENTS_MAX):
+    for number in (
+        KEY_BYTES_MAX,
+        REASON_BYTES_MAX,
+        RANGES_MAX,
+        RUNS_MAX,
+        NUMBERS_MAX,
+        ELEMENTS_MAX,
+    ):
         assert re.search(rf"\b{number}\b", told)
     assert f"{PRIORITY_MIN} to {PRIORITY_MAX}" in told
     assert f"2^{TIME_MAX.bit_length() - 1}" in told

@@ -161,7 +161,9 @@ def test_tables_that_were_lost_are_made_anew_and_said(tmp_path: Path) -> None:
         assert daemon.terminate() == 0
     (tmp_path / "queues.db").unlink()
     with Daemon(tmp_path, **SMALL) as daemon:
-        assert "queues.db is missing" in daemon.wait_for("queues_rebuilt")["reason"]
+        rebuilt = daemon.wait_for("queues_rebuilt")
+        assert "queues.db is missing" in rebuilt["reason"]
+        assert rebuilt["lost"].startswith("nothing")
         assert daemon.wait_for("queues_recovered")["messages"] == 1
 
 

@@ -15,6 +15,7 @@ from malamute_py import connect_sync
 from malamute_py.client.sync import SyncClient
 from malamute_py.config import ConfigError
 from malamute_py.embedded import EmbeddedBroker
+from tests.seeds import slow
 from tests.waiting import WAIT_MS, WAIT_S
 
 
@@ -86,8 +87,9 @@ def test_a_client_that_sleeps_is_told_when_the_context_ends_with_its_broker() ->
                 next(subscription)
 
 
-def test_clients_in_the_midst_of_their_work_end_when_the_broker_stops() -> None:
-    for _ in range(20):
+@pytest.mark.parametrize("rounds", [4, *slow([20])])
+def test_clients_in_the_midst_of_their_work_end_when_the_broker_stops(rounds: int) -> None:
+    for _ in range(rounds):
         broker = EmbeddedBroker().start()
         clients = [broker.connect_sync() for _ in range(2)]
         begun = threading.Barrier(5)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import msgspec
@@ -22,9 +23,10 @@ from malamute_protocol.encode import encode
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import AppendBundle, Event
 from malamute_py.config import Config, LimitsSection, Links, LoopSection
+from malamute_py.server import guard as guard_module
 from malamute_py.server import loop as loop_module
 from malamute_py.server.errors import ServerFailed
-from malamute_py.server.guard import Bounds, Guard
+from malamute_py.server.guard import Bounds, Connection, Guard
 from malamute_py.server.keeper import Died
 from malamute_py.telemetry import Refusals
 from tests.server.fakes import RunningLoop
@@ -298,6 +300,31 @@ def test_a_peer_that_sends_more_than_a_share_is_served_in_turns_with_others() ->
     noting.close()
 
 
+def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may() -> None:
+    """256 messages of 1,000 frames behind one that was done in shares took 264 ms at once."""
+    noting = Noting()
+    loop = noting.running.loop
+    with Zmtp(noting.running.endpoint) as peer:
+        peer.send(*encode_message([Ping(number) for number in range(4_000)]))
+        noting.turns_until(lambda: noting.calls)
+        found = loop.peers.get(1)
+        assert found is not None
+        peer.socket.sendall(frame(encode_message([Ping(7)])[0]) * 200)
+        time.sleep(0.1)
+        loop._take_ns = loop._take_most_ns = 50
+        noting.running.step_ns = 1
+        counters = noting.running.counters
+        most = waited = 0
+        while noting.counts[1] < 4_200:
+            before = counters["messages_in_total"]
+            loop.turn()
+            waited = max(waited, len(found.behind or ()))
+            most = max(most, counters["messages_in_total"] - before)
+        assert waited > 20, "they waited"
+        assert most <= 50, "each message asks once whether the time is over"
+    noting.close()
+
+
 def test_messages_that_waited_when_their_link_ended_are_not_unread() -> None:
     with RunningLoop(LOCAL) as running, Zmtp(running.endpoint) as peer:
         many = frame(encode_message([Ping(number) for number in range(4_000)])[0])
@@ -312,6 +339,26 @@ def test_messages_that_waited_when_their_link_ended_are_not_unread() -> None:
         assert again.connection is not None
         assert again.connection.delivered >= len(many) * 21
         running.until(lambda: running.guard.facts()["unread_bytes"] == 0)
+
+
+def test_what_waits_of_a_message_is_dropped_with_its_link_though_the_sockets_are_not_empty() -> (
+    None
+):
+    """10 MB of each such link stayed until nothing more arrived, for up to 65,536 links."""
+    noting = Noting()
+    loop = noting.running.loop
+    message = encode_message([Publish("s", n) for n in range(4_000)], [bytes(300)] * 4_000)
+    with Zmtp(noting.running.endpoint) as peer:
+        peer.send(*message)
+        noting.turns_until(lambda: noting.calls)
+        found = loop.peers.get(1)
+        assert found is not None
+        assert found.frames
+        loop._gone(found, 0)
+        loop._close(1)
+        assert found in loop._cut_off.values(), "what comes of it is dropped"
+        assert (found.commands, found.frames, found.behind) == ([], [], None)
+    noting.close()
 
 
 def test_contents_go_with_their_commands_when_a_message_is_done_in_shares() -> None:
@@ -395,12 +442,14 @@ def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
 class Watched:
     """One TCP connection that a guard looks at; the test says what the loop has taken from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Watched | None = None) -> None:
         self.cuts: list[str] = []
-        self.guard = Guard(
-            Bounds.of(LOCAL),
-            count=lambda name: None,
-            report=lambda name, facts: self.cuts.append(str(facts["reason"])),
+        self.counts = Counter[str]()
+        self._beside = beside
+        self.guard: Guard = (
+            beside.guard
+            if beside is not None
+            else Guard(Bounds.of(LOCAL), count=self._counted, report=self._reported)
         )
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.peer = socket.create_connection(server.getsockname())
@@ -410,16 +459,42 @@ class Watched:
         assert connection is not None
         self.connection = connection
         self.now_ms = 0
+        self._began = self.guard.rss
+        self.grows(0)
+
+    def _counted(self, name: str) -> None:
+        self.counts[name] += 1
+
+    def _reported(self, name: str, facts: dict[str, object]) -> None:
+        if name == "connection_cut":
+            self.cuts.append(str(facts["reason"]))
+
+    def grows(self, size: int) -> None:
+        """Resident memory is so much more than in the beginning."""
+        self.guard._resident = lambda: self._began + size  # type: ignore[method-assign]
+
+    def another(self) -> Watched:
+        """Another connection that the same guard looks at."""
+        return Watched(self)
 
     def arrives(self, size: int) -> None:
-        self.peer.sendall(bytes(size))
         while size:
-            size -= len(self.accepted.recv(size))
+            some = min(size, 64 << 10)
+            self.peer.sendall(bytes(some))
+            size -= some
+            while some:
+                some -= len(self.accepted.recv(some))
 
     def delivers(self, frames: int, frame_bytes: int) -> None:
         self.arrives(frames * frame_bytes)
         self.connection.delivered += frames * frame_bytes
         self.connection.frames += frames
+
+    def trimmed(self) -> None:
+        """Memory is being given back; return when it was."""
+        trimming = self.guard._trimming
+        assert trimming is not None
+        trimming.join()
 
     def look(self, *, drained: bool = True) -> None:
         self.now_ms += 1_000
@@ -431,7 +506,8 @@ class Watched:
     def __exit__(self, *_: object) -> None:
         self.peer.close()
         self.accepted.close()
-        self.guard.close()
+        if self._beside is None:
+            self.guard.close()
 
 
 def test_a_large_message_may_begin_behind_a_flood_of_tiny_ones() -> None:
@@ -448,16 +524,305 @@ def test_a_large_message_may_begin_behind_a_flood_of_tiny_ones() -> None:
         assert watched.cuts == []
 
 
-def test_tiny_frames_that_wait_count_what_they_need_in_memory() -> None:
+@pytest.mark.parametrize(
+    ("frame_bytes", "factor"),
+    [(6, 17), (10, 10.6), (94, 1 + 8_192 / 94), (130, 1 + 8_192 / 130), (4_096, 3), (9_000, 1)],
+)
+def test_small_frames_that_wait_count_what_they_need_in_memory(
+    frame_bytes: int, factor: float
+) -> None:
+    """Batches of two records, 130 bytes a frame, took 461 MiB where 48 were counted."""
     with Watched() as watched:
-        for _ in range(3):
-            watched.delivers(frames=300, frame_bytes=10)
+        # The loop takes up fewer frames between two looks than tell their size.
+        for _ in range(10):
+            watched.delivers(frames=30, frame_bytes=frame_bytes)
             watched.look()
+        for _ in range(2):
+            watched.arrives(1_000_000)
+            watched.grows(200 << 20)
+            watched.look(drained=False)
+        assert watched.connection.memory == int(2_000_000 * factor)
+        assert watched.cuts == []
+
+
+def test_small_frames_count_for_no_more_than_memory_has_grown() -> None:
+    with Watched() as watched:
+        watched.delivers(frames=300, frame_bytes=10)
+        watched.look()
+        watched.grows(5_000_000)
+        for _ in range(2):
+            watched.arrives(1_000_000)
+            watched.look(drained=False)
+        assert watched.connection.memory == 5_000_000
+
+
+def test_a_connection_whose_tiny_frames_fill_the_memory_of_one_connection_is_cut() -> None:
+    with Watched() as watched:
+        watched.delivers(frames=300, frame_bytes=10)
+        watched.look()
+        watched.grows(60 << 20)
         for _ in range(2):
             watched.arrives(3_000_000)
             watched.look(drained=False)
-        assert watched.connection.memory == 6_000_000 * (10 + 96) // 10
         assert len(watched.cuts) == 1, "of 48 MiB that one connection may have"
+
+
+def test_what_cut_connections_left_counts_until_it_is_taken_up() -> None:
+    with Watched() as watched, watched.another() as live:
+        gone, bounds = watched.connection, watched.guard._bounds
+        watched.grows(1 << 30)
+        watched.look(drained=False)
+        gone.unread = gone.memory = 3 * bounds.unread_share_bytes_max
+        watched.guard.cut(gone, "planted")
+        most = bounds.unread_share_bytes_max // 4
+
+        def cut_at(memory: int) -> list[str]:
+            live.connection.looks, live.connection.memory = 2, memory
+            live.connection.unread = memory
+            return [why for _, why in watched.guard._too_much([live.connection])]
+
+        assert cut_at(most) == [], "a part is left to who is there"
+        assert "its share" in cut_at(most + 1)[0]
+        # The loop drops what it had sent.
+        gone.delivered += gone.unread - bounds.unread_share_bytes_max // 2
+        assert cut_at(2 * most) == []
+        assert "its share" in cut_at(2 * most + 1)[0]
+        gone.delivered += gone.unread
+        watched.look(drained=False)
+        assert watched.guard._left == []
+
+
+def leaves(watched: Watched, share: str, size: int) -> Connection:
+    """Cut another connection of a guard, of so many unread bytes, and return it."""
+    with watched.another() as other:
+        other.connection.user = share
+        watched.guard._by_user[share] += 1
+        other.connection.unread = other.connection.memory = size
+        watched.guard.cut(other.connection, "planted")
+        return other.connection
+
+
+def test_what_ended_connections_left_costs_nobody_else_its_connection() -> None:
+    """Three shares of it were more than all may have: every other connection was cut."""
+    with Watched() as watched:
+        live = watched.connection
+        watched.look(drained=False)
+        for share in ("one", "two", "three"):
+            leaves(watched, share, 250 << 20)
+        watched.guard.rss = watched.guard._rss_before + (2 << 30)
+        live.looks, live.memory, live.unread = 2, 1 << 20, 1 << 20
+        assert watched.guard._too_much([live]) == []
+        watched.guard.rss = watched.guard._rss_before
+        live.memory = live.unread = 250 << 20
+        assert watched.guard._too_much([live]) == [], "memory has not grown: it is not there"
+        live.user = "one"
+        assert watched.guard._too_much([live]) == [], "nor is it in the same share"
+        watched.guard.rss += 2 << 30
+        assert watched.guard._too_much([live])
+        live.user = ""
+
+
+def test_what_an_ended_connection_left_ends_when_nothing_of_it_is_taken_up() -> None:
+    """The beginning of a message, which libzmq drops, counted until the sockets were empty."""
+    with Watched() as watched:
+        watched.look(drained=False)
+        ended = leaves(watched, "one", 100 << 20)
+        for _ in range(5):
+            ended.delivered += 10 << 20
+            watched.look(drained=False)
+            assert watched.guard._left == [ended], "messages of it are taken up"
+        assert ended.memory == 50 << 20
+        watched.look(drained=False)
+        assert watched.guard._left == []
+
+
+def test_ended_connections_that_count_are_bounded_and_the_largest_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard_module, "_LEFT_MAX", 3)
+    with Watched() as watched:
+        watched.look(drained=False)
+        sizes = [n << 20 for n in (3, 1, 5, 2, 4)]
+        for size in sizes:
+            leaves(watched, "one", size)
+        assert watched.guard._left_behind()["user one"] == sum(sizes)
+        assert sorted(each.memory for each in watched.guard._left) == sorted(sizes)[2:]
+
+
+def test_connections_count_the_growth_of_memory_once_and_not_each_for_itself() -> None:
+    """Six honest clients with 90 MiB in frames of 4,000 bytes were taken for 360 MiB."""
+    with Watched() as watched:
+        sent = [watched.another() for _ in range(6)]
+        for other in sent:
+            connection = other.connection
+            connection.looks, connection.unread = 2, 15 << 20
+            connection.memory = 60 << 20
+        live = [other.connection for other in sent]
+        watched.guard.rss = watched.guard._rss_before + (100 << 20)
+        assert watched.guard._too_much(live) == []
+        watched.guard.rss = watched.guard._rss_before + (300 << 20)
+        ((_, why),) = watched.guard._too_much(live)
+        assert f"has {300 << 20} unread bytes" in why
+        for other in sent:
+            other.__exit__()
+
+
+def test_a_share_is_full_before_what_comes_until_the_next_look_overflows_it() -> None:
+    with Watched() as watched:
+        most = watched.guard._bounds.unread_share_bytes_max
+        connection = watched.connection
+        connection.looks, connection.memory, connection.unread = 2, most - 1_000, most - 1_000
+        connection.rise = 1_000
+        assert watched.guard._too_much([connection]) == []
+        connection.rise = 1_001
+        assert [each for each, _ in watched.guard._too_much([connection])] == [connection]
+
+
+def test_a_message_under_way_is_not_blamed_for_what_others_sent() -> None:
+    with Watched() as watched, watched.another() as other:
+        other.delivers(frames=1, frame_bytes=100)
+        watched.look()
+        for _ in range(2):
+            watched.arrives(200_000)
+            other.arrives(23 << 20)
+            watched.look(drained=False)
+        watched.grows(60 << 20)
+        watched.arrives(1)
+        watched.look()
+        assert watched.cuts == [], "the other has 46 MiB of these 60"
+        watched.grows(120 << 20)
+        watched.look()
+        assert "memory grew" in watched.cuts[0]
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often memory was given back, by the argument of malloc_trim()."""
+    given = Counter[int]()
+    monkeypatch.setattr(guard_module, "_trim", lambda pad: given.update([pad]))
+    return given
+
+
+def test_memory_of_cut_connections_is_given_back_while_others_go_on(
+    given: Counter[int],
+) -> None:
+    with Watched() as watched:
+        watched.look()
+        watched.grows(300 << 20)
+        watched.look(drained=False)
+        assert not given, "no connection was cut"
+        watched.guard.cut(watched.connection, "planted")
+        watched.look(drained=False)
+        watched.trimmed()
+        assert given[0] == 1
+
+
+def test_memory_that_cannot_be_given_back_is_tried_less_and_less_often_until_the_next_cut(
+    given: Counter[int],
+) -> None:
+    with Watched() as watched:
+        guard, other = watched.guard, watched.another()
+        other.delivers(frames=1, frame_bytes=100)
+        watched.look()
+        guard.cut(watched.connection, "planted")
+        watched.grows(300 << 20)
+
+        def tries(looks: int) -> int:
+            before = given[0]
+            for _ in range(looks):
+                watched.look(drained=False)
+                if guard._trimming is not None:
+                    guard._trimming.join()
+            return given[0] - before
+
+        assert tries(1_000) < 15, "the looks are a second apart"
+        guard.cut(other.connection, "planted")
+        assert tries(1) == 1
+        before = given[0]
+        watched.look()
+        assert given[0] == before + 1, "what the loop has dropped since is given back once more"
+        for _ in range(20):
+            watched.look()
+        assert not guard._has_filled, "the rest is what honest clients fill"
+        assert given[0] < before + 8
+        other.__exit__()
+
+
+def test_memory_of_connections_that_end_by_themselves_is_given_back(
+    given: Counter[int],
+) -> None:
+    """305 MiB stayed: a peer that had sent much more than was taken up went before it was cut."""
+    with Watched() as watched:
+        guard = watched.guard
+        watched.delivers(frames=300, frame_bytes=130)
+        watched.look()
+        for _ in range(2):
+            watched.arrives(8 << 20)
+            watched.grows(100 << 20)
+            watched.look(drained=False)
+        assert watched.cuts == []
+        before = given[0]
+        guard._forget(watched.connection)
+        watched.look()
+        watched.trimmed()
+        assert given[0] == before + 1
+
+
+def test_memory_that_is_freed_after_it_was_given_back_is_given_back_as_well(
+    given: Counter[int],
+) -> None:
+    """341 MiB of 425 stayed: the loop had them in hand when the thread began."""
+    with Watched() as watched:
+        guard = watched.guard
+        watched.look()
+        guard.cut(watched.connection, "planted")
+        for times in (1, 2):
+            watched.grows(300 << 20)
+            watched.look()
+            watched.trimmed()
+            assert given[0] == times
+        watched.grows(1 << 20)
+        watched.look()
+        assert not guard._has_filled
+
+
+def test_a_system_without_room_for_a_thread_costs_a_try_to_give_memory_back_only(
+    monkeypatch: pytest.MonkeyPatch, given: Counter[int]
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Watched() as watched:
+        watched.look()
+        watched.grows(300 << 20)
+        watched.guard.cut(watched.connection, "planted")
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            watched.look(drained=False)
+            watched.look(drained=True)
+        assert watched.counts["trims_failed_total"] == 2
+        assert not given
+        watched.look(drained=True)
+        watched.trimmed()
+        assert given[0] == 1
+
+
+def test_a_descriptor_is_known_again_when_the_last_connection_under_it_had_spoken() -> None:
+    """Until the sockets were empty the next one was not: what it sent was counted as unread."""
+    noting = Noting()
+    loop = noting.running.loop
+    with Zmtp(noting.running.endpoint) as peer:
+        peer.send(*encode_message([Ping(1)]))
+        noting.turns_until(lambda: noting.counts[1] == 1)
+        found = loop.peers.get(1)
+        assert found is not None
+        assert found.connection is not None
+        loop._ended.append(found.connection)
+        assert loop._unsure() == set()
+        found.connection.spoke = False
+        assert loop._unsure() == {found.connection.fd}
+        loop._ended.clear()
+    noting.close()
 
 
 def test_who_leaves_much_behind_again_and_again_comes_in_when_it_was_taken_up() -> None:
@@ -481,14 +846,27 @@ def test_who_leaves_much_behind_again_and_again_comes_in_when_it_was_taken_up() 
         assert comes(), "no more than its share was left behind"
         guard._resident = lambda: before + (300 << 20)  # type: ignore[method-assign]
         watched.look(drained=False)
+        while guard._ended_by_address["127.0.0.1"] < 2:
+            assert guard._turned_away == set(), "memory may have grown for another reason"
+            assert comes()
+            watched.look(drained=False)
+        guard._resident = lambda: before + (300 << 20)  # type: ignore[method-assign]
+        watched.look(drained=False)
         assert not comes()
         assert refused in watched.cuts[-1]
+        watched.look(drained=False)
+        assert guard._turned_away == {"127.0.0.1"}
         guard._ended_by_address["another"] = 99
         assert comes(), "the other has left more"
+        watched.look(drained=False)
+        assert guard._turned_away == set(), "no address of IP has that name"
         del guard._ended_by_address["another"]
         assert not comes()
+        watched.look(drained=False)
+        assert guard._turned_away == {"127.0.0.1"}
         watched.look(drained=True)
         assert comes(), "the sockets were empty"
+        assert guard._turned_away == set()
 
 
 def test_an_error_in_a_look_at_one_connection_costs_that_connection_only(
@@ -808,3 +1186,19 @@ def test_others_have_their_turns_while_a_large_header_table_is_read_in_steps() -
         running.core.unread = 0
         assert received(sender)[1] == [frame]
         assert received(sender)[0] == [Pong(5)]
+
+
+def test_links_of_several_connections_share_no_offences() -> None:
+    """A descriptor that was used again had a neighbour's inode: it was cut for three others."""
+    cut: list[str] = []
+    with RunningLoop(LOCAL) as running:
+        loop, connection = running.loop, SimpleNamespace(inode=7, links=set())
+        loop._guard.cut = lambda found, reason: cut.append(reason)  # type: ignore[method-assign, assignment]
+        for routing_id in (b"a", b"b", b"c", b"d"):
+            peer: Any = SimpleNamespace(routing_id=routing_id)
+            loop._goodbye(peer, connection, "malformed", 0)  # type: ignore[arg-type]
+        assert cut == []
+        for _ in range(2):
+            loop._goodbye(peer, connection, "malformed", 0)  # type: ignore[arg-type]
+        assert cut == ["it broke the protocol again and again"]
+        loop._graces.clear()

@@ -24,6 +24,13 @@ def nodes(*packages: str) -> Iterator[ast.AST]:
             yield from ast.walk(ast.parse(path.read_text()))
 
 
+def last_name(node: ast.expr) -> str:
+    """The last part of a dotted name; "" for what is none."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def words(node: ast.AST) -> Iterator[str]:
     """Texts that an expression may be."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -37,7 +44,7 @@ def counters() -> set[str]:
     return {
         word
         for node in nodes("broker")
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("counters")
+        if isinstance(node, ast.Subscript) and last_name(node.value).endswith("counters")
         for word in words(node.slice)
     }
 
@@ -47,10 +54,9 @@ def events() -> set[str]:
     for node in nodes("broker", "server", "journal"):
         if not isinstance(node, ast.Call) or not node.args:
             continue
-        called = ast.unparse(node.func)
-        last = called.rpartition(".")[2]
+        last = last_name(node.func)
         place = 1 if last == "RingEvent" and len(node.args) > 2 else 0
-        if last in TOLD_BY or (last in LEVELS and "log" in called):
+        if last in TOLD_BY or (last in LEVELS and "log" in ast.unparse(node.func)):
             found.update(words(node.args[place]))
     return found
 

@@ -24,6 +24,7 @@ from malamute_py.journal.directory import Journal
 from malamute_py.server.rings import ring_settings
 from tests.broker.test_containment import POISON
 from tests.protocol.hostile import craft, packed
+from tests.seeds import slow
 from tests.waiting import WAIT_MS
 
 GOOD = encode([b"x"])
@@ -71,7 +72,11 @@ def read(client: SyncClient, pattern: Any, **more: Any) -> tuple[list[bytes], li
     return got, [gap for gap in gaps if isinstance(gap, GapNotice)]
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
+# What the other batches do to the core alone is in tests/broker/test_containment.py.
+QUICK = {"codes", "properties that are none", "properties over the limit"}
+
+
+@pytest.mark.parametrize("name", [*sorted(QUICK), *slow(sorted(UNREADABLE.keys() - QUICK))])
 def test_a_poisoned_log_serves_everything_else(tmp_path: Path, name: str) -> None:
     with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:
         client.publish("s", b"1", subject="a")

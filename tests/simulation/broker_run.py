@@ -344,6 +344,7 @@ class BrokerRun:
         return Reader(
             self.model, name, stream, pattern, visibility,
             lambda: self.machine.latest_ms, self.machine.first_of, self.machine.visible_of,
+            self.machine.told_first_of,
         )  # fmt: skip
 
     # --- the quiet end --------------------------------------------------------------------

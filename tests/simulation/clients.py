@@ -317,7 +317,13 @@ class Producer(Client):
         batch = self.sent.pop(command.reference, None)
         if batch is None:
             return
-        if command.code not in RETRYABLE | {"out_of_sequence"}:
+        if command.code == "damaged" and all(
+            self.world.model.damaged(batch.stream, record.serial) for record in batch.records
+        ):
+            # What became of it is known: nothing can be read of it.
+            if batch in self.unconfirmed[batch.stream]:
+                self.unconfirmed[batch.stream].remove(batch)
+        elif command.code not in RETRYABLE | {"out_of_sequence"}:
             raise Violation("refusal", f"{self.name}: PUBLISH to {batch.stream}: {command}")
         if self.idempotent:
             if self.settled:

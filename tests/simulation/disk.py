@@ -27,9 +27,9 @@ the *durable* one, compared in sectors of 512 bytes.
 - A read error: reads that touch a bad sector raise EIO, until its page is written to again.
 - Bit rot: one bit of a durable sector flips, in both images.
 
-Not modelled: misdirected writes, a disk that acknowledges a sync and forgets, writes that
-fail half way with an error (only a crash cuts them), faults of mapped pages (SIGBUS).
-Sources: DESIGN.md, section 6; notes/broker-hardening.md, "What lost data elsewhere".
+Not modelled: misdirected writes, a disk that acknowledges a sync and forgets, writes that fail half
+way with an error (only a crash cuts them), faults of mapped pages (SIGBUS). Source:
+docs/design.md, Journal.
 """
 
 from __future__ import annotations

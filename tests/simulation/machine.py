@@ -1,9 +1,9 @@
 """The simulated shell: the real core and the real rings in one thread, under a schedule.
 
-Owns one process of the broker after another: opening, the loop's work, and what its sync,
-reader and housekeeping threads do, each as entries of the schedule and, inside slow disk
-calls, in the middle of one another. The rule: everything that leaves the core is judged
-by the model before the network has it. Source: DESIGN.md, section 4.
+Owns one process of the broker after another: opening, the loop's work, and what its sync, reader
+and housekeeping threads do, each as entries of the schedule and, inside slow disk calls, in the
+middle of one another. The rule: everything that leaves the core is judged by the model before the
+network has it. Source: docs/design.md, The core and its shell.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ class Machine:
         self.rings: dict[str, Any] = {}
         self.unopened: dict[str, str] = {}
         """Rings that could not be opened, and why: of no use until the next start."""
+        self.told_firsts: dict[tuple[str, int], int] = {}
+        """(ring, stream) -> the oldest offset that the core was told; absent: none, so 0."""
         self.links: dict[int, tuple[Client, Connection]] = {}
         self.held: dict[int, deque[Message]] = {}
         self.generation = 0
@@ -137,6 +139,9 @@ class Machine:
         )  # fmt: skip
         for name, offsets in self.core.unseen.items():
             self.rings[name].go_on(offsets)
+        self.told_firsts.clear()
+        for name in self.rings:
+            self._learn_firsts(name)
         self._recovered()
         self.power_lost = False
         self.running = True
@@ -338,6 +343,7 @@ class Machine:
                 self.unopened[name] = str(error)
                 self.trace.note("ring not opened", name, repr(error))
             else:
+                self._learn_firsts(name)
                 self.trace.note("ring", name)
 
     def _neighbours(self, bundles: list[AppendBundle]) -> list[list[AppendBundle]]:
@@ -547,12 +553,23 @@ class Machine:
             self.rng.choice((2_000, 10_000, 100_000)),
         )
 
+    def _learn_firsts(self, name: str) -> None:
+        """Note what the core is told of a ring that was just opened."""
+        for number, facts in self.rings[name].streams().items():
+            self._note_first(name, number, facts.first)
+
+    def _note_first(self, ring: str, stream: int, first: int) -> None:
+        """Note what the core is told; it takes no step back."""
+        self.told_firsts[ring, stream] = max(first, self.told_firsts.get((ring, stream), 0))
+
     def _tell_firsts(self, name: str) -> None:
         """Tell the core which segments the ring has given up."""
         for event in self.rings[name].take_events():
             if event.name == "segment_retired":
                 firsts = event.facts["first_offsets"]
                 self.trace.note("retired", name, event.facts["segment"], sorted(firsts.items()))
+                for stream, first in firsts.items():
+                    self._note_first(name, stream, first)
                 self.core.retired(name, firsts)
 
     def _trim(self, ring: str, stream: int, offset: int) -> None:
@@ -565,6 +582,7 @@ class Machine:
             return
         first = self.rings[ring].streams()[stream].first
         self.trace.note("trimmed", ring, stream, offset, first)
+        self._note_first(ring, stream, first)
         self.core.trimmed(ring, {stream: first})
 
     def _reading(self, read: ReadRange) -> Callable[[], None]:
@@ -623,6 +641,10 @@ class Machine:
         ring = self.rings.get(log.ring)
         facts = ring.streams().get(log.number) if ring is not None else None
         return facts.first if facts is not None else log.first
+
+    def told_first_of(self, log: Log) -> int:
+        """Oldest offset that the journal serves, as far as the core was told."""
+        return self.told_firsts.get((log.ring, log.number), 0)
 
 
 class Superseded(BaseException):

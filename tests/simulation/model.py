@@ -1,9 +1,9 @@
 """The model: what the log must hold, and what may be seen of it.
 
-Owns a second copy of every ring, kept as plain dictionaries from what the journal said it
-appended, and the promises that were made about it. The rule: the model never asks the code
-under test what is right; it compares. Each violation has one code and one sentence, in
-VIOLATIONS. Source: DESIGN.md, sections 6 to 8.
+Owns a second copy of every ring, kept as plain dictionaries from what the journal said it appended,
+and the promises that were made about it. The rule: the model never asks the code under test what is
+right; it compares. Each violation has one code and one sentence, in VIOLATIONS. Source:
+docs/design.md (Journal; Promises; Flow control).
 """
 
 from __future__ import annotations
@@ -373,6 +373,12 @@ class Model:
         entry = log.entries.get(offset)
         return entry is None or entry.bundle.damaged
 
+    def damaged(self, stream: str, serial: int) -> bool:
+        """Whether a record lies in damage."""
+        log = self.by_name.get(stream)
+        entries = () if log is None else log.entries.values()
+        return any(entry.serial == serial and entry.bundle.damaged for entry in entries)
+
     def trimmed(self, log: Log, first: int) -> None:
         """The journal says that its oldest record of the stream is this one."""
         if first < log.first:
@@ -497,7 +503,14 @@ class Model:
                 elif bundle.damaged or (number, offset) in named:
                     excused += 1
                     if not bundle.damaged:
-                        raise Violation("hole", f"{number} at {offset} is named damaged, it is not")
+                        others = any(each.damaged for each in truth.bundles)
+                        if bundle.promised or not others or not (power or truth.failed):
+                            raise Violation(
+                                "hole", f"{number} at {offset} is named damaged, it is not"
+                            )
+                        # The manifest knows these offsets. Beside damage the journal cannot tell
+                        # that a power loss took them in order, and gives them to no other record.
+                        bundle.damaged = True
             wanted = len(bundle.parts) - excused
             if wanted and 0 < there < wanted:
                 raise Violation(

@@ -2,8 +2,7 @@
 
 Owns the one table of them. The rule: a plant changes the code under test only while it is
 planted, in the way in which somebody could get it wrong, and names the violations that
-count as catching it. Source: notes/broker-hardening.md ("each harness must first catch a
-planted bug").
+count as catching it. Source: docs/robustness.md, "What each harness has shown to find".
 """
 
 from __future__ import annotations
@@ -439,9 +438,9 @@ def _return_not_logged(stack: contextlib.ExitStack) -> None:
     from malamute_py.changelog.records import WorkReceived
 
     def make(original: Any) -> Any:
-        def returned(service: Any, rows: Any, why: str, at_ms: int = 0) -> Any:
+        def returned(service: Any, rows: Any, why: str, *more: Any) -> Any:
             logged = why != "lease"
-            return original(service, rows, why, at_ms) if logged else WorkReceived(service, rows)
+            return original(service, rows, why, *more) if logged else WorkReceived(service, rows)
 
         return returned
 
@@ -647,8 +646,14 @@ def _newest_key_dropped(stack: contextlib.ExitStack) -> None:
 def _renewal_untold(stack: contextlib.ExitStack) -> None:
     from malamute_py.client.work import RENEWED, Offering
 
+    left = []  # A call that nothing refers to is collected, and its request is given back.
+
     def make(original: Any) -> Any:
-        return lambda self, ack: ack.form.state != RENEWED
+        def ack_lost(self: Any, ack: Any) -> bool:
+            left.append(ack)
+            return bool(ack.form.state != RENEWED)
+
+        return ack_lost
 
     _put(stack, Offering, "ack_lost", make)
 
@@ -656,8 +661,17 @@ def _renewal_untold(stack: contextlib.ExitStack) -> None:
 def _held_unseen(stack: contextlib.ExitStack) -> None:
     from malamute_py.client.work import Offering
 
-    _put(stack, Offering, "lost_to_others", lambda original: lambda self, numbers: None)
-    _put(stack, Offering, "dropped", lambda original: lambda self: [])
+    def make(original: Any) -> Any:
+        def take(self: Any) -> Any:
+            request = original(self)
+            if request is not None and request.attempts > 1:
+                request.begun = False
+                return None
+            return request
+
+        return take
+
+    _put(stack, Offering, "take", make)
 
 
 def _hand_out_failed(stack: contextlib.ExitStack) -> None:
@@ -669,7 +683,12 @@ def _hand_out_failed(stack: contextlib.ExitStack) -> None:
 def _waits_for_ever(stack: contextlib.ExitStack) -> None:
     from malamute_py.client.asking import RequestParcel
 
-    _put(stack, RequestParcel, "given_up", lambda original: lambda self: None)
+    left = []  # A call that nothing refers to is collected, and what it has in hand is given back.
+
+    def given_up(self: Any) -> None:
+        left.append(self)
+
+    _put(stack, RequestParcel, "given_up", lambda original: given_up)
 
 
 def _rewind_unheard(stack: contextlib.ExitStack) -> None:
@@ -726,10 +745,14 @@ def _read_at_once(stack: contextlib.ExitStack) -> None:
 def _none_completes_nothing(stack: contextlib.ExitStack) -> None:
     from malamute_py.client.sync_work import HandlerRun
 
+    left = []  # A request that nothing refers to is given back.
+
     def make(original: Any) -> Any:
         def answer(self: Any, request: Any, result: Any) -> None:
             if result is not None:
                 original(self, request, result)
+            else:
+                left.append(request)
 
         return answer
 
@@ -943,19 +966,19 @@ PLANTS: dict[str, Planted] = {
     ),
     "renewal-untold": Planted(
         "clients", "who renews a lease is not told when the link goes",
-        _renewal_untold, _codes("stuck", "unlawful"), 60,
+        _renewal_untold, _codes("stuck", "unlawful"), 60, 60,
     ),
     "held-unseen": Planted(
-        "clients", "the lease of a hand-out is renewed though its program was never shown it",
-        _held_unseen, _codes("stuck", "dead"), 60,
+        "clients", "a request handed out once more is held though its program is never shown it",
+        _held_unseen, _codes("stuck"), 60,
     ),
     "hand-out-failed": Planted(
         "clients", "a step that comes again and is refused fails the hand-out after it",
-        _hand_out_failed, _codes("dead"), 60,
+        _hand_out_failed, _codes("dead"), 60, 400,
     ),
     "waits-for-ever": Planted(
         "clients", "who waits for a reply that was lost waits on when its time is over",
-        _waits_for_ever, _codes("stuck"), 60, 200,
+        _waits_for_ever, _codes("stuck"), 60, 260,
     ),
     "rewind-unheard": Planted(
         "clients", "a member acknowledges for a record what it did with one that was lost",
@@ -975,7 +998,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "none-completes-nothing": Planted(
         "threads", "a handler that returns nothing leaves its request in hand",
-        _none_completes_nothing, _codes("stuck"), 40,
+        _none_completes_nothing, _codes("stuck", "unlawful"), 40,
     ),
     "first-settled": Planted(
         "threads", "of several calls that end by one message one is told",

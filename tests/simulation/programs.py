@@ -634,7 +634,7 @@ async def _settle_mail(p: Process, place: str, mail: Any) -> None:
     if draw < 0.5:
         await p.call("mail.ack", mail.ack())
     elif draw < 0.65:
-        await p.call("mail.again", mail.again(p.rng.choice((0, 20))))
+        await p.call("mail.nack", mail.nack(p.rng.choice((0, 20))))
     else:
 
         def fill(step: Any, act: Act) -> None:
@@ -645,7 +645,7 @@ async def _settle_mail(p: Process, place: str, mail: Any) -> None:
         told = await p.step(fill)
         if told.error is not None and told.code != "not_held":
             # The step did not happen, and the message is the program's again.
-            await p.call("mail.again", mail.again())
+            await p.call("mail.nack", mail.nack())
 
 
 def reckoned(p: Process, what: str, error: MalamuteError) -> None:
@@ -679,7 +679,7 @@ async def _handle(p: Process, request: Any, service: str) -> bytes | None:
         p.model.history.failing.add(serial)
         raise Deliberate("as it was asked for")
     if mood == GIVES_BACK and request.attempts == 1:
-        await p.call("give_back", request.give_back(5, wait=rng.random() < 0.5), lawful=LATE)
+        await p.call("nack", request.nack(5, wait=rng.random() < 0.5), lawful=LATE)
         return None
     if rng.random() < 0.2 and p.does("handlers renew leases"):
         await p.call("renew", request.renew(), lawful=(ConnectionLost,))
@@ -694,7 +694,7 @@ async def _handle(p: Process, request: Any, service: str) -> bytes | None:
         told = await p.step(lambda step, act: p.reply_part(step, act, request, service))
         if told.error is not None:
             if told.code != "not_held" and not request.finished:
-                await p.call("give_back", request.give_back(1), lawful=LATE)
+                await p.call("nack", request.nack(1), lawful=LATE)
             raise told.error
         return None
     return p.answer(request)[1]
@@ -787,6 +787,8 @@ def joins(stream: str, group: str, kind: GroupKind) -> Role:
         seen: dict[str, Any] = {}
         if "visibility" in Joining.__struct_fields__:
             seen = {"visibility": "durable" if is_durable(place) else "live"}
+        if "create" in Joining.__struct_fields__:
+            seen["create"] = True
         while True:
             ack = rng.choice(("next", "manual"))
             left = rng.choice((2, 10, 1_000))
@@ -818,7 +820,7 @@ async def _settle_record(p: Process, place: str, member: Any, record: Any) -> No
     if draw < 0.5:
         await p.call("member.ack", member.ack(record))
     elif draw < 0.65 or not p.does("members acknowledge in steps"):
-        await p.call("member.again", member.again(record, p.rng.choice((0, 20))))
+        await p.call("member.nack", member.nack(record, p.rng.choice((0, 20))))
     else:
 
         def fill(step: Any, act: Act) -> None:
@@ -827,7 +829,7 @@ async def _settle_record(p: Process, place: str, member: Any, record: Any) -> No
 
         told = await p.step(fill)
         if told.error is not None and told.code != "not_held":
-            await p.call("member.again", member.again(record))
+            await p.call("member.nack", member.nack(record))
 
 
 ROLES: dict[str, Callable[..., Role]] = {

@@ -1,8 +1,8 @@
 """What one subscription may be shown: covers, gaps, selection, credit, visibility.
 
 Owns the position of every reader of a run, from its first subscription on and over all its
-reconnects. The rule: a message is judged at the moment in which the broker hands it to the
-network, against the log as it is then. Source: DESIGN.md, section 8; SPEC.md, section 6.
+reconnects. The rule: a message is judged at the moment in which the broker hands it to the network,
+against the log as it is then. Source: docs/design.md, Flow control; SPEC.md, section 6.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Reader:
         broker_ms: Callable[[], int],
         first_of: Callable[[Log], int],
         visible_of: Callable[[Log], int],
+        told_first_of: Callable[[Log], int],
     ) -> None:
         self.model = model
         self.name = name
@@ -85,6 +86,8 @@ class Reader:
         """Oldest offset that the journal holds right now."""
         self.visible_of = visible_of
         """Offset up to which the journal has truly synced."""
+        self.told_first_of = told_first_of
+        """Oldest offset that the core was told: housekeeping may have retired more since."""
         self.uuid = b""
         self.position = -1
         """Next offset; -1: nothing seen yet."""
@@ -160,8 +163,10 @@ class Reader:
             else:
                 self.position = command.next
         else:
-            # Retention may be ahead of what a durable reader is to see.
-            wanted = {0: min(first, tail), 1: tail}.get(kind, command.next)
+            # Retention may be ahead of what a durable reader is to see, and of what the core knows:
+            # then a GAP follows.
+            oldest = min(self.told_first_of(log), tail)
+            wanted = {0: oldest, 1: tail}.get(kind, command.next)
             if kind == 3 and not log.memory:
                 self._by_time(log, command.next, first, tail)
             if command.next != wanted and not log.memory:

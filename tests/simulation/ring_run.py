@@ -1,8 +1,8 @@
 """Scenario `journal`: the real Ring alone over the simulated disk.
 
-Owns a run that appends, syncs, reads, trims, crashes and recovers one ring, with what
-other threads do in the middle of slow calls. The rule: after every opening the whole ring
-is compared with the model; between them every read is. Source: DESIGN.md, section 6.
+Owns a run that appends, syncs, reads, trims, crashes and recovers one ring, with what other threads
+do in the middle of slow calls. The rule: after every opening the whole ring is compared with the
+model; between them every read is. Source: docs/design.md, Journal.
 """
 
 from __future__ import annotations

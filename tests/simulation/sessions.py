@@ -203,7 +203,7 @@ class SessionProducer(SessionClient):
             return
         publisher = self.peer.publisher
         for _ in range(self.rng.choice((1, 1, 2, 4))):
-            if publisher.has_room and self.left > 0:
+            if publisher.window.has_room() and self.left > 0:
                 self.left -= 1
                 self._publish()
         self.turn()
@@ -282,6 +282,12 @@ class SessionProducer(SessionClient):
                     )
             elif isinstance(outcome, RequestRejected) and outcome.code in RETRYABLE:
                 self.world.note("failed", self.name, serial, outcome.code)
+            elif (
+                isinstance(outcome, RequestRejected)
+                and outcome.code == "damaged"
+                and self.world.model.damaged(event.batch.sender.stream, serial)
+            ):
+                self.world.note("damaged", self.name, serial)
             else:
                 raise Violation("refusal", f"{self.name}: record {serial}: {outcome!r}")
 

@@ -6,11 +6,13 @@ from random import Random
 
 import pytest
 
+from malamute_protocol import commands as c
 from malamute_py.journal.ring import Ring
 from malamute_py.journal.types import Append, History, RingSettings
 from tests.simulation.disk import CrashNow, Disk
 from tests.simulation.faults import find_batch
-from tests.simulation.model import Violation
+from tests.simulation.model import Model, Violation
+from tests.simulation.readers import Reader
 from tests.simulation.records import Sent, decode_run, encode
 from tests.simulation.ring_run import RingRun
 from tests.simulation.storage import SimulatedStorage
@@ -86,3 +88,21 @@ def test_a_ring_need_not_know_a_stream_of_which_a_recovery_found_nothing_but_dam
     # Of one that it knows a read must come further.
     with pytest.raises(Violation, match="came to 0"):
         run.judge(run.model.log("", 2), History((), 0), 0, 1, "")
+
+
+def test_a_reader_from_the_oldest_record_begins_at_the_oldest_that_the_core_knows() -> None:
+    model = Model()
+    log = model.by_name["s"] = model.log("main", 1)
+    log.name, log.tail = "s", 10
+    # Housekeeping has retired up to 5, and the loop was told of 3.
+    reader = Reader(
+        model, "r", "s", ["all"], 0,
+        lambda: 0, first_of=lambda log: 5, visible_of=lambda log: 10, told_first_of=lambda log: 3,
+    )  # fmt: skip
+    reader.subscribe([0], 10, 1 << 20)
+    for begins in (2, 4, 5):
+        with pytest.raises(Violation, match=f"began at {begins}, not 3"):
+            reader.subscribed(c.Subscribed(1, b"u" * 16, 1, begins, 3, 10, -1))
+    reader.subscribed(c.Subscribed(1, b"u" * 16, 1, 3, 3, 10, -1))
+    reader.gap(c.Gap(1, 3, 5, "retention", ""))
+    assert reader.position == 5

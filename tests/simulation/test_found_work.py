@@ -6,16 +6,16 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from malamute_protocol.stamp import CHANGE
-from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM
+from malamute_protocol.stamp import CHANGE, STAMP_BYTES, Stamp
+from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM, MAIN
 from malamute_py.changelog import records as r
-from malamute_py.changelog.settings import MailboxSettings, ServiceSettings
+from malamute_py.changelog.settings import MailboxSettings, ServiceSettings, StreamSettings
 from malamute_py.changelog.tables import Queues, Tables, apply
 from tests.broker.post import Post
 from tests.broker.service_world import World
 from tests.simulation import records
 from tests.simulation.model import Violation
-from tests.simulation.work_model import Act, Batch, Bundle, Wish, WorkModel
+from tests.simulation.work_model import Act, Batch, Bundle, Wish, WorkModel, is_durable
 
 SERVICE = 1
 
@@ -158,3 +158,49 @@ def test_who_failed_a_request_was_promised_nothing_of_how_it_ended_when_it_was_r
         model.confirm(failed, confirm, 3)
     model.told("main", 200)
     model.confirm(failed, confirm, 3)
+
+
+@pytest.mark.parametrize("ring", [MAIN, "own"])
+def test_a_record_at_an_offset_is_durable_by_the_bundle_that_brought_it_there(ring: str) -> None:
+    model = WorkModel()
+    place = next(f"s/{n}" for n in range(100) if is_durable(f"s/{n}"))
+    # Of its two keys the broker remembers one: what comes again under the first is taken again.
+    model.state.keys_max = 1
+    for serial, key in ((5, b"k"), (6, b"l")):
+        act = Act(serial, "anna", [Wish("publish", "s", (serial,))], key, 0, True)
+        model.act_of[serial] = model.steps["anna", key] = act
+    contents = {n: records.encode([records.Sent(n, 0, "s", "a", None, 0, 8)]) for n in (5, 6)}
+    made = r.StreamCreated(1, "s", b"u" * 16, ring, StreamSettings(), "", 0)
+    model.appended(
+        Bundle(0, 100, 1, [Batch(CHANGE_STREAM, 0, 1, CHANGE, encode([r.encode_change(made)]))])
+    )
+    beside = ring != MAIN
+    taken = ((5, b"k"), (6, b"l")) if beside else ((5, b"k"), (6, b"l"), (5, b"k"))
+    if beside:
+        model.rings_of["s"] = ring
+    for offset, (serial, key) in enumerate(taken):
+        batches = [Batch(1, offset, 1, 0, contents[serial])]
+        at = 100 * (offset + 1)
+        if beside:
+            model.appended_beside(ring, Bundle(at, at + 100, 1, batches))
+            continue
+        step = encode([r.encode_change(r.StepTaken("anna", key, 0))], subject="change")
+        batches.append(Batch(CHANGE_STREAM, offset + 1, 1, CHANGE, step))
+        model.appended(Bundle(at, at + 100, 1, batches))
+
+    def deliver(offset: int) -> list[tuple[int, int]]:
+        content = contents[taken[offset][0]]
+        stamp = Stamp(
+            0, 0, 0, 0, 1, offset, 0, 1, 0, STAMP_BYTES + len(content), 1, 0,
+            int.from_bytes(content[8:12], "little"),
+        )  # fmt: skip
+        command = wire.Deliver(1, offset, offset + 1, 2)
+        return model.record(
+            1, place, command, [stamp.pack(), content], keyed=False, selects=lambda serial: True
+        )
+
+    model.told(ring, 200)
+    assert deliver(0) == [(0, 5)]
+    for offset in range(1, len(taken)):
+        with pytest.raises(Violation, match=f"offset {offset} is not on the disk yet"):
+            deliver(offset)

@@ -354,7 +354,7 @@ def _settle_mail(p: ThreadedProcess, place: str, mail: Any) -> None:
     if draw < 0.5:
         p.call("mail.ack", mail.ack)
     elif draw < 0.65:
-        p.call("mail.again", partial(mail.again, p.rng.choice((0, 20))))
+        p.call("mail.nack", partial(mail.nack, p.rng.choice((0, 20))))
     else:
 
         def fill(step: Any, act: Act) -> None:
@@ -365,7 +365,7 @@ def _settle_mail(p: ThreadedProcess, place: str, mail: Any) -> None:
         told = p.step(fill)
         if told.error is not None and told.code != "not_held":
             # The step did not happen, and the message is the program's again.
-            p.call("mail.again", mail.again)
+            p.call("mail.nack", mail.nack)
 
 
 # --- who works -------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def _handle(p: ThreadedProcess, request: Any, service: str) -> bytes | None:
         p.model.history.failing.add(serial)
         raise Deliberate("as it was asked for")
     if mood == GIVES_BACK and request.attempts == 1:
-        p.call("give_back", partial(request.give_back, 5, wait=rng.random() < 0.5), lawful=LATE)
+        p.call("nack", partial(request.nack, 5, wait=rng.random() < 0.5), lawful=LATE)
         return None
     if rng.random() < 0.2 and p.does("handlers renew leases"):
         p.call("renew", request.renew, lawful=(ConnectionLost,))
@@ -405,7 +405,7 @@ def _handle(p: ThreadedProcess, request: Any, service: str) -> bytes | None:
         told = p.step(lambda step, act: p.reply_part(step, act, request, service))
         if told.error is not None:
             if told.code != "not_held" and not request.finished:
-                p.call("give_back", partial(request.give_back, 1), lawful=LATE)
+                p.call("nack", partial(request.nack, 1), lawful=LATE)
             raise told.error
         return None
     return p.answer(request)[1]
@@ -524,7 +524,7 @@ def joins(stream: str, group: str, kind: str) -> Callable[[ThreadedProcess], Non
             try:
                 with p.client.group(
                     stream, group, kind=kind, start="earliest", ack=ack,
-                    credit_records=rng.choice((1, 4, 8192)), visibility=visibility,
+                    credit_records=rng.choice((1, 4, 8192)), visibility=visibility, create=True,
                 ) as member:  # fmt: skip
                     for record in member:
                         serial = serial_of(record.body)
@@ -549,7 +549,7 @@ def _settle_record(p: ThreadedProcess, place: str, member: Any, record: Any) -> 
     if draw < 0.5:
         p.call("member.ack", partial(member.ack, record))
     elif draw < 0.65 or not p.does("members acknowledge in steps"):
-        p.call("member.again", partial(member.again, record, p.rng.choice((0, 20))))
+        p.call("member.nack", partial(member.nack, record, p.rng.choice((0, 20))))
     else:
 
         def fill(step: Any, act: Act) -> None:
@@ -558,7 +558,7 @@ def _settle_record(p: ThreadedProcess, place: str, member: Any, record: Any) -> 
 
         told = p.step(fill)
         if told.error is not None and told.code != "not_held":
-            p.call("member.again", partial(member.again, record))
+            p.call("member.nack", partial(member.nack, record))
 
 
 ROLES: dict[str, Callable[..., Callable[[ThreadedProcess], None]]] = {

@@ -24,12 +24,15 @@ class ThreadsRun(ClientsRun):
         """Raises Violation."""
         # What was there before is not looked at when a program has what it dropped collected.
         gc.collect()
-        gc.freeze()
+        freezing = not gc.get_freeze_count()
+        if freezing:
+            gc.freeze()
         try:
             with simulated_threads():
                 super().run()
         finally:
-            gc.unfreeze()
+            if freezing:
+                gc.unfreeze()
 
     def _kind(self) -> type[Process]:
         return ThreadedProcess if self.rng.random() < SHARE else Process

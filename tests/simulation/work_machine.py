@@ -1,10 +1,10 @@
 """The shell of the scenario `work`: core and ring main as ever, and the tables that follow them.
 
-Owns the checkpoint: the real one, over SQLite in memory. Its commits are durable when they
-return, which is what SQLite promises; what was not committed is taken back. The rules: its
-steps run as a thread of their own, in the middle of which anything else may happen; it may be
-late, die before or behind its commit, and be found at a start as an older copy of itself.
-Source: DESIGN.md, section 9; store/checkpoint.py, server/checkpoints.py.
+Owns the checkpoint: the real one, over SQLite in memory. Its commits are durable when they return,
+which is what SQLite promises; what was not committed is taken back. The rules: its steps run as a
+thread of their own, in the middle of which anything else may happen; it may be late, die before or
+behind its commit, and be found at a start as an older copy of itself. Source: docs/design.md,
+Queues and the checkpoint; store/checkpoint.py, server/checkpoints.py.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class WorkMachine(Machine):
         again = RecoveredState(facts, load(self.database), changes)
         self.model.compare(recover_queues(again))
         self._compare_bodies()
-        return RecoveredState(facts, queues, changes)
+        return RecoveredState(facts, queues, changes, now_ms=self._now())
 
     def _found(self, ring: Any, facts: dict[str, RingFacts]) -> tuple[Any, list[tuple[int, bytes]]]:
         """The tables, and the log behind them. As server/recovered.py, find_queues."""

@@ -1,18 +1,20 @@
 """The model of mail, services, cursors, groups and steps: plain sets, one row at a time.
 
-Owns a copy of every bundle that ring main took, the state that its changes make, kept by
-message, request and offset in plain dictionaries, and what was promised about each bundle. The
-rules: nothing here uses the tables or the bitmaps of the code under test; what the broker hands
-out is held against the state at that moment; after a death the tables must be what the bundles
-that survived make, and every bundle that had to survive must be among them. A step is one
-bundle, so it is there or not. Source: SPEC.md, section 4.8; DESIGN.md, sections 7 and 9.
+Owns a copy of every bundle that ring main took, the state that its changes make, kept by message,
+request and offset in plain dictionaries, and what was promised about each bundle. The rules:
+nothing here uses the tables or the bitmaps of the code under test; what the broker hands out is
+held against the state at that moment; after a death the tables must be what the bundles that
+survived make, and every bundle that had to survive must be among them. A step is one bundle, so it
+is there or not. Source: SPEC.md, section 4.8; docs/design.md (Promises; Queues and the checkpoint).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 from zlib import crc32
 
@@ -137,6 +139,9 @@ class State:
     """(stream, offset) -> serial; of the mail stream too."""
     serials: dict[int, int] = field(default_factory=dict)
     """Serial -> LSN of the bundle that brought it."""
+    places: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(stream, offset) -> LSN of the bundle that brought it: a record whose key was forgotten may
+    be taken again, and then stands at two offsets."""
     beside: dict[int, int] = field(default_factory=dict)
     """Serial -> LSN of the bundle that brought it, of records in rings beside main."""
     tails: dict[int, int] = field(default_factory=dict)
@@ -586,6 +591,7 @@ class WorkModel:
                     raise Violation("twice", f"record {serial} is in the log twice")
                 state.beside[serial] = bundle.lsn
                 state.records[batch.stream, offset] = serial
+                state.places[batch.stream, offset] = bundle.lsn
                 for place in state.groups:
                     # What was done under this offset was another record, which is lost.
                     state.gone_records.pop((*place, offset), None)
@@ -660,7 +666,8 @@ class WorkModel:
                             "reused", f"message {number} was record {self.numbers[number]}"
                         )
             for row, serial in enumerate(serials):
-                state.records[batch.stream, batch.base + row] = serial
+                place = batch.stream, batch.base + row
+                state.records[place], state.places[place] = serial, bundle.lsn
                 if not serial:
                     continue
                 if serial not in self.act_of:
@@ -798,15 +805,17 @@ class WorkModel:
             if -1 not in stood and max(wish.since, oldest) not in stands:
                 raise Violation("since", f"{act}: it stood at {sorted(stood)}")
 
+    def _on_disk(self, place: str, stream: int, offset: int) -> bool:
+        """Whether the core was told that the disk has the record at an offset."""
+        lsn = self.state.places[stream, offset]
+        ring = self.rings_of.get(place.partition("/")[0], MAIN)
+        if ring == MAIN:
+            return self._at(lsn).end_lsn <= self.told_lsn
+        truth = self.ring(ring)
+        return truth.bundles[_place_of(truth.bundles, lsn)].end_lsn <= truth.told_lsn
+
     def _at(self, lsn: int) -> Bundle:
-        low, high = 0, len(self.bundles)
-        while low < high:
-            middle = (low + high) // 2
-            if self.bundles[middle].lsn < lsn:
-                low = middle + 1
-            else:
-                high = middle
-        return self.bundles[low]
+        return self.bundles[_place_of(self.bundles, lsn)]
 
     def _bundles_of(self, act: Act, command: c.Confirm) -> set[int]:
         """LSNs of the bundles in which the act happened; raises when it did not."""
@@ -1017,8 +1026,7 @@ class WorkModel:
                 raise Violation("wrong_record", f"{place}: offset {offset} shows {serial}")
             if not selects(serial):
                 raise Violation("not_selected", f"{place}: offset {offset}")
-            lsn = state.serials.get(serial)
-            if durable and lsn is not None and self._at(lsn).end_lsn > self.told_lsn:
+            if durable and not self._on_disk(place, at[0], offset):
                 raise Violation("early", f"{place}: offset {offset} is not on the disk yet")
             position, done = state.groups.get(at, (0, frozenset()))
             if offset < position or offset in done:
@@ -1188,6 +1196,11 @@ class WorkModel:
                 raise Violation("ended_twice", f"request {number} was answered {told}, {ends}")
             if number not in state.jobs and closed[-1] != "cancelled" and not told:
                 raise Violation("lost", f"request {number} of {sender} ended {ends}, without word")
+
+
+def _place_of(bundles: list[Bundle], lsn: int) -> int:
+    """Place of the bundle that begins at an LSN."""
+    return bisect_left(bundles, lsn, key=attrgetter("lsn"))
 
 
 def changes_of(bundle: Bundle) -> list[Any]:

@@ -267,9 +267,9 @@ def test_a_query_that_is_stopped_says_goodbye_to_the_broker(
         query = memory(read_stream(endpoint=server.endpoints[0], stream="s"))
         assert query.offsets() == list(range(10))
         # Those of the executors stay for the tasks of other queries.
-        links = len(client.links())
+        links = len(client.list_links())
         query.query.stop()
-        wait_until(lambda: len(client.links()) < links)
+        wait_until(lambda: len(client.list_links()) < links)
 
 
 # --- what no longer fits -------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from malamute_py.store.database import DATABASE
 from malamute_py.store.mending import CannotMend, Lost, mend
 from tests.cli.running import run_cli
 from tests.journal.rings import S, batch, everything
+from tests.seeds import seeds
 
 SMALL = RingSettings(segment_bytes=S, ring_bytes=8 * S, index_interval_bytes=2048)
 STREAMS = (1, 2, 3)
@@ -95,7 +96,7 @@ def opened(directory: Path) -> tuple[Journal, Ring]:
     return journal, ring
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", seeds(4, 120))
 def test_whatever_is_damaged_the_copy_is_sound_and_what_it_lacks_is_told(
     tmp_path: Path, seed: int
 ) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from malamute_py.client.aio import Client, connect
+from malamute_py.client.aio import Client
 from malamute_py.demo.daemon import Daemon
+from tests.system.patient import patient
 from tests.waiting import WAIT_S
 
 STREAM = "ledger"
@@ -107,9 +108,9 @@ async def test_every_confirmed_record_survives_fifty_kills_in_order_and_once(
     offsets: list[int] = []
     with Daemon(tmp_path, settings) as daemon:
         async with (
-            connect(daemon.endpoint, timeout_ms=None) as first,
-            connect(daemon.endpoint, timeout_ms=None) as second,
-            connect(daemon.endpoint, timeout_ms=None) as third,
+            patient(daemon.endpoint) as first,
+            patient(daemon.endpoint) as second,
+            patient(daemon.endpoint) as third,
         ):
             stopped = asyncio.Event()
             producers = [

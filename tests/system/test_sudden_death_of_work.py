@@ -11,15 +11,16 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from malamute_py.client.aio import Client, connect
+from malamute_py.client.aio import Client
 from malamute_py.demo.daemon import Daemon
+from tests.system.patient import patient
 
 KILLS = 20
 PATIENCE_S = 60.0
@@ -52,19 +53,21 @@ class Book:
 
 
 async def keep_going(
-    stopped: asyncio.Event, one: Callable[[int], Awaitable[None]], begin: Callable[[], int]
+    stopped: asyncio.Event,
+    one: Callable[[int], Coroutine[None, None, None]],
+    begin: Callable[[], int],
 ) -> None:
     """Calls of `one`, many in flight, each with the next number, until stopped; then all end."""
-    inflight: set[asyncio.Task[None]] = set()
-    while not stopped.is_set():
-        number = begin()
-        task = asyncio.ensure_future(one(number))
-        inflight.add(task)
-        task.add_done_callback(inflight.discard)
-        await asyncio.sleep(0 if number % 10 else 0.004)
-        if len(inflight) > 100:
-            await asyncio.wait(inflight, return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.gather(*inflight)
+    async with asyncio.TaskGroup() as group:
+        inflight: set[asyncio.Task[None]] = set()
+        while not stopped.is_set():
+            number = begin()
+            task = group.create_task(one(number))
+            inflight.add(task)
+            task.add_done_callback(inflight.discard)
+            await asyncio.sleep(0 if number % 10 else 0.004)
+            if len(inflight) > 100:
+                await asyncio.wait(inflight, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def send_mail(client: Client, book: Book, stopped: asyncio.Event) -> None:
@@ -129,7 +132,7 @@ async def step(client: Client, book: Book, stopped: asyncio.Event) -> None:
 
 
 async def share(client: Client, book: Book) -> None:
-    async with client.group("left", "readers", kind="shared", start="earliest") as group:
+    async with client.group("left", "readers", kind="shared", create=True) as group:
         while True:
             batch = await group.next_batch()
             if batch is None:
@@ -167,7 +170,7 @@ async def test_work_survives_twenty_kills_of_the_broker(tmp_path: Path) -> None:
     book = Book()
     with Daemon(tmp_path, settings) as daemon:
         clients = [
-            await connect(daemon.endpoint, timeout_ms=None, identity=name)
+            await patient(daemon.endpoint, name)
             for name in ("sender", "reader", "asker", "worker-1", "worker-2", "desk", "stepper",
                          "member-1", "member-2")
         ]  # fmt: skip

@@ -163,7 +163,7 @@ async def _publish_bulk(
     """Publish all; of a fill return the number at its middle and the time between its halves."""
     middle: dict[str, int] = {}
     halves = len(chunks) // 2 if asked.role == "fill" else 0
-    async with client.window(asked.subject, confirm=asked.confirm) as window:
+    async with client.publisher(asked.subject, confirm=asked.confirm) as window:
         for number, chunk in enumerate(chunks):
             if halves and number == halves:
                 await window.wait()

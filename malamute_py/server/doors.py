@@ -1,0 +1,75 @@
+"""Listening sockets that turn addresses away: the kernel drops their connection requests.
+
+Owns a socket filter on each listening socket. libzmq accepts each peer that connects, and what the
+peer sends right after its handshake is in libzmq's memory before the loop can cut the connection.
+So an address that has filled the memory is kept out one step earlier: its SYN is dropped, and its
+kernel tries again a second later. Connections that are there already are not touched. Source:
+ARCHITECTURE.md, "What a peer may cost"; socket(7), SO_ATTACH_FILTER; the documentation of Linux,
+networking/filter.rst.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterable
+
+ADDRESSES_MAX = 32
+"""Addresses that a filter names at most, so that its jumps stay short."""
+
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27
+_LOAD_WORD, _LOAD_BYTE, _SHIFT_RIGHT, _IF_EQUAL, _IF_SET, _RETURN = (
+    0x20, 0x30, 0x74, 0x15, 0x45, 0x06,
+)  # fmt: skip
+_INSTRUCTION = struct.Struct("=HBBI")
+"""struct sock_filter: code, jump if true, jump if false, number."""
+_PROGRAM = struct.Struct("@HP")
+"""struct sock_fprog: how many instructions, and where they are."""
+_NETWORK = 0xFFF00000
+"""SKF_NET_OFF: where the header of IP begins; the filter sees the packet from TCP's on."""
+_FLAGS_AT, _SYN = 13, 0x02
+_SOURCE_AT, _SOURCE6_AT = 12, 8
+_TAKE, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
+
+
+def program(addresses: Iterable[str]) -> bytes:
+    """A filter that drops connection requests from these addresses and nothing else."""
+    found = [ipaddress.ip_address(address) for address in addresses]
+    four = [(_LOAD_WORD, 0, 0, _NETWORK + _SOURCE_AT)]
+    six = []
+    for address in found:
+        words = struct.unpack(f">{len(address.packed) // 4}I", address.packed)
+        if len(words) == 1:
+            four += [(_IF_EQUAL, 0, 1, words[0]), _DROP]
+            continue
+        for at, word in enumerate(words):
+            six += [
+                (_LOAD_WORD, 0, 0, _NETWORK + _SOURCE6_AT + 4 * at),
+                (_IF_EQUAL, 0, 2 * (3 - at) + 1, word),
+            ]
+        six.append(_DROP)
+    four.append(_TAKE)
+    six.append(_TAKE)
+    head = [
+        (_LOAD_BYTE, 0, 0, _FLAGS_AT), (_IF_SET, 1, 0, _SYN), _TAKE,
+        # The version of IP, for where the source address stands.
+        (_LOAD_BYTE, 0, 0, _NETWORK), (_SHIFT_RIGHT, 0, 0, 4), (_IF_EQUAL, 0, len(four), 4),
+    ]  # fmt: skip
+    return b"".join(_INSTRUCTION.pack(*each) for each in (*head, *four, *six))
+
+
+def turn_away(listening: socket.socket, addresses: Iterable[str]) -> None:
+    """Have the kernel drop connection requests from these addresses; all others come in again.
+
+    Raises OSError where the kernel has no such filters.
+    """
+    named = sorted(addresses)[:ADDRESSES_MAX]
+    if not named:
+        listening.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+        return
+    code = program(named)
+    kept = ctypes.create_string_buffer(code, len(code))
+    described = _PROGRAM.pack(len(code) // _INSTRUCTION.size, ctypes.addressof(kept))
+    listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)
