@@ -346,10 +346,12 @@ class Roles:
                 self._book.note(FIRST, name, "", notice.offset)
 
         self._book.note(LOOKED, kind, "")
-        async for record in client.subscribe(
-            stream, start="earliest", until="tail", on_notice=noticed
-        ):
-            self._book.note(FOUND, kind, record.body.decode(), record.offset)
-            if kind == "step/left":
-                self._book.note(ASKED, "group", record.body.decode())
-                self._owed["step"].add(record.body.decode())
+        records = client.subscribe(stream, start="earliest", until="tail", on_notice=noticed)
+        try:
+            async for record in records:
+                self._book.note(FOUND, kind, record.body.decode(), record.offset)
+                if kind == "step/left":
+                    self._book.note(ASKED, "group", record.body.decode())
+                    self._owed["step"].add(record.body.decode())
+        except MalamuteError as error:
+            self.failures.append(f"the stream {stream} cannot be read in the end: {error!r}")
