@@ -1,9 +1,10 @@
-"""Listening sockets that turn addresses away: the kernel drops their connection requests.
+"""Socket filters: what the kernel drops before libzmq receives it.
 
-Owns a socket filter on each listening socket. libzmq accepts each peer that connects, and what the
-peer sends right after its handshake is in libzmq's memory before the loop can cut the connection.
-So an address that has filled the memory is kept out one step earlier: its SYN is dropped, and its
-kernel tries again a second later. Connections that are there already are not touched. Source:
+Owns the filters of listening sockets and of connections. libzmq accepts each peer that connects,
+and what the peer sends right after its handshake is in libzmq's memory before the loop can cut the
+connection. So an address that has filled the memory is kept out one step earlier: its SYN is
+dropped, and its kernel tries again a second later. A connection that is held back loses nothing
+either: its peer's kernel sends again what was dropped, later each time. Source:
 ARCHITECTURE.md, "What a peer may cost"; socket(7), SO_ATTACH_FILTER; the documentation of Linux,
 networking/filter.rst.
 """
@@ -60,16 +61,42 @@ def program(addresses: Iterable[str]) -> bytes:
     return b"".join(_INSTRUCTION.pack(*each) for each in (*head, *four, *six))
 
 
+def shut(listening: socket.socket) -> None:
+    """Have the kernel drop all connection requests; turn_away() ends it.
+
+    An accepted connection has its listening socket's filter, so only requests may be dropped here.
+    Raises OSError where the kernel has no such filters.
+    """
+    no_request = [(_LOAD_BYTE, 0, 0, _FLAGS_AT), (_IF_SET, 0, 1, _SYN), _DROP, _TAKE]
+    _attach(listening, b"".join(_INSTRUCTION.pack(*each) for each in no_request))
+
+
+def hold_back(connection: socket.socket) -> None:
+    """Have the kernel drop all that a connection's peer sends, until let_go().
+
+    Raises OSError where the kernel has no such filters.
+    """
+    _attach(connection, _INSTRUCTION.pack(*_DROP))
+
+
+def let_go(held: socket.socket) -> None:
+    """Have a socket take again what its peers send. Raises OSError: it has no filter."""
+    held.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+
+
 def turn_away(listening: socket.socket, addresses: Iterable[str]) -> None:
     """Have the kernel drop connection requests from these addresses; all others come in again.
 
     Raises OSError where the kernel has no such filters.
     """
     named = sorted(addresses)[:ADDRESSES_MAX]
-    if not named:
-        listening.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
-        return
-    code = program(named)
+    if named:
+        _attach(listening, program(named))
+    else:
+        let_go(listening)
+
+
+def _attach(to: socket.socket, code: bytes) -> None:
     kept = ctypes.create_string_buffer(code, len(code))
     described = _PROGRAM.pack(len(code) // _INSTRUCTION.size, ctypes.addressof(kept))
-    listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)
+    to.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)

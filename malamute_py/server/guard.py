@@ -11,6 +11,8 @@ descriptor belongs to libzmq, so it is only asked, and shut down by a copy that 
 and only while its inode is the accepted one. Source: ARCHITECTURE.md, "What a peer may cost";
 tcp(7); zmq_socket_monitor(3).
 
+While the loop stands still, nothing of this is judged: watchdog.py holds floods back then.
+
 What holds: over tcp the bytes are exact. Small frames cost 4 to 80 times their bytes and tiny ones
 10 to 50 times, so those count for more where a connection is seen to send them, though never for
 more than memory has grown; growth of the resident memory while a partial message arrives counts as
@@ -22,16 +24,14 @@ a local peer that paces itself is bounded by MAXMSGSIZE a frame alone. inproc is
 
 from __future__ import annotations
 
-import array
+import contextlib
 import ctypes
-import fcntl
 import heapq
 import os
 import resource
 import socket
 import stat
 import struct
-import termios
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -41,12 +41,16 @@ import msgspec
 import zmq
 
 from malamute_py.config import Config
-from malamute_py.server.doors import ADDRESSES_MAX, turn_away
+from malamute_py.server.descriptors import (
+    Borrowed,
+    copied,
+    local_port,
+    received,
+    waiting,
+    whence,
+)
+from malamute_py.server.doors import ADDRESSES_MAX, shut, turn_away
 
-_TCP_INFO = getattr(socket, "TCP_INFO", 11)
-_BYTES_RECEIVED = struct.Struct("=Q")
-_BYTES_RECEIVED_AT = 128
-"""tcpi_bytes_received in struct tcp_info, Linux 4.1 and later."""
 _PAGE = resource.getpagesize()
 _ALARM_BYTES = 8 << 20
 """Growth of resident memory since all connections were looked at that has it done again."""
@@ -104,8 +108,6 @@ _trim = getattr(ctypes.CDLL(None), "malloc_trim", int)
 """glibc's; other C libraries give memory back by themselves."""
 _EVENT = struct.Struct("=Hi")
 _RESET = struct.pack("=ii", 1, 0)
-_CREDENTIALS = struct.Struct("=iII")
-"""struct ucred: process, user, group."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -254,6 +256,8 @@ class Guard:
         self._trimming: threading.Thread | None = None
         self._listening: list[int] = []
         """Descriptors of the listening sockets."""
+        self.ports: frozenset[int] = frozenset()
+        """Where these listen over tcp."""
         self._turned_away: set[str] = set()
         """Addresses whose connection requests the kernel drops."""
 
@@ -305,6 +309,9 @@ class Guard:
                 self._count("disconnected_total")
             elif event == zmq.EVENT_LISTENING:
                 self._listening.append(value)
+                port = local_port(value)
+                if port is not None:
+                    self.ports |= {port}
             elif event == zmq.EVENT_ACCEPT_FAILED:
                 self._count("accept_failed_total")
                 self._report(
@@ -324,7 +331,7 @@ class Guard:
             facts = os.fstat(fd)
             if not stat.S_ISSOCK(facts.st_mode):
                 return
-            is_tcp, address = _whence(fd)
+            is_tcp, address = whence(fd)
         except OSError:
             return  # closed before we came to it
         connection = Connection(fd, facts.st_ino, is_tcp, address, now_ms, self.rss)
@@ -526,27 +533,55 @@ class Guard:
             self._count("addresses_turned_away_total")
             self._report("address_turned_away", {"peer": address})
         self._turned_away = away
+        self.open_doors()
+
+    def open_doors(self) -> None:
+        """Have the listening sockets take all peers but those that are turned away."""
         for fd in list(self._listening):
             try:
-                with _Borrowed(fd) as listening:
-                    turn_away(listening, away)
+                with Borrowed(fd) as listening:
+                    turn_away(listening, self._turned_away)
             except OSError as error:
                 # Its connections are cut when they were accepted, as far as the loop is in time.
                 self._listening.remove(fd)
                 self._report("filter_refused", {"error": str(error)})
 
+    # --- for the watchdog's thread ------------------------------------------------------------
+
+    def shut_doors(self) -> None:
+        """Have the listening sockets take no connections until open_doors(). From any thread."""
+        for fd in list(self._listening):
+            with contextlib.suppress(OSError), Borrowed(fd) as listening:
+                shut(listening)
+
+    def growth(self) -> int:
+        """Bytes that memory has grown by since nothing was unread. From any thread."""
+        return self._resident() - self._rss_before
+
+    def connections(self) -> list[Connection]:
+        """The connections that are known. From any thread."""
+        return list(self._connections.values())
+
+    @staticmethod
+    def unread(connection: Connection) -> int:
+        """Bytes that no message taken up so far explains; 0: it is gone. From any thread."""
+        said = connection.delivered - connection.seen
+        return max(0, (_arrived(connection) or 0) - connection.base - said)
+
+    # --- one connection, and all together ----------------------------------------------------
+
     def _look(self, connection: Connection, now_ms: int, drained: bool) -> str | None:
         """None: fine. "": it is gone. Otherwise why it has to end."""
         bounds = self._bounds
-        received = _received(connection)
-        if received is None:
+        arrived = _arrived(connection)
+        if arrived is None:
             return ""
         said = connection.delivered - connection.seen
         if said:
             # What the delivered messages cannot explain is unread.
-            base = min(received, connection.base + said) if connection.is_tcp else 0
-            if drained and received - base <= _SMALL_BYTES:
-                base = received  # ZMTP's own commands; the next message may have begun with it
+            base = min(arrived, connection.base + said) if connection.is_tcp else 0
+            if drained and arrived - base <= _SMALL_BYTES:
+                base = arrived  # ZMTP's own commands; the next message may have begun with it
             connection.base = base
             connection.seen = connection.delivered
             frames = connection.frames - connection.sampled_frames
@@ -559,7 +594,7 @@ class Guard:
                 connection.rss = self.rss
         elif connection.seen == 0 and now_ms - connection.accepted_ms > bounds.hello_ms:
             return "nothing was said after connecting"
-        unread = received - connection.base
+        unread = arrived - connection.base
         if unread <= (_SMALL_BYTES if connection.is_tcp else 0):
             connection.unread = connection.memory = connection.rise = 0
             connection.quiet += 1
@@ -675,25 +710,16 @@ class Guard:
 
     def _shut_down(self, connection: Connection, reason: str, *, abort: bool) -> None:
         try:
-            # A copy, so that no other connection is shut down when libzmq closes this one
-            # now and accepts the next under the same number (seen: 14 in 400).
-            copy = os.dup(connection.fd)
-        except OSError:
-            return  # it went by itself, or there is no descriptor left: the next look tries again
-        try:
-            # Compared before it is wrapped: the number may be a file's by now.
-            if os.fstat(copy).st_ino != connection.inode:
-                return
-            with _Borrowed(copy) as own:
+            with copied(connection.fd, connection.inode) as own:
                 if abort:
                     # Have libzmq's close() reset the connection: a sender whose window is shut
                     # would learn of a mere end a minute later.
                     own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 own.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the peer was quicker
-        finally:
-            os.close(copy)
+            # It went by itself, the peer was quicker, or there is no descriptor left: then the
+            # next look tries again.
+            return
         self._has_filled = True
         self._trim_each_ms = _TRIM_EACH_MS
         self._count("cut_total")
@@ -710,6 +736,14 @@ class Guard:
         """Bytes of resident memory that map no file: a ring that fills is no growth."""
         _, resident, mapped, *_ = os.pread(self._statm, 128, 0).split()
         return (int(resident) - int(mapped)) * _PAGE
+
+
+def _arrived(connection: Connection) -> int | None:
+    """Bytes that came in on a connection; over ipc, those unread with what explains the others."""
+    if connection.is_tcp:
+        return received(connection.fd, connection.inode)
+    unread = waiting(connection.fd, connection.inode)
+    return None if unread is None else connection.base + unread
 
 
 def _memory_of(connection: Connection, growth: int) -> int:
@@ -729,78 +763,3 @@ def _less(counts: Counter[str], name: str) -> None:
     counts[name] -= 1
     if not counts[name]:
         del counts[name]
-
-
-def _whence(fd: int) -> tuple[bool, str]:
-    """Whether a connection is TCP's, and its peer: an address without port, or a local user."""
-    with _Borrowed(fd) as borrowed:
-        domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
-        if domain == socket.AF_UNIX:
-            facts = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            return False, f"local user {_CREDENTIALS.unpack(facts)[1]}"
-    with _Borrowed(fd, domain) as borrowed:
-        address = str(borrowed.getpeername()[0])
-    return True, address.removeprefix("::ffff:")
-
-
-def _received(connection: Connection) -> int | None:
-    """Bytes that came in on a connection; None: it is gone."""
-    fd = connection.fd
-    try:
-        if os.fstat(fd).st_ino != connection.inode:
-            return None
-        if not connection.is_tcp:
-            unread = array.array("i", [0])
-            fcntl.ioctl(fd, termios.FIONREAD, unread)
-            return connection.base + unread[0]
-        with _Borrowed(fd) as borrowed:
-            return _counted(borrowed)
-    except OSError:
-        return None
-
-
-def _counted(borrowed: socket.socket) -> int:
-    """Bytes that the kernel has counted on a TCP connection; 0 where it counts none."""
-    info = borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 192)
-    try:
-        return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0])
-    except struct.error:
-        return 0  # a kernel before 4.1
-
-
-def counts_bytes() -> bool:
-    """Whether the kernel counts what comes in on a TCP connection: all bounds rest on that.
-
-    Linux before 4.1 does not, and sandboxes that imitate Linux may not: a byte is sent to see.
-    """
-    try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname()) as peer,
-        ):
-            taken, _ = server.accept()
-            with taken:
-                peer.sendall(b"?")
-                taken.recv(1)
-                return _counted(taken) > 0
-    except OSError:
-        return False
-
-
-class _Borrowed:
-    """A socket object over a descriptor of libzmq's: it is given back, not closed.
-
-    Raises OSError when the descriptor is closed, or is no socket any more.
-    """
-
-    __slots__ = ("_socket",)
-
-    def __init__(self, fd: int, family: int = socket.AF_INET) -> None:
-        # With the family named, Python asks the kernel nothing; no address is taken apart.
-        self._socket = socket.socket(family, socket.SOCK_STREAM, 0, fileno=fd)
-
-    def __enter__(self) -> socket.socket:
-        return self._socket
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.detach()

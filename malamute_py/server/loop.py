@@ -47,6 +47,7 @@ from malamute_py.server.keeper import Died, Inbox, RingEvent, Synced, SyncFailed
 from malamute_py.server.numbering import Numbering
 from malamute_py.server.peers import Arrived, Peer, Peers, Unreachable
 from malamute_py.server.sockets import Listener
+from malamute_py.server.watchdog import Watchdog
 from malamute_py.telemetry import Limiter, Log, Refusals
 
 _KEEP_FRAME_FROM = 8 << 10
@@ -154,6 +155,7 @@ class Loop:
         counters: defaultdict[str, int],
         meter: Callable[[], int],
         worked: Callable[[], int],
+        watchdog: Watchdog,
         checkpoints: Checkpoints | None = None,
     ) -> None:
         """clock: milliseconds since 1970. But for the inbox, only the loop uses what is given.
@@ -167,6 +169,7 @@ class Loop:
         self._rings = rings
         self._listeners = listeners
         self._guard = guard
+        self._watchdog = watchdog
         self._inbox = inbox
         self._limits = limits
         self._clock = clock
@@ -187,6 +190,7 @@ class Loop:
         self._take_ns = self._take_most_ns = self._turn_ns // 2
         """How long a turn takes up messages: less, when what comes of them takes long."""
         self._take_until = self._turn_until = sys.maxsize
+        self._turns = 0
         self.longest_turn_us = 0
         """The longest turn so far, in microseconds of a processor."""
         self._guard_ms = config.loop.guard_ms
@@ -230,6 +234,7 @@ class Loop:
         """Wait for something to happen and do all that follows from it, once."""
         timeout = 0 if self._busy else self._timeout(self._clock())
         ready = dict(self._poller.poll(timeout))
+        self._begins()
         now_ms = self._clock()
         began = self._meter()
         self._take_until, self._turn_until = began + self._take_ns, began + self._turn_ns
@@ -263,6 +268,19 @@ class Loop:
         if self._waiting:
             self._retry(now_ms)
         self._pace(now_ms)
+        self._ends(now_ms)
+
+    def _begins(self) -> None:
+        """Say that nothing is taken up until this turn ends."""
+        self._turns += 1
+        self._watchdog.turn = self._turns
+
+    def _ends(self, now_ms: int) -> None:
+        self._watchdog.turn = 0
+        if self._watchdog.holds:
+            count = self._watchdog.release()
+            self._counters["connections_held_total"] += count
+            self._event("connections_held", "warning", {"connections": count}, now_ms)
 
     def _pace(self, now_ms: int) -> None:
         """Take up less in the next turn if this one was long, and tell of one that was very long.
@@ -740,6 +758,7 @@ class Loop:
         until_ms = self._clock() + drain_ms
         self._finishing = True
         self._turn_until = sys.maxsize
+        self._begins()
         for listener in self._listeners:
             self._poller.unregister(listener.socket)
         self.settle(self._clock())
@@ -752,6 +771,7 @@ class Loop:
         while self._waiting and self._clock() < until_ms:
             self._retry(self._clock())
             self._wait()
+        self._ends(self._clock())
 
     def abandon(self) -> None:
         """After a bug: tell every peer that can be told, so that none waits for its expiry."""

@@ -49,8 +49,9 @@ from malamute_py.server.auth import Authenticator, carriers_of
 from malamute_py.server.checkpoints import Checkpoints
 from malamute_py.server.clock import Clock
 from malamute_py.server.defaults import check_defaults
+from malamute_py.server.descriptors import counts_bytes
 from malamute_py.server.errors import ServerFailed, StartError
-from malamute_py.server.guard import Bounds, Guard, counts_bytes
+from malamute_py.server.guard import Bounds, Guard
 from malamute_py.server.keeper import Inbox
 from malamute_py.server.loop import Loop
 from malamute_py.server.permissions import Permissions, QuotaTable
@@ -63,6 +64,7 @@ from malamute_py.server.recovered import (
 )
 from malamute_py.server.rings import Rings
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
+from malamute_py.server.watchdog import Watchdog
 from malamute_py.store.bodies import Bodies
 from malamute_py.store.database import DATABASE
 from malamute_py.telemetry import Limiter, Log, open_log, prometheus_text
@@ -314,6 +316,8 @@ class Server:
                 report=self._report_connection,
             )
             parts.callback(self._guard.close)
+            watchdog = Watchdog(self._guard, config.limits.unread_share_bytes_max // 4)
+            parts.callback(watchdog.stop)
             if config.authentication.mechanism != "none":
                 self._authenticator = Authenticator(
                     context, config.authentication, self._clock, self._denied, self._paused,
@@ -327,6 +331,7 @@ class Server:
                 parts.callback(listener.close, config.loop.drain_ms)
             self._rings.start()
             parts.callback(self._rings.stop_threads)
+            watchdog.start()
             self._loop = Loop(
                 config,
                 core=self._core,
@@ -340,6 +345,7 @@ class Server:
                 counters=self._counters,
                 meter=time.perf_counter_ns,
                 worked=time.thread_time_ns,
+                watchdog=watchdog,
                 checkpoints=self._checkpoints,
             )
             # From here on _serve() undoes all this, the last first.

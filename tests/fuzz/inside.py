@@ -169,6 +169,7 @@ class Inside:
             config, core=self.core, rings=self.rings, listeners=[], guard=nothing,
             inbox=self._inbox, limits=self.limits, clock=lambda: self.now_ms, log=_Log(),
             counters=defaultdict(int), meter=lambda: 0, worked=lambda: 0,
+            watchdog=nothing,
         )  # fmt: skip
         self.loop.told = self._told
         self.loop.ended = self._ended

@@ -19,6 +19,7 @@ from malamute_py.server.guard import Bounds, Guard
 from malamute_py.server.keeper import Inbox
 from malamute_py.server.loop import Loop
 from malamute_py.server.sockets import Listener, parse_endpoint
+from malamute_py.server.watchdog import Watchdog
 from tests.waiting import WAIT_S
 
 
@@ -189,6 +190,7 @@ class RunningLoop:
             count=self._count,
             report=lambda name, facts: self.log.warning(name, **facts),
         )
+        self.watchdog = Watchdog(self.guard, config.limits.unread_share_bytes_max // 4)
         self.listeners = [
             Listener(self.context, parse_endpoint(endpoint), config, None)
             for endpoint in config.listen
@@ -206,6 +208,7 @@ class RunningLoop:
             counters=self.counters,
             meter=self.meter,
             worked=lambda: 0,
+            watchdog=self.watchdog,
         )
         self.failure: BaseException | None = None
         self.step_ns = 0
@@ -252,6 +255,7 @@ class RunningLoop:
             self.failure = error
 
     def __enter__(self) -> Self:
+        self.watchdog.start()
         self._thread.start()
         return self
 
@@ -264,6 +268,7 @@ class RunningLoop:
         self._stopping = True
         self.inbox.wake()
         self._thread.join()
+        self.watchdog.stop()
         for listener in self.listeners:
             listener.close(0)
         self.guard.close()

@@ -11,7 +11,7 @@ import pytest
 
 from malamute_py.config import PUBLIC_WORDS, Authentication, Config, ConfigError
 from malamute_py.journal import MemoryStorage
-from malamute_py.server import Server, StartError, guard
+from malamute_py.server import Server, StartError, descriptors
 from malamute_py.server.auth import hash_password
 from malamute_py.server.sockets import check_public, parse_endpoint
 from tests.server.fakes import Lines
@@ -105,9 +105,9 @@ def test_a_public_address_without_authentication_is_refused_unless_in_words(endp
 def test_where_the_kernel_counts_no_bytes_other_machines_are_not_let_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert guard.counts_bytes()
-    monkeypatch.setattr(guard, "_BYTES_RECEIVED_AT", 4096)
-    assert not guard.counts_bytes()
+    assert descriptors.counts_bytes()
+    monkeypatch.setattr(descriptors, "_BYTES_RECEIVED_AT", 4096)
+    assert not descriptors.counts_bytes()
     public = Config(
         data_directory="", listen=["tcp://127.0.0.1:0", "tcp://0.0.0.0:0"],
         listen_public_without_authentication=PUBLIC_WORDS,

@@ -1,0 +1,136 @@
+"""What the kernel tells of libzmq's connections, by their descriptors.
+
+Owns how a descriptor of libzmq's is asked. The rule: it is libzmq's, which may close it at any time
+and have another connection under its number a moment later. So it is only asked; what changes it
+is done to a copy that is gone at once, and only while its inode is the accepted connection's.
+Source: tcp(7); unix(7).
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import termios
+from collections.abc import Iterator
+
+_TCP_INFO = getattr(socket, "TCP_INFO", 11)
+_BYTES_RECEIVED = struct.Struct("=Q")
+_BYTES_RECEIVED_AT = 128
+"""tcpi_bytes_received in struct tcp_info, Linux 4.1 and later."""
+_CREDENTIALS = struct.Struct("=iII")
+"""struct ucred: process, user, group."""
+
+
+class Borrowed:
+    """A socket object over a descriptor of libzmq's: it is given back, not closed.
+
+    Raises OSError when the descriptor is closed, or is no socket any more.
+    """
+
+    __slots__ = ("_socket",)
+
+    def __init__(self, fd: int, family: int = socket.AF_INET) -> None:
+        # With the family named, Python asks the kernel nothing; no address is taken apart.
+        self._socket = socket.socket(family, socket.SOCK_STREAM, 0, fileno=fd)
+
+    def __enter__(self) -> socket.socket:
+        return self._socket
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.detach()
+
+
+@contextlib.contextmanager
+def copied(fd: int, inode: int) -> Iterator[socket.socket]:
+    """A copy of a connection's descriptor, for what changes it; it is closed at the end.
+
+    No other connection is met where libzmq closes this one now and accepts the next under the same
+    number (seen: 14 in 400). Raises OSError when the connection is gone.
+    """
+    copy = os.dup(fd)
+    try:
+        # Compared before it is wrapped: the number may be a file's by now.
+        if os.fstat(copy).st_ino != inode:
+            raise ConnectionResetError(f"descriptor {fd} is another connection's")
+        with Borrowed(copy) as own:
+            yield own
+    finally:
+        os.close(copy)
+
+
+def whence(fd: int) -> tuple[bool, str]:
+    """Whether a connection is TCP's, and its peer: an address without port, or a local user."""
+    with Borrowed(fd) as borrowed:
+        domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+        if domain == socket.AF_UNIX:
+            facts = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return False, f"local user {_CREDENTIALS.unpack(facts)[1]}"
+    with Borrowed(fd, domain) as borrowed:
+        address = str(borrowed.getpeername()[0])
+    return True, address.removeprefix("::ffff:")
+
+
+def local_port(fd: int) -> int | None:
+    """The port of this machine that a TCP socket has; None: it is gone, or not TCP's."""
+    with contextlib.suppress(OSError):
+        with Borrowed(fd) as borrowed:
+            domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+        if domain in (socket.AF_INET, socket.AF_INET6):
+            with Borrowed(fd, domain) as borrowed:
+                return int(borrowed.getsockname()[1])
+    return None
+
+
+def received(fd: int, inode: int) -> int | None:
+    """Bytes that came in on a TCP connection; None: it is gone."""
+    try:
+        if os.fstat(fd).st_ino != inode:
+            return None
+        with Borrowed(fd) as borrowed:
+            return _counted(borrowed)
+    except OSError:
+        return None
+
+
+def waiting(fd: int, inode: int) -> int | None:
+    """Bytes of a local connection that libzmq has not read; None: it is gone."""
+    unread = array.array("i", [0])
+    try:
+        if os.fstat(fd).st_ino != inode:
+            return None
+        fcntl.ioctl(fd, termios.FIONREAD, unread)
+    except OSError:
+        return None
+    return unread[0]
+
+
+def _counted(borrowed: socket.socket) -> int:
+    """Bytes that the kernel has counted on a TCP connection; 0 where it counts none."""
+    info = borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 192)
+    try:
+        return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0])
+    except struct.error:
+        return 0  # a kernel before 4.1
+
+
+def counts_bytes() -> bool:
+    """Whether the kernel counts what comes in on a TCP connection: all bounds rest on that.
+
+    Linux before 4.1 does not, and sandboxes that imitate Linux may not: a byte is sent to see.
+    """
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as peer,
+        ):
+            taken, _ = server.accept()
+            with taken:
+                peer.sendall(b"?")
+                taken.recv(1)
+                return _counted(taken) > 0
+    except OSError:
+        return False

@@ -1,0 +1,126 @@
+"""A thread that holds floods back while the loop stands still.
+
+Owns what happens while a turn of the loop waits for a disk or a processor. libzmq's own thread goes
+on receiving meanwhile, and all bounds of the guard rest on the loop's looks (measured: an append
+that waited for 0.7 s let 350 MiB in). So this thread looks instead. Once memory has grown, the
+kernel drops what comes by the connections that have much unread, by those that were accepted
+meanwhile, and requests for new ones, until the turn has ended. The rule: nothing is cut. The peers'
+kernels send again what was dropped, so a peer waits and loses nothing; and who has little unread is
+not touched. Over ipc there are no such filters. Source: ARCHITECTURE.md, "What a peer may cost".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+from typing import TYPE_CHECKING
+
+from malamute_py.server.descriptors import Borrowed, copied, local_port
+from malamute_py.server.doors import hold_back, let_go
+
+if TYPE_CHECKING:
+    from malamute_py.server.guard import Guard
+
+_LOOK_S = 0.05
+"""A turn that two looks in a row find has stood still for so long at least."""
+_HELD_FROM_BYTES = 1 << 20
+"""Connections with less unread than this are not held back."""
+
+
+class Watchdog:
+    """Looks at the loop's turns from a thread of its own."""
+
+    def __init__(self, guard: Guard, grown_bytes: int) -> None:
+        """grown_bytes: growth of memory by unread bytes from which on floods are held back."""
+        self.turn = 0
+        """The number of the turn under way; 0: the loop waits for messages. The loop sets it."""
+        self.holds = False
+        """Something is held back, or is about to be."""
+        self._guard = guard
+        self._grown_bytes = grown_bytes
+        self._held: dict[int, int] = {}
+        """Inodes of the connections that are held back, and their descriptors."""
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; what is held back is let go by the next release()."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        seen = 0
+        while not self._stopping.wait(_LOOK_S):
+            turn, before = self.turn, seen
+            seen = turn
+            if turn and turn == before:
+                self.look(turn)
+
+    def look(self, turn: int) -> None:
+        """Hold back what fills the memory, if this turn still stands and memory has grown."""
+        guard = self._guard
+        if guard.growth() <= self._grown_bytes:
+            return
+        with self._lock:
+            # Said before the turn is compared: a loop that goes on now sees it, or is seen.
+            held, self.holds = self.holds, True
+            if self.turn != turn:
+                self.holds = held
+                return
+            if not held:
+                guard.shut_doors()
+            known = set()
+            for connection in guard.connections():
+                known.add(connection.inode)
+                if connection.is_tcp and guard.unread(connection) > _HELD_FROM_BYTES:
+                    self._hold(connection.fd, connection.inode)
+            for fd, inode in _accepted_at(guard.ports):
+                if inode not in known:
+                    self._hold(fd, inode)
+
+    def _hold(self, fd: int, inode: int) -> None:
+        if inode in self._held:
+            return
+        with contextlib.suppress(OSError), copied(fd, inode) as connection:
+            hold_back(connection)
+            self._held[inode] = fd
+
+    def release(self) -> int:
+        """Let go what is held back; returns how many connections. The loop calls it."""
+        with self._lock:
+            count = len(self._held)
+            for inode, fd in self._held.items():
+                with contextlib.suppress(OSError), copied(fd, inode) as connection:
+                    let_go(connection)
+            self._held.clear()
+            self._guard.open_doors()
+            self.holds = False
+        return count
+
+
+def _accepted_at(ports: frozenset[int]) -> list[tuple[int, int]]:
+    """Descriptors and inodes of this process's TCP connections at these ports of its own."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        with contextlib.suppress(OSError):
+            facts = os.fstat(fd)
+            if stat.S_ISSOCK(facts.st_mode) and not _listens(fd) and local_port(fd) in ports:
+                found.append((fd, facts.st_ino))
+    return found
+
+
+def _listens(fd: int) -> bool:
+    with Borrowed(fd) as borrowed:
+        return bool(borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
