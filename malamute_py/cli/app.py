@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from malamute_py.cli import linking
 from malamute_py.cli.commands import Commands
+from malamute_py.cli.linking import CONNECT_TIMEOUT
+from malamute_py.cli.options import remember
 
 app = typer.Typer(
     name="malamute",
@@ -34,6 +35,13 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _context_names(incomplete: str) -> list[str]:
+    """Names of the person's contexts, for completion."""
+    from malamute_py.cli import complete
+
+    return complete.context_names(incomplete)
+
+
 EPILOG = """\b
 A first result:
   malamute broker                                     in one terminal
@@ -50,7 +58,7 @@ def root(
         typer.Option(
             metavar="URL",
             help="The broker: tcp://HOST:PORT or ipc:///PATH; also MALAMUTE_ENDPOINT.",
-            callback=linking.remember,
+            callback=remember,
             expose_value=False,
         ),
     ] = None,
@@ -60,9 +68,9 @@ def root(
             "--context",
             metavar="NAME",
             help="A broker by name: `malamute context`; also MALAMUTE_CONTEXT.",
-            callback=linking.remember,
+            callback=remember,
             expose_value=False,
-            autocompletion=linking.context_names,
+            autocompletion=_context_names,
         ),
     ] = None,
     identity: Annotated[
@@ -70,7 +78,7 @@ def root(
         typer.Option(
             metavar="NAME",
             help="Under which name to connect; web-{n}: the broker puts a free number there.",
-            callback=linking.remember,
+            callback=remember,
             expose_value=False,
         ),
     ] = None,
@@ -78,8 +86,8 @@ def root(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help=f"How long to wait for the broker; default {linking.CONNECT_TIMEOUT}.",
-            callback=linking.remember,
+            help=f"How long to wait for the broker; default {CONNECT_TIMEOUT}.",
+            callback=remember,
             expose_value=False,
         ),
     ] = None,

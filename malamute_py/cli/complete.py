@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from malamute_py.cli import contexts, linking
+from malamute_py.cli import contexts
+from malamute_py.cli.options import options
 
 if TYPE_CHECKING:
     from malamute_py.client.sync import SyncClient
@@ -30,7 +31,7 @@ def _asked(
 
         # A word that is being completed is no place for lines about links.
         logging.getLogger("malamute.client").setLevel(logging.CRITICAL)
-        context = contexts.chosen(linking.options(ctx))
+        context = contexts.chosen(options(ctx))
         if context.authentication == "plain" and not (
             context.password_env or context.password_file
         ):

@@ -19,6 +19,7 @@ import typer
 from malamute_protocol.errors import ConnectionLost, Timeout
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import unreachable
+from malamute_py.cli.options import options
 from malamute_py.cli.values import duration_ms
 
 if TYPE_CHECKING:
@@ -28,27 +29,6 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT: Final = "3s"
 LAST_WAIT_MS: Final = 5_000
 """How long an interrupted command still waits for the confirms of what it has sent."""
-_KEPT: Final = "malamute.options"
-
-
-def remember(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
-    """Keep an option for the command, wherever on the line it stood."""
-    if value is not None:
-        ctx.meta.setdefault(_KEPT, {})[param.name] = value
-    return value
-
-
-def options(ctx: typer.Context) -> dict[str, Any]:
-    """The options that were kept."""
-    kept: dict[str, Any] = ctx.meta.get(_KEPT, {})
-    return kept
-
-
-def context_names(incomplete: str) -> list[str]:
-    """For completion: names of the person's contexts."""
-    from malamute_py.cli import complete
-
-    return complete.context_names(incomplete)
 
 
 class _Watch:

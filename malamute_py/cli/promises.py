@@ -14,8 +14,9 @@ from typing import Annotated
 
 import typer
 
-from malamute_py.cli import linking, output
+from malamute_py.cli import output
 from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.options import options
 from malamute_py.cli.progress import Progress
 
 
@@ -65,7 +66,7 @@ def verify_promises(
     from malamute_py.cli.contexts import chosen
     from malamute_py.promises.run import Run
 
-    context = chosen(linking.options(ctx))
+    context = chosen(options(ctx))
     if embedded and kill_command:
         raise CommandFailed("--embedded kills its own broker: leave --kill-command off", USAGE)
     # Links are lost all the time here: a line for each would bury the verdict.

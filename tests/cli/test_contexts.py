@@ -13,6 +13,7 @@ import pytest
 from malamute_protocol.errors import ConnectionLost
 from malamute_py import EmbeddedBroker
 from malamute_py.cli import contexts, linking
+from malamute_py.cli.options import remember
 from malamute_py.client.sync import SyncClient, connect_sync
 from malamute_py.config import ENVIRONMENT_PREFIX, KEYS, load
 from malamute_py.server.auth import hash_password
@@ -136,7 +137,7 @@ def test_nobody_there_is_code_3_and_says_what_to_do(m: Run) -> None:
 def test_a_link_lost_under_a_question_ends_it() -> None:
     with EmbeddedBroker(tcp=True) as broker:
         ctx: Any = SimpleNamespace(meta={})
-        linking.remember(ctx, SimpleNamespace(name="endpoint"), broker.tcp_endpoint)  # type: ignore[arg-type]
+        remember(ctx, SimpleNamespace(name="endpoint"), broker.tcp_endpoint)  # type: ignore[arg-type]
         with pytest.raises(ConnectionLost), linking.linked(ctx) as client:  # noqa: PT012
             broker.stop()
             client.list_streams()
@@ -156,7 +157,7 @@ def test_a_link_lost_before_the_question_is_asked_ends_it(monkeypatch: pytest.Mo
 
         monkeypatch.setattr("malamute_py.client.sync.connect_sync", connect_and_lose)
         ctx: Any = SimpleNamespace(meta={})
-        linking.remember(ctx, SimpleNamespace(name="endpoint"), broker.tcp_endpoint)  # type: ignore[arg-type]
+        remember(ctx, SimpleNamespace(name="endpoint"), broker.tcp_endpoint)  # type: ignore[arg-type]
         with pytest.raises(ConnectionLost), linking.linked(ctx) as client:
             client.list_streams()
 

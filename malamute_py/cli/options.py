@@ -1,0 +1,26 @@
+"""Options of the command's root that every command may read: the broker, the identity, the wait.
+
+Owns where they are kept between the root and the command. The rule: an option means the same
+wherever on the line it stands. Source: click, Context.meta.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import typer
+
+_KEPT: Final = "malamute.options"
+
+
+def remember(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+    """Keep an option for the command, wherever on the line it stood."""
+    if value is not None:
+        ctx.meta.setdefault(_KEPT, {})[param.name] = value
+    return value
+
+
+def options(ctx: typer.Context) -> dict[str, Any]:
+    """Return the options that were kept."""
+    kept: dict[str, Any] = ctx.meta.get(_KEPT, {})
+    return kept
