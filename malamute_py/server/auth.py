@@ -31,9 +31,10 @@ from malamute_py.server.attempts import Pauses, Place, Turns
 from malamute_py.server.carriers import Carriers
 from malamute_py.server.errors import StartError
 from malamute_py.server.numbering import seed_libzmq
-from malamute_py.server.sockets import ZAP_DOMAIN
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+ZAP_DOMAIN = b"malamute"
+"""The domain of ZAP that this handler answers for; each guarded socket asks in its name."""
 
 _LOG2_N, _R, _P = 14, 8, 1
 _SCRYPT_MEMORY = 64 << 20

@@ -27,7 +27,6 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 import malamute_protocol
-import malamute_py
 from malamute_protocol.errors import MalamuteError
 from malamute_py.config import CheckpointSection
 from malamute_py.server.keeper import Died, Inbox
@@ -625,11 +624,10 @@ _LOOK_S: Final = 60.0
 
 def _environment() -> dict[str, str]:
     """Ours, and where this program lies: it may have been found by a path set in it only."""
-    homes = [
-        str(Path(package.__file__).resolve().parent.parent)
-        for package in (malamute_py, malamute_protocol)
-        if package.__file__
-    ]
+    protocol = malamute_protocol.__file__
+    homes = [str(Path(__file__).resolve().parents[2])]
+    if protocol:
+        homes.append(str(Path(protocol).resolve().parents[1]))
     known = os.environ.get("PYTHONPATH", "")
     paths = list(dict.fromkeys([*homes, *([known] if known else [])]))
     return {

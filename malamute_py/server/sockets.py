@@ -14,20 +14,14 @@ import ipaddress
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
 from malamute_py.config import PUBLIC_WORDS, Config, ConfigError
+from malamute_py.server.auth import ZAP_DOMAIN, Authenticator
 from malamute_py.server.errors import StartError
 from malamute_py.server.numbering import Numbering, seed_libzmq
-
-if TYPE_CHECKING:
-    from malamute_py.server.auth import Authenticator
-
-ZAP_DOMAIN = b"malamute"
-
 
 _FRAME_BYTES = 2
 """What a short frame takes on the wire beyond its body: flags and length."""

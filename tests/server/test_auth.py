@@ -18,6 +18,7 @@ import zmq
 from malamute_py.config import Authentication, Config, ConfigError, Grant, from_table
 from malamute_py.server.attempts import Pauses, Place, Turns
 from malamute_py.server.auth import (
+    ZAP_DOMAIN,
     ZAP_ENDPOINT,
     Authenticator,
     PlainTable,
@@ -27,7 +28,7 @@ from malamute_py.server.auth import (
 )
 from malamute_py.server.errors import StartError
 from malamute_py.server.permissions import MEMO_MAX, Permissions, QuotaTable
-from malamute_py.server.sockets import ZAP_DOMAIN, Listener, parse_endpoint
+from malamute_py.server.sockets import Listener, parse_endpoint
 from tests.waiting import WAIT_MS, WAIT_S
 
 Denials = list[tuple[str, str]]
