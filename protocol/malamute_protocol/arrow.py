@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -26,9 +26,7 @@ from malamute_protocol.content import ARROW, NO_TIME, Array, Content
 from malamute_protocol.errors import BatchError
 from malamute_protocol.header import HeaderTable
 from malamute_protocol.limits import DEFAULT_LIMITS
-
-if TYPE_CHECKING:
-    from malamute_protocol.batch import Batch
+from malamute_protocol.stamp import Stamp
 
 # The stubs of pyarrow know too few of its overloads: what is built here is Any, and
 # test_arrow.py holds it to the schema.
@@ -49,6 +47,17 @@ _CLAIM_BYTES: Final = 8
 COLUMN_BYTES_MAX: Final = 256 << 20
 """What a column of one batch may take where each record has its own copy of what many share: the
 largest field map for each of 65,536 records would be 5 GiB."""
+
+
+class Delivered(Protocol):
+    """The part of a batch that its columns are made of."""
+
+    @property
+    def stamp(self) -> Stamp: ...  # noqa: D102
+    @property
+    def content(self) -> Content: ...  # noqa: D102
+    @property
+    def indices(self) -> Array | None: ...  # noqa: D102
 
 
 @cache
@@ -83,7 +92,7 @@ def table_of(pieces: list[pa.RecordBatch], *, decode: bool = False) -> pa.Table:
     return pa.Table.from_batches(pieces, schema)
 
 
-def to_arrow(batch: Batch, *, decode: bool = False) -> pa.RecordBatch:
+def to_arrow(batch: Delivered, *, decode: bool = False) -> pa.RecordBatch:
     """The delivered records of a batch.
 
     Raises TypeError for Arrow bodies: read those with the stream's schema, body_to_arrow().
@@ -135,7 +144,7 @@ def to_arrow(batch: Batch, *, decode: bool = False) -> pa.RecordBatch:
     return delivered
 
 
-def body_to_arrow(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
+def body_to_arrow(batch: Delivered, schema: pa.Schema) -> pa.RecordBatch:
     """The delivered rows of a batch whose body is an Arrow IPC record-batch message.
 
     Raises BatchError: the message is not one of this schema, fails the full validation, or

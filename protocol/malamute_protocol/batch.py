@@ -80,9 +80,9 @@ __all__ = [
 
 _NO_FIELDS: Mapping[str, str] = {}
 _NO_PROPERTIES: Mapping[str, Any] = {}
-_PARSED_BYTES: Final = 1 << 20
 _SHOWN_MAX: Final = 60
 """Bytes of a body that repr() shows."""
+_PARSED_BYTES: Final = 1 << 20
 """MessagePack of the property maps that a batch keeps parsed: as objects they may take 30 times as
 much, and a batch of 16 MiB may be nothing else."""
 
