@@ -248,7 +248,7 @@ class Offers:
                 return
             del hungry[service]
             try:
-                budget = self._serve(service, budget)
+                budget = self._serve(service, budget, more)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._erred(service, error)
                 continue
@@ -267,19 +267,23 @@ class Offers:
         for offer in offers:
             self._links.close(offer.link, "failed", "internal", ERRED)
 
-    def _serve(self, service: Service, budget: int) -> int:
-        """Hand out of one service; returns what is left of the budget."""
+    def _serve(self, service: Service, budget: int, more: Callable[[], bool]) -> int:
+        """Hand out of one service; returns what is left of the budget.
+
+        more: whether the step has time left, which is asked after a comparison with expressions.
+        """
         if service.removing or not service.known:
             return budget
         if service.unseen or service.unmatched:
-            service.scan()
+            service.scan(more)
             budget -= 1
         shares: list[Share] = []
         while budget > 0:
             lane = service.next_lane()
             if lane is None:
                 break
-            budget -= SLOW_LOOK if service.is_slow(lane) else 1
+            slow = service.is_slow(lane)
+            budget -= SLOW_LOOK if slow else 1
             _, rows, put = lane.head()
             rows &= put.free
             if rows:
@@ -293,6 +297,8 @@ class Offers:
             lane.replace(rows)
             if not lane.rows:
                 service.emptied(lane)
+            if slow and not more():
+                break
         if shares:
             self._requests.hand_out(service, shares)
         return budget

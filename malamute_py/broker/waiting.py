@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Final
 
@@ -40,10 +40,10 @@ LOT_MAX: Final = 64
 LEFT_BY_MIN: Final = 2
 """Lost holders that are remembered of each batch, or as many as it has rows if these are more."""
 SCANNED_AT_ONCE: Final = 256
-SLOW_LOOK: Final = 64
-"""A subject that is compared with expressions counts as so many: it may take most of a
-millisecond."""
 """Lanes that a new pattern is compared with in one step, or that it has outlived."""
+SLOW_LOOK: Final = 64
+"""A subject that is compared with expressions counts as so many lanes: with one expression it may
+take most of a millisecond, with 64 some milliseconds."""
 
 PROGRAMS_MAX: Final = 3_000
 """What regular expressions of all offers of a service may count: a REQUEST of many subjects is
@@ -670,25 +670,34 @@ class Service:
                 crew.filed.pop(lane, None)
             self.lanes.pop(lane.subject, None)
 
-    def scan(self) -> None:
-        """Compare new patterns with the subjects that wait, as far as one step may."""
+    def scan(self, more: Callable[[], bool]) -> None:
+        """Compare new patterns with the subjects that wait, as far as one step may.
+
+        more: whether the step has time left, which is asked after a comparison with expressions.
+        """
         budget = SCANNED_AT_ONCE
         while self.unmatched and budget > 0:
             lane = next(iter(self.unmatched))
             del self.unmatched[lane]
-            budget -= SLOW_LOOK if self.is_slow(lane) else 1
+            slow = self.is_slow(lane)
+            budget -= SLOW_LOOK if slow else 1
             if lane.rows:
                 for crew in self.crews_of(lane):
                     self.push(crew, lane)
+            if slow and not more():
+                return
         while self.unseen and budget > 0:
             crew, lanes = self.unseen[0]
             other = next(lanes, None)
             if other is None or self.crews.get(crew.number) is not crew:
                 self.unseen.popleft()
                 continue
-            budget -= SLOW_LOOK if self.is_slow(other) else 1
+            slow = self.is_slow(other)
+            budget -= SLOW_LOOK if slow else 1
             if other.rows and crew in self.crews_of(other):
                 self.push(crew, other)
+            if slow and not more():
+                return
 
     def next_lane(self) -> Lane | None:
         """The lane whose turn it is among those that a ready offer takes."""

@@ -41,6 +41,7 @@ from malamute_py.broker.ready import (
 )
 from malamute_py.config import Config
 from malamute_py.server.checkpoints import Checkpointed, CheckpointFailed, Checkpoints
+from malamute_py.server.collector import Collector
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.guard import SUSPECT_MS, Connection, Guard
 from malamute_py.server.keeper import Died, Inbox, RingEvent, Synced, SyncFailed, Trimmed
@@ -69,6 +70,8 @@ _BLOCKED_POLL_MS = 2
 _POLL_MS_MAX = 60_000
 _TAKE_LEAST = 64
 """A turn takes up messages for this part of what it may at least, and one message always."""
+_REST_MS = 1_000
+"""The loop rests when nothing has come for so long."""
 _LONG_TURN_US = 100_000
 """A turn that used a processor for so long is logged: all peers have waited for it."""
 _LONG_BYTES = 8
@@ -157,13 +160,16 @@ class Loop:
         worked: Callable[[], int],
         watchdog: Watchdog,
         checkpoints: Checkpoints | None = None,
+        collector: Collector | None = None,
     ) -> None:
         """clock: milliseconds since 1970. But for the inbox, only the loop uses what is given.
 
         meter: nanoseconds from any beginning. worked: nanoseconds of a processor that this thread
         has used.
         checkpoints: None: nothing that is kept here outlives the process.
+        collector: None: the process decides itself when garbage is collected.
         """
+        self._collector = collector
         self._checkpoints = checkpoints
         self._core = core
         self._rings = rings
@@ -210,6 +216,8 @@ class Loop:
         """Peers whose commands wait for their turn, by link; whose turn is next comes first."""
         self._ended: list[Connection] = []
         self._drained_ms = 0
+        self._active_ms = 0
+        """When something came last."""
         self._cut_off: OrderedDict[bytes, Peer] = OrderedDict()
         """Routing ids of lost connections, which libzmq gives once: what they sent and has not been
         taken up yet is dropped, until nothing of it can be left. The oldest go first when there are
@@ -267,6 +275,10 @@ class Loop:
             self._checkpoints.tick(now_ms)
         if self._waiting:
             self._retry(now_ms)
+        if ready:
+            self._active_ms = now_ms
+        elif self._collector is not None and now_ms - self._active_ms >= _REST_MS:
+            self._collector.rest(now_ms)
         self._pace(now_ms)
         self._ends(now_ms)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import resource
 import signal
@@ -48,6 +47,7 @@ from malamute_py.journal.directory import Journal
 from malamute_py.server.auth import Authenticator, carriers_of
 from malamute_py.server.checkpoints import Checkpoints
 from malamute_py.server.clock import Clock
+from malamute_py.server.collector import Collector
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.descriptors import counts_bytes
 from malamute_py.server.errors import ServerFailed, StartError
@@ -72,10 +72,6 @@ from malamute_py.telemetry import Limiter, Log, open_log, prometheus_text
 EXIT_OK = 0
 EXIT_BUG = 70
 """sysexits.h: an internal software error; a supervisor restarts it."""
-_COLLECT = (10_000, 20, 50)
-"""Python's collector looks at young objects once there are so many: half a millisecond a pass.
-*Looks at those that lasted, five times as often, took 20 ms each and not 75, but garbage came among
-the old objects before it was seen: 2,000 readers of new headers took 490 MiB, with this 250."""
 _KEPT_BYTES = 4 << 20
 _DAMAGE_SHOWN = 100
 _FILES_KEPT, _FILES_MIN = 256, 16
@@ -127,6 +123,8 @@ class Server:
         self._guard: Guard
         self._journal: Journal
         self._checkpoints: Checkpoints | None = None
+        self._collector: Collector | None = None
+        """None: the process is not the broker's own."""
 
     # --- life ------------------------------------------------------------------------
 
@@ -153,6 +151,7 @@ class Server:
         Raises StartError, ConfigError.
         """
         soft, hard = _raise_open_files()
+        self._collector = Collector()
         self._open()
         sys.setswitchinterval(_SWITCH_S)
         self.log.info("open_files", limit=hard, before=soft)
@@ -162,12 +161,7 @@ class Server:
         # glibc gives a freed block back to the system from a size on that grows with the largest
         # mapped block ever freed: pages of each batch were faulted in and cleared anew.
         bytes(_KEPT_BYTES)
-        # What was recovered stays: a pass of the collector over a million rows takes 27 ms.
-        gc.collect()
-        gc.freeze()
-        # Steps under way look like garbage that may be: with Python's own 700 objects a pass the
-        # collector took half of the time of 100,000 mails to 100,000 mailboxes.
-        gc.set_threshold(*_COLLECT)
+        self._collector.begin()
         # Who reads that it listens may end it at once: by a signal that is answered in order.
         self._announce()
         try:
@@ -234,6 +228,7 @@ class Server:
             "disk": self._rings.facts(),
             "damage": self._damage,
             **self._checkpoint_facts(),
+            **({} if self._collector is None else self._collector.facts()),
         }
 
     def _gauges(self) -> dict[str, int]:
@@ -347,6 +342,7 @@ class Server:
                 worked=time.thread_time_ns,
                 watchdog=watchdog,
                 checkpoints=self._checkpoints,
+                collector=self._collector,
             )
             # From here on _serve() undoes all this, the last first.
             self._parts = parts.pop_all()

@@ -12,6 +12,8 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
+from malamute_py.broker import Broker, Ready
+from malamute_py.broker.waiting import Lane, Service
 from tests.broker.sliced import Sliced
 
 SHARE = 5
@@ -67,3 +69,35 @@ def test_a_step_serves_as_much_as_its_share_lasts_and_the_next_ones_the_rest(
     ]
     assert sum(given) == COUNT
     assert max(given) <= SHARE
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["as-they-come", "that-waited"])
+def test_a_step_compares_few_subjects_with_expressions_once_its_share_is_used(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, look = [0], Service.crews_of
+
+    def counted(self: Service, lane: Lane) -> object:
+        looks[-1] += self.is_slow(lane)
+        return look(self, lane)
+
+    def next_step(self: Broker) -> Ready:
+        looks.append(0)
+        return take_ready(self)
+
+    take_ready = Broker.take_ready
+    monkeypatch.setattr(Broker, "take_ready", next_step)
+    monkeypatch.setattr(Service, "crews_of", counted)
+    shell = Sliced(0)
+    shell.hello(1)
+    shell.hello(2)
+    names = [f"a{n}" for n in range(COUNT)]
+    content = encode([b"x"] * COUNT, subject_table=names, subject_codes=range(COUNT))
+    steps = [
+        lambda: shell.send(2, wire.Offer(1, "s", ["regex", "a[0-9]+"], MUCH, MUCH)),
+        lambda: shell.send(1, wire.Request("s", 1), frames=[content]),
+    ]
+    for step in reversed(steps) if waits else steps:
+        step()
+    assert sum(looks) >= COUNT
+    assert max(looks) <= 2

@@ -15,6 +15,7 @@ from malamute_protocol.commands import Bye, Command, Ping, Pong, Publish
 from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import AppendBundle, Appended, AppendRefused, Event, Ready, Send
 from malamute_py.config import Config
+from malamute_py.server.collector import Collector
 from malamute_py.server.guard import Bounds, Guard
 from malamute_py.server.keeper import Inbox
 from malamute_py.server.loop import Loop
@@ -178,7 +179,7 @@ class NoRings:
 class RunningLoop:
     """A loop over an EchoCore, in a thread of its own, by a clock that stands or leaps at will."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, collector: Collector | None = None) -> None:
         self.core = EchoCore()
         self.rings = NoRings()
         self.log = Lines()
@@ -209,6 +210,7 @@ class RunningLoop:
             meter=self.meter,
             worked=lambda: 0,
             watchdog=self.watchdog,
+            collector=collector,
         )
         self.failure: BaseException | None = None
         self.step_ns = 0
@@ -242,10 +244,14 @@ class RunningLoop:
         self._stands_at_ms = self._now_ms()
 
     def leap(self, ms: int) -> None:
-        """So much time passes at once, on a clock that stands."""
+        """So much time passes at once, on a clock that stands, and the loop takes note of it."""
+        self.let_pass(ms)
+        self.inbox.wake()
+
+    def let_pass(self, ms: int) -> None:
+        """So much time passes at once, on a clock that stands, and nothing comes."""
         assert self._stands_at_ms is not None
         self._stands_at_ms += ms
-        self.inbox.wake()
 
     def _run(self) -> None:
         try:
