@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from malamute_py.client.aio_mail import Inbox, Mail
     from malamute_py.client.aio_queues import AtomicStep, Member
     from malamute_py.client.aio_work import Request, Worker
-    from malamute_py.client.letters import Reply, RequestFailed
     from malamute_py.client.position import (
         AfterMessage,
         AtClientTime,
@@ -52,7 +51,8 @@ if TYPE_CHECKING:
         LastPerSubject,
         Position,
     )
-    from malamute_py.client.reading import (
+    from malamute_py.client.session.letters import Reply, RequestFailed
+    from malamute_py.client.session.subscription import (
         BegunNotice,
         GapError,
         GapNotice,
@@ -121,10 +121,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Request",
         "Worker",
     ),
-    "malamute_py.client.letters": (
-        "Reply",
-        "RequestFailed",
-    ),
     "malamute_py.client.position": (
         "AfterMessage",
         "AtClientTime",
@@ -134,7 +130,11 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "LastPerSubject",
         "Position",
     ),
-    "malamute_py.client.reading": (
+    "malamute_py.client.session.letters": (
+        "Reply",
+        "RequestFailed",
+    ),
+    "malamute_py.client.session.subscription": (
         "BegunNotice",
         "GapError",
         "GapNotice",

@@ -26,7 +26,7 @@ from malamute_py.cli.values import count_text, duration_ms, pairs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from malamute_py.client.letters import Letter
+    from malamute_py.client.session.letters import Letter
     from malamute_py.client.sync import SyncClient
 
 EPILOG: Final = """\b
@@ -185,7 +185,7 @@ def _ask(
     show: Callable[[list[Any]], None],
     typed: str,
 ) -> None:
-    from malamute_py.client.letters import RequestFailed
+    from malamute_py.client.session.letters import RequestFailed
 
     began = time.monotonic()
     count = 0

@@ -147,7 +147,7 @@ class _Printed:
 
     def add(self, messages: Any) -> None:
         """Count messages that were printed; now and then acknowledge them."""
-        from malamute_py.client.letters import ranges_of
+        from malamute_py.client.session.letters import ranges_of
 
         if self._no_ack:
             return

@@ -15,7 +15,7 @@ from malamute_py.cli.values import iso_text, time_text
 if TYPE_CHECKING:
     from malamute_protocol.batch import Record
     from malamute_py.client.facts import PeekedMail
-    from malamute_py.client.letters import Letter
+    from malamute_py.client.session.letters import Letter
 
 _ANONYMOUS_SHOWN: Final = 9
 """Characters shown of a client without an identity: `~` and the first digits."""

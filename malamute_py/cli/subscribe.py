@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from malamute_protocol.batch import Batch
     from malamute_py.client.facts import StreamFacts
     from malamute_py.client.position import Position, StartPoint
-    from malamute_py.client.reading import Notice
+    from malamute_py.client.session.subscription import Notice
     from malamute_py.client.sync import SyncClient, SyncSubscription
     from malamute_py.client.words import GroupKind
 
@@ -333,7 +333,7 @@ def _print(
     reader: _Reader, writer: RecordWriter, count: int | None, timeout_ms: int | None
 ) -> bool:
     """Print to the end; False: more was handed over than was to be printed."""
-    from malamute_py.client.reading import cut
+    from malamute_py.client.session.subscription import cut
 
     while (batch := reader.next(timeout_ms)) is not None:
         left = len(batch) if count is None else min(len(batch), count - writer.count)
@@ -396,7 +396,7 @@ def start_point(text: str) -> StartPoint:
 def tell_notice(notice: Notice) -> None:
     """Say on standard error what a reader has to know."""
     from malamute_protocol.errors import CODES
-    from malamute_py.client.reading import BegunNotice, GapNotice, RewoundNotice
+    from malamute_py.client.session.subscription import BegunNotice, GapNotice, RewoundNotice
 
     if isinstance(notice, GapNotice):
         why = notice.reason or CODES.get(notice.code, notice.code)

@@ -33,7 +33,17 @@ from malamute_py.client.aio_mail import MailVerbs
 from malamute_py.client.aio_queues import QueueVerbs
 from malamute_py.client.aio_work import Served, WorkVerbs
 from malamute_py.client.arguments import settings_of
-from malamute_py.client.calls import (
+from malamute_py.client.facts import (
+    BrokerFacts,
+    LinkFacts,
+    ReadPlan,
+    StreamFacts,
+    fact_list,
+    facts,
+)
+from malamute_py.client.loop import LinkEvent, LoopLink
+from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
+from malamute_py.client.session.calls import (
     Body,
     Bulk,
     Fields,
@@ -47,19 +57,9 @@ from malamute_py.client.calls import (
     make_request,
     make_row,
 )
-from malamute_py.client.facts import (
-    BrokerFacts,
-    LinkFacts,
-    ReadPlan,
-    StreamFacts,
-    fact_list,
-    facts,
-)
-from malamute_py.client.loop import LinkEvent, LoopLink
-from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
-from malamute_py.client.publishing import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.reading import Notice
-from malamute_py.client.session import Closed, State, Unlinked
+from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
+from malamute_py.client.session.session import Closed, State, Unlinked
+from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.subscription import Subscription
 from malamute_py.client.waits import ACKED, PUBLISHED, WINDOW, timed_out

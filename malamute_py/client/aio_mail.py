@@ -15,8 +15,11 @@ from typing import Any, Final
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import RequestRejected
 from malamute_py.client.arguments import duration, key_of, later_of
-from malamute_py.client.asking import Replies
-from malamute_py.client.calls import (
+from malamute_py.client.engine import clock_ms
+from malamute_py.client.loop import LoopLink
+from malamute_py.client.mail_reader import MailBatchOf, MailReader, make_asked
+from malamute_py.client.position import Confirmation
+from malamute_py.client.session.calls import (
     Body,
     Bulk,
     Fields,
@@ -25,14 +28,11 @@ from malamute_py.client.calls import (
     body_size,
     make_row,
 )
-from malamute_py.client.engine import clock_ms
-from malamute_py.client.letters import Letter, Reply, ranges_of
-from malamute_py.client.loop import LoopLink
-from malamute_py.client.mail_reader import MailBatchOf, MailReader, make_asked
-from malamute_py.client.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
-from malamute_py.client.outbox import Tally
-from malamute_py.client.position import Confirmation
-from malamute_py.client.publishing import level_number
+from malamute_py.client.session.letters import Letter, Reply, ranges_of
+from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
+from malamute_py.client.session.outbox import Tally
+from malamute_py.client.session.publisher import level_number
+from malamute_py.client.session.requests import Replies
 from malamute_py.client.settings import Wait
 from malamute_py.client.verbs import AsyncVerbs
 from malamute_py.client.waits import ACKED, NOTHING, OPENED, timed_out

@@ -23,8 +23,6 @@ from malamute_py.client.arguments import (
     numbers_of_requests,
     settings_of,
 )
-from malamute_py.client.atomic import Step
-from malamute_py.client.calls import make_pattern
 from malamute_py.client.cursors import CursorName
 from malamute_py.client.facts import (
     CursorFacts,
@@ -38,7 +36,9 @@ from malamute_py.client.facts import (
     facts,
     place_of,
 )
-from malamute_py.client.groups import (
+from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
+from malamute_py.client.session.calls import make_pattern
+from malamute_py.client.session.memberships import (
     CREDIT_BYTES,
     CREDIT_RECORDS,
     Handed,
@@ -47,8 +47,8 @@ from malamute_py.client.groups import (
     group_visibility,
     numbers_of,
 )
-from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
-from malamute_py.client.reading import Notice
+from malamute_py.client.session.steps import Step
+from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.verbs import AsyncVerbs
 from malamute_py.client.waits import ACKED, NOTHING, OPENED, STEP, timed_out

@@ -27,15 +27,11 @@ from malamute_protocol.errors import (
     RequestRejected,
 )
 from malamute_protocol.pattern import Pattern
-from malamute_py.client.calls import Body, Fields, Properties, body_size, make_row
 from malamute_py.client.cursor import LOG
 from malamute_py.client.loop import LoopLink
 from malamute_py.client.position import Confirmation
-from malamute_py.client.settings import Wait
-from malamute_py.client.verbs import AsyncVerbs
-from malamute_py.client.waits import ACKED, NOTHING, OPENED, timed_out
-from malamute_py.client.words import ConfirmAt, OnError
-from malamute_py.client.work import (
+from malamute_py.client.session.calls import Body, Fields, Properties, body_size, make_row
+from malamute_py.client.session.offers import (
     COMPLETED,
     CREDIT_BYTES,
     FAILED,
@@ -48,6 +44,10 @@ from malamute_py.client.work import (
     make_offered,
     make_on_error,
 )
+from malamute_py.client.settings import Wait
+from malamute_py.client.verbs import AsyncVerbs
+from malamute_py.client.waits import ACKED, NOTHING, OPENED, timed_out
+from malamute_py.client.words import ConfirmAt, OnError
 
 _CLOSE_MS: Final = 5_000
 _BODIES: Final = (bytes, bytearray, memoryview, str)

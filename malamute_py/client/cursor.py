@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
 from malamute_py.client.position import Position
-from malamute_py.client.reading import (
+from malamute_py.client.session.subscription import (
     BegunNotice,
     GapError,
     GapNotice,

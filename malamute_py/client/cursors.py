@@ -12,8 +12,8 @@ from typing import TypeVar
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import LocalProtocolError
 from malamute_py.client.arguments import name_of
-from malamute_py.client.atomic import Step
 from malamute_py.client.position import Position
+from malamute_py.client.session.steps import Step
 
 Moving = TypeVar("Moving", bound=Step)
 

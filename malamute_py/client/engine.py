@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import zmq
 
-from malamute_py.client.events import Connect, Disconnect, Event
-from malamute_py.client.session import Session
+from malamute_py.client.session.events import Connect, Disconnect, Event
+from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.transport import Transport
 

@@ -20,7 +20,7 @@ from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError, Timeout
 from malamute_py.client.cursor import LINK_LOG, LOG, guarded
 from malamute_py.client.engine import Engine, clock_ms
-from malamute_py.client.events import (
+from malamute_py.client.session.events import (
     Answered,
     Arrived,
     Closed,
@@ -33,7 +33,7 @@ from malamute_py.client.events import (
     Warned,
     Watched,
 )
-from malamute_py.client.publishing import confirmations
+from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.settings import ClientSettings, Wait
 from malamute_py.client.waits import ASKED, ROOM, timed_out
 

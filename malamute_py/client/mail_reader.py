@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from malamute_protocol.batch import Batch
 from malamute_py.client.arguments import integer, name_of, one_of, settings_of
-from malamute_py.client.letters import Delivered, chosen, ranges_of, rows_of
-from malamute_py.client.mailboxes import Asked, Mailboxes, View
+from malamute_py.client.session.letters import Delivered, chosen, ranges_of, rows_of
+from malamute_py.client.session.mailboxes import Asked, Mailboxes, View
 from malamute_py.client.words import AckWhen
 
 ACKS: Final = ("next", "manual")

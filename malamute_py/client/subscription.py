@@ -17,7 +17,7 @@ from malamute_protocol.errors import RequestRejected
 from malamute_py.client.cursor import Cursor
 from malamute_py.client.loop import LoopLink
 from malamute_py.client.position import Position
-from malamute_py.client.reading import (
+from malamute_py.client.session.subscription import (
     Arrival,
     Notice,
     Request,

@@ -19,7 +19,16 @@ from malamute_protocol.commands import Confirm, Level
 from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejected, Timeout
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import settings_of
-from malamute_py.client.calls import (
+from malamute_py.client.facts import (
+    BrokerFacts,
+    LinkFacts,
+    ReadPlan,
+    StreamFacts,
+    fact_list,
+    facts,
+)
+from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
+from malamute_py.client.session.calls import (
     Body,
     Bulk,
     Fields,
@@ -32,18 +41,9 @@ from malamute_py.client.calls import (
     make_request,
     make_row,
 )
-from malamute_py.client.facts import (
-    BrokerFacts,
-    LinkFacts,
-    ReadPlan,
-    StreamFacts,
-    fact_list,
-    facts,
-)
-from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
-from malamute_py.client.publishing import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.reading import Notice
-from malamute_py.client.session import State, Unlinked
+from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
+from malamute_py.client.session.session import State, Unlinked
+from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.sync_mail import SyncMailVerbs
 from malamute_py.client.sync_queues import SyncQueueVerbs

@@ -15,7 +15,7 @@ from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import RequestRejected
 from malamute_py.client.cursor import Cursor
 from malamute_py.client.position import Position
-from malamute_py.client.reading import Arrival, Notice, Request, cut
+from malamute_py.client.session.subscription import Arrival, Notice, Request, cut
 from malamute_py.client.settings import Wait
 from malamute_py.client.thread import ThreadLink, over
 from malamute_py.client.waits import NOTHING, OPENED

@@ -24,7 +24,8 @@ from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError
 from malamute_py.client.cursor import LINK_LOG, LOG, guarded
 from malamute_py.client.engine import Engine, clock_ms
-from malamute_py.client.events import (
+from malamute_py.client.position import Confirmation
+from malamute_py.client.session.events import (
     Answered,
     Arrived,
     Closed,
@@ -37,9 +38,8 @@ from malamute_py.client.events import (
     Warned,
     Watched,
 )
-from malamute_py.client.position import Confirmation
-from malamute_py.client.publishing import confirmations
-from malamute_py.client.reading import Reading
+from malamute_py.client.session.publisher import confirmations
+from malamute_py.client.session.subscription import Reading
 from malamute_py.client.settings import ClientSettings, Wait
 from malamute_py.client.waits import ANSWER, ASKED, timed_out
 

@@ -7,7 +7,7 @@ verbs is a class of its own over one of these two, and the client is nothing but
 from __future__ import annotations
 
 from malamute_py.client.loop import LoopLink
-from malamute_py.client.session import Session
+from malamute_py.client.session.session import Session
 from malamute_py.client.thread import ThreadLink
 
 

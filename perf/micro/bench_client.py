@@ -10,9 +10,9 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode_fixed
 from malamute_protocol.framing import decode_message, encode_message
-from malamute_py.client.calls import make_row
-from malamute_py.client.publishing import level_number
-from malamute_py.client.session import Session
+from malamute_py.client.session.calls import make_row
+from malamute_py.client.session.publisher import level_number
+from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings
 
 NOW_MS = 1_700_000_000_000

@@ -23,7 +23,7 @@ from malamute_protocol.arrow import aligned
 from malamute_protocol.batch import Batch
 from malamute_protocol.content import ARROW, BODY_KINDS, LIST, NO_TIME, parse_properties
 from malamute_protocol.header import HeaderTable
-from malamute_py.client.reading import cut
+from malamute_py.client.session.subscription import cut
 from pyspark_malamute.errors import MalamuteSourceError
 from pyspark_malamute.options import SourceOptions
 from pyspark_malamute.schema import spark_schema

@@ -24,7 +24,7 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.ready import MAIN
-from malamute_py.client.reading import Arrival, GapNotice, Reading, Request
+from malamute_py.client.session.subscription import Arrival, GapNotice, Reading, Request
 from tests.broker.hostile_random import consume, make
 from tests.broker.post import Post
 from tests.broker.shell import Held, Peer

@@ -14,7 +14,12 @@ from malamute_py.cli.commands import COMMANDS
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.records import printable
 from malamute_py.cli.subscribe import tell_notice
-from malamute_py.client.reading import BegunNotice, GapNotice, ModeNotice, RewoundNotice
+from malamute_py.client.session.subscription import (
+    BegunNotice,
+    GapNotice,
+    ModeNotice,
+    RewoundNotice,
+)
 from tests.cli.running import run_cli
 
 HOUR_MS = 3_600_000

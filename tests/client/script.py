@@ -9,10 +9,10 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import Content, Stamp, encode
 from malamute_protocol.commands import Command
 from malamute_protocol.framing import decode_message, encode_message
-from malamute_py.client.calls import make_request, make_row
-from malamute_py.client.publishing import level_number
-from malamute_py.client.reading import Reading
-from malamute_py.client.session import Connect, Disconnect, Event, Published, Session, State
+from malamute_py.client.session.calls import make_request, make_row
+from malamute_py.client.session.publisher import level_number
+from malamute_py.client.session.session import Connect, Disconnect, Event, Published, Session, State
+from malamute_py.client.session.subscription import Reading
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 

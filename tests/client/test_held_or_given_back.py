@@ -11,13 +11,12 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.errors import RequestRejected
-from malamute_py.client.atomic import Step
 from malamute_py.client.engine import clock_ms
-from malamute_py.client.work import RETURNED
+from malamute_py.client.session.offers import RETURNED
+from malamute_py.client.session.steps import Step
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.script import Script
-from tests.client.shells import SHELLS, AsyncShell, SyncShell
-from tests.client.test_session_mail import (
+from tests.client.session.test_mail import (
     accept,
     confirm,
     of,
@@ -29,6 +28,7 @@ from tests.client.test_session_mail import (
     work,
     working,
 )
+from tests.client.shells import SHELLS, AsyncShell, SyncShell
 from tests.waiting import WAIT_S
 
 FAST: dict[str, Any] = {"retry_min_ms": 5, "retry_max_ms": 20}

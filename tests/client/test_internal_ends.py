@@ -18,12 +18,12 @@ from malamute_py.broker.mailboxes import Mailboxes
 from malamute_py.broker.offers import Offers
 from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.requests import Requests
-from malamute_py.client.session import State
+from malamute_py.client.session.session import State
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.server import loop
 from tests.client.script import Script
+from tests.client.session.test_blame import answers, ask, greet
 from tests.client.shells import SHELLS, AsyncShell
-from tests.client.test_session_blame import answers, ask, greet
 from tests.waiting import WAIT_S
 
 FAST: dict[str, Any] = {"retry_min_ms": 10, "retry_max_ms": 50}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from malamute_py.client.letters import RequestFailed
+from malamute_py.client.session.letters import RequestFailed
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS
 from tests.client.test_held_or_given_back import cut, deafen, hear_again

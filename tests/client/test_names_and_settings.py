@@ -24,7 +24,6 @@ from malamute_py.changelog.settings import (
     StreamSettings,
 )
 from malamute_py.client.aio_queues import StreamCursor
-from malamute_py.client.calls import Bulk, content_count
 from malamute_py.client.position import (
     AfterMessage,
     AtClientTime,
@@ -33,6 +32,7 @@ from malamute_py.client.position import (
     Position,
     start_on_wire,
 )
+from malamute_py.client.session.calls import Bulk, content_count
 from malamute_py.client.settings import ClientSettings, SettingError, make_settings
 from malamute_py.client.sync_queues import SyncStreamCursor
 

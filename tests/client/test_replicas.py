@@ -11,9 +11,9 @@ import pytest
 import malamute_py as malamute
 from malamute_protocol import commands as c
 from malamute_protocol.errors import ConnectionLost, RequestRejected
-from malamute_py.client.atomic import Step
-from malamute_py.client.events import Confirmed, Published, Settled, Warned
-from malamute_py.client.session import State
+from malamute_py.client.session.events import Confirmed, Published, Settled, Warned
+from malamute_py.client.session.session import State
+from malamute_py.client.session.steps import Step
 from malamute_py.client.settings import SettingError, make_settings
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.server.auth import hash_password

@@ -11,7 +11,7 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.commands import Level
-from malamute_py.client.letters import RequestFailed
+from malamute_py.client.session.letters import RequestFailed
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.script import Script
 from tests.client.shells import SHELLS

@@ -14,7 +14,7 @@ import zmq
 
 import malamute_py as malamute
 from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejected, Timeout
-from malamute_py.client.reading import ModeNotice
+from malamute_py.client.session.subscription import ModeNotice
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.server.auth import hash_password
 from tests.client.shells import SHELLS, AsyncShell, SyncShell

@@ -9,18 +9,19 @@ import pytest
 
 import malamute_py as malamute
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.client import calls, groups, mail_reader, publishing, work
+from malamute_py.client import mail_reader
 from malamute_py.client.aio import Client
+from malamute_py.client.session import calls, memberships, offers, publisher
 from malamute_py.client.sync import SyncClient
 
 
 def test_each_type_has_the_words_that_are_checked() -> None:
-    assert set(get_args(malamute.ConfirmAt)) == set(publishing._ASKED_LEVELS)
+    assert set(get_args(malamute.ConfirmAt)) == set(publisher._ASKED_LEVELS)
     assert get_args(malamute.ReadVisibility) == calls._VISIBILITIES
-    assert set(get_args(malamute.GroupVisibility)) == set(groups.VISIBILITIES)
-    assert set(get_args(malamute.GroupKind)) == set(groups.KINDS)
+    assert set(get_args(malamute.GroupVisibility)) == set(memberships.VISIBILITIES)
+    assert set(get_args(malamute.GroupKind)) == set(memberships.KINDS)
     assert get_args(malamute.AckWhen) == mail_reader.ACKS
-    assert get_args(malamute.OnError) == work.ON_ERROR
+    assert get_args(malamute.OnError) == offers.ON_ERROR
 
 
 WORDS = ("confirm", "visibility", "ack", "kind", "until", "on_error")
@@ -43,9 +44,9 @@ def test_no_public_call_takes_any_text_for_such_an_argument(client: type) -> Non
 @pytest.mark.parametrize(
     ("check", "named"),
     [
-        (publishing.level_number, "synced"),
-        (groups.group_visibility, "durable"),
-        (work.make_on_error, "nack"),
+        (publisher.level_number, "synced"),
+        (memberships.group_visibility, "durable"),
+        (offers.make_on_error, "nack"),
     ],
 )
 def test_a_wrong_word_is_refused_with_those_that_are_allowed(check: Any, named: str) -> None:

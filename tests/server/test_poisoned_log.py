@@ -16,7 +16,7 @@ from malamute_protocol.content import PROPERTIES_CONSTANT, Content
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError
 from malamute_py.broker.ready import MAIN, Append
-from malamute_py.client.reading import GapNotice, Notice
+from malamute_py.client.session.subscription import GapNotice, Notice
 from malamute_py.client.sync import SyncClient
 from malamute_py.config import Config
 from malamute_py.embedded import EmbeddedBroker

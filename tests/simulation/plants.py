@@ -278,7 +278,7 @@ def _expired_is_everything(stack: contextlib.ExitStack) -> None:
 
 
 def _resumes_too_far(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.reading import Reading
+    from malamute_py.client.session.subscription import Reading
 
     original: Any = vars(Reading)["_received_to"]
 
@@ -289,7 +289,7 @@ def _resumes_too_far(stack: contextlib.ExitStack) -> None:
 
 
 def _retry_with_a_new_sequence(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.publishing import Publisher
+    from malamute_py.client.session.publisher import Publisher
 
     def make(original: Any) -> Any:
         def settle(self: Any, sender: Any, following: int, _renamed: bool) -> None:
@@ -303,7 +303,7 @@ def _retry_with_a_new_sequence(stack: contextlib.ExitStack) -> None:
 
 def _position_of_the_newest_epoch(stack: contextlib.ExitStack) -> None:
     from malamute_py.client.position import Position
-    from malamute_py.client.reading import Reading
+    from malamute_py.client.session.subscription import Reading
 
     def position(self: Any) -> Any:
         known = self.consumed_next >= 0
@@ -313,7 +313,7 @@ def _position_of_the_newest_epoch(stack: contextlib.ExitStack) -> None:
 
 
 def _resend_in_reverse(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.publishing import Publisher
+    from malamute_py.client.session.publisher import Publisher
 
     def make(original: Any) -> Any:
         def link_down(self: Any) -> None:
@@ -644,7 +644,7 @@ def _newest_key_dropped(stack: contextlib.ExitStack) -> None:
 
 
 def _renewal_untold(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.work import RENEWED, Offering
+    from malamute_py.client.session.offers import RENEWED, Offering
 
     left = []  # A call that nothing refers to is collected, and its request is given back.
 
@@ -659,7 +659,7 @@ def _renewal_untold(stack: contextlib.ExitStack) -> None:
 
 
 def _held_unseen(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.work import Offering
+    from malamute_py.client.session.offers import Offering
 
     def make(original: Any) -> Any:
         def take(self: Any) -> Any:
@@ -675,13 +675,13 @@ def _held_unseen(stack: contextlib.ExitStack) -> None:
 
 
 def _hand_out_failed(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.work import Offering
+    from malamute_py.client.session.offers import Offering
 
     _put(stack, Offering, "lost_to_others", lambda original: lambda self, numbers: None)
 
 
 def _waits_for_ever(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.asking import RequestParcel
+    from malamute_py.client.session.requests import RequestParcel
 
     left = []  # A call that nothing refers to is collected, and what it has in hand is given back.
 
@@ -692,7 +692,7 @@ def _waits_for_ever(stack: contextlib.ExitStack) -> None:
 
 
 def _rewind_unheard(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.groups import Membership
+    from malamute_py.client.session.memberships import Membership
 
     _put(stack, Membership, "_rewind", lambda original: lambda self, command: None)
 
@@ -760,7 +760,7 @@ def _none_completes_nothing(stack: contextlib.ExitStack) -> None:
 
 
 def _first_settled(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.events import Settled
+    from malamute_py.client.session.events import Settled
     from malamute_py.client.thread import ThreadLink
 
     def make(original: Any) -> Any:

@@ -27,8 +27,8 @@ from malamute_protocol.errors import (
     Timeout,
 )
 from malamute_py.client.aio import Client
-from malamute_py.client.groups import Joining
-from malamute_py.client.letters import RequestFailed
+from malamute_py.client.session.letters import RequestFailed
+from malamute_py.client.session.memberships import Joining
 from malamute_py.client.settings import ClientSettings, make_settings
 from malamute_py.client.words import ConfirmAt, GroupKind
 from tests.simulation.event_loop import SimulatedLoop

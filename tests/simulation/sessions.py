@@ -15,22 +15,22 @@ import msgspec
 
 from malamute_protocol import commands as c
 from malamute_protocol.errors import RequestRejected
-from malamute_py.client.calls import make_request, make_row
 from malamute_py.client.position import Position
-from malamute_py.client.reading import (
-    Arrival,
-    GapNotice,
-    Item,
-    Reading,
-    RewoundNotice,
-)
-from malamute_py.client.session import (
+from malamute_py.client.session.calls import make_request, make_row
+from malamute_py.client.session.session import (
     Closed,
     Connect,
     Event,
     Published,
     Session,
     Unlinked,
+)
+from malamute_py.client.session.subscription import (
+    Arrival,
+    GapNotice,
+    Item,
+    Reading,
+    RewoundNotice,
 )
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import Until

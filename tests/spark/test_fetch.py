@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from malamute_protocol.batch import Batch, Content, Stamp, encode
 from malamute_protocol.errors import ConnectionLost, RequestRejected, Timeout
 from malamute_py.client.position import Position
-from malamute_py.client.reading import GapNotice, Notice, RewoundNotice
+from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
 from malamute_py.client.sync import SyncClient, connect_sync
 from pyspark_malamute import links
 from pyspark_malamute.columns import Gather

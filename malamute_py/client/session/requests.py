@@ -18,8 +18,8 @@ from malamute_protocol.batch import Batch
 from malamute_protocol.commands import CancelRequest, Confirm, Level, Request, Welcome
 from malamute_protocol.errors import LocalProtocolError, MalamuteError, RequestRejected, Timeout
 from malamute_py.client.arguments import text
-from malamute_py.client.events import Confirmed, Event, Inner, Settled
-from malamute_py.client.letters import (
+from malamute_py.client.session.events import Confirmed, Event, Inner, Settled
+from malamute_py.client.session.letters import (
     COMPLETED,
     NO_ANSWER,
     Delivered,
@@ -29,10 +29,10 @@ from malamute_py.client.letters import (
     ranges_of,
     rows_of,
 )
-from malamute_py.client.mailboxes import Asked, Mailbox, Mailboxes
-from malamute_py.client.outbox import OVER, QUEUED, SENT, Lane, Outbox, Parcel
-from malamute_py.client.outgoing import Put
-from malamute_py.client.publishing import Row
+from malamute_py.client.session.mailboxes import Asked, Mailbox, Mailboxes
+from malamute_py.client.session.outbox import OVER, QUEUED, SENT, Lane, Outbox, Parcel
+from malamute_py.client.session.outgoing import Put
+from malamute_py.client.session.publisher import Row
 
 _ENDED_MAX: Final = 4096
 """Keys of answered requests that are remembered: a reply may come a second time."""

@@ -1,7 +1,7 @@
 """The client's half of the protocol, without sockets, clock or randomness.
 
 Owns the link's state, heartbeats, retries, requests, and what has to be restored after a
-reconnect. What is opened under a number (opened.py) and what leaves and is confirmed
+reconnect. What is opened under a number (receiver.py) and what leaves and is confirmed
 (outgoing.py) own their parts. The rule: messages and the time go in, messages, events and
 the time of the next wake come out; a shell does the rest. Source: SPEC.md, sections 2, 4
 and 8.
@@ -78,9 +78,7 @@ from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.link import Link, Side
 from malamute_protocol.version import VERSIONS
 from malamute_py.client.arguments import checked
-from malamute_py.client.asking import Asking, Replies
-from malamute_py.client.atomic import Steps
-from malamute_py.client.events import (
+from malamute_py.client.session.events import (
     Answered,
     Arrived,
     Closed,
@@ -96,15 +94,17 @@ from malamute_py.client.events import (
     Warned,
     Watched,
 )
-from malamute_py.client.groups import Memberships
-from malamute_py.client.mailboxes import Mailboxes, View
-from malamute_py.client.opened import Opened
-from malamute_py.client.outbox import Outbox
-from malamute_py.client.outgoing import RETRYABLE, Outgoing, Trackers, Window
-from malamute_py.client.publishing import Publisher
-from malamute_py.client.reading import Reading, Request
+from malamute_py.client.session.mailboxes import Mailboxes, View
+from malamute_py.client.session.memberships import Memberships
+from malamute_py.client.session.offers import Offering, Workings
+from malamute_py.client.session.outbox import Outbox
+from malamute_py.client.session.outgoing import RETRYABLE, Outgoing, Trackers, Window
+from malamute_py.client.session.publisher import Publisher
+from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.requests import Asking, Replies
+from malamute_py.client.session.steps import Steps
+from malamute_py.client.session.subscription import Reading, Request
 from malamute_py.client.settings import ClientSettings
-from malamute_py.client.work import Offering, Workings
 
 __all__ = [
     "Answered",

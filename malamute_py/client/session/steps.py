@@ -34,7 +34,6 @@ from malamute_protocol.commands import (
 from malamute_protocol.errors import LocalProtocolError, MalamuteError, RequestRejected
 from malamute_protocol.limits import DEFAULT_LIMITS, RANGES_MAX, Limits
 from malamute_protocol.stamp import STAMP_BYTES
-from malamute_py.client.acks import Form, merged
 from malamute_py.client.arguments import (
     NAMES,
     duration,
@@ -48,11 +47,12 @@ from malamute_py.client.arguments import (
     text,
     wrong,
 )
-from malamute_py.client.calls import Body, Fields, Properties, Time, make_row
-from malamute_py.client.events import Event, Settled
-from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
 from malamute_py.client.position import Confirmation, Position, start_on_wire
-from malamute_py.client.publishing import Row, confirmation, content_of, level_number
+from malamute_py.client.session.acknowledgements import Form, merged
+from malamute_py.client.session.calls import Body, Fields, Properties, Time, make_row
+from malamute_py.client.session.events import Event, Settled
+from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
+from malamute_py.client.session.publisher import Row, confirmation, content_of, level_number
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 

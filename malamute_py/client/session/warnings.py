@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from malamute_py.client.events import Event, Warned
+from malamute_py.client.session.events import Event, Warned
 
 GATHER_MS: Final = 1_000
 """How long after the first of a kind a line is written."""

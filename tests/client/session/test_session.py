@@ -5,7 +5,7 @@ from __future__ import annotations
 from malamute_protocol import commands as c
 from malamute_protocol.errors import ConnectionLost, RequestRejected
 from malamute_protocol.framing import encode_message
-from malamute_py.client.session import (
+from malamute_py.client.session.session import (
     Answered,
     Closed,
     Connect,

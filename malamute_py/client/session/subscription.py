@@ -31,9 +31,9 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.errors import MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
-from malamute_py.client.opened import Opened
 from malamute_py.client.position import Position, start_on_wire
-from malamute_py.client.unreadable import Unreadable, taken_in
+from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.unreadable import Unreadable, taken_in
 from malamute_py.client.words import Until
 
 VISIBILITIES: Final[dict[str, int]] = {level.name.lower(): int(level) for level in Visibility}

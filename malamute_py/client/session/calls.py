@@ -34,8 +34,8 @@ from malamute_py.client.arguments import (
     wrong,
 )
 from malamute_py.client.position import StartPoint, start_on_wire
-from malamute_py.client.publishing import Row
-from malamute_py.client.reading import VISIBILITIES, Request
+from malamute_py.client.session.publisher import Row
+from malamute_py.client.session.subscription import VISIBILITIES, Request
 from malamute_py.client.words import ReadVisibility, Until
 
 Body: TypeAlias = bytes | bytearray | memoryview | str

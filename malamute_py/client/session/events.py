@@ -15,7 +15,7 @@ from malamute_protocol.commands import Confirm, Welcome
 from malamute_protocol.errors import MalamuteError
 
 if TYPE_CHECKING:
-    from malamute_py.client.publishing import Unconfirmed
+    from malamute_py.client.session.publisher import Unconfirmed
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):

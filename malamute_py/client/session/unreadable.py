@@ -16,7 +16,7 @@ import numpy as np
 from malamute_protocol.batch import Batch, Stamp, iter_batches, lone_batch, rows_from_bitmap
 from malamute_protocol.errors import BatchError, RemoteProtocolError
 from malamute_protocol.limits import Limits
-from malamute_py.client.acks import Range, merged
+from malamute_py.client.session.acknowledgements import Range, merged
 
 
 class Unreadable(NamedTuple):

@@ -6,7 +6,8 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import bitmap_of_rows
 from malamute_protocol.errors import BatchError, RemoteProtocolError, RequestRejected
 from malamute_py.client.position import Position
-from malamute_py.client.reading import (
+from malamute_py.client.session.session import State
+from malamute_py.client.session.subscription import (
     Arrival,
     BegunNotice,
     GapNotice,
@@ -15,7 +16,6 @@ from malamute_py.client.reading import (
     Reading,
     RewoundNotice,
 )
-from malamute_py.client.session import State
 from tests.client.script import STREAM_UUID, Script
 
 

@@ -10,11 +10,17 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import bitmap_of_rows, encode
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import LocalProtocolError, RequestRejected
-from malamute_py.client.atomic import Step
-from malamute_py.client.events import Settled
-from malamute_py.client.groups import Handed, HeldBatch, Joining, Membership, numbers_of
-from malamute_py.client.reading import GapNotice, RewoundNotice
-from malamute_py.client.session import State
+from malamute_py.client.session.events import Settled
+from malamute_py.client.session.memberships import (
+    Handed,
+    HeldBatch,
+    Joining,
+    Membership,
+    numbers_of,
+)
+from malamute_py.client.session.session import State
+from malamute_py.client.session.steps import Step
+from malamute_py.client.session.subscription import GapNotice, RewoundNotice
 from tests.client.script import STREAM_UUID, Script, stamped
 
 TIME_MS = 1_700_000_000_000

@@ -17,10 +17,10 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import Content
 from malamute_protocol.errors import MalamuteError, RequestRejected
 from malamute_protocol.framing import decode_message, encode_message
-from malamute_py.client.atomic import Step
-from malamute_py.client.events import Settled
 from malamute_py.client.position import Confirmation
-from malamute_py.client.session import Session, State
+from malamute_py.client.session.events import Settled
+from malamute_py.client.session.session import Session, State
+from malamute_py.client.session.steps import Step
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import bodies_of, welcome
 from tests.seeds import seeds

@@ -16,12 +16,12 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.errors import MalamuteError, RequestRejected
 from malamute_protocol.framing import NUMBERS
-from malamute_py.client.asking import Replies
-from malamute_py.client.calls import make_row
-from malamute_py.client.events import Confirmed, Settled
-from malamute_py.client.letters import Letter
-from malamute_py.client.mailboxes import Asked
-from malamute_py.client.work import Job, Offered
+from malamute_py.client.session.calls import make_row
+from malamute_py.client.session.events import Confirmed, Settled
+from malamute_py.client.session.letters import Letter
+from malamute_py.client.session.mailboxes import Asked
+from malamute_py.client.session.offers import Job, Offered
+from malamute_py.client.session.requests import Replies
 from tests.client.queue_model import QueueModel
 from tests.client.script import Script
 from tests.seeds import seeds

@@ -10,10 +10,10 @@ from malamute_protocol import commands as c
 from malamute_protocol.errors import LocalProtocolError, RequestRejected
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_protocol.limits import DEFAULT_LIMITS
-from malamute_py.client.session import Answered, Closed, Connect, State, Warned, _Asked
-from malamute_py.client.work import Offered
+from malamute_py.client.session.offers import Offered
+from malamute_py.client.session.session import Answered, Closed, Connect, State, Warned, _Asked
 from tests.client.script import Script, welcome
-from tests.client.test_session_mail import opened
+from tests.client.session.test_mail import opened
 
 
 def answers(script: Script) -> dict[Any, Any]:

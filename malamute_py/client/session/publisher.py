@@ -34,8 +34,8 @@ from malamute_protocol.errors import (
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import name_of, one_of
-from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
 from malamute_py.client.position import Confirmation
+from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 

@@ -14,13 +14,13 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import encode, row_bitmap
 from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import DERIVED, Stamp
-from malamute_py.client.letters import RequestFailed
-from malamute_py.client.mailboxes import Asked
-from malamute_py.client.reading import Arrival, GapNotice
-from malamute_py.client.work import Job, Offered
+from malamute_py.client.session.letters import RequestFailed
+from malamute_py.client.session.mailboxes import Asked
+from malamute_py.client.session.offers import Job, Offered
+from malamute_py.client.session.subscription import Arrival, GapNotice
 from tests.client.script import Script, stamped
-from tests.client.test_groups import Grouped
-from tests.client.test_session_mail import accept, ask, opened, outcomes, warnings
+from tests.client.session.test_mail import accept, ask, opened, outcomes, warnings
+from tests.client.session.test_memberships import Grouped
 from tests.protocol.hostile import craft, ints, packed
 
 BAD = craft(4, subjects=packed(["a", "b"]), subjects_count=2, subject_codes=[0, 1, 7, -9])

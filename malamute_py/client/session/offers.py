@@ -42,7 +42,6 @@ from malamute_protocol.errors import (
     RequestRejected,
 )
 from malamute_protocol.limits import REASON_BYTES_MAX, Limits
-from malamute_py.client.acks import Ack, Acks, Form, Range
 from malamute_py.client.arguments import (
     duration,
     integer,
@@ -51,15 +50,16 @@ from malamute_py.client.arguments import (
     reason_of,
     settings_of,
 )
-from malamute_py.client.calls import make_pattern
-from malamute_py.client.events import Event, Settled
-from malamute_py.client.letters import Delivered, rows_of
-from malamute_py.client.opened import Opened
-from malamute_py.client.outbox import Lane, Outbox, Parcel
-from malamute_py.client.outgoing import Put, Trackers
-from malamute_py.client.publishing import Row, confirmation, level_number
-from malamute_py.client.unreadable import Unreadable, one_taken_in
-from malamute_py.client.warned import Warnings
+from malamute_py.client.session.acknowledgements import Ack, Acks, Form, Range
+from malamute_py.client.session.calls import make_pattern
+from malamute_py.client.session.events import Event, Settled
+from malamute_py.client.session.letters import Delivered, rows_of
+from malamute_py.client.session.outbox import Lane, Outbox, Parcel
+from malamute_py.client.session.outgoing import Put, Trackers
+from malamute_py.client.session.publisher import Row, confirmation, level_number
+from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.unreadable import Unreadable, one_taken_in
+from malamute_py.client.session.warnings import Warnings
 from malamute_py.client.words import ConfirmAt, OnError
 
 RECEIVED: Final = int(WorkState.RECEIVED)

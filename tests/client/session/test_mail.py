@@ -9,15 +9,15 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Content, encode
 from malamute_protocol.errors import MalamuteError, RequestRejected, Timeout
-from malamute_py.client.asking import Replies
-from malamute_py.client.calls import make_row
-from malamute_py.client.events import Confirmed, Settled, Warned
-from malamute_py.client.mailboxes import Asked
-from malamute_py.client.outbox import Tally
-from malamute_py.client.publishing import level_number
-from malamute_py.client.warned import GATHER_MS
+from malamute_py.client.session.calls import make_row
+from malamute_py.client.session.events import Confirmed, Settled, Warned
+from malamute_py.client.session.mailboxes import Asked
+from malamute_py.client.session.offers import Job, Offered
+from malamute_py.client.session.outbox import Tally
+from malamute_py.client.session.publisher import level_number
+from malamute_py.client.session.requests import Replies
+from malamute_py.client.session.warnings import GATHER_MS
 from malamute_py.client.words import ConfirmAt
-from malamute_py.client.work import Job, Offered
 from tests.client.script import Script, bodies_of, stamped
 
 

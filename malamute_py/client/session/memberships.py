@@ -40,16 +40,16 @@ from malamute_protocol.errors import (
     RequestRejected,
 )
 from malamute_protocol.limits import Limits
-from malamute_py.client.acks import Ack, Acks, Form, Range, merged
 from malamute_py.client.arguments import duration, integer, name_of, one_of, truth
 from malamute_py.client.cursor import Cursor
-from malamute_py.client.events import Event, Settled
-from malamute_py.client.letters import chosen, ranges_of, rows_of
-from malamute_py.client.opened import Opened
-from malamute_py.client.outgoing import Put, Trackers
-from malamute_py.client.reading import GapNotice, Notice, RewoundNotice, cut
-from malamute_py.client.unreadable import Unreadable, taken_in
-from malamute_py.client.warned import Warnings
+from malamute_py.client.session.acknowledgements import Ack, Acks, Form, Range, merged
+from malamute_py.client.session.events import Event, Settled
+from malamute_py.client.session.letters import chosen, ranges_of, rows_of
+from malamute_py.client.session.outgoing import Put, Trackers
+from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice, cut
+from malamute_py.client.session.unreadable import Unreadable, taken_in
+from malamute_py.client.session.warnings import Warnings
 from malamute_py.client.words import AckWhen, GroupKind, GroupVisibility
 
 DONE: Final = Form()

@@ -25,11 +25,11 @@ from malamute_protocol.errors import (
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.client.arguments import name_of, priority_of
-from malamute_py.client.events import Confirmed, Event, Settled
-from malamute_py.client.opened import Opened
-from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
 from malamute_py.client.position import Confirmation
-from malamute_py.client.publishing import Row, confirmation, content_of
+from malamute_py.client.session.events import Confirmed, Event, Settled
+from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers, Window
+from malamute_py.client.session.publisher import Row, confirmation, content_of
+from malamute_py.client.session.receiver import Opened
 from malamute_py.client.settings import ClientSettings
 
 KEY_BYTES: Final = 16

@@ -16,10 +16,10 @@ from malamute_protocol.errors import (
     RequestRejected,
 )
 from malamute_protocol.limits import RANGES_MAX
-from malamute_py.client.acks import Form
-from malamute_py.client.atomic import Step
-from malamute_py.client.events import Settled
 from malamute_py.client.position import Confirmation, Position
+from malamute_py.client.session.acknowledgements import Form
+from malamute_py.client.session.events import Settled
+from malamute_py.client.session.steps import Step
 from tests.client.script import STREAM_UUID, Script, bodies_of
 
 TIME_MS = 1_700_000_000_000

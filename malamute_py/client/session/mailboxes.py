@@ -32,13 +32,13 @@ from malamute_protocol.errors import (
     RequestRejected,
 )
 from malamute_protocol.limits import Limits
-from malamute_py.client.acks import Ack, Acks, Form, Range
-from malamute_py.client.events import Event, Settled
-from malamute_py.client.letters import Delivered, chosen, ranges_of, rows_of
-from malamute_py.client.opened import Opened
-from malamute_py.client.outgoing import Put, Trackers
-from malamute_py.client.unreadable import Unreadable, one_taken_in
-from malamute_py.client.warned import Warnings
+from malamute_py.client.session.acknowledgements import Ack, Acks, Form, Range
+from malamute_py.client.session.events import Event, Settled
+from malamute_py.client.session.letters import Delivered, chosen, ranges_of, rows_of
+from malamute_py.client.session.outgoing import Put, Trackers
+from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.unreadable import Unreadable, one_taken_in
+from malamute_py.client.session.warnings import Warnings
 
 DONE: Final = Form()
 _SILENTLY: Final = Form(silent=True)

@@ -11,9 +11,9 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import Content, encode
 from malamute_protocol.errors import LocalProtocolError, RequestRejected
 from malamute_protocol.framing import NUMBERS, encode_message
-from malamute_py.client.calls import make_row
-from malamute_py.client.outgoing import RETRY_MS
-from malamute_py.client.publishing import level_number
+from malamute_py.client.session.calls import make_row
+from malamute_py.client.session.outgoing import RETRY_MS
+from malamute_py.client.session.publisher import level_number
 from tests.client.script import Script, bodies_of
 
 

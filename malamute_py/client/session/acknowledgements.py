@@ -16,7 +16,7 @@ import msgspec
 from malamute_protocol.commands import Command, Confirm, WorkState
 from malamute_protocol.errors import MalamuteError, RequestRejected
 from malamute_protocol.limits import RANGES_MAX
-from malamute_py.client.outgoing import RETRY_MS, RETRYABLE, Put, Trackers
+from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers
 
 Range = tuple[int, int]
 
