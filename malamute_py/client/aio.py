@@ -33,6 +33,7 @@ from malamute_py.client.aio_mail import MailVerbs
 from malamute_py.client.aio_queues import QueueVerbs
 from malamute_py.client.aio_work import Served, WorkVerbs
 from malamute_py.client.arguments import settings_of
+from malamute_py.client.engine.waits import ACKED, PUBLISHED, WINDOW, timed_out
 from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
@@ -62,7 +63,6 @@ from malamute_py.client.session.session import Closed, State, Unlinked
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.subscription import Subscription
-from malamute_py.client.waits import ACKED, PUBLISHED, WINDOW, timed_out
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
 __all__ = ["BulkPublisher", "Client", "Connecting", "Subscription", "connect"]

@@ -15,7 +15,8 @@ from typing import Any, Final
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import RequestRejected
 from malamute_py.client.arguments import duration, key_of, later_of
-from malamute_py.client.engine import clock_ms
+from malamute_py.client.engine.engine import clock_ms
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.loop import LoopLink
 from malamute_py.client.mail_reader import MailBatchOf, MailReader, make_asked
 from malamute_py.client.position import Confirmation
@@ -35,7 +36,6 @@ from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import Replies
 from malamute_py.client.settings import Wait
 from malamute_py.client.verbs import AsyncVerbs
-from malamute_py.client.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.words import AckWhen, ConfirmAt
 
 _PAUSE_EVERY: Final = 256

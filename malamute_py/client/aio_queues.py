@@ -24,6 +24,7 @@ from malamute_py.client.arguments import (
     settings_of,
 )
 from malamute_py.client.cursors import CursorName
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, STEP, timed_out
 from malamute_py.client.facts import (
     CursorFacts,
     Facts,
@@ -51,7 +52,6 @@ from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.verbs import AsyncVerbs
-from malamute_py.client.waits import ACKED, NOTHING, OPENED, STEP, timed_out
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from malamute_protocol.errors import (
     RequestRejected,
 )
 from malamute_protocol.pattern import Pattern
-from malamute_py.client.cursor import LOG
+from malamute_py.client.engine.log import LOG
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.loop import LoopLink
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, body_size, make_row
@@ -46,7 +47,6 @@ from malamute_py.client.session.offers import (
 )
 from malamute_py.client.settings import Wait
 from malamute_py.client.verbs import AsyncVerbs
-from malamute_py.client.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.words import ConfirmAt, OnError
 
 _CLOSE_MS: Final = 5_000

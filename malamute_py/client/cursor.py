@@ -6,12 +6,12 @@ stay at hand, whatever becomes of the caller's loop, and a gap is never silent.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from malamute_protocol.batch import Batch, Record
+from malamute_py.client.engine.log import LOG, guarded
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import (
     BegunNotice,
@@ -23,19 +23,7 @@ from malamute_py.client.session.subscription import (
     cut,
 )
 
-LOG = logging.getLogger("malamute.client")
-LINK_LOG = logging.getLogger("malamute.client.link")
-"""One line when the link is lost and one when it is back."""
-
 _NOTICES_KEPT: Final = 1000
-
-
-def guarded(what: str, call: Callable[[Any], None], argument: Any) -> None:
-    """Call a user's function; what it raises is logged and goes no further."""
-    try:
-        call(argument)
-    except Exception:
-        LOG.exception("%s raised; the link goes on", what)
 
 
 class Cursor:

@@ -18,8 +18,9 @@ import zmq
 
 from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError, Timeout
-from malamute_py.client.cursor import LINK_LOG, LOG, guarded
-from malamute_py.client.engine import Engine, clock_ms
+from malamute_py.client.engine.engine import Engine, clock_ms
+from malamute_py.client.engine.log import LINK_LOG, LOG, guarded
+from malamute_py.client.engine.waits import ASKED, ROOM, timed_out
 from malamute_py.client.session.events import (
     Answered,
     Arrived,
@@ -35,7 +36,6 @@ from malamute_py.client.session.events import (
 )
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.settings import ClientSettings, Wait
-from malamute_py.client.waits import ASKED, ROOM, timed_out
 
 _STAMP_MS: Final = 100
 """Bounded waits are counted from the next multiple of this on: no clock is read for each call."""

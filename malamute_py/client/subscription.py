@@ -15,6 +15,7 @@ from typing import Any, Final
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import RequestRejected
 from malamute_py.client.cursor import Cursor
+from malamute_py.client.engine.waits import NOTHING, OPENED, timed_out
 from malamute_py.client.loop import LoopLink
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import (
@@ -24,7 +25,6 @@ from malamute_py.client.session.subscription import (
     cut,
 )
 from malamute_py.client.settings import Wait
-from malamute_py.client.waits import NOTHING, OPENED, timed_out
 
 _PAUSE_EVERY: Final = 256
 """Records after which the event loop gets its turn, though more are at hand."""

@@ -19,6 +19,7 @@ from malamute_protocol.commands import Confirm, Level
 from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejected, Timeout
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import settings_of
+from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, ROOM, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
@@ -50,7 +51,6 @@ from malamute_py.client.sync_queues import SyncQueueVerbs
 from malamute_py.client.sync_subscription import SyncSubscription
 from malamute_py.client.sync_work import SyncServed, SyncWorkVerbs
 from malamute_py.client.thread import LinkEvent, Pending, PendingConfirm, ThreadLink
-from malamute_py.client.waits import ACKED, OPENED, PUBLISHED, ROOM, WINDOW
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
 __all__ = ["SyncBulkPublisher", "SyncClient", "SyncSubscription", "connect_sync"]

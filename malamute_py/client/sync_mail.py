@@ -15,7 +15,8 @@ from typing import Any
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import RequestRejected, Timeout
 from malamute_py.client.arguments import duration, key_of, later_of
-from malamute_py.client.engine import clock_ms
+from malamute_py.client.engine.engine import clock_ms
+from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED, ROOM
 from malamute_py.client.mail_reader import MailBatchOf, MailReader, make_asked
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Bulk, Fields, Properties, Time, make_row
@@ -28,7 +29,6 @@ from malamute_py.client.session.session import State
 from malamute_py.client.settings import Wait
 from malamute_py.client.thread import Pending, PendingConfirm, ThreadLink
 from malamute_py.client.verbs import SyncVerbs
-from malamute_py.client.waits import ACKED, ANSWER, NOTHING, OPENED, ROOM
 from malamute_py.client.words import AckWhen, ConfirmAt
 
 

@@ -23,6 +23,7 @@ from malamute_py.client.arguments import (
     settings_of,
 )
 from malamute_py.client.cursors import CursorName
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, ROOM, STEP
 from malamute_py.client.facts import (
     CursorFacts,
     Facts,
@@ -52,7 +53,6 @@ from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.thread import Pending
 from malamute_py.client.verbs import SyncVerbs
-from malamute_py.client.waits import ACKED, NOTHING, OPENED, ROOM, STEP
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
 if TYPE_CHECKING:

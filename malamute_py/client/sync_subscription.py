@@ -14,11 +14,11 @@ from typing import Any
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import RequestRejected
 from malamute_py.client.cursor import Cursor
+from malamute_py.client.engine.waits import NOTHING, OPENED
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import Arrival, Notice, Request, cut
 from malamute_py.client.settings import Wait
 from malamute_py.client.thread import ThreadLink, over
-from malamute_py.client.waits import NOTHING, OPENED
 
 
 class SyncSubscription(Cursor):

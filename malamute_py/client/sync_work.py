@@ -24,7 +24,8 @@ from malamute_protocol.errors import (
     Timeout,
 )
 from malamute_protocol.pattern import Pattern
-from malamute_py.client.cursor import LOG
+from malamute_py.client.engine.log import LOG
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, ROOM
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, make_row
 from malamute_py.client.session.offers import (
@@ -44,7 +45,6 @@ from malamute_py.client.session.session import State
 from malamute_py.client.settings import Wait
 from malamute_py.client.thread import Pending, ThreadLink
 from malamute_py.client.verbs import SyncVerbs
-from malamute_py.client.waits import ACKED, NOTHING, OPENED, ROOM
 from malamute_py.client.words import ConfirmAt, OnError
 
 _CLOSE_MS: Final = 5_000

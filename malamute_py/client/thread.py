@@ -22,8 +22,9 @@ import zmq
 
 from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError
-from malamute_py.client.cursor import LINK_LOG, LOG, guarded
-from malamute_py.client.engine import Engine, clock_ms
+from malamute_py.client.engine.engine import Engine, clock_ms
+from malamute_py.client.engine.log import LINK_LOG, LOG, guarded
+from malamute_py.client.engine.waits import ANSWER, ASKED, timed_out
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.events import (
     Answered,
@@ -41,7 +42,6 @@ from malamute_py.client.session.events import (
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.session.subscription import Reading
 from malamute_py.client.settings import ClientSettings, Wait
-from malamute_py.client.waits import ANSWER, ASKED, timed_out
 
 LinkEvent = Linked | Unlinked | Closed
 Value = TypeVar("Value")

@@ -14,7 +14,7 @@ import pytest
 import malamute_py as malamute
 from malamute_protocol.batch import encode
 from malamute_protocol.errors import MalamuteError, Timeout
-from malamute_py.client.engine import clock_ms
+from malamute_py.client.engine.engine import clock_ms
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.fakes import FakeBroker
 from tests.client.shells import SHELLS, AsyncShell, SyncShell

@@ -11,7 +11,7 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.errors import RequestRejected
-from malamute_py.client.engine import clock_ms
+from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.session.offers import RETURNED
 from malamute_py.client.session.steps import Step
 from malamute_py.embedded import EmbeddedBroker

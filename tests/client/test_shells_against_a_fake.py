@@ -22,7 +22,7 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.framing import encode_message
 from malamute_py.client.aio import connect
-from malamute_py.client.engine import clock_ms
+from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.session.session import Linked, Unlinked
 from malamute_py.client.settings import SettingError, make_settings
 from malamute_py.client.sync import SyncClient, connect_sync

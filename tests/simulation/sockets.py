@@ -21,8 +21,9 @@ from unittest.mock import patch
 import zmq
 
 from malamute_protocol import commands as c
-from malamute_py.client import aio_mail, engine, loop, sync_mail, thread
-from malamute_py.client import transport as transport_module
+from malamute_py.client import aio_mail, loop, sync_mail, thread
+from malamute_py.client.engine import engine
+from malamute_py.client.engine import transport as transport_module
 from tests.simulation.network import Connection, Message
 
 

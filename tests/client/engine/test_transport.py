@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from malamute_py.client.engine.transport import Failure, Transport
 from malamute_py.client.settings import ClientSettings
-from malamute_py.client.transport import Failure, Transport
 from tests.waiting import WAIT_MS, WAIT_S
 
 _MESSAGES = 20

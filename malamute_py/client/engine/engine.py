@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import zmq
 
+from malamute_py.client.engine.transport import Transport
 from malamute_py.client.session.events import Connect, Disconnect, Event
 from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings
-from malamute_py.client.transport import Transport
 
 _BURST: Final = 32
 """Messages taken in before the rest of the program gets its turn."""
