@@ -18,8 +18,8 @@ from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.loop import LoopLink
-from malamute_py.client.mail_reader import MailBatchOf, MailReader, make_asked
 from malamute_py.client.position import Confirmation
+from malamute_py.client.readers.mail import MailBatchOf, MailReader, make_asked
 from malamute_py.client.session.calls import (
     Body,
     Bulk,

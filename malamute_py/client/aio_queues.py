@@ -23,7 +23,6 @@ from malamute_py.client.arguments import (
     numbers_of_requests,
     settings_of,
 )
-from malamute_py.client.cursors import CursorName
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, STEP, timed_out
 from malamute_py.client.facts import (
     CursorFacts,
@@ -38,15 +37,15 @@ from malamute_py.client.facts import (
     place_of,
 )
 from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
+from malamute_py.client.readers.cursor_name import CursorName
+from malamute_py.client.readers.group import Handed, numbers_of
 from malamute_py.client.session.calls import make_pattern
 from malamute_py.client.session.memberships import (
     CREDIT_BYTES,
     CREDIT_RECORDS,
-    Handed,
     HeldBatch,
     Joining,
     group_visibility,
-    numbers_of,
 )
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import Notice

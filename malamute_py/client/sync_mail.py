@@ -17,8 +17,8 @@ from malamute_protocol.errors import RequestRejected, Timeout
 from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED, ROOM
-from malamute_py.client.mail_reader import MailBatchOf, MailReader, make_asked
 from malamute_py.client.position import Confirmation
+from malamute_py.client.readers.mail import MailBatchOf, MailReader, make_asked
 from malamute_py.client.session.calls import Body, Bulk, Fields, Properties, Time, make_row
 from malamute_py.client.session.letters import Letter, Reply, ranges_of
 from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked

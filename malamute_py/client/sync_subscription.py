@@ -13,9 +13,9 @@ from typing import Any
 
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import RequestRejected
-from malamute_py.client.cursor import Cursor
 from malamute_py.client.engine.waits import NOTHING, OPENED
 from malamute_py.client.position import Position
+from malamute_py.client.readers.records import Cursor
 from malamute_py.client.session.subscription import Arrival, Notice, Request, cut
 from malamute_py.client.settings import Wait
 from malamute_py.client.thread import ThreadLink, over

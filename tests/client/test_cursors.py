@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import LocalProtocolError, RequestRejected
+from malamute_protocol.errors import RequestRejected
 from malamute_py.client.position import AtTime, FromCursor, start_on_wire
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
@@ -109,14 +109,6 @@ async def test_a_cursor_of_a_stream_in_memory_is_moved_too(shell: Any) -> None:
     cursor = shell.client.cursor("quick", "reader")
     assert (await shell.call(cursor.move, 3)).level == "none"
     assert (await shell.call(cursor.info)).next == 3
-
-
-def test_a_cursors_name_is_checked_before_anything_is_asked() -> None:
-    from malamute_py.client.cursors import CursorName
-
-    with pytest.raises(LocalProtocolError, match="bad_name"):
-        CursorName("s", "~hidden")
-    assert repr(CursorName("s", "c")) == "<CursorName s/c>"
 
 
 def test_a_start_at_a_cursor_names_another_start() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 import malamute_py as malamute
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.client import mail_reader
 from malamute_py.client.aio import Client
+from malamute_py.client.readers import mail
 from malamute_py.client.session import calls, memberships, offers, publisher
 from malamute_py.client.sync import SyncClient
 
@@ -20,7 +20,7 @@ def test_each_type_has_the_words_that_are_checked() -> None:
     assert get_args(malamute.ReadVisibility) == calls._VISIBILITIES
     assert set(get_args(malamute.GroupVisibility)) == set(memberships.VISIBILITIES)
     assert set(get_args(malamute.GroupKind)) == set(memberships.KINDS)
-    assert get_args(malamute.AckWhen) == mail_reader.ACKS
+    assert get_args(malamute.AckWhen) == mail.ACKS
     assert get_args(malamute.OnError) == offers.ON_ERROR
 
 

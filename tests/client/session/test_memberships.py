@@ -10,14 +10,9 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import bitmap_of_rows, encode
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import LocalProtocolError, RequestRejected
+from malamute_py.client.readers.group import numbers_of
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.memberships import (
-    Handed,
-    HeldBatch,
-    Joining,
-    Membership,
-    numbers_of,
-)
+from malamute_py.client.session.memberships import HeldBatch, Joining, Membership
 from malamute_py.client.session.session import State
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import GapNotice, RewoundNotice
@@ -259,15 +254,6 @@ def test_a_rewound_record_is_no_part_of_a_step() -> None:
     step.ack(list(old)[1])
 
 
-def test_what_was_handed_over_last_is_looked_at_when_it_is_done() -> None:
-    script = Grouped()
-    old = rewound_after(script, 2)
-    handed = Handed("next", False, None)
-    handed._handing(old, [1, 2])
-    assert handed._take_handed() == [1, -3]
-    assert handed._take_handed() == []
-
-
 def test_records_of_a_stream_that_was_made_anew_are_none_of_the_old_one() -> None:
     script = Grouped()
     old = rewound_after(script, 0, bytes(16))
@@ -412,16 +398,6 @@ def test_a_record_that_a_step_could_not_acknowledge_is_shown_again() -> None:
         Step().ack(taken)
     script.hand(2, 4)
     assert script.take().numbers == [4, 5]
-
-
-def test_a_record_of_another_member_is_not_this_ones_to_acknowledge() -> None:
-    script = Grouped()
-    other = script.join(group="other")
-    script.hand(1, 0)
-    batch = script.take()
-    for held in (batch, next(iter(batch)), b"something"):
-        with pytest.raises(LocalProtocolError, match="did not come from this member"):
-            numbers_of(held, other)
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "several"}, {"credit_records": 0}, {"hold_ms": -1}])

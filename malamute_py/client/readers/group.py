@@ -1,0 +1,68 @@
+"""A member's place amid a batch, and what was handed to its caller last.
+
+Owns what the members of both shells share. The rule: a record is acknowledged when the member's
+caller says so or, if it was asked for so, when the next one is asked for. Source: SPEC.md, section
+4.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from malamute_protocol.errors import LocalProtocolError
+from malamute_py.client.readers.records import Cursor
+from malamute_py.client.session.memberships import HeldBatch, Membership
+from malamute_py.client.session.subscription import Notice
+from malamute_py.client.words import AckWhen
+
+
+class Handed(Cursor):
+    """What both shells share of a member: the place in a batch, what was handed over last."""
+
+    def __init__(
+        self,
+        ack: AckWhen,
+        strict: bool,
+        on_notice: Callable[[Notice], None] | None,
+    ) -> None:
+        """ack: "next" or "manual". Raises LocalProtocolError: neither."""
+        super().__init__(strict, on_notice)
+        if ack not in ("next", "manual"):
+            raise LocalProtocolError("bad_setting", f"ack={ack!r}; known are 'next', 'manual'")
+        self._by_itself = ack == "next"
+        self._handed: list[int] = []
+        """Handed over last; acknowledged when the next is asked for."""
+        self._handed_of: Any = None
+        """The batch that this is of."""
+
+    def _handing(self, batch: Any, offsets: list[int]) -> None:
+        if self._by_itself:
+            self._handed_of, self._handed = batch, offsets
+
+    def _take_handed(self) -> list[int]:
+        """What was handed over last and is done now."""
+        handed, self._handed = self._handed, []
+        known: list[int] = self._handed_of.known(handed)
+        return known
+
+    def _unhand(self, offsets: list[int]) -> None:
+        """Forget offsets that the caller acknowledged by name."""
+        if self._handed:
+            named = set(offsets)
+            self._handed = [offset for offset in self._handed if offset not in named]
+
+    def _rest(self) -> HeldBatch | None:
+        rest = super()._rest()
+        if rest is None or isinstance(rest, HeldBatch):
+            return rest
+        assert isinstance(self._batch, HeldBatch)
+        return HeldBatch(rest, self._batch.opened, self._batch.uuid)
+
+
+def numbers_of(held: Any, membership: Membership) -> list[int]:
+    """Offsets of a record or batch. Raises LocalProtocolError: not of this membership."""
+    batch = held if isinstance(held, HeldBatch) else getattr(held, "batch", None)
+    if not isinstance(batch, HeldBatch) or batch.opened is not membership:
+        raise LocalProtocolError("unexpected", f"{held!r} did not come from this member")
+    return held.numbers if held is batch else batch.known([held.offset])
