@@ -38,10 +38,11 @@ if TYPE_CHECKING:
         regex,
         topic,
     )
-    from malamute_py.client.aio import BulkPublisher, Client, connect
-    from malamute_py.client.aio_mail import Inbox, Mail
-    from malamute_py.client.aio_queues import AtomicStep, Member
-    from malamute_py.client.aio_work import Request, Worker
+    from malamute_py.client.aio.client import BulkPublisher, Client, connect
+    from malamute_py.client.aio.mail import Inbox, Mail
+    from malamute_py.client.aio.queues import AtomicStep, Member
+    from malamute_py.client.aio.subscription import Subscription
+    from malamute_py.client.aio.work import Request, Worker
     from malamute_py.client.position import (
         AfterMessage,
         AtClientTime,
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
         RewoundNotice,
     )
     from malamute_py.client.settings import ClientSettings, Curve, Plain, SettingError
-    from malamute_py.client.subscription import Subscription
     from malamute_py.client.sync import SyncBulkPublisher, SyncClient, connect_sync
     from malamute_py.client.sync_mail import SyncInbox, SyncMail
     from malamute_py.client.sync_queues import SyncAtomicStep, SyncMember
@@ -104,20 +104,21 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "regex",
         "topic",
     ),
-    "malamute_py.client.aio": (
+    "malamute_py.client.aio.client": (
         "BulkPublisher",
         "Client",
         "connect",
     ),
-    "malamute_py.client.aio_mail": (
+    "malamute_py.client.aio.mail": (
         "Inbox",
         "Mail",
     ),
-    "malamute_py.client.aio_queues": (
+    "malamute_py.client.aio.queues": (
         "AtomicStep",
         "Member",
     ),
-    "malamute_py.client.aio_work": (
+    "malamute_py.client.aio.subscription": ("Subscription",),
+    "malamute_py.client.aio.work": (
         "Request",
         "Worker",
     ),
@@ -148,7 +149,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Plain",
         "SettingError",
     ),
-    "malamute_py.client.subscription": ("Subscription",),
     "malamute_py.client.sync": (
         "SyncBulkPublisher",
         "SyncClient",

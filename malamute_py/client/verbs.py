@@ -1,21 +1,13 @@
-"""What the verbs of each shell stand on.
+"""What the verbs for threads stand on.
 
 Owns the names under which a client's link and session are found. The rule: a group of
-verbs is a class of its own over one of these two, and the client is nothing but their sum.
+verbs is a class of its own over this one, and the client is nothing but their sum.
 """
 
 from __future__ import annotations
 
-from malamute_py.client.loop import LoopLink
 from malamute_py.client.session.session import Session
 from malamute_py.client.thread import ThreadLink
-
-
-class AsyncVerbs:
-    """Verbs of the asyncio client."""
-
-    _link: LoopLink
-    _session: Session
 
 
 class SyncVerbs:

@@ -13,8 +13,8 @@ import csv
 import json
 import sys
 
-from malamute_py.client.aio import connect
-from malamute_py.client.aio_work import Request
+from malamute_py.client.aio.client import connect
+from malamute_py.client.aio.work import Request
 from malamute_py.client.position import FromCursor
 from malamute_py.demo.flights import data_file
 

@@ -20,8 +20,8 @@ from malamute_protocol import pattern
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import Pattern
 from malamute_protocol.errors import Timeout
-from malamute_py.client.aio import Client, connect
-from malamute_py.client.subscription import Subscription
+from malamute_py.client.aio.client import Client, connect
+from malamute_py.client.aio.subscription import Subscription
 from malamute_py.demo.daemon import Daemon
 from malamute_py.demo.flights import Figures, Flights
 from malamute_py.demo.report import Report

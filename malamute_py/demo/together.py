@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from random import Random
 
 from malamute_protocol.errors import Timeout
-from malamute_py.client.aio import Client, connect
+from malamute_py.client.aio.client import Client, connect
 from malamute_py.demo.scenes import STREAM, Stage, row_of
 
 WORKERS = 4

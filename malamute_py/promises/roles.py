@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from malamute_protocol.errors import MalamuteError
-from malamute_py.client.aio import Client, connect
-from malamute_py.client.aio_work import Request
+from malamute_py.client.aio.client import Client, connect
+from malamute_py.client.aio.work import Request
 from malamute_py.client.session.subscription import BegunNotice, Notice
 from malamute_py.client.words import ConfirmAt
 from malamute_py.promises.history import (

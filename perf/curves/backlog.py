@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import malamute_py as malamute
-from malamute_py.client.aio_mail import Mail
+from malamute_py.client.aio.mail import Mail
 from malamute_py.demo.daemon import Daemon
 from perf.curves.brokers import MIB, Cost, broker
 from perf.curves.curve import Curve, Gathering, Plan, Say

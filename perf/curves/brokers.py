@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from malamute_py.client.aio import Client, connect
+from malamute_py.client.aio.client import Client, connect
 from malamute_py.demo.daemon import Daemon
 
 OUT = Path(__file__).parent.parent / "out"

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from malamute_py.client.aio import connect
+from malamute_py.client.aio.client import connect
 from malamute_py.demo.daemon import Daemon
 from perf.curves.brokers import BODY, MIB, Cost, broker, expect, reader
 from perf.curves.curve import Curve, Gathering, Plan, Say

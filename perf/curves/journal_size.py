@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from malamute_py.client.aio import connect
+from malamute_py.client.aio.client import connect
 from malamute_py.demo.daemon import Daemon
 from perf.curves.brokers import (
     BODY,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from malamute_py.client.aio import connect
+from malamute_py.client.aio.client import connect
 
 
 async def read(endpoint: str, stream: str, records: int, start: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from malamute_protocol.encode import encode
-from malamute_py.client.aio import Client, connect
+from malamute_py.client.aio.client import Client, connect
 from malamute_py.demo.daemon import Daemon
 from perf.curves.brokers import (
     BODY,

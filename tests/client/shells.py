@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from malamute_py.client.aio import connect
+from malamute_py.client.aio.client import connect
 from malamute_py.client.sync import connect_sync
 from tests.waiting import WAIT_MS
 

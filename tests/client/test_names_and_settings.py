@@ -23,7 +23,7 @@ from malamute_py.changelog.settings import (
     ServiceSettings,
     StreamSettings,
 )
-from malamute_py.client.aio_queues import StreamCursor
+from malamute_py.client.aio.queues import StreamCursor
 from malamute_py.client.position import (
     AfterMessage,
     AtClientTime,

@@ -530,92 +530,7 @@ async def test_a_second_client_with_the_identity_ends_the_first(connect: Connect
     await other.do("send", "bob", b"x")
 
 
-# --- only asyncio ---
-
-
-async def test_a_cancelled_caller_cancels_its_request(broker: EmbeddedBroker) -> None:
-    async with broker.connect(identity="ann", **FAST) as ann:
-        asking = asyncio.create_task(ann.request("svc", b"q", confirm="stored"))
-        await asyncio.sleep(0)
-        await ann.flush()
-        assert (await ann.service_info("svc")).waiting == 1
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        async with asyncio.timeout(WAIT_S):
-            while (await ann.service_info("svc")).waiting:  # noqa: ASYNC110 - the broker's facts
-                await asyncio.sleep(0.005)
-        await until(lambda: not ann._session.asking.asked)
-
-
-async def test_who_was_answered_together_asks_anew_in_one_message(broker: EmbeddedBroker) -> None:
-    async def echo(request: Any) -> bytes:
-        return bytes(request.body)
-
-    callers, rounds = 64, 20
-    async with broker.connect() as ann, broker.connect() as bob:
-        worker = bob.worker("svc", concurrency=callers)
-        working = asyncio.create_task(worker.run(echo))
-        sent: dict[str, int] = {"ann": 0, "bob": 0}
-        for name, client in (("ann", ann), ("bob", bob)):
-            await client.broker_info()
-            transport = client._link.engine.transport
-            assert transport is not None
-
-            def counted(message: Any, name: str = name, send: Any = transport.send) -> bool:
-                sent[name] += 1
-                return bool(send(message))
-
-            transport.send = counted  # type: ignore[method-assign]
-
-        async def ask(caller: int) -> None:
-            for number in range(rounds):
-                body = b"%d %d" % (caller, number)
-                assert (await ann.request("svc", body)).body == body
-
-        async with asyncio.timeout(WAIT_S):
-            await asyncio.gather(*map(ask, range(callers)))
-        # One a round, and a few for the beginning, heartbeats and credit; by fours at worst.
-        assert max(sent.values()) <= rounds * 4 + 10
-        working.cancel()
-
-
-async def test_what_cannot_be_sent_behind_an_answer_is_told_at_once(
-    broker: EmbeddedBroker,
-) -> None:
-    async def echo(request: Any) -> bytes:
-        return bytes(request.body)
-
-    async with broker.connect() as ann, broker.connect() as bob:
-        worker = bob.worker("svc")
-        working = asyncio.create_task(worker.run(echo))
-        link = ann._link
-        await ann.request("svc", b"q")
-        # In the turn of the answer, so that it leaves in the call.
-        asking = ann.request("svc", b"q", properties={"a": "x" * 70_000})
-        told = asking.send(None)
-        assert link._resting, "else this shows nothing"
-        assert link._scheduled, "a step tells it, and not the next heartbeat"
-        await asyncio.wait([told])
-        with pytest.raises(LocalProtocolError, match="too_large"):
-            asking.send(None)
-        working.cancel()
-
-
-async def test_a_stream_of_replies_that_is_left_cancels_its_request(
-    broker: EmbeddedBroker,
-) -> None:
-    async with broker.connect(identity="ann", **FAST) as ann, broker.connect() as bob:
-        worker = bob.worker("svc")
-        replies = ann.requests("svc", b"q")
-        first = asyncio.create_task(anext(replies))
-        request = await worker.next()
-        assert request is not None
-        await request.reply(b"one", last=False)
-        assert (await first).body == b"one"
-        await replies.aclose()
-        await ann.broker_info()
-        assert await request.reply(b"two", last=False, wait=True) is None
+# --- ends of handlers, of clients, of readers ---
 
 
 async def test_what_a_handler_raises_of_another_client_ends_its_request(connect: Connect) -> None:
@@ -650,70 +565,6 @@ async def test_a_handler_that_would_exit_ends_its_request_and_not_its_thread(
             assert (await ann.request("svc", b"q", timeout_ms=WAIT_MS)).body == b"fine"
             await asyncio.to_thread(worker.close)
             await running
-
-
-async def test_a_handler_that_lets_a_cancellation_of_its_own_out_ends_its_request(
-    broker: EmbeddedBroker,
-) -> None:
-    async with broker.connect(identity="ann") as ann, broker.connect(identity="bob") as bob:
-
-        async def handle(request: Any) -> bytes:
-            if request.body == b"cancel":
-                raise asyncio.CancelledError("a task of the handler's own")
-            return b"fine"
-
-        worker = bob.worker("svc", concurrency=1)
-        running = asyncio.create_task(worker.run(handle))
-        for _ in range(3):
-            with pytest.raises(malamute.RequestFailed, match="CancelledError"):
-                await ann.request("svc", b"cancel", timeout_ms=WAIT_MS)
-        assert (await ann.request("svc", b"q", timeout_ms=WAIT_MS)).body == b"fine"
-        await worker.close()
-        await running
-
-
-async def test_as_many_handlers_run_in_threads_as_the_offer_says(broker: EmbeddedBroker) -> None:
-    count = 48  # more than the event loop has threads
-    together = threading.Barrier(count)
-    async with broker.connect(identity="ann") as ann, broker.connect(identity="bob") as bob:
-
-        def handle(_request: Any) -> bytes:
-            together.wait(WAIT_S / 2)
-            return b"all of us"
-
-        worker = bob.worker("svc", concurrency=count)
-        running = asyncio.create_task(worker.run(handle))
-        asked = [ann.request("svc", b"q", timeout_ms=WAIT_MS) for _ in range(count)]
-        replies = await asyncio.gather(*asked)
-        assert bodies(replies) == [b"all of us"] * count
-        await worker.close()
-        await running
-
-
-async def test_as_many_handlers_wait_for_each_other_as_the_offer_says(
-    broker: EmbeddedBroker,
-) -> None:
-    count = 48
-    here = 0
-    all_here = asyncio.Event()
-    async with broker.connect(identity="ann") as ann, broker.connect(identity="bob") as bob:
-
-        async def handle(_request: Any) -> bytes:
-            nonlocal here
-            here += 1
-            if here == count:
-                all_here.set()
-            await all_here.wait()
-            return b"all of us"
-
-        worker = bob.worker("svc", concurrency=count)
-        running = asyncio.create_task(worker.run(handle))
-        # Together, so that all come as one batch, which wakes one of those who wait for requests.
-        asked = [ann.request("svc", b"q", timeout_ms=WAIT_MS) for _ in range(count)]
-        replies = await asyncio.gather(*asked)
-        assert bodies(replies) == [b"all of us"] * count
-        await worker.close()
-        await running
 
 
 async def test_a_refused_offer_is_raised_by_run_as_it_is(connect: Connect) -> None:
@@ -774,25 +625,6 @@ async def test_a_thread_that_fails_leaves_nobody_waiting(
             await asyncio.to_thread(ann.cursor("s", "c").info)
         with pytest.raises(RequestRejected, match="ZeroDivisionError"):
             ann.broker_info()
-
-
-async def test_a_handler_in_a_thread_holds_up_nobody(broker: EmbeddedBroker) -> None:
-    async with broker.connect(identity="ann") as ann, broker.connect(identity="bob") as bob:
-        begun, go = threading.Event(), threading.Event()
-
-        def handle(request: Any) -> bytes:
-            begun.set()
-            assert go.wait(WAIT_S)
-            return b"done"
-
-        async with bob.worker("svc") as worker:
-            running = asyncio.create_task(worker.run(handle))
-            asking = asyncio.create_task(ann.request("svc", b"q"))
-            await asyncio.to_thread(begun.wait, WAIT_S)
-            await bob.broker_info()
-            go.set()
-            assert (await asking).body == b"done"
-        await running
 
 
 # --- reconnects ---

@@ -13,21 +13,11 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.batch import encode
-from malamute_protocol.errors import (
-    ConnectionLost,
-    LocalProtocolError,
-    RequestRejected,
-    Timeout,
-)
-from malamute_protocol.framing import encode_message
-from malamute_py.client.aio import connect
-from malamute_py.client.engine.engine import clock_ms
+from malamute_protocol.errors import ConnectionLost, LocalProtocolError, RequestRejected, Timeout
 from malamute_py.client.session.session import Linked, Unlinked
 from malamute_py.client.settings import SettingError, make_settings
 from malamute_py.client.sync import SyncClient, connect_sync
 from tests.client.fakes import FakeBroker
-from tests.client.script import stamped
 from tests.client.shells import SHELLS
 from tests.server.zmtp import greeting
 from tests.waiting import WAIT_MS, WAIT_S
@@ -329,76 +319,6 @@ async def test_an_endpoint_that_cannot_be_used_is_named(kind: Any) -> None:
 # --- what only one of the shells has ---
 
 
-async def test_connect_is_a_context_manager_with_and_without_await(broker: FakeBroker) -> None:
-    async with connect(broker.endpoint) as client:
-        await client.publish("s", b"a")
-    async with await connect(broker.endpoint) as client:
-        assert (await client.publish("s", b"b")).offset == 1
-
-
-async def test_a_cancelled_publish_leaves_the_others_alone(broker: FakeBroker) -> None:
-    async with connect(broker.endpoint, **FAST) as client:
-        tasks = [asyncio.create_task(client.publish("s", b"%d" % n)) for n in range(3)]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        first, second, third = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(second, asyncio.CancelledError)
-        assert not isinstance(first, BaseException)
-        assert not isinstance(third, BaseException)
-        assert third.offset == 2
-
-
-async def test_a_cancelled_iteration_loses_no_record(broker: FakeBroker) -> None:
-    async with connect(broker.endpoint, **FAST) as client:
-        subscription = client.subscribe("s", start="earliest")
-        got: list[int] = []
-
-        async def read() -> None:
-            async for record in subscription:
-                got.append(record.offset)  # noqa: PERF401 - what came before the cancel counts
-
-        for number in range(20):
-            task = asyncio.create_task(read())
-            await client.publish_many("s", [b"x"] * 7)
-            if number % 2:
-                await asyncio.sleep(0.001)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        while len(got) < 140:
-            got.append((await anext(subscription)).offset)
-        assert got == list(range(140))
-
-
-async def test_a_wait_for_that_times_out_can_be_repeated(broker: FakeBroker) -> None:
-    async with connect(broker.endpoint, **FAST) as client:
-        subscription = client.subscribe("s")
-        for _ in range(2):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(subscription), 0.02)
-        await client.publish("s", b"x")
-        assert (await asyncio.wait_for(anext(subscription), WAIT_S)).body == b"x"
-
-
-async def test_reading_at_full_speed_lets_the_loop_turn(broker: FakeBroker) -> None:
-    async with connect(broker.endpoint, **FAST) as client:
-        await client.publish_many("s", [b"x"] * 20_000)
-        subscription = client.subscribe("s", start="earliest", until="tail")
-        await subscription.accepted()
-        turns = 0
-
-        async def other() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(other())
-        assert len([record async for record in subscription]) == 20_000
-        task.cancel()
-        assert turns > 50
-
-
 def test_threads_share_one_client(broker: FakeBroker) -> None:
     with connect_sync(broker.endpoint, **FAST) as client:
         offsets: list[int] = []
@@ -438,52 +358,6 @@ def test_an_iteration_with_a_timeout_can_be_gone_on_with(broker: FakeBroker) -> 
         client.publish("s", b"x")
         subscription = client.subscribe("s", start=0, timeout_ms=WAIT_MS)
         assert next(subscription).body == b"x"
-
-
-async def test_publishes_of_many_tasks_beyond_the_window_all_wait(broker: FakeBroker) -> None:
-    async with connect(broker.endpoint, **FAST, window_bytes=4096, batch_bytes=1024) as client:
-        sizes = (1, 12, 900) * 200
-        confirmed = await asyncio.gather(
-            *(client.publish("s", b"x" * size, subject="a") for size in sizes)
-        )
-        assert sorted(one.offset for one in confirmed) == list(range(len(sizes)))
-
-
-async def test_tasks_that_were_confirmed_together_publish_together_again(
-    broker: FakeBroker,
-) -> None:
-    lost = asyncio.Event()
-
-    def listen(event: Any) -> None:
-        if isinstance(event, Unlinked):
-            lost.set()
-
-    async with connect(broker.endpoint, on_link=listen, **FAST) as client:
-        await client.publish("before", b"-")
-        broker.stop()
-        await asyncio.wait_for(lost.wait(), WAIT_S)
-
-        async def publish(count: int) -> None:
-            for _ in range(count):
-                await client.publish("s", b"x")
-
-        # What is asked for while there is no broker leaves as one batch.
-        tasks = [asyncio.create_task(publish(5)) for _ in range(20)]
-        await asyncio.sleep(0)
-        broker.start()
-        await asyncio.gather(*tasks)
-    assert len(broker.streams["s"]) == 5
-
-
-async def test_a_waiting_iteration_ends_when_another_task_closes_it(broker: FakeBroker) -> None:
-    async with connect(broker.endpoint, **FAST) as client:
-        subscription = client.subscribe("s", start="earliest")
-        await subscription.accepted()
-        waiting = asyncio.create_task(subscription.next_batch())
-        await asyncio.sleep(0)
-        await subscription.close()
-        assert await asyncio.wait_for(waiting, WAIT_S) is None
-        assert await asyncio.wait_for(subscription.next_batch(), WAIT_S) is None
 
 
 def test_a_forked_child_is_told_and_the_parent_goes_on(broker: FakeBroker) -> None:
@@ -533,46 +407,3 @@ def test_a_listener_that_waits_in_the_clients_own_thread_is_told(broker: FakeBro
         assert told.wait(WAIT_S)
         assert isinstance(raised[0], RuntimeError)
         assert client.publish("s", b"y").level == "synced"
-
-
-async def test_a_request_that_comes_with_the_acceptance_wakes_who_waits_for_it(
-    broker: FakeBroker,
-) -> None:
-    async with connect(broker.endpoint, **FAST) as client:
-        worker = client.worker("svc")
-        accepted = asyncio.create_task(worker.accepted())
-        request = asyncio.create_task(worker.next())
-        await asyncio.sleep(0)  # both wait, in this order
-        number = worker._offering.number
-        said = [
-            c.Subscribed(number, b"", 1, 0, 0, 0),
-            c.Work(number, "ann", "ann", 0, 1, 30_000, 2, None, b"k" * 16),
-        ]
-        frames = stamped(encode([b"q"], subject="a"), 0)
-        client._session.receive(encode_message(said, frames), clock_ms())
-        client._link.wake_up()
-        async with asyncio.timeout(WAIT_S):
-            await accepted
-            found = await request
-        assert found is not None
-        assert found.body == b"q"
-
-
-@pytest.mark.parametrize("call", ["publish", "send"])
-async def test_calls_without_a_confirm_wait_while_the_broker_does_not_read(
-    broker: FakeBroker, call: str
-) -> None:
-    async with connect(broker.endpoint, **FAST, window_bytes=4096, batch_bytes=1024) as client:
-        await client.publish("s", b"the producer is open")
-        broker.stop()
-        calls = [
-            getattr(client, call)("s", bytes(600), confirm="none", timeout_ms=400)
-            for _ in range(60)
-        ]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        ended = [one for one in outcomes if isinstance(one, BaseException)]
-        assert ended
-        assert {type(one) for one in ended} == {Timeout}
-        assert not client._link._room, "calls that ended wait for room no more"
-        broker.start()
-        await client.publish("s", b"there is room again")

@@ -92,24 +92,6 @@ async def test_closing_a_client_that_drains_waits_for_a_handler_in_a_thread(
         await running
 
 
-async def test_a_run_that_is_cancelled_counts_no_attempt(broker: EmbeddedBroker) -> None:
-    seen: asyncio.Queue[int] = asyncio.Queue()
-
-    async def handle(request: malamute.Request) -> None:
-        seen.put_nowait(request.attempts)
-        await asyncio.Event().wait()
-
-    async with broker.connect(identity="ann") as ann, broker.connect(identity="bob") as bob:
-        await ann.submit("svc", b"q")
-        for _ in range(7):
-            async with bob.worker("svc", settings={"attempts_max": 3}) as worker:
-                running = asyncio.create_task(worker.run(handle))
-                assert await asyncio.wait_for(seen.get(), WAIT_S) == 1
-                running.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-
-
 async def test_the_dead_letter_has_what_the_handler_raised_at_last(connect: Connect) -> None:
     ann, bob = await connect("ann"), await connect("bob")
 

@@ -9,7 +9,7 @@ import pytest
 
 import malamute_py as malamute
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.client.aio import Client
+from malamute_py.client.aio.client import Client
 from malamute_py.client.readers import mail
 from malamute_py.client.session import calls, memberships, offers, publisher
 from malamute_py.client.sync import SyncClient

@@ -4,7 +4,7 @@ Owns what programs do with the client library, as its users do it, and what they
 waits, what they were shown, what they were told. The rules: a program settles everything that it
 is shown, sooner or later; a call ends by a value or by an error that its documentation names, and
 until then it is listed as open; the process may be stopped, killed and begun anew at any moment,
-and then knows nothing of before. Source: README.md; the docstrings of malamute_py.client.aio*.
+and then knows nothing of before. Source: README.md; the docstrings of malamute_py.client.aio.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from malamute_protocol.errors import (
     RequestRejected,
     Timeout,
 )
-from malamute_py.client.aio import Client
+from malamute_py.client.aio.client import Client
 from malamute_py.client.session.letters import RequestFailed
 from malamute_py.client.session.memberships import Joining
 from malamute_py.client.settings import ClientSettings, make_settings

@@ -21,7 +21,9 @@ from unittest.mock import patch
 import zmq
 
 from malamute_protocol import commands as c
-from malamute_py.client import aio_mail, loop, sync_mail, thread
+from malamute_py.client import sync_mail, thread
+from malamute_py.client.aio import link as loop_link
+from malamute_py.client.aio import mail as aio_mail
 from malamute_py.client.engine import engine
 from malamute_py.client.engine import transport as transport_module
 from tests.simulation.network import Connection, Message
@@ -260,7 +262,7 @@ def simulated_transport(
             ("parse_monitor_message", lambda told: told),
         ):
             stack.enter_context(patch.object(transport_module, name, value))
-        for module in (aio_mail, engine, loop, sync_mail, thread):
+        for module in (aio_mail, engine, loop_link, sync_mail, thread):
             stack.enter_context(patch.object(module, "clock_ms", now_ms))
         stack.enter_context(patch.object(engine, "os", SimpleNamespace(urandom=random)))
         yield

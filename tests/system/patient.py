@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from malamute_py.client.aio import Connecting, connect
+from malamute_py.client.aio.client import Connecting, connect
 
 
 def patient(endpoint: str, identity: str = "") -> Connecting:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from malamute_py.client.aio import Client
+from malamute_py.client.aio.client import Client
 from malamute_py.demo.daemon import Daemon
 from tests.system.patient import patient
 from tests.waiting import WAIT_S

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from malamute_py.client.aio import Client
+from malamute_py.client.aio.client import Client
 from malamute_py.demo.daemon import Daemon
 from tests.system.patient import patient
 

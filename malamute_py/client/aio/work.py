@@ -27,9 +27,9 @@ from malamute_protocol.errors import (
     RequestRejected,
 )
 from malamute_protocol.pattern import Pattern
+from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.engine.log import LOG
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
-from malamute_py.client.loop import LoopLink
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, body_size, make_row
 from malamute_py.client.session.offers import (
@@ -46,7 +46,6 @@ from malamute_py.client.session.offers import (
     make_on_error,
 )
 from malamute_py.client.settings import Wait
-from malamute_py.client.verbs import AsyncVerbs
 from malamute_py.client.words import ConfirmAt, OnError
 
 _CLOSE_MS: Final = 5_000

@@ -1,6 +1,6 @@
 """Cursors, groups, atomic steps and the asking about queues, in asyncio.
 
-Owns these verbs as awaitables. The rule: as in aio.py: a cancelled call leaves all others
+Owns these verbs as awaitables. The rule: as in client.py: a cancelled call leaves all others
 as they were; a step whose commit was cancelled may still be taken, and then is taken whole.
 """
 
@@ -11,12 +11,13 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import RequestRejected, Timeout
 from malamute_protocol.pattern import Pattern
+from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.arguments import (
     beginning,
     duration,
@@ -50,11 +51,7 @@ from malamute_py.client.session.memberships import (
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
-from malamute_py.client.verbs import AsyncVerbs
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
-
-if TYPE_CHECKING:
-    from malamute_py.client.loop import LoopLink
 
 _PAUSE_EVERY: Final = 256
 """Records after which the event loop gets its turn, though more are at hand."""

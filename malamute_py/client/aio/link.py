@@ -35,6 +35,7 @@ from malamute_py.client.session.events import (
     Watched,
 )
 from malamute_py.client.session.publisher import confirmations
+from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings, Wait
 
 _STAMP_MS: Final = 100
@@ -478,3 +479,13 @@ def _confirm(futures: Sequence[asyncio.Future[Any] | None], outcome: Any) -> Non
         for future in futures:
             if future is not None and not future.done():
                 future.set_exception(outcome)
+
+
+class AsyncVerbs:
+    """The link and the session, as a group of the client's verbs finds them.
+
+    Each group is a class of its own over this one, and the client is nothing but their sum.
+    """
+
+    _link: LoopLink
+    _session: Session

@@ -29,9 +29,11 @@ from malamute_protocol.errors import (
     RequestRejected,
 )
 from malamute_protocol.pattern import Pattern
-from malamute_py.client.aio_mail import MailVerbs
-from malamute_py.client.aio_queues import QueueVerbs
-from malamute_py.client.aio_work import Served, WorkVerbs
+from malamute_py.client.aio.link import LinkEvent, LoopLink
+from malamute_py.client.aio.mail import MailVerbs
+from malamute_py.client.aio.queues import QueueVerbs
+from malamute_py.client.aio.subscription import Subscription
+from malamute_py.client.aio.work import Served, WorkVerbs
 from malamute_py.client.arguments import settings_of
 from malamute_py.client.engine.waits import ACKED, PUBLISHED, WINDOW, timed_out
 from malamute_py.client.facts import (
@@ -42,7 +44,6 @@ from malamute_py.client.facts import (
     fact_list,
     facts,
 )
-from malamute_py.client.loop import LinkEvent, LoopLink
 from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
 from malamute_py.client.session.calls import (
     Body,
@@ -62,7 +63,6 @@ from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, leve
 from malamute_py.client.session.session import Closed, State, Unlinked
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientSettings, Wait, make_settings, no_link
-from malamute_py.client.subscription import Subscription
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
 __all__ = ["BulkPublisher", "Client", "Connecting", "Subscription", "connect"]

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import RequestRejected
+from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
-from malamute_py.client.loop import LoopLink
 from malamute_py.client.position import Confirmation
 from malamute_py.client.readers.mail import MailBatchOf, MailReader, make_asked
 from malamute_py.client.session.calls import (
@@ -35,7 +35,6 @@ from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import Replies
 from malamute_py.client.settings import Wait
-from malamute_py.client.verbs import AsyncVerbs
 from malamute_py.client.words import AckWhen, ConfirmAt
 
 _PAUSE_EVERY: Final = 256

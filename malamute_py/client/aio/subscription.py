@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import RequestRejected
+from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.engine.waits import NOTHING, OPENED, timed_out
-from malamute_py.client.loop import LoopLink
 from malamute_py.client.position import Position
 from malamute_py.client.readers.records import Cursor
 from malamute_py.client.session.subscription import (
