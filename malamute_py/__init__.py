@@ -62,11 +62,11 @@ if TYPE_CHECKING:
         RewoundNotice,
     )
     from malamute_py.client.settings import ClientSettings, Curve, Plain, SettingError
-    from malamute_py.client.sync import SyncBulkPublisher, SyncClient, connect_sync
-    from malamute_py.client.sync_mail import SyncInbox, SyncMail
-    from malamute_py.client.sync_queues import SyncAtomicStep, SyncMember
-    from malamute_py.client.sync_subscription import SyncSubscription
-    from malamute_py.client.sync_work import SyncRequest, SyncWorker
+    from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient, connect_sync
+    from malamute_py.client.sync.mail import SyncInbox, SyncMail
+    from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
+    from malamute_py.client.sync.subscription import SyncSubscription
+    from malamute_py.client.sync.work import SyncRequest, SyncWorker
     from malamute_py.client.words import (
         AckWhen,
         ConfirmAt,
@@ -149,21 +149,21 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Plain",
         "SettingError",
     ),
-    "malamute_py.client.sync": (
+    "malamute_py.client.sync.client": (
         "SyncBulkPublisher",
         "SyncClient",
         "connect_sync",
     ),
-    "malamute_py.client.sync_mail": (
+    "malamute_py.client.sync.mail": (
         "SyncInbox",
         "SyncMail",
     ),
-    "malamute_py.client.sync_queues": (
+    "malamute_py.client.sync.queues": (
         "SyncAtomicStep",
         "SyncMember",
     ),
-    "malamute_py.client.sync_subscription": ("SyncSubscription",),
-    "malamute_py.client.sync_work": (
+    "malamute_py.client.sync.subscription": ("SyncSubscription",),
+    "malamute_py.client.sync.work": (
         "SyncRequest",
         "SyncWorker",
     ),

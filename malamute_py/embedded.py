@@ -19,7 +19,7 @@ from typing import Any, Self
 import zmq
 
 from malamute_py.client.aio.client import Connecting, connect
-from malamute_py.client.sync import SyncClient, connect_sync
+from malamute_py.client.sync.client import SyncClient, connect_sync
 from malamute_py.config import load
 from malamute_py.server import Server
 from malamute_py.telemetry import Log, open_log

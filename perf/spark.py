@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from malamute_protocol.batch import encode_fixed
-from malamute_py.client.sync import connect_sync
+from malamute_py.client.sync.client import connect_sync
 from perf._daemon import broker
 
 SIZES = (140, 1024)

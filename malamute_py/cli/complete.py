@@ -16,7 +16,7 @@ from malamute_py.cli import contexts
 from malamute_py.cli.options import options
 
 if TYPE_CHECKING:
-    from malamute_py.client.sync import SyncClient
+    from malamute_py.client.sync.client import SyncClient
 
 _WAIT_MS: Final = 400
 _OFFERED_MAX: Final = 200
@@ -27,7 +27,7 @@ def _asked(
 ) -> list[str]:
     """Names of the chosen broker that begin so."""
     try:
-        from malamute_py.client.sync import connect_sync
+        from malamute_py.client.sync.client import connect_sync
 
         # A word that is being completed is no place for lines about links.
         logging.getLogger("malamute.client").setLevel(logging.CRITICAL)

@@ -27,7 +27,7 @@ from malamute_py.cli.values import count_text, size_text
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import CursorFacts
-    from malamute_py.client.sync import SyncClient
+    from malamute_py.client.sync.client import SyncClient
 
 app = group("cursor")
 

@@ -22,7 +22,7 @@ from malamute_py.cli.values import count_text
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import GroupFacts
-    from malamute_py.client.sync import SyncClient
+    from malamute_py.client.sync.client import SyncClient
 
 app = group_of("group")
 

@@ -21,8 +21,8 @@ from malamute_py.cli.linking import linked, uninterrupted
 from malamute_py.cli.values import count_text, duration_ms
 
 if TYPE_CHECKING:
-    from malamute_py.client.sync import SyncClient
-    from malamute_py.client.sync_mail import SyncInbox
+    from malamute_py.client.sync.client import SyncClient
+    from malamute_py.client.sync.mail import SyncInbox
 
 EPILOG: Final = """\b
 Examples:

@@ -19,7 +19,7 @@ from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.values import later_ms, size_text, time_ms
 
 if TYPE_CHECKING:
-    from malamute_py.client.sync import SyncClient
+    from malamute_py.client.sync.client import SyncClient
 
 _CHUNK_BYTES: Final = 1 << 20
 _LINE_BYTES_MAX: Final = 64 << 20

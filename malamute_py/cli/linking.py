@@ -23,8 +23,8 @@ from malamute_py.cli.options import options
 from malamute_py.cli.values import duration_ms
 
 if TYPE_CHECKING:
-    from malamute_py.client.sync import SyncClient
-    from malamute_py.client.thread import LinkEvent
+    from malamute_py.client.sync.client import SyncClient
+    from malamute_py.client.sync.link import LinkEvent
 
 CONNECT_TIMEOUT: Final = "3s"
 LAST_WAIT_MS: Final = 5_000
@@ -64,7 +64,7 @@ def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
     Raises CommandFailed when no broker answers; RequestRejected, ConnectionLost.
     """
     from malamute_py.cli.contexts import chosen
-    from malamute_py.client.sync import connect_sync
+    from malamute_py.client.sync.client import connect_sync
 
     context = chosen(options(ctx))
     timeout_ms = duration_ms(options(ctx).get("connect_timeout", CONNECT_TIMEOUT))

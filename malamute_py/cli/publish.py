@@ -23,7 +23,7 @@ from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import count_text, duration_text, pairs, size_text
 
 if TYPE_CHECKING:
-    from malamute_py.client.sync import SyncBulkPublisher, SyncClient
+    from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient
     from malamute_py.client.words import ConfirmAt
 
 EPILOG: Final = """\b

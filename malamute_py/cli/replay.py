@@ -35,7 +35,7 @@ from malamute_py.cli.values import (
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch, Record
     from malamute_py.client.position import StartPoint
-    from malamute_py.client.sync import SyncClient, SyncSubscription
+    from malamute_py.client.sync.client import SyncClient, SyncSubscription
 
 EPILOG: Final = """\b
 Examples:

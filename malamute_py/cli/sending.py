@@ -33,7 +33,7 @@ from malamute_py.cli.values import (
 
 if TYPE_CHECKING:
     from malamute_py.client.position import Confirmation
-    from malamute_py.client.sync import SyncClient
+    from malamute_py.client.sync.client import SyncClient
 
 EPILOG: Final = """\b
 Examples:

@@ -25,7 +25,7 @@ from malamute_py.cli.values import count_text, duration_text, now_ms, size_text
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import ServiceFacts
-    from malamute_py.client.sync import SyncClient
+    from malamute_py.client.sync.client import SyncClient
 
 app = group("service")
 

@@ -31,7 +31,7 @@ from malamute_py.cli.values import (
 if TYPE_CHECKING:
     from malamute_protocol.batch import Record
     from malamute_py.client.facts import StreamFacts
-    from malamute_py.client.sync import SyncClient
+    from malamute_py.client.sync.client import SyncClient
 
 app = group("stream")
 

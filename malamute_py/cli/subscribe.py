@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from malamute_py.client.facts import StreamFacts
     from malamute_py.client.position import Position, StartPoint
     from malamute_py.client.session.subscription import Notice
-    from malamute_py.client.sync import SyncClient, SyncSubscription
+    from malamute_py.client.sync.client import SyncClient, SyncSubscription
     from malamute_py.client.words import GroupKind
 
 EPILOG: Final = """\b

@@ -32,8 +32,8 @@ from malamute_py.cli.subscribe import check_kind
 from malamute_py.cli.values import duration_ms, duration_text, iso_text, size_text
 
 if TYPE_CHECKING:
-    from malamute_py.client.sync import SyncClient
-    from malamute_py.client.sync_work import SyncRequest, SyncWorker
+    from malamute_py.client.sync.client import SyncClient
+    from malamute_py.client.sync.work import SyncRequest, SyncWorker
 
 EPILOG: Final = """\b
 Examples:

@@ -18,7 +18,7 @@ from malamute_protocol.batch import Batch
 from malamute_protocol.errors import ConnectionLost, Timeout
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
-from malamute_py.client.sync import SyncSubscription
+from malamute_py.client.sync.client import SyncSubscription
 from pyspark_malamute import links
 from pyspark_malamute.columns import Gather
 from pyspark_malamute.errors import SourceUnavailable

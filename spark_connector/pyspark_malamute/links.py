@@ -21,7 +21,7 @@ from malamute_protocol.errors import (
     Timeout,
 )
 from malamute_py.client.settings import Curve, Plain
-from malamute_py.client.sync import SyncClient, connect_sync
+from malamute_py.client.sync.client import SyncClient, connect_sync
 from pyspark_malamute.errors import SourceUnavailable
 from pyspark_malamute.options import SourceOptions
 

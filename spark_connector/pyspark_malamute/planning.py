@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 
 from malamute_py.client.facts import ReadPlan
 from malamute_py.client.position import AtTime, Position, StartPoint
-from malamute_py.client.sync import SyncClient
+from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import OptionError
 from pyspark_malamute.links import deadline, explained
 from pyspark_malamute.loss import lost, rewound

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from malamute_py.client.facts import ReadPlan
-from malamute_py.client.sync import SyncClient
+from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute import links
 from pyspark_malamute.fetch import fetch
 from pyspark_malamute.offsets import StreamOffset, check_stream, read_offset, selection_of

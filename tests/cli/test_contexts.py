@@ -14,7 +14,7 @@ from malamute_protocol.errors import ConnectionLost
 from malamute_py import EmbeddedBroker
 from malamute_py.cli import contexts, linking
 from malamute_py.cli.options import remember
-from malamute_py.client.sync import SyncClient, connect_sync
+from malamute_py.client.sync.client import SyncClient, connect_sync
 from malamute_py.config import ENVIRONMENT_PREFIX, KEYS, load
 from malamute_py.server.auth import hash_password
 from tests.cli.running import Run, run_cli
@@ -155,7 +155,7 @@ def test_a_link_lost_before_the_question_is_asked_ends_it(monkeypatch: pytest.Mo
                 time.sleep(0.005)
             return client
 
-        monkeypatch.setattr("malamute_py.client.sync.connect_sync", connect_and_lose)
+        monkeypatch.setattr("malamute_py.client.sync.client.connect_sync", connect_and_lose)
         ctx: Any = SimpleNamespace(meta={})
         remember(ctx, SimpleNamespace(name="endpoint"), broker.tcp_endpoint)  # type: ignore[arg-type]
         with pytest.raises(ConnectionLost), linking.linked(ctx) as client:

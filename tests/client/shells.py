@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from malamute_py.client.aio.client import connect
-from malamute_py.client.sync import connect_sync
+from malamute_py.client.sync.client import connect_sync
 from tests.waiting import WAIT_MS
 
 

@@ -34,7 +34,7 @@ from malamute_py.client.position import (
 )
 from malamute_py.client.session.calls import Bulk, content_count
 from malamute_py.client.settings import ClientSettings, SettingError, make_settings
-from malamute_py.client.sync_queues import SyncStreamCursor
+from malamute_py.client.sync.queues import SyncStreamCursor
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -590,41 +589,6 @@ async def test_what_is_acknowledged_after_the_end_says_so_and_holds_nothing_up(
     with pytest.raises(malamute.ConnectionLost):
         await bob.call(mail.ack)
     await bob.do("flush", WAIT_MS)
-
-
-async def test_a_collected_iterator_of_replies_does_not_wait_for_the_clients_lock(
-    broker: EmbeddedBroker,
-) -> None:
-    with broker.connect_sync(identity="ann") as ann, broker.connect_sync() as bob:
-        worker = bob.worker("svc")
-        replies = ann.requests("svc", b"q")
-        answered = asyncio.create_task(asyncio.to_thread(next, replies))
-        request = await asyncio.to_thread(worker.next, WAIT_MS)
-        assert request is not None
-        request.reply(b"one", last=False)
-        assert (await answered).body == b"one"
-        closing = threading.Thread(target=replies.close)
-        with ann._link.lock:  # as when the collector runs amid a call
-            closing.start()
-            closing.join(WAIT_S)
-            assert not closing.is_alive()
-        ann.broker_info()
-        await until(lambda: not ann._session.asking.parcels)
-
-
-async def test_a_thread_that_fails_leaves_nobody_waiting(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with broker.connect_sync(identity="ann") as ann:
-
-        def fail() -> None:
-            raise ZeroDivisionError
-
-        monkeypatch.setattr(ann._link.engine, "next_wake", fail)
-        with pytest.raises(RequestRejected, match="ZeroDivisionError"):
-            await asyncio.to_thread(ann.cursor("s", "c").info)
-        with pytest.raises(RequestRejected, match="ZeroDivisionError"):
-            ann.broker_info()
 
 
 # --- reconnects ---

@@ -12,7 +12,7 @@ from malamute_protocol.errors import LocalProtocolError
 from malamute_py.client.aio.client import Client
 from malamute_py.client.readers import mail
 from malamute_py.client.session import calls, memberships, offers, publisher
-from malamute_py.client.sync import SyncClient
+from malamute_py.client.sync.client import SyncClient
 
 
 def test_each_type_has_the_words_that_are_checked() -> None:

@@ -27,7 +27,7 @@ ALIASES = {
 OPTIONAL = {"Batch.to_arrow"}
 """Methods whose annotations name a package that an extra brings."""
 CLIENT = ROOT / "malamute_py" / "client"
-SHELLS = sorted(path for pattern in ("aio/*.py", "sync*.py") for path in CLIENT.glob(pattern))
+SHELLS = sorted(path for pattern in ("aio/*.py", "sync/*.py") for path in CLIENT.glob(pattern))
 
 
 @pytest.mark.parametrize("name", malamute.__all__)

@@ -12,7 +12,7 @@ import pytest
 
 from malamute_protocol.errors import ConnectionLost, MalamuteError
 from malamute_py import connect_sync
-from malamute_py.client.sync import SyncClient
+from malamute_py.client.sync.client import SyncClient
 from malamute_py.config import ConfigError
 from malamute_py.embedded import EmbeddedBroker
 from tests.seeds import slow

@@ -17,7 +17,7 @@ from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError
 from malamute_py.broker.ready import MAIN, Append
 from malamute_py.client.session.subscription import GapNotice, Notice
-from malamute_py.client.sync import SyncClient
+from malamute_py.client.sync.client import SyncClient
 from malamute_py.config import Config
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.journal.directory import Journal

@@ -36,7 +36,7 @@ from malamute_protocol.commands import (
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.position import AtTime, LastPerSubject
-from malamute_py.client.sync import connect_sync
+from malamute_py.client.sync.client import connect_sync
 from malamute_py.config import Config, load
 from malamute_py.server import Server
 from malamute_py.server.auth import hash_password

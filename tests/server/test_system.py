@@ -17,7 +17,7 @@ import pytest
 from malamute_protocol.commands import Confirm, Publish, Refused
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import ConnectionLost
-from malamute_py.client.sync import connect_sync
+from malamute_py.client.sync.client import connect_sync
 from malamute_py.server.server import EXIT_BUG
 from tests.server.daemon import PROGRAM, Daemon
 from tests.server.peer import RawPeer

@@ -701,7 +701,7 @@ def _rewind_unheard(stack: contextlib.ExitStack) -> None:
 
 
 def _one_is_told(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.thread import ThreadLink
+    from malamute_py.client.sync.link import ThreadLink
     from tests.simulation.threads import Condition
 
     class One(Condition):
@@ -722,13 +722,13 @@ def _one_is_told(stack: contextlib.ExitStack) -> None:
 
 
 def _dropped_unheard(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.thread import ThreadLink
+    from malamute_py.client.sync.link import ThreadLink
 
     _put(stack, ThreadLink, "dropped", lambda original: lambda self, opened: None)
 
 
 def _read_at_once(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.sync_mail import SyncInbox
+    from malamute_py.client.sync.mail import SyncInbox
 
     def make(original: Any) -> Any:
         def begin(self: Any, delivered: Any, batch: Any) -> None:
@@ -743,7 +743,7 @@ def _read_at_once(stack: contextlib.ExitStack) -> None:
 
 
 def _none_completes_nothing(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.sync_work import HandlerRun
+    from malamute_py.client.sync.work import HandlerRun
 
     left = []  # A request that nothing refers to is given back.
 
@@ -761,7 +761,7 @@ def _none_completes_nothing(stack: contextlib.ExitStack) -> None:
 
 def _first_settled(stack: contextlib.ExitStack) -> None:
     from malamute_py.client.session.events import Settled
-    from malamute_py.client.thread import ThreadLink
+    from malamute_py.client.sync.link import ThreadLink
 
     def make(original: Any) -> Any:
         def handle(self: Any, event: Any) -> bool:

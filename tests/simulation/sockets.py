@@ -21,11 +21,12 @@ from unittest.mock import patch
 import zmq
 
 from malamute_protocol import commands as c
-from malamute_py.client import sync_mail, thread
 from malamute_py.client.aio import link as loop_link
 from malamute_py.client.aio import mail as aio_mail
 from malamute_py.client.engine import engine
 from malamute_py.client.engine import transport as transport_module
+from malamute_py.client.sync import link as thread_link
+from malamute_py.client.sync import mail as sync_mail
 from tests.simulation.network import Connection, Message
 
 
@@ -262,7 +263,7 @@ def simulated_transport(
             ("parse_monitor_message", lambda told: told),
         ):
             stack.enter_context(patch.object(transport_module, name, value))
-        for module in (aio_mail, engine, loop_link, sync_mail, thread):
+        for module in (aio_mail, engine, loop_link, sync_mail, thread_link):
             stack.enter_context(patch.object(module, "clock_ms", now_ms))
         stack.enter_context(patch.object(engine, "os", SimpleNamespace(urandom=random)))
         yield

@@ -2,7 +2,7 @@
 
 Owns what threads do with the client library, as its users do it; what a program knows and must keep
 to is that of programs.py. Each role is a thread, and all threads of a process share one client.
-Source: README.md; the docstrings of malamute_py.client.sync*.
+Source: README.md; the docstrings of malamute_py.client.sync.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejected, Timeout
-from malamute_py.client.sync import SyncClient
+from malamute_py.client.sync.client import SyncClient
 from tests.simulation.model import Violation
 from tests.simulation.programs import (
     BOUNDS,

@@ -20,8 +20,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 from unittest.mock import patch
 
-from malamute_py.client import sync_work
-from malamute_py.client import thread as thread_module
+from malamute_py.client.sync import link as thread_module
+from malamute_py.client.sync import work as sync_work
 from tests.simulation.event_loop import Descriptor
 
 PREEMPTED: Final = 0.1

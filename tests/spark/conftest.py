@@ -21,7 +21,7 @@ from malamute_py.server import Server
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from malamute_py.client.sync import SyncClient
+    from malamute_py.client.sync.client import SyncClient
 
 SETTINGS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
@@ -85,7 +85,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def client(endpoint: str) -> Iterator[SyncClient]:
     """A link to that broker, to publish with."""
-    from malamute_py.client.sync import connect_sync
+    from malamute_py.client.sync.client import connect_sync
 
     with connect_sync(endpoint) as linked:
         yield linked

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from malamute_py.client.sync import SyncClient
+from malamute_py.client.sync.client import SyncClient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

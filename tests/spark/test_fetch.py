@@ -15,7 +15,7 @@ from malamute_protocol.batch import Batch, Content, Stamp, encode
 from malamute_protocol.errors import ConnectionLost, RequestRejected, Timeout
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
-from malamute_py.client.sync import SyncClient, connect_sync
+from malamute_py.client.sync.client import SyncClient, connect_sync
 from pyspark_malamute import links
 from pyspark_malamute.columns import Gather
 from pyspark_malamute.errors import CheckpointMismatch, DataLoss, SourceUnavailable

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from malamute_py.client.sync import SyncClient
+from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import CheckpointMismatch, DataLoss, OptionError
 from pyspark_malamute.options import parse_options
 from pyspark_malamute.planning import Range

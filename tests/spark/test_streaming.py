@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from malamute_py.client.sync import SyncClient, connect_sync
+from malamute_py.client.sync.client import SyncClient, connect_sync
 from malamute_py.config import Links
 from malamute_py.demo.daemon import Daemon
 from tests.spark.conftest import serve

@@ -1,5 +1,6 @@
-"""The client for asyncio: its verbs as awaitables, and its link in an event loop.
+"""The client for asyncio: the verbs as awaitables, its link in the event loop.
 
-Owns nothing by itself; the rooms below own what both shells share, and sync/ has the same files for
-threads. The rule: a cancelled call leaves the link and all other calls as they were.
+Owns nothing by itself: each file has the name of its twin in sync/; session/, engine/ and readers/
+own what both shells share. The rule: a cancelled call leaves the link and all other calls as they
+were.
 """

@@ -46,11 +46,11 @@ from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, leve
 from malamute_py.client.session.session import State, Unlinked
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientSettings, Wait, make_settings, no_link
-from malamute_py.client.sync_mail import SyncMailVerbs
-from malamute_py.client.sync_queues import SyncQueueVerbs
-from malamute_py.client.sync_subscription import SyncSubscription
-from malamute_py.client.sync_work import SyncServed, SyncWorkVerbs
-from malamute_py.client.thread import LinkEvent, Pending, PendingConfirm, ThreadLink
+from malamute_py.client.sync.link import LinkEvent, Pending, PendingConfirm, ThreadLink
+from malamute_py.client.sync.mail import SyncMailVerbs
+from malamute_py.client.sync.queues import SyncQueueVerbs
+from malamute_py.client.sync.subscription import SyncSubscription
+from malamute_py.client.sync.work import SyncServed, SyncWorkVerbs
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
 __all__ = ["SyncBulkPublisher", "SyncClient", "SyncSubscription", "connect_sync"]

@@ -40,6 +40,7 @@ from malamute_py.client.session.events import (
     Watched,
 )
 from malamute_py.client.session.publisher import confirmations
+from malamute_py.client.session.session import Session
 from malamute_py.client.session.subscription import Reading
 from malamute_py.client.settings import ClientSettings, Wait
 
@@ -337,3 +338,13 @@ PendingConfirm = Pending[Confirmation]
 def over(reading: Reading) -> bool:
     """A reader need not wait: something is there, or nothing will be."""
     return bool(reading.inbox) or reading.ended
+
+
+class SyncVerbs:
+    """The link and the session, as a group of the client's verbs finds them.
+
+    Each group is a class of its own over this one, and the client is nothing but their sum.
+    """
+
+    _link: ThreadLink
+    _session: Session

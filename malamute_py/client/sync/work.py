@@ -43,8 +43,7 @@ from malamute_py.client.session.offers import (
 )
 from malamute_py.client.session.session import State
 from malamute_py.client.settings import Wait
-from malamute_py.client.thread import Pending, ThreadLink
-from malamute_py.client.verbs import SyncVerbs
+from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
 from malamute_py.client.words import ConfirmAt, OnError
 
 _CLOSE_MS: Final = 5_000

@@ -18,7 +18,7 @@ from malamute_py.client.position import Position
 from malamute_py.client.readers.records import Cursor
 from malamute_py.client.session.subscription import Arrival, Notice, Request, cut
 from malamute_py.client.settings import Wait
-from malamute_py.client.thread import ThreadLink, over
+from malamute_py.client.sync.link import ThreadLink, over
 
 
 class SyncSubscription(Cursor):

@@ -27,8 +27,7 @@ from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import Replies
 from malamute_py.client.session.session import State
 from malamute_py.client.settings import Wait
-from malamute_py.client.thread import Pending, PendingConfirm, ThreadLink
-from malamute_py.client.verbs import SyncVerbs
+from malamute_py.client.sync.link import Pending, PendingConfirm, SyncVerbs, ThreadLink
 from malamute_py.client.words import AckWhen, ConfirmAt
 
 

@@ -1,6 +1,6 @@
 """Cursors, groups, atomic steps and the asking about queues, for threads.
 
-Owns these verbs as blocking calls. The rule: as in sync.py: a timeout or the client's end
+Owns these verbs as blocking calls. The rule: as in client.py: a timeout or the client's end
 interrupts a waiting caller; a step whose commit timed out may still be taken, whole.
 """
 
@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
@@ -50,12 +50,8 @@ from malamute_py.client.session.session import State
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
-from malamute_py.client.thread import Pending
-from malamute_py.client.verbs import SyncVerbs
+from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
-
-if TYPE_CHECKING:
-    from malamute_py.client.thread import ThreadLink
 
 Kind = TypeVar("Kind", bound=Facts)
 
