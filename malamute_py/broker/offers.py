@@ -270,7 +270,7 @@ class Offers:
     def _serve(self, service: Service, budget: int, more: Callable[[], bool]) -> int:
         """Hand out of one service; returns what is left of the budget.
 
-        more: whether the step has time left, which is asked after a comparison with expressions.
+        more: whether the step has time left.
         """
         if service.removing or not service.known:
             return budget
@@ -282,8 +282,7 @@ class Offers:
             lane = service.next_lane()
             if lane is None:
                 break
-            slow = service.is_slow(lane)
-            budget -= SLOW_LOOK if slow else 1
+            budget -= SLOW_LOOK if service.is_slow(lane) else 1
             _, rows, put = lane.head()
             rows &= put.free
             if rows:
@@ -297,7 +296,7 @@ class Offers:
             lane.replace(rows)
             if not lane.rows:
                 service.emptied(lane)
-            if slow and not more():
+            if not more():
                 break
         if shares:
             self._requests.hand_out(service, shares)

@@ -45,7 +45,7 @@ from malamute_protocol.content import (
 )
 from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.header import MEMO, HeaderTable
-from malamute_protocol.limits import DEFAULT_LIMITS, UNCHECKED, Limits
+from malamute_protocol.limits import DEFAULT_LIMITS, UNBOUNDED, UNCHECKED, Limits
 from malamute_protocol.stamp import STAMP_BYTES
 
 _PREFIX = struct.Struct("<IHHI")
@@ -575,6 +575,8 @@ def _check_table(
     limits: Limits,
 ) -> None:
     """Hold the header table to the rules of its reader, by reading it."""
+    if limits is UNBOUNDED:
+        return
     if max(subjects[1], fieldmaps[1]) > limits.headers_max:
         raise LocalProtocolError("too_large", f"more than {limits.headers_max} distinct headers")
     try:

@@ -32,6 +32,7 @@ from malamute_protocol.content import (
 )
 from malamute_protocol.encode import Options, _assemble, pack_subjects, plain_content
 from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.limits import UNBOUNDED
 from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp, pack_stamps
 
 _GATHER_BYTES = 32
@@ -68,6 +69,7 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     chosen = np.flatnonzero(mask)
     head = content.head
     options: Options = {
+        "limits": UNBOUNDED,
         "producer_id": head.producer_id,
         "producer_epoch": head.producer_epoch,
         "first_sequence": head.first_sequence,

@@ -28,6 +28,7 @@ from malamute_protocol.content import (
 from malamute_protocol.encode import Options, _assemble, gathered_content, pack_subjects
 from malamute_protocol.extract import gather
 from malamute_protocol.header import Header
+from malamute_protocol.limits import UNBOUNDED
 from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp, pack_stamps
 
 _PLAIN: Final = SUBJECT_CODES | FIELD_CODES | CLIENT_TIME
@@ -182,7 +183,9 @@ def gather_rows(rows: Sequence[Row], stream: int, epoch: int, lsn: int) -> tuple
 
 def _options(headers: Sequence[Header], deltas: Array, appended: Array, times: Array) -> Options:
     """What encoding takes of rows with these headers beside their bodies."""
-    options: Options = {"offset_deltas": deltas, "append_times_ms": appended}
+    options: Options = {
+        "offset_deltas": deltas, "append_times_ms": appended, "limits": UNBOUNDED,
+    }  # fmt: skip
     distinct = dict.fromkeys(headers)
     keys = {key: code for code, key in enumerate(dict.fromkeys(h.keys for h in distinct))}
     maps = {

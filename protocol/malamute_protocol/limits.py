@@ -61,6 +61,12 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
 
 
 DEFAULT_LIMITS = Limits()
+UNBOUNDED = Limits(
+    record_bytes_max=1 << 40, batch_bytes_max=1 << 40, headers_max=1 << 20, keys_max=1 << 20,
+    header_entries_max=1 << 24, fields_max=1 << 20, property_bytes_max=1 << 40,
+)  # fmt: skip
+"""What a batch is made under that has some rows of another: that one was checked, perhaps under
+limits that are above the defaults."""
 UNCHECKED = Limits(
     headers_max=1 << 20, keys_max=1 << 20, header_entries_max=1 << 24, fields_max=1 << 20
 )

@@ -21,6 +21,7 @@ from malamute_protocol.batch import (
     row_bitmap,
 )
 from malamute_protocol.errors import BatchError, LocalProtocolError
+from malamute_protocol.gather import gather_rows, rows_of
 from malamute_protocol.header import parse_table
 from malamute_protocol.limits import Limits
 
@@ -148,6 +149,21 @@ def test_a_row_bitmap_selects_the_rows_of_a_delivery() -> None:
     assert batch.bodies() == [b"0", b"3", b"6", b"9"]
     assert batch.offsets.tolist() == [100, 103, 106, 109]
     assert batch.to_arrow().column("body").to_pylist() == batch.bodies()
+
+
+def test_rows_are_taken_from_a_batch_that_was_checked_under_limits_above_the_defaults() -> None:
+    limits = Limits(field_value_bytes_max=5_000, subject_bytes_max=2_000)
+    fields = {f"f{n}": "x" * 3_000 for n in range(8)}
+    content = Content(
+        encode([b"a", b"b", b"c"], subject=["s" * 1_000, "t", "u"], fields=fields, limits=limits)
+    )
+    content.check(limits)
+    stamp, _ = stamped(bytes(content.view))
+    (derived,) = iter_batches(extract(stamp, content, [True, True, False]), limits=limits)
+    assert [record.fields for record in derived] == [fields, fields]
+    rows = rows_of(stamp, content, np.array([0, 2]))
+    (gathered,) = iter_batches(gather_rows(rows, 1, 1, 4096), limits=limits)
+    assert [record.keys for record in gathered] == [("s" * 1_000,), ("u",)]
 
 
 def test_an_extracted_batch_is_the_selected_rows() -> None:
