@@ -40,15 +40,15 @@ from malamute_py.broker.ready import (
     Send,
 )
 from malamute_py.config import Config
-from malamute_py.server.checkpoints import Checkpointed, CheckpointFailed, Checkpoints
+from malamute_py.server.checkpointing.checkpoints import Checkpointed, CheckpointFailed, Checkpoints
 from malamute_py.server.collector import Collector
+from malamute_py.server.connections.guard import SUSPECT_MS, Connection, Guard
+from malamute_py.server.connections.numbering import Numbering
+from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.errors import ServerFailed
-from malamute_py.server.guard import SUSPECT_MS, Connection, Guard
-from malamute_py.server.keeper import Died, Inbox, RingEvent, Synced, SyncFailed, Trimmed
-from malamute_py.server.numbering import Numbering
+from malamute_py.server.journaling.keeper import Died, Inbox, RingEvent, Synced, SyncFailed, Trimmed
 from malamute_py.server.peers import Arrived, Peer, Peers, Unreachable
 from malamute_py.server.sockets import Listener
-from malamute_py.server.watchdog import Watchdog
 from malamute_py.telemetry import Limiter, Log, Refusals
 
 _KEEP_FRAME_FROM = 8 << 10

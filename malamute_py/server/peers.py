@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import zmq
 
 from malamute_protocol.commands import Command
-from malamute_py.server.guard import Connection, Guard
+from malamute_py.server.connections.guard import Connection, Guard
 from malamute_py.server.sockets import Listener
 
 Frames: TypeAlias = Sequence[Any]

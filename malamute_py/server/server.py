@@ -44,27 +44,27 @@ from malamute_py.journal import (
     Storage,
 )
 from malamute_py.journal.directory import Journal
-from malamute_py.server.auth import Authenticator, carriers_of
-from malamute_py.server.checkpoints import Checkpoints
-from malamute_py.server.clock import Clock
-from malamute_py.server.collector import Collector
-from malamute_py.server.defaults import check_defaults
-from malamute_py.server.descriptors import counts_bytes
-from malamute_py.server.errors import ServerFailed, StartError
-from malamute_py.server.guard import Bounds, Guard
-from malamute_py.server.keeper import Inbox
-from malamute_py.server.loop import Loop
-from malamute_py.server.permissions import Permissions, QuotaTable
-from malamute_py.server.recovered import (
+from malamute_py.server.authentication.auth import Authenticator, carriers_of
+from malamute_py.server.authentication.permissions import Permissions, QuotaTable
+from malamute_py.server.checkpointing.checkpoints import Checkpoints
+from malamute_py.server.checkpointing.recovered import (
     QueuesFound,
     QueuesLost,
     find_queues,
     ring_facts,
     rings_asked,
 )
-from malamute_py.server.rings import Rings
+from malamute_py.server.clock import Clock
+from malamute_py.server.collector import Collector
+from malamute_py.server.connections.descriptors import counts_bytes
+from malamute_py.server.connections.guard import Bounds, Guard
+from malamute_py.server.connections.watchdog import Watchdog
+from malamute_py.server.defaults import check_defaults
+from malamute_py.server.errors import ServerFailed, StartError
+from malamute_py.server.journaling.keeper import Inbox
+from malamute_py.server.journaling.rings import Rings
+from malamute_py.server.loop import Loop
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
-from malamute_py.server.watchdog import Watchdog
 from malamute_py.store.bodies import Bodies
 from malamute_py.store.database import DATABASE
 from malamute_py.telemetry import Limiter, Log, open_log, prometheus_text

@@ -19,9 +19,9 @@ import msgspec
 import zmq
 
 from malamute_py.config import PUBLIC_WORDS, Config, ConfigError
-from malamute_py.server.auth import ZAP_DOMAIN, Authenticator
+from malamute_py.server.authentication.auth import ZAP_DOMAIN, Authenticator
+from malamute_py.server.connections.numbering import Numbering, seed_libzmq
 from malamute_py.server.errors import StartError
-from malamute_py.server.numbering import Numbering, seed_libzmq
 
 _FRAME_BYTES = 2
 """What a short frame takes on the wire beyond its body: flags and length."""

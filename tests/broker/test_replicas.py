@@ -11,8 +11,8 @@ from malamute_protocol.address import replica_name, replica_number, template_fau
 from malamute_protocol.encode import encode
 from malamute_py.broker.limits import Quota
 from malamute_py.config import Grant
-from malamute_py.server.carriers import Carriers
-from malamute_py.server.permissions import Permissions
+from malamute_py.server.authentication.carriers import Carriers
+from malamute_py.server.authentication.permissions import Permissions
 from tests.broker.shell import Peer, Shell
 
 GRACE_MS = 30_000

@@ -30,10 +30,10 @@ from malamute_py.broker.ready import MAIN, RecoveredState, Send
 from malamute_py.config import load
 from malamute_py.journal import MemoryStorage
 from malamute_py.journal.directory import Journal
-from malamute_py.server.keeper import Inbox, Synced
+from malamute_py.server.checkpointing.recovered import ring_facts
+from malamute_py.server.journaling.keeper import Inbox, Synced
+from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.loop import Loop
-from malamute_py.server.recovered import ring_facts
-from malamute_py.server.rings import Rings
 from malamute_py.server.server import Server
 from tests.fuzz.messages import Messages, Step
 

@@ -19,7 +19,7 @@ from malamute_py.journal.layout import index_name, pack_file
 from malamute_py.journal.spots import BATCH_BYTES_A_SPOT, SPOT
 from malamute_py.journal.storage import read_file
 from malamute_py.matcher import compile_pattern
-from malamute_py.server.queries import by_key
+from malamute_py.server.journaling.queries import by_key
 from tests.journal.rings import Place, S, file_place, put
 from tests.journal.test_retention import tidy
 from tests.seeds import seeds

@@ -16,11 +16,11 @@ from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import AppendBundle, Appended, AppendRefused, Event, Ready, Send
 from malamute_py.config import Config
 from malamute_py.server.collector import Collector
-from malamute_py.server.guard import Bounds, Guard
-from malamute_py.server.keeper import Inbox
+from malamute_py.server.connections.guard import Bounds, Guard
+from malamute_py.server.connections.watchdog import Watchdog
+from malamute_py.server.journaling.keeper import Inbox
 from malamute_py.server.loop import Loop
 from malamute_py.server.sockets import Listener, parse_endpoint
-from malamute_py.server.watchdog import Watchdog
 from tests.waiting import WAIT_S
 
 

@@ -27,10 +27,10 @@ from malamute_py.changelog.tables import Queues, Tables, apply
 from malamute_py.config import CheckpointSection, JournalSection
 from malamute_py.journal.directory import Journal
 from malamute_py.journal.layout import control_content
-from malamute_py.server.checkpoints import Checkpointed, CheckpointFailed, Checkpoints
-from malamute_py.server.keeper import Inbox
-from malamute_py.server.recovered import QueuesFound, find_queues, ring_facts
-from malamute_py.server.rings import Rings
+from malamute_py.server.checkpointing.checkpoints import Checkpointed, CheckpointFailed, Checkpoints
+from malamute_py.server.checkpointing.recovered import QueuesFound, find_queues, ring_facts
+from malamute_py.server.journaling.keeper import Inbox
+from malamute_py.server.journaling.rings import Rings
 from malamute_py.store.bodies import Bodies
 from malamute_py.store.database import DATABASE, connect
 from malamute_py.store.loading import load

@@ -23,11 +23,11 @@ from malamute_protocol.encode import encode
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import AppendBundle, Event
 from malamute_py.config import Config, LimitsSection, Links, LoopSection
-from malamute_py.server import guard as guard_module
 from malamute_py.server import loop as loop_module
+from malamute_py.server.connections import guard as guard_module
+from malamute_py.server.connections.guard import Bounds, Connection, Guard
 from malamute_py.server.errors import ServerFailed
-from malamute_py.server.guard import Bounds, Connection, Guard
-from malamute_py.server.keeper import Died
+from malamute_py.server.journaling.keeper import Died
 from malamute_py.telemetry import Refusals
 from tests.server.fakes import RunningLoop
 from tests.server.zmtp import LONG, MORE, Zmtp, frame

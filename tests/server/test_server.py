@@ -39,7 +39,7 @@ from malamute_py.client.position import AtTime, LastPerSubject
 from malamute_py.client.sync.client import connect_sync
 from malamute_py.config import Config, load
 from malamute_py.server import Server
-from malamute_py.server.auth import hash_password
+from malamute_py.server.authentication.auth import hash_password
 from malamute_py.server.errors import ServerFailed
 from tests.server.fakes import Lines
 from tests.server.peer import RawPeer
@@ -454,7 +454,7 @@ def test_an_error_in_an_answer_of_the_journal_is_told_who_asked_and_nobody_else(
     ):
         assert isinstance(publish(peer, 1, encode([b"x"])), Confirm)
         with monkeypatch.context() as planted:
-            planted.setattr("malamute_py.server.rings.answer_query", lambda *_: 1 // 0)
+            planted.setattr("malamute_py.server.journaling.rings.answer_query", lambda *_: 1 // 0)
             peer.send(FindOffset(1, "s", [3, 0, True]))
             refused, _ = peer.get(Refused)
         assert (refused.reference, refused.code) == (1, "internal")
@@ -472,7 +472,7 @@ def test_a_bug_in_a_thread_ends_every_link_by_name_and_the_broker(
 ) -> None:
     log = Lines()
     # Outside of the one job that it does, the reader contains nothing.
-    monkeypatch.setattr("malamute_py.server.rings.Rings._take_turn", lambda *_: 1 // 0)
+    monkeypatch.setattr("malamute_py.server.journaling.rings.Rings._take_turn", lambda *_: 1 // 0)
     server = Server(config(), log=log).start()
     with RawPeer(server.endpoints[0]) as bystander, RawPeer(server.endpoints[0]) as peer:
         assert isinstance(publish(peer, 1, encode([b"x"])), Confirm)

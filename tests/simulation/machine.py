@@ -39,8 +39,8 @@ from malamute_py.journal.errors import JournalError, JournalFailed
 from malamute_py.journal.ring import Ring
 from malamute_py.journal.storage import MemoryStorage
 from malamute_py.journal.types import RingSettings
-from malamute_py.server.queries import answer_query, by_key
-from malamute_py.server.recovered import ring_facts
+from malamute_py.server.checkpointing.recovered import ring_facts
+from malamute_py.server.journaling.queries import answer_query, by_key
 from tests.simulation.clients import Client
 from tests.simulation.clock import Clock
 from tests.simulation.disk import CrashNow, Disk

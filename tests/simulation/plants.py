@@ -349,7 +349,7 @@ def _checkpoint_runs_ahead(stack: contextlib.ExitStack) -> None:
 
 
 def _hold_before_commit(stack: contextlib.ExitStack) -> None:
-    from malamute_py.server.checkpoints import Checkpoints
+    from malamute_py.server.checkpointing.checkpoints import Checkpoints
 
     def make(original: Any) -> Any:
         def ask(self: Any, ranges: Any) -> None:

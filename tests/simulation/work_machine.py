@@ -33,8 +33,13 @@ from malamute_py.broker.recovery import recover_queues
 from malamute_py.config import CheckpointSection
 from malamute_py.journal import Follower
 from malamute_py.journal.errors import JournalError
-from malamute_py.server.checkpoints import Checkpointed, CheckpointFailed, Checkpoints, Parts
-from malamute_py.server.recovered import QueuesLost, _OfRing, _rest
+from malamute_py.server.checkpointing.checkpoints import (
+    Checkpointed,
+    CheckpointFailed,
+    Checkpoints,
+    Parts,
+)
+from malamute_py.server.checkpointing.recovered import QueuesLost, _OfRing, _rest
 from malamute_py.store.checkpoint import Checkpoint
 from malamute_py.store.database import Position, create, position_of
 from malamute_py.store.errors import StoreMoved

@@ -16,7 +16,7 @@ from malamute_py.config import JournalSection
 from malamute_py.journal import inspect
 from malamute_py.journal.directory import EPOCH_MAX, Journal
 from malamute_py.journal.errors import EpochsSpent
-from malamute_py.server.checkpoints import Checkpointed, CheckpointFailed
+from malamute_py.server.checkpointing.checkpoints import Checkpointed, CheckpointFailed
 from malamute_py.store import snapshot as snapshots
 from malamute_py.store.database import DATABASE
 from malamute_py.store.mending import CannotMend, mend

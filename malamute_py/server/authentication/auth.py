@@ -27,10 +27,10 @@ import zmq
 import zmq.utils.z85
 
 from malamute_py.config import Authentication, ConfigError
-from malamute_py.server.attempts import Pauses, Place, Turns
-from malamute_py.server.carriers import Carriers
+from malamute_py.server.authentication.attempts import Pauses, Place, Turns
+from malamute_py.server.authentication.carriers import Carriers
+from malamute_py.server.connections.numbering import seed_libzmq
 from malamute_py.server.errors import StartError
-from malamute_py.server.numbering import seed_libzmq
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"malamute"

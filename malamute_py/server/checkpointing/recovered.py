@@ -25,7 +25,7 @@ from malamute_py.config import CheckpointSection
 from malamute_py.journal import JournalError, Recovery, Ring, Wanted
 from malamute_py.journal.errors import NotAFile
 from malamute_py.journal.layout import control_bodies
-from malamute_py.server.checkpoints import Parts
+from malamute_py.server.checkpointing.checkpoints import Parts
 from malamute_py.server.errors import StartError
 from malamute_py.store.database import DATABASE, Position, lock, position_of
 from malamute_py.store.errors import ChangesLost, StoreError, StoreLocked, StoreMoved

@@ -18,11 +18,11 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from malamute_py.server.descriptors import Borrowed, copied, local_port
-from malamute_py.server.doors import hold_back, let_go
+from malamute_py.server.connections.descriptors import Borrowed, copied, local_port
+from malamute_py.server.connections.doors import hold_back, let_go
 
 if TYPE_CHECKING:
-    from malamute_py.server.guard import Guard
+    from malamute_py.server.connections.guard import Guard
 
 _LOOK_S = 0.05
 """A turn that two looks in a row find has stood still for so long at least."""

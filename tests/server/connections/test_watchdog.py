@@ -16,7 +16,7 @@ import pytest
 from malamute_protocol.commands import Publish
 from malamute_protocol.framing import encode_message
 from malamute_py.config import Config
-from malamute_py.server.doors import hold_back, let_go, shut, turn_away
+from malamute_py.server.connections.doors import hold_back, let_go, shut, turn_away
 from tests.server.fakes import RunningLoop
 from tests.server.zmtp import Zmtp, frame
 from tests.waiting import WAIT_S

@@ -41,7 +41,7 @@ import msgspec
 import zmq
 
 from malamute_py.config import Config
-from malamute_py.server.descriptors import (
+from malamute_py.server.connections.descriptors import (
     Borrowed,
     copied,
     local_port,
@@ -49,7 +49,7 @@ from malamute_py.server.descriptors import (
     waiting,
     whence,
 )
-from malamute_py.server.doors import ADDRESSES_MAX, shut, turn_away
+from malamute_py.server.connections.doors import ADDRESSES_MAX, shut, turn_away
 
 _PAGE = resource.getpagesize()
 _ALARM_BYTES = 8 << 20

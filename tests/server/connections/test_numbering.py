@@ -12,7 +12,7 @@ import zmq
 from malamute_protocol.commands import Ping
 from malamute_protocol.framing import encode_message
 from malamute_py.config import Config
-from malamute_py.server.numbering import Numbering
+from malamute_py.server.connections.numbering import Numbering
 from tests.server.fakes import RunningLoop
 from tests.server.zmtp import Zmtp
 from tests.waiting import WAIT_MS

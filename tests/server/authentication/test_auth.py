@@ -16,8 +16,8 @@ import pytest
 import zmq
 
 from malamute_py.config import Authentication, Config, ConfigError, Grant, from_table
-from malamute_py.server.attempts import Pauses, Place, Turns
-from malamute_py.server.auth import (
+from malamute_py.server.authentication.attempts import Pauses, Place, Turns
+from malamute_py.server.authentication.auth import (
     ZAP_DOMAIN,
     ZAP_ENDPOINT,
     Authenticator,
@@ -26,8 +26,8 @@ from malamute_py.server.auth import (
     read_server_key,
     read_users_file,
 )
+from malamute_py.server.authentication.permissions import MEMO_MAX, Permissions, QuotaTable
 from malamute_py.server.errors import StartError
-from malamute_py.server.permissions import MEMO_MAX, Permissions, QuotaTable
 from malamute_py.server.sockets import Listener, parse_endpoint
 from tests.waiting import WAIT_MS, WAIT_S
 

@@ -16,7 +16,7 @@ from typing import Final
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_py.broker.limits import Quota
 from malamute_py.config import QUOTAS, Grant, Quotas
-from malamute_py.server.carriers import Carriers
+from malamute_py.server.authentication.carriers import Carriers
 
 LISTED: Final = ("read", "write", "send", "receive", "request", "work")
 """Actions on named streams, mailboxes and services: a grant has a list for each."""

@@ -25,14 +25,14 @@ from malamute_py.changelog.settings import MailboxSettings
 from malamute_py.config import JournalSection
 from malamute_py.journal.directory import Journal
 from malamute_py.journal.storage import kind_of
-from malamute_py.server import checkpoints, recovered
-from malamute_py.server.checkpoints import (
+from malamute_py.server.checkpointing import checkpoints, recovered
+from malamute_py.server.checkpointing.checkpoints import (
     Checkpointed,
     CheckpointFailed,
     Parts,
 )
+from malamute_py.server.checkpointing.recovered import QueuesLost
 from malamute_py.server.errors import StartError
-from malamute_py.server.recovered import QueuesLost
 from malamute_py.store import reading
 from malamute_py.store.database import DATABASE, FILES, MARK, connect, lock, position_of
 from tests.server.shell import Shell, put, stored

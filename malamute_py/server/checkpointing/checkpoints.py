@@ -29,7 +29,7 @@ import msgspec
 import malamute_protocol
 from malamute_protocol.errors import MalamuteError
 from malamute_py.config import CheckpointSection
-from malamute_py.server.keeper import Died, Inbox
+from malamute_py.server.journaling.keeper import Died, Inbox
 from malamute_py.store.checkpoint import Abandoned, Done
 from malamute_py.store.follow import (
     Began,
@@ -625,7 +625,7 @@ _LOOK_S: Final = 60.0
 def _environment() -> dict[str, str]:
     """Ours, and where this program lies: it may have been found by a path set in it only."""
     protocol = malamute_protocol.__file__
-    homes = [str(Path(__file__).resolve().parents[2])]
+    homes = [str(Path(__file__).resolve().parents[3])]
     if protocol:
         homes.append(str(Path(protocol).resolve().parents[1]))
     known = os.environ.get("PYTHONPATH", "")

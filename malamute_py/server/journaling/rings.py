@@ -48,7 +48,7 @@ from malamute_py.journal import (
 )
 from malamute_py.journal.directory import RINGS, Journal, directory_name
 from malamute_py.journal.layout import RING_FILE
-from malamute_py.server.keeper import (
+from malamute_py.server.journaling.keeper import (
     Housekeeper,
     Inbox,
     RingEvent,
@@ -56,8 +56,8 @@ from malamute_py.server.keeper import (
     Trimmed,
     Worker,
 )
-from malamute_py.server.queries import answer_query, by_key
-from malamute_py.server.recent import RecentReads
+from malamute_py.server.journaling.queries import answer_query, by_key
+from malamute_py.server.journaling.recent import RecentReads
 from malamute_py.store.bodies import Bodies
 
 _PREPARE_BYTES = 8 << 20

@@ -11,8 +11,8 @@ import struct
 import pytest
 
 from malamute_py.config import Config
-from malamute_py.server.doors import ADDRESSES_MAX, program, turn_away
-from malamute_py.server.guard import Guard
+from malamute_py.server.connections.doors import ADDRESSES_MAX, program, turn_away
+from malamute_py.server.connections.guard import Guard
 from tests.server.fakes import RunningLoop
 from tests.waiting import WAIT_S
 

@@ -21,7 +21,7 @@ from malamute_py.client.sync.client import SyncClient
 from malamute_py.config import Config
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.journal.directory import Journal
-from malamute_py.server.rings import ring_settings
+from malamute_py.server.journaling.rings import ring_settings
 from tests.broker.test_containment import POISON
 from tests.protocol.hostile import craft, packed
 from tests.seeds import slow

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from malamute_py.journal import JournalError, JournalFailed
-from malamute_py.server.keeper import (
+from malamute_py.server.journaling.keeper import (
     Died,
     Housekeeper,
     Inbox,

@@ -28,8 +28,8 @@ from malamute_py.broker.ready import (
 from malamute_py.config import JournalSection, from_table
 from malamute_py.journal import DiskFull, Ring
 from malamute_py.journal.directory import RINGS, Journal
-from malamute_py.server.keeper import Died, Inbox, RingEvent
-from malamute_py.server.rings import Rings, ring_settings
+from malamute_py.server.journaling.keeper import Died, Inbox, RingEvent
+from malamute_py.server.journaling.rings import Rings, ring_settings
 from tests.server.storages import TroubledStorage, Troubles
 from tests.waiting import WAIT_S
 
@@ -202,7 +202,8 @@ def test_a_question_that_nobody_waits_for_is_not_asked(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        "malamute_py.server.rings.answer_query", lambda ring, query: asked.append(query.token)
+        "malamute_py.server.journaling.rings.answer_query",
+        lambda ring, query: asked.append(query.token),
     )
     for token, wanted in ((1, True), (2, False)):
         bench.rings.ask(IndexQuery(MAIN, 1, token, "find_time", {}, partial(bool, wanted)))
@@ -225,7 +226,7 @@ def test_reads_of_history_do_not_wait_for_all_questions_before_them(
         begun.set()
         go.wait(WAIT_S)
 
-    monkeypatch.setattr("malamute_py.server.rings.answer_query", slow)
+    monkeypatch.setattr("malamute_py.server.journaling.rings.answer_query", slow)
     for token in range(5):
         bench.rings.ask(IndexQuery(MAIN, 1, token, "find_time", {}))
     assert begun.wait(WAIT_S)
@@ -324,7 +325,7 @@ def test_an_error_in_one_read_is_told_who_asked_and_the_reader_goes_on(
     plainly = Ring.read
     monkeypatch.setattr(Ring, "read", planted)
     monkeypatch.setattr(Ring, "read_batches", planted)
-    monkeypatch.setattr("malamute_py.server.rings.answer_query", planted)
+    monkeypatch.setattr("malamute_py.server.journaling.rings.answer_query", planted)
     bench.rings.read(ReadRange(MAIN, 1, 1, 0, 1, 1000))
     bench.rings.ask(IndexQuery(MAIN, 1, 2, "find_time", {}))
     bench.rings.read_bodies(BodiesRead(3, (0,)))

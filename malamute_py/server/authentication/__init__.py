@@ -1,0 +1,1 @@
+"""Who a connection is, and what its identity may do."""

@@ -1,0 +1,1 @@
+"""The tables that follow ring main, and what a start finds of both."""

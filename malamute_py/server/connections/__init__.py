@@ -1,0 +1,1 @@
+"""Connections below the protocol: counted, watched, and cut where one costs too much."""
