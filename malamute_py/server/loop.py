@@ -40,14 +40,16 @@ from malamute_py.broker.ready import (
     Send,
 )
 from malamute_py.config import Config
-from malamute_py.server.checkpointing.checkpoints import Checkpointed, CheckpointFailed, Checkpoints
+from malamute_py.server.checkpointing.checkpoints import Checkpoints
+from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
 from malamute_py.server.collector import Collector
 from malamute_py.server.connections.guard import SUSPECT_MS, Connection, Guard
 from malamute_py.server.connections.numbering import Numbering
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.errors import ServerFailed
-from malamute_py.server.journaling.keeper import Died, Inbox, RingEvent, Synced, SyncFailed, Trimmed
+from malamute_py.server.journaling.journal_threads import RingEvent, Synced, SyncFailed, Trimmed
 from malamute_py.server.peers import Arrived, Peer, Peers, Unreachable
+from malamute_py.server.result_queue import Died, ResultQueue
 from malamute_py.server.sockets import Listener
 from malamute_py.telemetry import Limiter, Log, Refusals
 
@@ -151,7 +153,7 @@ class Loop:
         rings: Journaled,
         listeners: list[Listener],
         guard: Guard,
-        inbox: Inbox,
+        results: ResultQueue,
         limits: Limits,
         clock: Callable[[], int],
         log: Log,
@@ -162,7 +164,7 @@ class Loop:
         checkpoints: Checkpoints | None = None,
         collector: Collector | None = None,
     ) -> None:
-        """clock: milliseconds since 1970. But for the inbox, only the loop uses what is given.
+        """clock: milliseconds since 1970. But for the results, only the loop uses what is given.
 
         meter: nanoseconds from any beginning. worked: nanoseconds of a processor that this thread
         has used.
@@ -176,7 +178,7 @@ class Loop:
         self._listeners = listeners
         self._guard = guard
         self._watchdog = watchdog
-        self._inbox = inbox
+        self._results = results
         self._limits = limits
         self._clock = clock
         self._log = log
@@ -203,7 +205,7 @@ class Loop:
         self._pending_bytes_max = config.links.pending_bytes_max
         self._frames_max = config.limits.message_frames_max
         self._poller = zmq.Poller()
-        self._poller.register(inbox.fd, zmq.POLLIN)
+        self._poller.register(results.fd, zmq.POLLIN)
         for listener in listeners:
             self._poller.register(listener.socket, zmq.POLLIN)
             if listener.monitor is not None:
@@ -246,7 +248,7 @@ class Loop:
         now_ms = self._clock()
         began = self._meter()
         self._take_until, self._turn_until = began + self._take_ns, began + self._turn_ns
-        if self._inbox.fd in ready:
+        if self._results.fd in ready:
             self._take_results(now_ms)
         drained = True
         for listener in self._listeners:
@@ -582,7 +584,7 @@ class Loop:
 
     def _take_results(self, now_ms: int) -> None:
         core = self._core
-        for result in self._inbox.take():
+        for result in self._results.take():
             kind = type(result)
             if kind is Synced:
                 core.synced(result.ring, result.lsn, now_ms)
@@ -798,7 +800,7 @@ class Loop:
     def _wait(self) -> None:
         ready = dict(self._poller.poll(5))
         now_ms = self._clock()
-        if self._inbox.fd in ready:
+        if self._results.fd in ready:
             self._take_results(now_ms)
         self.settle(now_ms)
 

@@ -61,9 +61,9 @@ from malamute_py.server.connections.guard import Bounds, Guard
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.errors import ServerFailed, StartError
-from malamute_py.server.journaling.keeper import Inbox
 from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.loop import Loop
+from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
 from malamute_py.store.bodies import Bodies
 from malamute_py.store.database import DATABASE
@@ -115,7 +115,7 @@ class Server:
         self._queues_lost = ""
         self._damage: list[str] = []
         """What was missing or damaged at the start."""
-        self._inbox: Inbox
+        self._results: ResultQueue
         self._rings: Rings
         self._core: Broker
         self._loop: Loop
@@ -175,7 +175,7 @@ class Server:
         """Have it stop; from any thread, and from a signal handler."""
         self._stopping = True
         with contextlib.suppress(AttributeError):  # it was never opened
-            self._inbox.wake()
+            self._results.wake()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._stopping:
@@ -279,11 +279,11 @@ class Server:
             if context is None:
                 context = zmq.Context()
                 parts.callback(context.term)
-            self._inbox = Inbox()
-            parts.callback(self._inbox.close)
+            self._results = ResultQueue()
+            parts.callback(self._results.close)
             self._journal = self._open_journal()
             self._rings = Rings(
-                self._journal, config.journal, self._inbox, config.limits.batch_bytes_max
+                self._journal, config.journal, self._results, config.limits.batch_bytes_max
             )
             parts.callback(self._close_journal)
             facts = self._recover()
@@ -333,7 +333,7 @@ class Server:
                 rings=self._rings,
                 listeners=self._listeners,
                 guard=self._guard,
-                inbox=self._inbox,
+                results=self._results,
                 limits=_limits(config),
                 clock=self._clock,
                 log=self.log,
@@ -506,7 +506,7 @@ class Server:
         for damage in found.damages:
             self.log.error("checkpoint_met_damage", damage=damage)
         checkpoints = Checkpoints(
-            directory, self._journal.rings[MAIN], self.config.checkpoint, self._inbox,
+            directory, self._journal.rings[MAIN], self.config.checkpoint, self._results,
             parts=found.parts, lsn=found.position.lsn, report=self._checkpoint_event,
             press=self._core.pressed,
         )  # fmt: skip

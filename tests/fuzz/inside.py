@@ -31,9 +31,10 @@ from malamute_py.config import load
 from malamute_py.journal import MemoryStorage
 from malamute_py.journal.directory import Journal
 from malamute_py.server.checkpointing.recovered import ring_facts
-from malamute_py.server.journaling.keeper import Inbox, Synced
+from malamute_py.server.journaling.journal_threads import Synced
 from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.loop import Loop
+from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.server import Server
 from tests.fuzz.messages import Messages, Step
 
@@ -106,11 +107,11 @@ class _Log:
 class _Rings(Rings):
     """Rings whose threads' work is done by whoever asks for it."""
 
-    def __init__(self, journal: Journal, config: Any, inbox: Inbox, **bounds: Any) -> None:
-        super().__init__(journal, config, inbox, **bounds)
+    def __init__(self, journal: Journal, config: Any, results: ResultQueue, **bounds: Any) -> None:
+        super().__init__(journal, config, results, **bounds)
         self._opener.put = self._change  # type: ignore[assignment, method-assign]
         self._syncer.ask = self._sync_now  # type: ignore[method-assign]
-        self._left: Inbox = inbox
+        self._left: ResultQueue = results
 
     def _sync_now(self, name: str, ring: Any) -> None:
         self._left.put(Synced(name, ring.sync()))
@@ -151,10 +152,10 @@ class Inside:
         # Counted and not timed: a seed makes the same messages on any machine, slices included.
         bound = msgspec.structs.replace(asked, facts=dict, meter=partial(next, count(0, _ASKED_NS)))
         self.limits = bound.limits
-        self._inbox = Inbox()
+        self._results = ResultQueue()
         journal = Journal.open(MemoryStorage(), entropy=chance.randbytes)
         self.rings = _Rings(
-            journal, config.journal, self._inbox,
+            journal, config.journal, self._results,
             batch_bytes_max=config.limits.batch_bytes_max,
         )  # fmt: skip
         facts = ring_facts(MAIN, *self.rings.recover(MAIN, {}))
@@ -167,7 +168,7 @@ class Inside:
         nothing: Any = None
         self.loop = _Loop(
             config, core=self.core, rings=self.rings, listeners=[], guard=nothing,
-            inbox=self._inbox, limits=self.limits, clock=lambda: self.now_ms, log=_Log(),
+            results=self._results, limits=self.limits, clock=lambda: self.now_ms, log=_Log(),
             counters=defaultdict(int), meter=lambda: 0, worked=lambda: 0,
             watchdog=nothing,
         )  # fmt: skip
@@ -186,7 +187,7 @@ class Inside:
 
     def close(self) -> None:
         """Give back what it has of the system."""
-        self._inbox.close()
+        self._results.close()
 
     # --- what happens -----------------------------------------------------------------------
 
@@ -270,7 +271,7 @@ class Inside:
                 self.core.tick(self.now_ms)
             self.loop.settle(self.now_ms)
             worked = self.rings.work()
-            if not self._inbox._results:
+            if not self._results._results:
                 if not worked and not self.loop._busy:
                     return
                 self.loop._busy = False

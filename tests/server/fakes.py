@@ -18,8 +18,8 @@ from malamute_py.config import Config
 from malamute_py.server.collector import Collector
 from malamute_py.server.connections.guard import Bounds, Guard
 from malamute_py.server.connections.watchdog import Watchdog
-from malamute_py.server.journaling.keeper import Inbox
 from malamute_py.server.loop import Loop
+from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Listener, parse_endpoint
 from tests.waiting import WAIT_S
 
@@ -185,7 +185,7 @@ class RunningLoop:
         self.log = Lines()
         self.counters: defaultdict[str, int] = defaultdict(int)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.inbox = Inbox()
+        self.results = ResultQueue()
         self.guard = Guard(
             Bounds.of(config),
             count=self._count,
@@ -202,7 +202,7 @@ class RunningLoop:
             rings=self.rings,
             listeners=self.listeners,
             guard=self.guard,
-            inbox=self.inbox,
+            results=self.results,
             limits=Limits(),
             clock=self._now_ms,
             log=self.log,
@@ -246,7 +246,7 @@ class RunningLoop:
     def leap(self, ms: int) -> None:
         """So much time passes at once, on a clock that stands, and the loop takes note of it."""
         self.let_pass(ms)
-        self.inbox.wake()
+        self.results.wake()
 
     def let_pass(self, ms: int) -> None:
         """So much time passes at once, on a clock that stands, and nothing comes."""
@@ -272,13 +272,13 @@ class RunningLoop:
         trace: TracebackType | None,
     ) -> None:
         self._stopping = True
-        self.inbox.wake()
+        self.results.wake()
         self._thread.join()
         self.watchdog.stop()
         for listener in self.listeners:
             listener.close(0)
         self.guard.close()
-        self.inbox.close()
+        self.results.close()
         self.context.term()
 
     def until(self, condition: Any, wait_s: float = WAIT_S) -> None:

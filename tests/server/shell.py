@@ -27,10 +27,11 @@ from malamute_py.changelog.tables import Queues, Tables, apply
 from malamute_py.config import CheckpointSection, JournalSection
 from malamute_py.journal.directory import Journal
 from malamute_py.journal.layout import control_content
-from malamute_py.server.checkpointing.checkpoints import Checkpointed, CheckpointFailed, Checkpoints
+from malamute_py.server.checkpointing.checkpoints import Checkpoints
+from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
 from malamute_py.server.checkpointing.recovered import QueuesFound, find_queues, ring_facts
-from malamute_py.server.journaling.keeper import Inbox
 from malamute_py.server.journaling.rings import Rings
+from malamute_py.server.result_queue import ResultQueue
 from malamute_py.store.bodies import Bodies
 from malamute_py.store.database import DATABASE, connect
 from malamute_py.store.loading import load
@@ -47,8 +48,8 @@ class Shell:
         self.directory = directory
         self.config = CheckpointSection(**checkpoint)
         self.journal = Journal.open(directory)
-        self.inbox = Inbox()
-        self.rings = Rings(self.journal, config, self.inbox, 16 << 10)
+        self.results = ResultQueue()
+        self.rings = Rings(self.journal, config, self.results, 16 << 10)
         ring, recovery = self.rings.recover(MAIN, {"full": config.full}, held=True)
         self.ring = ring
         try:
@@ -61,14 +62,14 @@ class Shell:
                 self._apply(r.decode_change(record))
         except BaseException:
             self.journal.close()
-            self.inbox.close()
+            self.results.close()
             raise
         self.change_next = facts.streams[CHANGE_STREAM].next
         self.mail_next = ring.next_offset(MAIL_STREAM)
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.pressed: list[bool] = []
         self.checkpoints = Checkpoints(
-            directory, ring, self.config, self.inbox,
+            directory, ring, self.config, self.results,
             parts=self.found.parts, lsn=self.found.position.lsn,
             report=lambda name, level, facts: self.events.append((name, facts)),
             press=self.pressed.append,
@@ -139,7 +140,7 @@ class Shell:
     def wait(self, kind: Any, take: Callable[..., Any] | None = None) -> Any:
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
-            for result in self.inbox.take():
+            for result in self.results.take():
                 if isinstance(result, kind):
                     if take is not None:
                         take(result, self.now_ms)
@@ -171,11 +172,11 @@ class Shell:
         if self.closed:
             return
         self.closed = True
-        self.checkpoints._keeper.last(time.monotonic() + WAIT_S)
+        self.checkpoints._process.last(time.monotonic() + WAIT_S)
         self.rings.stop_threads()
         with contextlib.suppress(OSError):
             self.rings.close()
-        self.inbox.close()
+        self.results.close()
 
 
 def stored(shell: Shell) -> Queues:

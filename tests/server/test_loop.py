@@ -27,7 +27,7 @@ from malamute_py.server import loop as loop_module
 from malamute_py.server.connections import guard as guard_module
 from malamute_py.server.connections.guard import Bounds, Connection, Guard
 from malamute_py.server.errors import ServerFailed
-from malamute_py.server.journaling.keeper import Died
+from malamute_py.server.result_queue import Died
 from malamute_py.telemetry import Refusals
 from tests.server.fakes import RunningLoop
 from tests.server.zmtp import LONG, MORE, Zmtp, frame
@@ -1008,7 +1008,7 @@ def test_a_blocked_peer_that_reads_again_gets_everything_in_order() -> None:
 
 def test_a_bug_in_a_thread_ends_the_loop_aloud() -> None:
     with RunningLoop(LOCAL) as running:
-        running.inbox.put(Died("reader", ValueError("oops"), "trace"))
+        running.results.put(Died("reader", ValueError("oops"), "trace"))
         running.until(lambda: running.failure is not None)
     assert isinstance(running.failure, ServerFailed)
     assert "reader" in str(running.failure)

@@ -33,12 +33,8 @@ from malamute_py.broker.recovery import recover_queues
 from malamute_py.config import CheckpointSection
 from malamute_py.journal import Follower
 from malamute_py.journal.errors import JournalError
-from malamute_py.server.checkpointing.checkpoints import (
-    Checkpointed,
-    CheckpointFailed,
-    Checkpoints,
-    Parts,
-)
+from malamute_py.server.checkpointing.checkpoints import Checkpoints, Parts
+from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
 from malamute_py.server.checkpointing.recovered import QueuesLost, _OfRing, _rest
 from malamute_py.store.checkpoint import Checkpoint
 from malamute_py.store.database import Position, create, position_of
@@ -63,8 +59,8 @@ class Killed(BaseException):
     """The checkpoint's process was killed."""
 
 
-class Keeper:
-    """In the place of the thread that speaks to the checkpoint's process."""
+class SimulatedProcess:
+    """The checkpoint's process of a machine, in the place of `CheckpointProcess`."""
 
     def __init__(self, machine: WorkMachine) -> None:
         self.machine = machine
@@ -277,7 +273,7 @@ class WorkMachine(Machine):
             parts=self.parts, lsn=self.position.lsn, report=self._reported,
             press=self.core.pressed,
         )  # fmt: skip
-        self.checkpoints._keeper = Keeper(self)
+        self.checkpoints._process = SimulatedProcess(self)
 
     def _reported(self, name: str, level: str, facts: dict[str, Any]) -> None:
         if name != "checkpoint_done":
@@ -296,14 +292,14 @@ class WorkMachine(Machine):
                 raise Violation("bodies", f"of batch {number} are another's")
 
     def stop(self, *, power: bool, mode: str = "any") -> None:
-        keeper = self.checkpoints._keeper if self.checkpoints is not None else None
-        if keeper is not None and keeper.job is not None and "checkpoint" not in self.busy and (
+        process = self.checkpoints._process if self.checkpoints is not None else None
+        if process is not None and process.job is not None and "checkpoint" not in self.busy and (
             not power and self.rng.random() < 0.4
         ):  # fmt: skip
             # The process goes on until it sees that its broker is gone.
             self.disk.between = None
             self.disk.crash_at_write = self.disk.crash_at_sync = -1
-            self.checkpoint_step(keeper.job)
+            self.checkpoint_step(process.job)
             self.trace.note("checkpoint", "behind its broker's death")
         super().stop(power=power, mode=mode)
         self.checkpoint = None

@@ -16,7 +16,7 @@ from malamute_py.config import JournalSection
 from malamute_py.journal import inspect
 from malamute_py.journal.directory import EPOCH_MAX, Journal
 from malamute_py.journal.errors import EpochsSpent
-from malamute_py.server.checkpointing.checkpoints import Checkpointed, CheckpointFailed
+from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
 from malamute_py.store import snapshot as snapshots
 from malamute_py.store.database import DATABASE
 from malamute_py.store.mending import CannotMend, mend
@@ -63,7 +63,7 @@ def filled(shell: Shell) -> None:
 def answered(shell: Shell) -> None:
     """A pass of the loop, as far as the checkpoint goes."""
     shell.tick(100)
-    for result in shell.inbox.take():
+    for result in shell.results.take():
         if isinstance(result, Checkpointed | CheckpointFailed):
             shell.checkpoints.take(result, shell.now_ms)
 

@@ -1,46 +1,31 @@
 """The checkpoint as the loop sees it: what there is to follow, when, and how full the ring is.
 
 Owns the parts of ring main that the tables do not have yet, the hold on the ring, the water
-marks, and the process that writes (store/follow.py). The rules: nothing here waits: a thread
-that sleeps speaks to the process; the tables are sent only where the ring is synced; the ring is
-held from the first part that they lack; a process that dies is started again, later each time,
-and one that has something to do and does nothing (it was stopped, or waits for what never comes)
-is killed, and dies so; an orderly stop lets the tables catch up, within a bound.
+marks, and when the process (process.py) makes a step. The rules: nothing here waits; the tables
+are sent only where the ring is synced; the ring is held from the first part that they lack; a
+process that died is started again, later each time, and one that has something to do and does
+nothing (it was stopped, or waits for what never comes) is killed, and dies so; an orderly stop
+lets the tables catch up, within a bound. Source: docs/design.md (Queues and the checkpoint).
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import subprocess
-import sys
-import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
-import msgspec
-
-import malamute_protocol
 from malamute_protocol.errors import MalamuteError
 from malamute_py.config import CheckpointSection
-from malamute_py.server.journaling.keeper import Died, Inbox
-from malamute_py.store.checkpoint import Abandoned, Done
-from malamute_py.store.follow import (
-    Began,
-    Failed,
-    Follow,
-    Stepped,
-    failed,
-    following,
-    read_answer,
-    write_frame,
+from malamute_py.server.checkpointing.process import (
+    Checkpointed,
+    CheckpointFailed,
+    CheckpointProcess,
 )
+from malamute_py.server.result_queue import ResultQueue
+from malamute_py.store.checkpoint import Abandoned
+from malamute_py.store.follow import Follow, failed, following
 from malamute_py.store.reading import MAIL_STREAM
 
 _NEAR_BYTES: Final = 64 << 10
@@ -54,7 +39,6 @@ begin anew, and never end."""
 _LOOKS: Final = 8
 """So many looks in a row, spread over stall_ms, have to find that the process did nothing: a
 broker that slept itself, with the whole machine, has looked once when it wakes."""
-_SAID_BYTES: Final = 2_000
 
 Report = Callable[[str, str, dict[str, Any]], None]
 """(name, level, facts) of an event."""
@@ -117,25 +101,6 @@ class Parts:
         return self._parts[0][0] if self._parts else None
 
 
-class Checkpointed(NamedTuple):
-    """The tables have come to a position (to the loop)."""
-
-    done: Done
-    took_ms: int
-    restarted: int
-    """The process that did it took the place of one that died, the so-manieth; 0: it did not."""
-    said: str = ""
-    """What it wrote to its standard error meanwhile."""
-
-
-class CheckpointFailed(NamedTuple):
-    """The tables are where they were (to the loop)."""
-
-    code: str
-    reason: str
-    said: str = ""
-
-
 class Checkpoints:
     """See the module. For the loop thread, but for start and stop."""
 
@@ -144,7 +109,7 @@ class Checkpoints:
         directory: Path,
         ring: Held,
         config: CheckpointSection,
-        inbox: Inbox,
+        results: ResultQueue,
         *,
         parts: Parts,
         lsn: int,
@@ -184,7 +149,7 @@ class Checkpoints:
         self._backoff_ms = 0
         self._forced = False
         self._held = 0
-        self._keeper = _Keeper(directory, config, inbox)
+        self._process = CheckpointProcess(directory, config, results)
         self._directory = directory
         self._hold()
 
@@ -243,7 +208,7 @@ class Checkpoints:
         """Kill the process when it has done nothing for stall_ms although a step is under way."""
         stall_ms = self._config.stall_ms
         self._look_ms = now_ms + max(stall_ms // _LOOKS, 1)
-        progress = self._keeper.progress()
+        progress = self._process.progress()
         if progress is None or progress != self._progress:
             self._progress, self._idle_looks = progress, 0
             return
@@ -255,7 +220,7 @@ class Checkpoints:
                 "checkpoint_process_hung", "error",
                 {"pid": self.pid, "stall_ms": stall_ms, "lag_bytes": self.parts.bytes},
             )  # fmt: skip
-            self._keeper.kill()
+            self._process.kill()
 
     def _advance(self, clock_ms: int) -> int:
         """Time that never goes back, whatever the clock does."""
@@ -301,7 +266,7 @@ class Checkpoints:
     def _ask(self, ranges: list[tuple[int, int]]) -> None:
         self._asked, self._asked_ms, self._slow = True, self._now_ms, False
         self._progress, self._idle_looks, self._look_ms = None, 0, self._now_ms
-        self._keeper.ask(Follow(self._visible, ranges))
+        self._process.ask(Follow(self._visible, ranges))
 
     def take(self, answer: Checkpointed | CheckpointFailed, now_ms: int) -> None:
         """The process answered."""
@@ -381,7 +346,7 @@ class Checkpoints:
     @property
     def pid(self) -> int:
         """Number of the process; 0 while there is none."""
-        return self._keeper.pid
+        return self._process.pid
 
     # --- the end -----------------------------------------------------------------------
 
@@ -390,7 +355,7 @@ class Checkpoints:
         deadline = time.monotonic() + self._config.stop_ms / 1000
         visible = self._ring.synced_lsn
         self._visible = visible
-        answer = self._keeper.last(deadline)
+        answer = self._process.last(deadline)
         if isinstance(answer, Checkpointed):
             self.lsn = answer.done.lsn
             self.parts.drop(self.lsn)
@@ -418,221 +383,3 @@ class Checkpoints:
             # Nothing is lost: the next start reads the log from where the tables are.
             fault = failed(error)
             self._report("checkpoint_failed", "error", {"code": fault.code, "reason": fault.reason})
-
-
-class _Keeper:
-    """The thread that speaks to the process, and the process."""
-
-    def __init__(self, directory: Path, config: CheckpointSection, inbox: Inbox) -> None:
-        self._directory = directory
-        self._config = config
-        self._inbox = inbox
-        self._jobs: SimpleQueue[Follow | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._deaths = 0
-        self._replaces = False
-        self._errors = -1
-        """The file to which the process's standard error goes."""
-        self._words = ""
-        """What the process said and the loop has not heard yet."""
-        self._answer: Checkpointed | CheckpointFailed | None = None
-        """The last one, for stop()."""
-
-    @property
-    def pid(self) -> int:
-        process = self._process
-        return 0 if process is None else process.pid
-
-    def progress(self) -> tuple[int, ...] | None:
-        """What the process has done so far, to be compared; from the loop.
-
-        None: there is none, or it waits for the disk, which no other process would do sooner.
-        """
-        pid = self.pid
-        if not pid:
-            return None
-        try:
-            # The name, in parentheses, may have spaces. Source: proc_pid_stat(5), proc_pid_io(5).
-            state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            io = Path(f"/proc/{pid}/io").read_text().split()
-        except OSError:
-            return None
-        user, system = fields[10:12]
-        return None if state == "D" else (pid, int(user), int(system), *map(int, io[1::2]))
-
-    def kill(self) -> None:
-        """End the process; the thread that waits for its answer finds it dead. From the loop."""
-        process = self._process
-        if process is not None:
-            process.kill()
-
-    def ask(self, job: Follow) -> None:
-        """Have a step done; from the loop."""
-        if self._thread is None:
-            # Only now: a broker that has nothing to follow has neither thread nor process.
-            self._thread = threading.Thread(
-                target=self._run, name="malamute-checkpoint", daemon=True
-            )
-            self._thread.start()
-        self._jobs.put(job)
-
-    def last(self, deadline: float) -> Checkpointed | CheckpointFailed | None:
-        """End thread and process; returns the last answer. A step under way may be finished."""
-        thread = self._thread
-        if thread is None:
-            return None
-        self._jobs.put(None)
-        thread.join(max(deadline - time.monotonic(), 0.0))
-        while thread.is_alive():
-            # Again and again: it may be starting one just now.
-            process = self._process
-            if process is not None:
-                process.kill()
-            thread.join(0.05)
-        return self._answer
-
-    def _run(self) -> None:
-        try:
-            while (job := self._next()) is not None:
-                self._answer = answer = self._step(job)._replace(said=self._said())
-                self._inbox.put(answer)
-        except BaseException as error:  # noqa: BLE001 - told to the loop, which stops the daemon
-            self._inbox.put(Died("checkpoint", error, traceback.format_exc()))
-        finally:
-            self._end()
-
-    def _next(self) -> Follow | None:
-        while True:
-            try:
-                return self._jobs.get(timeout=None if self._process is None else _LOOK_S)
-            except Empty:
-                process = self._process
-                if process is not None and process.poll() is not None:
-                    # Not left lying about until something is to be done.
-                    self._words += f"{self._died('').reason}\n"
-
-    def _said(self) -> str:
-        """What the process, or the one before it, said since the last time."""
-        self._listen()
-        said, self._words = self._words, ""
-        return said.strip()
-
-    def _listen(self) -> None:
-        """Take what is in the file to which the process's standard error goes."""
-        if self._errors >= 0:
-            size = os.fstat(self._errors).st_size
-            if size:
-                data = os.pread(self._errors, _SAID_BYTES, max(size - _SAID_BYTES, 0))
-                os.ftruncate(self._errors, 0)
-                self._words += data.decode("utf-8", "replace")
-
-    def _step(self, job: Follow) -> Checkpointed | CheckpointFailed:
-        restarted = 0
-        try:
-            if self._process is None:
-                fault = self._start()
-                if fault is not None:
-                    return fault
-                restarted, self._replaces = self._deaths if self._replaces else 0, False
-            process = self._process
-            assert process is not None
-            assert process.stdin is not None
-            assert process.stdout is not None
-            write_frame(process.stdin, job)  # type: ignore[arg-type]
-            answer = read_answer(process.stdout)  # type: ignore[arg-type]
-        except (OSError, msgspec.MsgspecError) as error:
-            return self._died(str(error))
-        if isinstance(answer, Stepped):
-            return Checkpointed(answer.done, answer.took_ms, restarted)
-        if isinstance(answer, Failed):
-            # Whatever it was: a new process begins from what is on the disk.
-            self._end()
-            return CheckpointFailed(answer.code, answer.reason)
-        return self._died("")
-
-    def _start(self) -> CheckpointFailed | None:
-        options = ["--accept-lost"] if self._config.lost_changes == "accept" else []
-        # Not a pipe, which would fill up and stop the process.
-        self._errors = os.memfd_create("malamute-checkpoint")
-        fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)
-        self._process = process = subprocess.Popen(
-            [
-                sys.executable, "-P", "-m", "malamute_py.store.follow",
-                str(self._directory), str(os.getpid()), *options,
-            ],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            # What a terminal sends to its group is the broker's to answer.
-            env=_environment(), process_group=0,
-        )  # fmt: skip
-        assert process.stdout is not None
-        answer = read_answer(process.stdout)  # type: ignore[arg-type]
-        if isinstance(answer, Began):
-            return None
-        if isinstance(answer, Failed):
-            self._end()
-            return CheckpointFailed(answer.code, answer.reason)
-        return self._died("")
-
-    def _died(self, reason: str) -> CheckpointFailed:
-        process = self._process
-        if process is None:
-            self._close()
-            return CheckpointFailed("died", f"no process could be started: {reason}")
-        process.kill()
-        code = process.wait()
-        self._close()
-        self._deaths += 1
-        self._replaces = True
-        reason = reason or self._words.strip().rpartition("\n")[2]
-        what = f"the process that writes the tables ended ({code})"
-        return CheckpointFailed("died", f"{what}: {reason}" if reason else what)
-
-    def _end(self) -> None:
-        """Have the process end: by the end of its input, or else."""
-        process = self._process
-        if process is None:
-            return
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._close()
-
-    def _close(self) -> None:
-        """The process is gone: keep what it said, and nothing else of it."""
-        process, self._process = self._process, None
-        for pipe in (process.stdin, process.stdout) if process is not None else ():
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        if self._errors >= 0:
-            self._listen()
-            os.close(self._errors)
-            self._errors = -1
-
-
-_END_S: Final = 5.0
-"""How long a process without work may take to end."""
-_LOOK_S: Final = 60.0
-"""How often it is looked whether a process without work lives."""
-
-
-def _environment() -> dict[str, str]:
-    """Ours, and where this program lies: it may have been found by a path set in it only."""
-    protocol = malamute_protocol.__file__
-    homes = [str(Path(__file__).resolve().parents[3])]
-    if protocol:
-        homes.append(str(Path(protocol).resolve().parents[1]))
-    known = os.environ.get("PYTHONPATH", "")
-    paths = list(dict.fromkeys([*homes, *([known] if known else [])]))
-    return {
-        # Nothing is multiplied: the threads that OpenBLAS starts would spin, while a broker works.
-        "OPENBLAS_NUM_THREADS": "1",
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-    }

@@ -3,10 +3,10 @@
 Owns which rings are open and the way each of the core's wishes takes to the journal and back. The
 rules: appends run in the loop, in order, and what was refused refuses the later bundles of its ring
 in the same Ready; opening a ring, syncs, reads and housekeeping run in their threads and answer
-through the inbox; a ring that is not ready yet, or could not be opened, has its appends refused for
-a while, so that nothing waits for it here; neighbouring bundles of a ring share one write, and so
-one fate in a crash, which none of them can tell from its own. Source: broker/ready.py;
-docs/design.md (The core and its shell; Journal).
+through the queue of results; a ring that is not ready yet, or could not be opened, has its appends
+refused for a while, so that nothing waits for it here; neighbouring bundles of a ring share one
+write, and so one fate in a crash, which none of them can tell from its own. Source:
+broker/ready.py; docs/design.md (The core and its shell; Journal).
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from malamute_py.journal import (
 )
 from malamute_py.journal.directory import RINGS, Journal, directory_name
 from malamute_py.journal.layout import RING_FILE
-from malamute_py.server.journaling.keeper import (
+from malamute_py.server.journaling.journal_threads import (
     Housekeeper,
-    Inbox,
     RingEvent,
     SyncThread,
     Trimmed,
     Worker,
 )
 from malamute_py.server.journaling.queries import answer_query, by_key
-from malamute_py.server.journaling.recent import RecentReads
+from malamute_py.server.journaling.recent_reads import RecentReads
+from malamute_py.server.result_queue import ResultQueue
 from malamute_py.store.bodies import Bodies
 
 _PREPARE_BYTES = 8 << 20
@@ -130,13 +130,13 @@ class Rings:
     """All open rings of one shard, and the threads that work for them."""
 
     def __init__(
-        self, journal: Journal, config: JournalSection, inbox: Inbox, batch_bytes_max: int
+        self, journal: Journal, config: JournalSection, results: ResultQueue, batch_bytes_max: int
     ) -> None:
         """journal: open, and closed by close(). batch_bytes_max: of a batch that is published."""
         self._journal = journal
         self._config = config
         self._batch_bytes_max = batch_bytes_max
-        self._inbox = inbox
+        self._results = results
         self._rings = journal.rings
         self._removals: deque[tuple[str, Storage]] = deque()
         self._unready: dict[str, Unready] = {}
@@ -152,15 +152,17 @@ class Rings:
         """Has ring main's hold moved when it has no room; True: it did."""
         self.bodies: Bodies | None = None
         """Where bodies are that the journal has let go of."""
-        self._syncer = SyncThread(inbox, (JournalError,), _explain)
-        self._reader: Worker[bool] = Worker("reader", self._take_turn, inbox)
+        self._syncer = SyncThread(results, (JournalError,), _explain)
+        self._reader: Worker[bool] = Worker("reader", self._take_turn, results)
         self._reads: deque[_Job] = deque()
         self._recent = RecentReads()
         self._questions: deque[_Job] = deque()
         self._bodies_wanted: deque[_Job] = deque()
         self._turns = deque([self._bodies_wanted, self._reads, self._questions])
-        self._opener: Worker[Change] = Worker("opener", self._change, inbox)
-        self._housekeeper = Housekeeper(self._keep, inbox, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S)
+        self._opener: Worker[Change] = Worker("opener", self._change, results)
+        self._housekeeper = Housekeeper(
+            self._keep, results, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S
+        )
         self._complaints: dict[str, str] = {}
         self._damaged: dict[str, int] = {}
         """Ring -> bytes that were missing or damaged at the start."""
@@ -375,7 +377,7 @@ class Rings:
         """Drop a stream's records before an offset."""
         found = self._rings.get(ring)
         if found is not None:
-            self._inbox.put(Trimmed(ring, {stream: found.remove_before(stream, offset=offset)}))
+            self._results.put(Trimmed(ring, {stream: found.remove_before(stream, offset=offset)}))
             self._housekeeper.nudge()
 
     # --- the opening thread --------------------------------------------------------------
@@ -432,7 +434,7 @@ class Rings:
             ring, stream = job.ring, str(job.stream)
             doing = "read" if isinstance(job, ReadRange) else job.kind
         facts = {"stream": stream, "doing": doing, "error": error}
-        self._inbox.put(RingEvent(ring, "read_erred", facts))
+        self._results.put(RingEvent(ring, "read_erred", facts))
         reason = f"reading met an error of the broker's own: {type(error).__name__}"
         if isinstance(job, BodiesRead):
             return BodiesFound(job.token, {}, reason)
@@ -505,12 +507,14 @@ class Rings:
                 # texts may differ by how much is free.
                 if self._complaints.get(name) != _code(error):
                     self._complaints[name] = _code(error)
-                    self._inbox.put(RingEvent(name, "segment_not_prepared", {"reason": str(error)}))
+                    self._results.put(
+                        RingEvent(name, "segment_not_prepared", {"reason": str(error)})
+                    )
             for event in ring.take_events():
                 moved = event.facts.get("first_offsets")
                 if moved:
-                    self._inbox.put(Trimmed(name, moved))
-                self._inbox.put(RingEvent(name, event.name, dict(event.facts)))
+                    self._results.put(Trimmed(name, moved))
+                self._results.put(RingEvent(name, event.name, dict(event.facts)))
         return more
 
     def _remove(self) -> bool:

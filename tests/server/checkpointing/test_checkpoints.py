@@ -25,12 +25,9 @@ from malamute_py.changelog.settings import MailboxSettings
 from malamute_py.config import JournalSection
 from malamute_py.journal.directory import Journal
 from malamute_py.journal.storage import kind_of
-from malamute_py.server.checkpointing import checkpoints, recovered
-from malamute_py.server.checkpointing.checkpoints import (
-    Checkpointed,
-    CheckpointFailed,
-    Parts,
-)
+from malamute_py.server.checkpointing import process, recovered
+from malamute_py.server.checkpointing.checkpoints import Parts
+from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
 from malamute_py.server.checkpointing.recovered import QueuesLost
 from malamute_py.server.errors import StartError
 from malamute_py.store import reading
@@ -234,7 +231,7 @@ def test_a_process_that_dies_is_started_again_later_each_time(
 def test_a_process_that_died_without_work_is_not_left_lying_about(
     start: Callable[..., Shell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "_LOOK_S", 0.02)
+    monkeypatch.setattr(process, "_LOOK_S", 0.02)
     shell = start()
     shell.log(put())
     assert isinstance(shell.checkpoint(), Checkpointed)
@@ -312,9 +309,9 @@ def test_a_process_that_works_is_left_alone(start: Callable[..., Shell]) -> None
     shell = start(stall_ms=8)
     shell.log(put())
     shell.checkpoint()
-    keeper = shell.checkpoints._keeper
+    process = shell.checkpoints._process
     done = iter(range(1_000))
-    keeper.progress = lambda: (next(done),)  # type: ignore[method-assign]
+    process.progress = lambda: (next(done),)  # type: ignore[method-assign]
     os.kill(shell.checkpoints.pid, signal.SIGSTOP)
     shell.log(put())
     shell.tick()
@@ -322,7 +319,7 @@ def test_a_process_that_works_is_left_alone(start: Callable[..., Shell]) -> None
     for _ in range(100):
         shell.tick(1)
     assert shell.checkpoints.hangs == 0
-    keeper.progress = lambda: (-1,)  # type: ignore[method-assign]
+    process.progress = lambda: (-1,)  # type: ignore[method-assign]
     for _ in range(10):
         shell.tick(1)
     assert shell.checkpoints.hangs == 1
@@ -343,7 +340,7 @@ def test_a_broker_that_is_killed_takes_the_process_with_it(start: Callable[..., 
     shell = start()
     shell.log(put())
     shell.checkpoint()
-    process = shell.checkpoints._keeper._process
+    process = shell.checkpoints._process._child
     assert process is not None
     assert process.stdin is not None
     process.stdin.close()  # what the kernel does for a process that is killed

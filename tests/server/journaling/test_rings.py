@@ -28,8 +28,9 @@ from malamute_py.broker.ready import (
 from malamute_py.config import JournalSection, from_table
 from malamute_py.journal import DiskFull, Ring
 from malamute_py.journal.directory import RINGS, Journal
-from malamute_py.server.journaling.keeper import Died, Inbox, RingEvent
+from malamute_py.server.journaling.journal_threads import RingEvent
 from malamute_py.server.journaling.rings import Rings, ring_settings
+from malamute_py.server.result_queue import Died, ResultQueue
 from tests.server.storages import TroubledStorage, Troubles
 from tests.waiting import WAIT_S
 
@@ -44,8 +45,8 @@ class Bench:
         self.troubles = Troubles()
         self.storage = TroubledStorage(directory, self.troubles)
         self.journal = Journal.open(self.storage)
-        self.inbox = Inbox()
-        self.rings = Rings(self.journal, SMALL, self.inbox, 16 << 10)
+        self.results = ResultQueue()
+        self.rings = Rings(self.journal, SMALL, self.results, 16 << 10)
         self.rings.recover(MAIN, {})
         self.rings.prepare(MAIN)
         self.rings.start()
@@ -78,7 +79,7 @@ class Bench:
     def close(self) -> None:
         self.rings.stop_threads()
         self.rings.close()
-        self.inbox.close()
+        self.results.close()
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def test_a_ring_that_could_not_be_opened_is_tried_again(bench: Bench) -> None:
     assert answer.code == "disk_full"
     assert "free space" in answer.reason
     assert answer.retry_ms > 0
-    events = [event for event in bench.inbox.take() if isinstance(event, RingEvent)]
+    events = [event for event in bench.results.take() if isinstance(event, RingEvent)]
     assert ("own", "ring_not_opened") in {(event.ring, event.name) for event in events}
     bench.troubles.full = False
     bench.appended("own")
@@ -152,7 +153,7 @@ def test_a_full_disk_is_said_once_by_housekeeping_however_much_is_free(
         assert time.monotonic() < deadline
         bench.rings._housekeeper.nudge()
         time.sleep(0.01)
-    events = [event for event in bench.inbox.take() if isinstance(event, RingEvent)]
+    events = [event for event in bench.results.take() if isinstance(event, RingEvent)]
     assert [event.name for event in events].count("segment_not_prepared") == 1
 
 
@@ -211,7 +212,7 @@ def test_a_question_that_nobody_waits_for_is_not_asked(
     deadline = time.monotonic() + WAIT_S
     while len(answers) < 2:
         assert time.monotonic() < deadline
-        answers += [one for one in bench.inbox.take() if isinstance(one, IndexAnswer)]
+        answers += [one for one in bench.results.take() if isinstance(one, IndexAnswer)]
         time.sleep(0.01)
     assert asked == [1]
     assert answers[1].value.code == "cancelled"
@@ -236,7 +237,7 @@ def test_reads_of_history_do_not_wait_for_all_questions_before_them(
     deadline = time.monotonic() + WAIT_S
     while len(answers) < 6:
         assert time.monotonic() < deadline
-        answers += [one for one in bench.inbox.take() if hasattr(one, "token")]
+        answers += [one for one in bench.results.take() if hasattr(one, "token")]
         time.sleep(0.01)
     assert [answer.token for answer in answers].index(77) <= 2
 
@@ -260,7 +261,7 @@ def test_history_that_several_want_is_read_once_and_one_alone_lets_go_of_it(
         bench.rings.read(ReadRange(MAIN, 1, 5, 0, 4, 1 << 20, shared=shared, alone=alone))
         deadline = time.monotonic() + WAIT_S
         while True:
-            for answer in bench.inbox.take():
+            for answer in bench.results.take():
                 if isinstance(answer, HistoryRead):
                     return answer.next
             assert time.monotonic() < deadline
@@ -336,7 +337,7 @@ def test_an_error_in_one_read_is_told_who_asked_and_the_reader_goes_on(
     def gather(count: int) -> None:
         while len(answers) < count:
             assert time.monotonic() < deadline
-            for one in bench.inbox.take():
+            for one in bench.results.take():
                 assert not isinstance(one, Died)
                 if isinstance(one, RingEvent):
                     events.append(one)

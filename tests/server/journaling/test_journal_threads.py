@@ -7,25 +7,24 @@ import time
 from typing import Any
 
 from malamute_py.journal import JournalError, JournalFailed
-from malamute_py.server.journaling.keeper import (
-    Died,
+from malamute_py.server.journaling.journal_threads import (
     Housekeeper,
-    Inbox,
     Synced,
     SyncFailed,
     SyncThread,
     Worker,
 )
+from malamute_py.server.result_queue import Died, ResultQueue
 from tests.waiting import WAIT_S
 
 
-def gathered(inbox: Inbox, count: int) -> list[Any]:
-    results: list[Any] = []
+def gathered(results: ResultQueue, count: int) -> list[Any]:
+    found: list[Any] = []
     deadline = time.monotonic() + WAIT_S
-    while len(results) < count and time.monotonic() < deadline:
-        results += inbox.take()
+    while len(found) < count and time.monotonic() < deadline:
+        found += results.take()
         time.sleep(0.001)
-    return results
+    return found
 
 
 class SlowRing:
@@ -50,8 +49,8 @@ def explain(error: Exception) -> tuple[str, str]:
 
 
 def test_what_gathers_during_a_sync_is_covered_by_one_more() -> None:
-    inbox, ring = Inbox(), SlowRing()
-    syncer = SyncThread(inbox, (JournalError,), explain)
+    results, ring = ResultQueue(), SlowRing()
+    syncer = SyncThread(results, (JournalError,), explain)
     syncer.start()
     ring.end = 1
     syncer.ask("main", ring)
@@ -60,10 +59,10 @@ def test_what_gathers_during_a_sync_is_covered_by_one_more() -> None:
         ring.end = end
         syncer.ask("main", ring)
     ring.may_end.set()
-    assert gathered(inbox, 2) == [Synced("main", 1), Synced("main", 99)]
+    assert gathered(results, 2) == [Synced("main", 1), Synced("main", 99)]
     syncer.stop()
     assert ring.syncs == 2
-    inbox.close()
+    results.close()
 
 
 def test_a_failed_sync_comes_back_by_its_code() -> None:
@@ -71,40 +70,40 @@ def test_a_failed_sync_comes_back_by_its_code() -> None:
         def sync(self) -> int:
             raise JournalFailed("the disk is gone")
 
-    inbox = Inbox()
-    syncer = SyncThread(inbox, (JournalError,), explain)
+    results = ResultQueue()
+    syncer = SyncThread(results, (JournalError,), explain)
     syncer.start()
     syncer.ask("main", Failing())
-    assert gathered(inbox, 1) == [SyncFailed("main", "journal_failed", "the disk is gone")]
+    assert gathered(results, 1) == [SyncFailed("main", "journal_failed", "the disk is gone")]
     syncer.stop()
-    inbox.close()
+    results.close()
 
 
 def test_jobs_are_done_in_order_and_those_given_before_the_end_are_done() -> None:
-    inbox = Inbox()
-    worker: Worker[int] = Worker("test", lambda job: job * 2, inbox)
+    results = ResultQueue()
+    worker: Worker[int] = Worker("test", lambda job: job * 2, results)
     worker.start()
     for job in range(100):
         worker.put(job)
     worker.stop()
-    assert inbox.take() == [job * 2 for job in range(100)]
-    inbox.close()
+    assert results.take() == [job * 2 for job in range(100)]
+    results.close()
 
 
 def test_a_bug_in_a_thread_is_told_with_its_trace() -> None:
     def buggy(job: int) -> None:
         raise ZeroDivisionError("oops")
 
-    inbox = Inbox()
-    worker: Worker[int] = Worker("test", buggy, inbox)
+    results = ResultQueue()
+    worker: Worker[int] = Worker("test", buggy, results)
     worker.start()
     worker.put(1)
-    (died,) = gathered(inbox, 1)
+    (died,) = gathered(results, 1)
     assert isinstance(died, Died)
     assert isinstance(died.error, ZeroDivisionError)
     assert "buggy" in died.trace
     worker.stop()
-    inbox.close()
+    results.close()
 
 
 def test_housekeeping_goes_on_while_there_is_more_and_rests_until_it_is_nudged() -> None:
@@ -117,20 +116,20 @@ def test_housekeeping_goes_on_while_there_is_more_and_rests_until_it_is_nudged()
             done.set()
         return left[0] > 0
 
-    inbox = Inbox()
-    keeper = Housekeeper(step, inbox, idle_s=60, pause_s=0.001)
-    keeper.start()
+    results = ResultQueue()
+    housekeeper = Housekeeper(step, results, idle_s=60, pause_s=0.001)
+    housekeeper.start()
     assert done.wait(WAIT_S)
     done.clear()
     left[0] = 1
-    keeper.nudge()
+    housekeeper.nudge()
     assert done.wait(WAIT_S)
-    keeper.stop()
-    inbox.close()
+    housekeeper.stop()
+    results.close()
 
 
 def test_a_wake_after_the_end_does_nothing() -> None:
-    inbox = Inbox()
-    inbox.close()
-    inbox.put(1)
-    inbox.wake()
+    results = ResultQueue()
+    results.close()
+    results.put(1)
+    results.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from malamute_py.broker.ready import HistoryRun, ReadRange
 from malamute_py.journal import MemoryStorage, Ring, RingSettings
-from malamute_py.server.journaling.recent import READS_MAX, RECENT_BYTES, RecentReads
+from malamute_py.server.journaling.recent_reads import READS_MAX, RECENT_BYTES, RecentReads
 
 
 def ring() -> Ring:

@@ -9,13 +9,13 @@ Journal).
 
 from __future__ import annotations
 
-import os
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from malamute_py.server.result_queue import Died, ResultQueue
 
 Job = TypeVar("Job")
 
@@ -50,59 +50,14 @@ class RingEvent(NamedTuple):
     facts: dict[str, Any]
 
 
-class Died(NamedTuple):
-    """A thread met a bug; the daemon has to stop."""
-
-    thread: str
-    error: BaseException
-    trace: str
-
-
-class Inbox:
-    """Where threads leave their results for the loop: a queue, and a descriptor to wake it."""
-
-    def __init__(self) -> None:
-        """The descriptor is readable while results wait, or `wake` was called."""
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._results: deque[Any] = deque()
-        self._lock = threading.RLock()  # a signal handler may interrupt a wake
-        self._closed = False
-
-    def put(self, result: Any) -> None:
-        """Leave a result; from any thread."""
-        self._results.append(result)
-        self.wake()
-
-    def wake(self) -> None:
-        """Wake the loop; from any thread, and from a signal handler."""
-        with self._lock:
-            if not self._closed:
-                os.eventfd_write(self.fd, 1)
-
-    def take(self) -> list[Any]:
-        """What has gathered; the loop only."""
-        try:
-            os.eventfd_read(self.fd)
-        except BlockingIOError:
-            return []
-        results = self._results
-        return [results.popleft() for _ in range(len(results))]
-
-    def close(self) -> None:
-        """Give the descriptor back; later results are left unread."""
-        with self._lock:
-            self._closed = True
-            os.close(self.fd)
-
-
 class Worker(Generic[Job]):
     """A thread that does one kind of job after another, in the order they came."""
 
-    def __init__(self, name: str, do: Callable[[Job], object | None], inbox: Inbox) -> None:
+    def __init__(self, name: str, do: Callable[[Job], object | None], results: ResultQueue) -> None:
         """do: returns what the loop is to be told, or None."""
         self._name = name
         self._do = do
-        self._inbox = inbox
+        self._results = results
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"malamute-{name}", daemon=True)
 
@@ -129,9 +84,9 @@ class Worker(Generic[Job]):
             while (job := self._jobs.get()) is not None:
                 result = self._do(job)
                 if result is not None:
-                    self._inbox.put(result)
+                    self._results.put(result)
         except BaseException as error:  # noqa: BLE001 - told to the loop, which stops the daemon
-            self._inbox.put(Died(self._name, error, traceback.format_exc()))
+            self._results.put(Died(self._name, error, traceback.format_exc()))
 
 
 class Syncable(Protocol):
@@ -147,14 +102,14 @@ class SyncThread:
     """
 
     def __init__(
-        self, inbox: Inbox, failures: tuple[type[Exception], ...],
+        self, results: ResultQueue, failures: tuple[type[Exception], ...],
         explain: Callable[[Exception], tuple[str, str]],
     ) -> None:  # fmt: skip
         """failures: errors of the journal; explain: (code, reason) of one."""
         self._failures = failures
         self._explain = explain
         self._asked: set[str] = set()
-        self._worker: Worker[tuple[str, Syncable]] = Worker("sync", self._sync, inbox)
+        self._worker: Worker[tuple[str, Syncable]] = Worker("sync", self._sync, results)
         self.start = self._worker.start
         self.stop = self._worker.stop
 
@@ -178,11 +133,11 @@ class Housekeeper:
     """Prepares and retires segments in small steps, with pauses."""
 
     def __init__(
-        self, step: Callable[[], bool], inbox: Inbox, *, idle_s: float, pause_s: float
+        self, step: Callable[[], bool], results: ResultQueue, *, idle_s: float, pause_s: float
     ) -> None:
         """step: does a little; True when there is more to do."""
         self._step = step
-        self._inbox = inbox
+        self._results = results
         self._idle_s = idle_s
         self._pause_s = pause_s
         self._nudges: SimpleQueue[bool] = SimpleQueue()
@@ -213,4 +168,4 @@ class Housekeeper:
                 except Empty:
                     continue
         except BaseException as error:  # noqa: BLE001 - told to the loop, which stops the daemon
-            self._inbox.put(Died("housekeeping", error, traceback.format_exc()))
+            self._results.put(Died("housekeeping", error, traceback.format_exc()))

@@ -1,0 +1,274 @@
+"""The process that writes the tables, and the thread that speaks to it.
+
+Owns how the process is started, asked, watched and ended. The rules: the loop waits for none of it,
+the thread sleeps instead; a process that dies is replaced when there is something to do; an answer
+comes to the loop as one result a step. Source: store/follow.py, the other end of the pipes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final, NamedTuple
+
+import msgspec
+
+import malamute_protocol
+from malamute_py.config import CheckpointSection
+from malamute_py.server.result_queue import Died, ResultQueue
+from malamute_py.store.checkpoint import Done
+from malamute_py.store.follow import (
+    Began,
+    Failed,
+    Follow,
+    Stepped,
+    read_answer,
+    write_frame,
+)
+
+_SAID_BYTES: Final = 2_000
+"""Bytes of its standard error that are kept, the last ones."""
+_END_S: Final = 5.0
+"""How long a process without work may take to end."""
+_LOOK_S: Final = 60.0
+"""How often it is looked whether a process without work lives."""
+
+
+class Checkpointed(NamedTuple):
+    """Result for the loop: the tables have come to a position."""
+
+    done: Done
+    took_ms: int
+    restarted: int
+    """How many processes had died, if the process that did it took the place of one; else 0."""
+    said: str = ""
+    """What the process wrote to its standard error meanwhile."""
+
+
+class CheckpointFailed(NamedTuple):
+    """Result for the loop: the tables are where they were."""
+
+    code: str
+    reason: str
+    said: str = ""
+
+
+class CheckpointProcess:
+    """The process, and the thread that speaks to it."""
+
+    def __init__(self, directory: Path, config: CheckpointSection, results: ResultQueue) -> None:
+        self._directory = directory
+        self._config = config
+        self._results = results
+        self._jobs: SimpleQueue[Follow | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._deaths = 0
+        self._replaces = False
+        self._errors = -1
+        """The file to which the process's standard error goes."""
+        self._words = ""
+        """What the process wrote to its standard error and the loop has not taken yet."""
+        self._answer: Checkpointed | CheckpointFailed | None = None
+        """The last answer, for stop()."""
+
+    @property
+    def pid(self) -> int:
+        """Number of the process; 0 while there is none."""
+        child = self._child
+        return 0 if child is None else child.pid
+
+    def progress(self) -> tuple[int, ...] | None:
+        """What the process has done so far, to be compared; from the loop.
+
+        None: there is no process, or it waits for the disk, for which another would wait as long.
+        """
+        pid = self.pid
+        if not pid:
+            return None
+        try:
+            # The name, in parentheses, may have spaces. Source: proc_pid_stat(5), proc_pid_io(5).
+            state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            io = Path(f"/proc/{pid}/io").read_text().split()
+        except OSError:
+            return None
+        user, system = fields[10:12]
+        return None if state == "D" else (pid, int(user), int(system), *map(int, io[1::2]))
+
+    def kill(self) -> None:
+        """End the process; the thread that waits for its answer finds it dead. From the loop."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
+    def ask(self, job: Follow) -> None:
+        """Have a step done; from the loop."""
+        if self._thread is None:
+            # Only now: a broker that has nothing to follow has neither thread nor process.
+            self._thread = threading.Thread(
+                target=self._run, name="malamute-checkpoint", daemon=True
+            )
+            self._thread.start()
+        self._jobs.put(job)
+
+    def last(self, deadline: float) -> Checkpointed | CheckpointFailed | None:
+        """End thread and process; returns the last answer. A step under way may be finished."""
+        thread = self._thread
+        if thread is None:
+            return None
+        self._jobs.put(None)
+        thread.join(max(deadline - time.monotonic(), 0.0))
+        while thread.is_alive():
+            # Again and again: it may be starting one just now.
+            child = self._child
+            if child is not None:
+                child.kill()
+            thread.join(0.05)
+        return self._answer
+
+    def _run(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                self._answer = answer = self._step(job)._replace(said=self._said())
+                self._results.put(answer)
+        except BaseException as error:  # noqa: BLE001 - told to the loop, which stops the daemon
+            self._results.put(Died("checkpoint", error, traceback.format_exc()))
+        finally:
+            self._end()
+
+    def _next(self) -> Follow | None:
+        while True:
+            try:
+                return self._jobs.get(timeout=None if self._child is None else _LOOK_S)
+            except Empty:
+                child = self._child
+                if child is not None and child.poll() is not None:
+                    # Not left lying about until something is to be done.
+                    self._words += f"{self._died('').reason}\n"
+
+    def _said(self) -> str:
+        """What this process or the one before it wrote to standard error since the last time."""
+        self._read_errors()
+        said, self._words = self._words, ""
+        return said.strip()
+
+    def _read_errors(self) -> None:
+        """Take what is in the file to which the process's standard error goes."""
+        if self._errors >= 0:
+            size = os.fstat(self._errors).st_size
+            if size:
+                data = os.pread(self._errors, _SAID_BYTES, max(size - _SAID_BYTES, 0))
+                os.ftruncate(self._errors, 0)
+                self._words += data.decode("utf-8", "replace")
+
+    def _step(self, job: Follow) -> Checkpointed | CheckpointFailed:
+        restarted = 0
+        try:
+            if self._child is None:
+                fault = self._start()
+                if fault is not None:
+                    return fault
+                restarted, self._replaces = self._deaths if self._replaces else 0, False
+            child = self._child
+            assert child is not None
+            assert child.stdin is not None
+            assert child.stdout is not None
+            write_frame(child.stdin, job)  # type: ignore[arg-type]
+            answer = read_answer(child.stdout)  # type: ignore[arg-type]
+        except (OSError, msgspec.MsgspecError) as error:
+            return self._died(str(error))
+        if isinstance(answer, Stepped):
+            return Checkpointed(answer.done, answer.took_ms, restarted)
+        if isinstance(answer, Failed):
+            # Whatever it was: a new process begins from what is on the disk.
+            self._end()
+            return CheckpointFailed(answer.code, answer.reason)
+        return self._died("")
+
+    def _start(self) -> CheckpointFailed | None:
+        options = ["--accept-lost"] if self._config.lost_changes == "accept" else []
+        # Not a pipe, which would fill up and stop the process.
+        self._errors = os.memfd_create("malamute-checkpoint")
+        fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)
+        self._child = child = subprocess.Popen(
+            [
+                sys.executable, "-P", "-m", "malamute_py.store.follow",
+                str(self._directory), str(os.getpid()), *options,
+            ],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            # What a terminal sends to its group is the broker's to answer.
+            env=_environment(), process_group=0,
+        )  # fmt: skip
+        assert child.stdout is not None
+        answer = read_answer(child.stdout)  # type: ignore[arg-type]
+        if isinstance(answer, Began):
+            return None
+        if isinstance(answer, Failed):
+            self._end()
+            return CheckpointFailed(answer.code, answer.reason)
+        return self._died("")
+
+    def _died(self, reason: str) -> CheckpointFailed:
+        child = self._child
+        if child is None:
+            self._close()
+            return CheckpointFailed("died", f"no process could be started: {reason}")
+        child.kill()
+        code = child.wait()
+        self._close()
+        self._deaths += 1
+        self._replaces = True
+        reason = reason or self._words.strip().rpartition("\n")[2]
+        what = f"the process that writes the tables ended ({code})"
+        return CheckpointFailed("died", f"{what}: {reason}" if reason else what)
+
+    def _end(self) -> None:
+        """Have the process end: by the end of its input, or else."""
+        child = self._child
+        if child is None:
+            return
+        assert child.stdin is not None
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+        try:
+            child.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        self._close()
+
+    def _close(self) -> None:
+        """Keep what a process that is gone wrote, and nothing else of it."""
+        child, self._child = self._child, None
+        for pipe in (child.stdin, child.stdout) if child is not None else ():
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        if self._errors >= 0:
+            self._read_errors()
+            os.close(self._errors)
+            self._errors = -1
+
+
+def _environment() -> dict[str, str]:
+    """The broker's environment, with where this program lies: a path set in it alone may tell."""
+    protocol = malamute_protocol.__file__
+    homes = [str(Path(__file__).resolve().parents[3])]
+    if protocol:
+        homes.append(str(Path(protocol).resolve().parents[1]))
+    known = os.environ.get("PYTHONPATH", "")
+    paths = list(dict.fromkeys([*homes, *([known] if known else [])]))
+    return {
+        # Nothing is multiplied: the threads that OpenBLAS starts would spin, while a broker works.
+        "OPENBLAS_NUM_THREADS": "1",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
