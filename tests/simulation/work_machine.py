@@ -4,7 +4,7 @@ Owns the checkpoint: the real one, over SQLite in memory. Its commits are durabl
 which is what SQLite promises; what was not committed is taken back. The rules: its steps run as a
 thread of their own, in the middle of which anything else may happen; it may be late, die before or
 behind its commit, and be found at a start as an older copy of itself. Source: docs/design.md,
-Queues and the checkpoint; store/checkpoint.py, server/checkpoints.py.
+Queues and the checkpoint; store/checkpoint.py, server/checkpointing.
 """
 
 from __future__ import annotations
@@ -408,7 +408,7 @@ class WorkMachine(Machine):
         return act
 
     def _bodies(self, numbers: tuple[int, ...]) -> dict[int, Any]:
-        """From the journal, and then from the tables. As server/rings.py has it."""
+        """From the journal, and then from the tables. As server/journaling/rings.py has it."""
         batches = self.rings[MAIN].read_batches(MAIL_STREAM, numbers)
         found = {n: batch for n, batch in zip(numbers, batches, strict=True) if batch is not None}
         for number in numbers:
