@@ -16,6 +16,9 @@ import pytest
 
 from tests.house.checkout import PACKAGES, ROOT
 
+CHECKED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+"""What stands before an import that only a type checker reads."""
+
 
 def lint(sources: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -64,10 +67,19 @@ def test_every_import_contract_holds(sources: Path) -> None:
         ("malamute_py/journal", "import malamute_py.matcher"),
         ("malamute_py/journal", "import malamute_py.config"),
         ("malamute_py/journal", "import zmq"),
-        ("malamute_py/client", "import malamute_py.broker"),
-        ("malamute_py/client", "import malamute_py.server"),
-        ("malamute_py/client", "import malamute_py.journal"),
-        ("malamute_py/client", "import malamute_py.config"),
+        ("malamute_py/client/engine", "import malamute_py.broker"),
+        ("malamute_py/client/engine", "import malamute_py.server"),
+        ("malamute_py/client/engine", "import malamute_py.journal"),
+        ("malamute_py/client/engine", "import malamute_py.config"),
+        ("malamute_py/client/session", "import time"),
+        ("malamute_py/client/session", "import os"),
+        ("malamute_py/client/session", "import zmq"),
+        ("malamute_py/client/session", "import malamute_py.client.engine.engine"),
+        ("malamute_py/client/engine", "import malamute_py.client.readers.mail"),
+        ("malamute_py/client/readers", "import malamute_py.client.aio.link"),
+        ("malamute_py/client/aio", "import malamute_py.client.sync.link"),
+        ("malamute_py/client/sync", "import malamute_py.client.aio.link"),
+        ("malamute_py/client/sync", f"{CHECKED}import malamute_py.client.aio.link"),
         ("malamute_protocol", "import malamute_py"),
         ("malamute_protocol", "import zmq"),
         ("pyspark_malamute", "import malamute_py.server"),
@@ -79,3 +91,13 @@ def test_a_forbidden_import_is_refused(package: str, line: str, sources: Path) -
     result = lint(sources)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "planted" in result.stdout
+
+
+@pytest.mark.slow
+def test_a_circle_between_two_files_of_the_client_is_refused(sources: Path) -> None:
+    room = sources / "malamute_py" / "client" / "session"
+    with (room / "outgoing.py").open("a") as outgoing:
+        outgoing.write(f"{CHECKED}import malamute_py.client.session.publisher\n")
+    result = lint(sources)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "client: no circle between the files of a room BROKEN" in result.stdout
