@@ -1,8 +1,9 @@
-"""The broker's configuration: every key, its default and its limit in one place.
+"""The broker's configuration: every key, its default and what it may be.
 
 Owns the sections below and how they are filled: the file, then MALAMUTE_* variables, then
 the command line, the later over the earlier. The rule: an unknown key is an error
-that names the nearest one, never a silent nothing; units are part of the name. Source:
+that names the nearest one, never a silent nothing; units are part of the name; defaults of single
+messages are those of malamute_protocol/limits.py, named here and written there. Source:
 deploy/malamute.toml explains each key (a test compares the two).
 """
 
@@ -20,6 +21,7 @@ import msgspec
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol.address import REPLICA, template_fault
 from malamute_protocol.errors import MalamuteError
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
 PUBLIC_WORDS: Final = "I understand that anyone can read and write"
 """What an operator has to write to open a broker to a network without authentication."""
@@ -30,6 +32,8 @@ MaybeCount = Annotated[int, msgspec.Meta(ge=0)]
 """0: no bound of its own."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 """A count of at least one."""
+BatchRecords = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+"""A count of records in one batch."""
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=1)]
 MaybeMilliseconds = Annotated[int, msgspec.Meta(ge=0)]
@@ -118,28 +122,37 @@ class Links(Section, frozen=True):
 
 
 class LimitsSection(Section, frozen=True):
-    """Sizes and counts of what a client may send; too much is refused as `too_large`."""
+    """Sizes and counts of what a client may send; too much is refused as `too_large`.
 
-    record_bytes_max: Bytes = 8 << 20
-    batch_bytes_max: Bytes = 16 << 20
-    batch_records_max: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 65_536
-    subject_bytes_max: Count = 255
-    keys_max: Count = 16
-    headers_max: Count = 65_536
-    header_entries_max: Count = 262_144
-    fields_max: Count = 64
-    field_name_bytes_max: Count = 255
-    field_value_bytes_max: Count = 1_024
-    property_bytes_max: Count = 65_536
-    message_commands_max: Count = 4_096
-    message_frames_max: Count = 4_096
-    step_parts_max: Count = 512
-    command_frame_bytes_max: Bytes = 1 << 20
-    nesting_max: Count = 32
+    Defaults of one message, batch and record are the protocol's.
+    """
+
+    record_bytes_max: Bytes = DEFAULT_LIMITS.record_bytes_max
+    batch_bytes_max: Bytes = DEFAULT_LIMITS.batch_bytes_max
+    batch_records_max: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = (
+        DEFAULT_LIMITS.batch_records_max
+    )
+    subject_bytes_max: Count = DEFAULT_LIMITS.subject_bytes_max
+    keys_max: Count = DEFAULT_LIMITS.keys_max
+    headers_max: Count = DEFAULT_LIMITS.headers_max
+    header_entries_max: Count = DEFAULT_LIMITS.header_entries_max
+    fields_max: Count = DEFAULT_LIMITS.fields_max
+    field_name_bytes_max: Count = DEFAULT_LIMITS.field_name_bytes_max
+    field_value_bytes_max: Count = DEFAULT_LIMITS.field_value_bytes_max
+    property_bytes_max: Count = DEFAULT_LIMITS.property_bytes_max
+    message_commands_max: Count = DEFAULT_LIMITS.message_commands_max
+    message_frames_max: Count = DEFAULT_LIMITS.message_frames_max
+    step_parts_max: Count = DEFAULT_LIMITS.step_parts_max
+    command_frame_bytes_max: Bytes = DEFAULT_LIMITS.command_frame_bytes_max
+    nesting_max: Count = DEFAULT_LIMITS.nesting_max
     partial_message_bytes_max: Bytes = 48 << 20
     amplified_bytes_max: Bytes = 48 << 20
     unread_bytes_max: Bytes = 512 << 20
     unread_share_bytes_max: Bytes = 256 << 20
+
+    def of_messages(self) -> Limits:
+        """Bounds of one message, batch and record: what the protocol's code checks."""
+        return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
 
 
 class Streams(Section, frozen=True):

@@ -27,7 +27,6 @@ from typing import Any, Self
 
 import zmq
 
-from malamute_protocol.limits import Limits
 from malamute_py.broker import Broker, BrokerSettings
 from malamute_py.broker.ready import MAIN, RecoveredState, RingFacts
 from malamute_py.config import Config
@@ -334,7 +333,7 @@ class Server:
                 listeners=self._listeners,
                 guard=self._guard,
                 results=self._results,
-                limits=_limits(config),
+                limits=config.limits.of_messages(),
                 clock=self._clock,
                 log=self.log,
                 counters=self._counters,
@@ -562,7 +561,7 @@ class Server:
         mailboxes, services, groups = config.mailboxes, config.services, config.groups
         carriers = carriers_of(config.authentication)
         return BrokerSettings(
-            limits=_limits(config),
+            limits=config.limits.of_messages(),
             software=f"malamute-py {_version()}",
             permit=Permissions(config.permissions, carriers),
             quota=QuotaTable(config.quotas).of,
@@ -706,10 +705,6 @@ class Server:
         except JournalFailed as error:
             # Said when it happened; the next start deals with it.
             self.log.error("ring_not_closed", reason=str(error))
-
-
-def _limits(config: Config) -> Limits:
-    return Limits(**{name: getattr(config.limits, name) for name in Limits.__struct_fields__})
 
 
 def _version() -> str:
