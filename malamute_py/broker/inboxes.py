@@ -321,7 +321,7 @@ class Inboxes:
         base = row.base
         out = mailbox.out.get(base)
         free = every = row.left if out is None else row.left & ~(out.held | out.delayed)
-        if row.expires_ms and row.expires_ms <= self._shard.now_ms:
+        if row.expires_at_ms and row.expires_at_ms <= self._shard.now_ms:
             over, _ = expired(mailbox, row, self._shard.now_ms)
             free &= ~over
             if not free:
@@ -423,7 +423,7 @@ class Inboxes:
             if handout.body is None:
                 self._unreadable(inbox, handout)
                 continue
-            if row.expires_ms and row.expires_ms <= now_ms:
+            if row.expires_at_ms and row.expires_at_ms <= now_ms:
                 over = expired(mailbox, row, now_ms)[0] & mask
                 if over:
                     self._take_from(inbox, row, over)

@@ -665,9 +665,9 @@ class Links:
         slot_ms = link.heartbeat_ms // BEAT_SLOTS or 1
         due_ms = now_ms + link.heartbeat_ms
         due_ms -= due_ms % slot_ms
-        expires_ms = link.heard_ms + link.expiry_ms
-        if due_ms < expires_ms <= due_ms + slot_ms:
-            due_ms = expires_ms
+        expires_at_ms = link.heard_ms + link.expiry_ms
+        if due_ms < expires_at_ms <= due_ms + slot_ms:
+            due_ms = expires_at_ms
         self._arm(link, due_ms - now_ms)
 
     @property

@@ -258,9 +258,9 @@ def expired(mailbox: Mailbox, row: MessageRow, now_ms: int) -> tuple[int, int]:
     """Rows of a put that have expired, and when the next does (0: none will)."""
     rare = row.rare
     if rare is None or not rare.expiries:
-        if row.expires_ms <= now_ms:
+        if row.expires_at_ms <= now_ms:
             return row.left, 0
-        return 0, row.expires_ms
+        return 0, row.expires_at_ms
     if len(rare.expiries) > FEW_ROWS:
         return _expired_of_many(mailbox, row, rare.expiries, now_ms)
     mask = following = 0

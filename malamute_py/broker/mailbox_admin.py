@@ -576,9 +576,9 @@ class Peeking:
             for at_ms, rows in (out.times or {}).items():
                 if rows & bit:
                     not_before_ms = at_ms
-        expires_ms = row.expires_ms
+        expires_at_ms = row.expires_at_ms
         if rare is not None and rare.expiries:
-            expires_ms = rare.expiries[place]
+            expires_at_ms = rare.expiries[place]
         entry: dict[str, Any] = {
             "number": row.base + place,
             "sender": row.sender,
@@ -590,7 +590,7 @@ class Peeking:
             "attempts": attempts,
             "held": held,
             "not_before_ms": not_before_ms,
-            "expires_ms": expires_ms,
+            "expires_at_ms": expires_at_ms,
             "why": "" if rare is None else why_of(rare, bit),
         }
         body = self._found.get(row.base)

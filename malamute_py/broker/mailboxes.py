@@ -169,8 +169,8 @@ class Mailboxes:
             self.messages += count
             self.bytes += message.size
             self.quotas.weigh(message.weighs_on, mailbox.resource, message.size)
-            if message.expires_ms:
-                self.expiries.set((number, base), message.expires_ms)
+            if message.expires_at_ms:
+                self.expiries.set((number, base), message.expires_at_ms)
             rare = message.rare
             if message.not_before_ms or (rare is not None and rare.again):
                 self._delay_of(mailbox, message)
@@ -543,8 +543,8 @@ class Mailboxes:
             mailbox.number, -1, count, size, sender, now_ms, key, priority,
             deliver_at_ms if deliver_at_ms > now_ms else 0,
         )  # fmt: skip
-        if head.earliest_expiry_ms or mailbox.settings.expires_ms:
-            _set_expiry(put, content, mailbox.settings.expires_ms, now_ms)
+        if head.earliest_expiry_ms or mailbox.settings.ttl_ms:
+            _set_expiry(put, content, mailbox.settings.ttl_ms, now_ms)
         if about:
             put.about = list(about)
         put.last = last
@@ -720,8 +720,8 @@ class Mailboxes:
         mailbox.messages += count
         self.messages += count
         self._shard.counters["mail_in"] += count
-        if row.expires_ms:
-            self.expiries.set(place, row.expires_ms)
+        if row.expires_at_ms:
+            self.expiries.set(place, row.expires_at_ms)
         if row.not_before_ms > self._shard.now_ms:
             mailbox.out_of(row).delay(mask or row.left, row.not_before_ms)
             mailbox.delayed += count
@@ -777,7 +777,7 @@ class Mailboxes:
             self.bytes -= row.size
         self.quotas.weigh(row.weighs_on, mailbox.resource, -row.size)
         self.bodies.drop(base)
-        if row.expires_ms:
+        if row.expires_at_ms:
             self.expiries.drop(place)
         if mailbox.told_full:
             self._ease(mailbox)
@@ -800,7 +800,7 @@ class Mailboxes:
 
     def _freed(self, mailbox: Mailbox, row: MessageRow) -> None:
         """Let rows wait that no reader holds any more: they may have expired meanwhile."""
-        if row.expires_ms and row.expires_ms <= self._shard.now_ms:
+        if row.expires_at_ms and row.expires_at_ms <= self._shard.now_ms:
             # Also when others of the put expire later: these rows are over now.
             self.expiries.set((mailbox.number, row.base), self._shard.now_ms)
 
@@ -967,10 +967,10 @@ def _set_expiry(put: MailPut, content: Content, after_ms: int, now_ms: int) -> N
     default = now_ms + after_ms if after_ms else 0
     column = content.expiries
     if column is None:
-        put.expires_ms = default
+        put.expires_at_ms = default
         return
     times = [at_ms or default for at_ms in column.tolist()]
     named = [at_ms for at_ms in times if at_ms]
-    put.expires_ms = min(named, default=0)
-    if len(named) != len(times) or max(named) != put.expires_ms:
+    put.expires_at_ms = min(named, default=0)
+    if len(named) != len(times) or max(named) != put.expires_at_ms:
         put.expiries = times

@@ -116,7 +116,7 @@ class MailPut(msgspec.Struct, array_like=True, gc=False, tag="mail_put"):
     key: bytes = b""
     priority: int = 0
     deliver_at_ms: int = 0
-    expires_ms: int = 0
+    expires_at_ms: int = 0
     """The earliest expiry of a row; 0: none expires."""
     expiries: list[int] = []
     """One for each row, when they differ; 0: never."""

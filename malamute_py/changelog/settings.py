@@ -108,7 +108,7 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     max_messages: int = 0
     """Beyond it SEND is refused `wait`; 0: the broker's own bound."""
     max_bytes: int = 0
-    expires_ms: int = 0
+    ttl_ms: int = 0
     """Time to live of messages that name no expiry; 0: they do not expire."""
     level: str = "synced"
     """What a SEND of level 0 is confirmed at: `stored` or `synced`."""
@@ -116,7 +116,7 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
     def check(self) -> None:
         """Raises RequestRejected `bad_setting`, naming the setting and what it may be."""
-        check_numbers(self, "max_messages", "max_bytes", "expires_ms")
+        check_numbers(self, "max_messages", "max_bytes", "ttl_ms")
         check_level(self.level)
 
 

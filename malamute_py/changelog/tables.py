@@ -150,7 +150,7 @@ class MessageRow(msgspec.Struct, gc=False):
     priority: int = 0
     not_before_ms: int = 0
     """0: at once."""
-    expires_ms: int = 0
+    expires_at_ms: int = 0
     attempts: int = 0
     """Given back by a recipient so often."""
     rare: Rare | None = None
@@ -369,7 +369,7 @@ def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
         rare = Rare(put.expiries, put.about, put.last, why, asked_by=put.asked_by)
     queues.messages[put.mailbox, put.base] = MessageRow(
         put.base, put.count, put.size, put.sender, put.at_ms, (1 << put.count) - 1,
-        put.priority, put.deliver_at_ms, put.expires_ms, 0, rare,
+        put.priority, put.deliver_at_ms, put.expires_at_ms, 0, rare,
     )  # fmt: skip
     if put.key:
         _remember(queues, put.sender, put.key, KeyRow(put.base, put.count, put.at_ms))

@@ -68,7 +68,7 @@ class Defaults:
         """For publish_many, when all records are alike but for their bodies."""
         client_time, expires = self.times()
         found: dict[str, Any] = {
-            "client_time_ms": client_time, "expires_ms": expires, "codec": self.codec,
+            "client_time_ms": client_time, "expires_at_ms": expires, "codec": self.codec,
             "fields": self.fields or None, "properties": self.properties or None,
         }  # fmt: skip
         return {name: value for name, value in found.items() if value is not None}
@@ -262,7 +262,7 @@ def _columns(rows: list[_Row], codec: str) -> Piece:
     if any(each is not None for each in times):
         options["client_time_ms"] = times
     if any(expiries):
-        options["expires_ms"] = [each or 0 for each in expiries]
+        options["expires_at_ms"] = [each or 0 for each in expiries]
     if any(properties):
         options["properties"] = [each or None for each in properties]
     return bodies, options

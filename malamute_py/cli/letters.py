@@ -117,7 +117,7 @@ class Peeked:
         self.why = facts.why
         self.held = facts.held
         self.not_before_ms = facts.not_before_ms
-        self.expires_ms = facts.expires_ms or None
+        self.expires_at_ms = facts.expires_at_ms or None
         self.priority = facts.priority
         self.size = facts.bytes
         self.body = bytes(facts.body)

@@ -122,7 +122,7 @@ def _show(found: MailboxFacts, as_json: bool) -> None:
                 {
                     "max_messages": "the broker's",
                     "max_bytes": "the broker's",
-                    "expires_ms": "never",
+                    "ttl_ms": "never",
                 },
             ),
         },
@@ -221,7 +221,7 @@ def purge(
     "edit",
     epilog="""\b
 Examples:
-  malamute mailbox edit ann --max-messages 1000 --expires 7d
+  malamute mailbox edit ann --max-messages 1000 --ttl 7d
   malamute mailbox edit scratch --create --memory""",
 )
 def edit(
@@ -234,9 +234,12 @@ def edit(
     max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Refuse (wait) beyond so much: 64MiB.")
     ] = None,
-    expires: Annotated[
+    ttl: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Of messages that name no expiry: 7d; 0: never."),
+        typer.Option(
+            metavar="DURATION",
+            help="Time to live of messages that name no expiry: 7d; 0: they do not expire.",
+        ),
     ] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="In memory only; with --create.")
@@ -251,11 +254,11 @@ def edit(
 ) -> None:
     """Change settings of a mailbox, or make one; those not named stay."""
     asked = wanted(
-        settings, max_messages=max_messages, max_bytes=max_bytes, expires_ms=expires,
+        settings, max_messages=max_messages, max_bytes=max_bytes, ttl_ms=ttl,
         memory=memory or None, level=level, description=description,
     )  # fmt: skip
     if not asked and not create:
-        raise CommandFailed("nothing to change; name a setting, such as --expires 7d", USAGE)
+        raise CommandFailed("nothing to change; name a setting, such as --ttl 7d", USAGE)
     with linked(ctx) as client:
         if not create:
             known(client, mailbox, "--create makes it")

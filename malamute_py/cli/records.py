@@ -180,7 +180,7 @@ def as_object(record: Record) -> dict[str, Any]:
         found["fields"] = dict(fields)
     if (client_time := record.client_time_ms) is not None:
         found["client_time"] = iso_text(client_time)
-    if expires := record.expires_ms:
+    if expires := record.expires_at_ms:
         found["expires"] = iso_text(expires)
     if properties := record.properties:
         found["properties"] = _plain(properties)

@@ -330,9 +330,9 @@ def _columns(records: list[Record]) -> dict[str, Any]:
     times = [record.client_time_ms for record in records]
     if any(each is not None for each in times):
         found["client_time_ms"] = times
-    expiries = [record.expires_ms or 0 for record in records]
+    expiries = [record.expires_at_ms or 0 for record in records]
     if any(expiries):
-        found["expires_ms"] = expiries
+        found["expires_at_ms"] = expiries
     properties = [record.properties for record in records]
     if any(properties):
         found["properties"] = [dict(each) or None for each in properties]

@@ -120,7 +120,7 @@ class PeekedMail(Facts, frozen=True, kw_only=True):
     attempts: int = 0
     held: bool = False
     not_before_ms: int = 0
-    expires_ms: int = 0
+    expires_at_ms: int = 0
     why: str = ""
     body: Any = b""
     """As much of it as was asked for."""

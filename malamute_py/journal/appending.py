@@ -303,12 +303,22 @@ class Appender:
         """Publish one data batch: place is (position, size, base offset, next offset)."""
         live = segment.live
         assert live is not None
-        client, expires_ms = content_facts(content)
+        client, expires_at_ms = content_facts(content)
         if keys is None or keys is NO_KEYS:
             keys = header_table(content)
         position, size, base, after = place
         live.add(
-            stream, position, size, base, after, time_ms, client, expires_ms, keys, content, epoch
+            stream,
+            position,
+            size,
+            base,
+            after,
+            time_ms,
+            client,
+            expires_at_ms,
+            keys,
+            content,
+            epoch,
         )
         self._streams.note_batch(stream, base, after, epoch, size)
 

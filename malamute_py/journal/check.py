@@ -156,7 +156,7 @@ class Facts(NamedTuple):
     """What the index needs to know of a data batch's content."""
 
     client: tuple[int, int]
-    expires_ms: int
+    expires_at_ms: int
 
 
 _FLAGS: Final = Head._fields.index("flags")

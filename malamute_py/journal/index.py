@@ -170,7 +170,7 @@ class LiveIndex:
         self._sparse: dict[int, _SparseRuns] = {}
         self._spots: dict[int, StreamSpots] = {}
         self.spans: dict[int, Span] = {}
-        self.expires_ms = 0
+        self.expires_at_ms = 0
         """When the last record expires; NEVER when some record does not; 0: no data."""
 
     def restore(self, stored: StoredIndex) -> bool:
@@ -210,7 +210,7 @@ class LiveIndex:
         self._headers.restore(stored.depth, stored.filters, stored.all_headers(), count - 1)
         self._spots = stored.all_spots()
         self.spans.update(stored.spans)
-        self.expires_ms = stored.expires_ms
+        self.expires_at_ms = stored.expires_at_ms
         return len(numbers) == len(self.spans)
 
     def add(
@@ -222,14 +222,14 @@ class LiveIndex:
         next_offset: int,
         time_ms: int,
         client: tuple[int, int],
-        expires_ms: int,
+        expires_at_ms: int,
         keys: Any,
         content: Buffer | None = None,
         epoch: int = 0,
     ) -> None:
         """Note one data batch that has been written.
 
-        client: (least, greatest) client time. expires_ms: latest expiry, or NEVER.
+        client: (least, greatest) client time. expires_at_ms: latest expiry, or NEVER.
         content: whose checksum is good; looked at for rare rows, given the epoch.
         """
         count, entry = self._view
@@ -285,8 +285,8 @@ class LiveIndex:
                 span.client_min_ms = least
             if most > span.client_max_ms:
                 span.client_max_ms = most
-        if expires_ms > self.expires_ms:
-            self.expires_ms = expires_ms
+        if expires_at_ms > self.expires_at_ms:
+            self.expires_at_ms = expires_at_ms
         self._view = (count, entry)
 
     def add_sparse(self, stream: int, batches: Sequence[Place]) -> int:
@@ -307,7 +307,7 @@ class LiveIndex:
             span.next = after
             span.bytes += total
             span.last_time_ms = last_time
-        self.expires_ms = NEVER
+        self.expires_at_ms = NEVER
         return total
 
     def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
@@ -379,7 +379,7 @@ class LiveIndex:
             number,
             last_epoch,
             last_time_ms,
-            self.expires_ms,
+            self.expires_at_ms,
             self.spans,
             self.table(),
             depth,
@@ -395,7 +395,7 @@ class _Stored(msgspec.Struct, array_like=True):
     number: int
     last_epoch: int
     last_time_ms: int
-    expires_ms: int
+    expires_at_ms: int
     spans: dict[int, Span]
     table: bytes
     depth: int | None
@@ -419,7 +419,7 @@ class StoredIndex:
         self.filters = None if exact else EntryFilters(0, *filters)
         """Where the headers are not exact."""
         self.spans = stored.spans
-        self.expires_ms = stored.expires_ms
+        self.expires_at_ms = stored.expires_at_ms
         self.last_epoch = stored.last_epoch
         self.last_time_ms = stored.last_time_ms
         self.size = size

@@ -141,7 +141,7 @@ class Listing:
                 self.orphans.append(name)
                 continue
             segment.spans = index.spans
-            segment.expires_ms = index.expires_ms
+            segment.expires_at_ms = index.expires_at_ms
             segment.last_epoch = index.last_epoch
             segment.last_time_ms = index.last_time_ms
             self.indexed.add(segment.number)

@@ -379,7 +379,7 @@ class Scan:
             # Whatever an index's bytes are, a walk is the worst that may come of them.
             return False
         self._flush()
-        segment.live, segment.spans, segment.expires_ms = live, live.spans, live.expires_ms
+        segment.live, segment.spans, segment.expires_at_ms = live, live.spans, live.expires_at_ms
         segment.last_epoch, segment.last_time_ms = stored.last_epoch, stored.last_time_ms
         self.segments.append(segment)
         self._known.add(segment.number)
@@ -498,20 +498,20 @@ class Scan:
                     places.append((position, size, base, after, time_ms))
                 else:
                     assert segment.live is not None
-                    client, expires_ms = content_facts(content)
+                    client, expires_at_ms = content_facts(content)
                     keys = header_table(content)
                     segment.live.add(
-                        stream, position, size, base, after, time_ms, client, expires_ms, keys,
+                        stream, position, size, base, after, time_ms, client, expires_at_ms, keys,
                         content, stamp.epoch,
                     )  # fmt: skip
-                    segment.expires_ms = segment.live.expires_ms
+                    segment.expires_at_ms = segment.live.expires_at_ms
                     self.streams.note_batch(stream, base, after, stamp.epoch, size)
             self.note_state(found, content)
         # Together, as they were written: many small batches a bundle.
         for (segment, stream), places in sparse.items():
             assert segment.live is not None
             total = segment.live.add_sparse(stream, places)
-            segment.expires_ms = segment.live.expires_ms
+            segment.expires_at_ms = segment.live.expires_at_ms
             self.streams.note_batch(stream, places[0][2], places[-1][3], segment.last_epoch, total)
 
     def note_state(self, found: Found, content: memoryview) -> None:

@@ -19,7 +19,7 @@ class Segment:
     __slots__ = (
         "base_lsn",
         "damaged",
-        "expires_ms",
+        "expires_at_ms",
         "file",
         "header_lsn",
         "last_epoch",
@@ -41,7 +41,7 @@ class Segment:
         """The index in memory until its file is written (housekeeping thread)."""
         self.spans: dict[int, Span] = {}
         """Totals by stream; the live index's own while there is one."""
-        self.expires_ms = 0
+        self.expires_at_ms = 0
         self.last_epoch = 0
         self.last_time_ms = 0
         self.header_lsn = 0

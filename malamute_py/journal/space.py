@@ -279,7 +279,7 @@ class Space:
             self.storage.write(file, 0, [data])
             self.storage.sync(file)
             self.storage.rename(_INDEX_TEMPORARY, index_name(segment.number))
-            segment.expires_ms = live.expires_ms
+            segment.expires_at_ms = live.expires_at_ms
             segment.live = None
             segment.file = None
             return True
@@ -345,7 +345,7 @@ class Space:
     def _empty(self, segment: Segment, now_ms: int | None) -> bool:
         """True when nothing in the segment is served any more."""
         live = segment.live
-        expires = segment.expires_ms if live is None else live.expires_ms
+        expires = segment.expires_at_ms if live is None else live.expires_at_ms
         if now_ms is not None and 0 < expires <= now_ms and expires != NEVER:
             return True
         states = self._streams.states

@@ -123,19 +123,19 @@ def _pack_message(key: tuple[int, int], row: MessageRow) -> bytes:
     rare = None if row.rare is None else _ENCODE(row.rare)
     return _ENCODE((
         key[0], row.base, row.count, row.size, row.sender, row.at_ms, left,
-        row.priority, row.not_before_ms, row.expires_ms, row.attempts, rare, row.pause_ms,
+        row.priority, row.not_before_ms, row.expires_at_ms, row.attempts, rare, row.pause_ms,
     ))  # fmt: skip
 
 
 def _message(data: Any) -> tuple[tuple[int, int], MessageRow]:
     (
         mailbox, base, count, size, sender, at_ms, left,
-        priority, not_before_ms, expires_ms, attempts, rare, *pauses,
+        priority, not_before_ms, expires_at_ms, attempts, rare, *pauses,
     ) = _DECODE_ANY(data)[:13]  # fmt: skip
     # A million rows of a few senders: one string each.
     row = MessageRow(
         base, count, size, intern(sender), at_ms, (1 << count) - 1 if left is None else _int(left),
-        priority, not_before_ms, expires_ms, attempts, None if rare is None else _RARE(rare),
+        priority, not_before_ms, expires_at_ms, attempts, None if rare is None else _RARE(rare),
         *pauses,
     )  # fmt: skip
     return (mailbox, base), row

@@ -374,7 +374,7 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self._batch.client_time_of(self._row)
 
     @property
-    def expires_ms(self) -> int | None:
+    def expires_at_ms(self) -> int | None:
         """When the record expires; None: never."""
         return self._batch.expiry_of(self._row)
 

@@ -79,7 +79,7 @@ class Options(TypedDict, total=False):
     field_codes: Sequence[int] | Array | None
     """Into field_table; -1: no fields."""
     client_time_ms: int | Sequence[int | None] | Array | None
-    expires_ms: int | Sequence[int] | Array | None
+    expires_at_ms: int | Sequence[int] | Array | None
     """Absolute milliseconds; 0: never."""
     properties: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
     property_section: tuple[int, Sequence[Any]]
@@ -383,7 +383,7 @@ def _head(
         flags |= CLIENT_TIME
         least_time, greatest_time = time_range(times)
         sections.append(times)
-    expiries = _times(count, options.get("expires_ms"), "expires_ms", 0)
+    expiries = _times(count, options.get("expires_at_ms"), "expires_at_ms", 0)
     if expiries is not None:
         flags |= EXPIRY
         earliest_expiry = earliest(expiries)

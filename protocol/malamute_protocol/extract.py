@@ -86,7 +86,7 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     if times is not None:
         options["client_time_ms"] = times[chosen]
     if expiries is not None:
-        options["expires_ms"] = expiries[chosen]
+        options["expires_at_ms"] = expiries[chosen]
     _properties(content, chosen, options)
     body, parts_count = _bodies(content.bodies(), chosen)
     kind = LIST if head.body_kind == LIST else 0

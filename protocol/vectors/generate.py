@@ -290,7 +290,7 @@ def record(
     keys: list[str],
     fields: dict[str, str] | None = None,
     client_time_ms: int | None = None,
-    expires_ms: int | None = None,
+    expires_at_ms: int | None = None,
     properties: dict[str, Any] | None = None,
 ) -> Vector:
     """What a vector says of one record."""
@@ -298,7 +298,7 @@ def record(
         "keys": keys,
         "fields": fields or {},
         "client_time_ms": plain(client_time_ms),
-        "expires_ms": plain(expires_ms),
+        "expires_at_ms": plain(expires_at_ms),
         "properties": plain(properties or {}),
         "parts": [part.hex() for part in ([parts] if isinstance(parts, bytes) else parts)],
     }
@@ -316,7 +316,7 @@ FULL = encode(
     subject=[row[1][0] if len(row[1]) == 1 else tuple(row[1]) for row in FULL_ROWS],
     fields=[row[2] for row in FULL_ROWS],
     client_time_ms=[row[3] for row in FULL_ROWS],
-    expires_ms=[row[4] or 0 for row in FULL_ROWS],
+    expires_at_ms=[row[4] or 0 for row in FULL_ROWS],
     properties=[row[5] for row in FULL_ROWS],
     producer_id=2**40 + 1,
     producer_epoch=3,

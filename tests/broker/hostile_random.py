@@ -170,7 +170,7 @@ def _looks(batch: Batch) -> Iterator[Callable[[], Any]]:
     for record in batch:
         for name in (
             "body", "parts", "subject", "keys", "offset", "fields", "properties",
-            "client_time_ms", "expires_ms",
+            "client_time_ms", "expires_at_ms",
         ):  # fmt: skip
             yield partial(getattr, record, name)
 

@@ -129,7 +129,7 @@ class Chaos:
         subjects = self.dice.choices(["a.1", "a.2", "b", "c.d"], k=self.any([1, 5, 70]))
         options: dict[str, Any] = {}
         if self.dice.random() < 0.2:
-            options["expires_ms"] = self.shell.now_ms + 100
+            options["expires_at_ms"] = self.shell.now_ms + 100
         content = encode([b"body"] * len(subjects), subject=subjects, **options)
         self.shell.send(1, wire.Publish(self.any(STREAMS[:9]), 3, 2), frames=[content])
 

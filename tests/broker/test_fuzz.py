@@ -47,7 +47,7 @@ FRAMES = st.one_of(
             encode([b"x"] * 3, subject=["a.b", "b", "a.b"]),
             encode([b"x"], subject="a", producer_id=1 << 32 | 1, first_sequence=0),
             encode([b"y"], subject="a", producer_id=1 << 32 | 1, first_sequence=7),
-            encode([b"x"], subject="a", expires_ms=5, client_time_ms=9),
+            encode([b"x"], subject="a", expires_at_ms=5, client_time_ms=9),
             encode([b"x"] * 50, subject="b", fields={"k": "v"}, codec="zstd"),
         ]
     ),

@@ -206,7 +206,7 @@ def test_a_group_that_selects_nothing_moves_all_the_same() -> None:
 
 def test_expired_records_count_as_done() -> None:
     shell = world()
-    publish(shell, 4, expires_ms=[0, shell.now_ms + 50, 0, 0])
+    publish(shell, 4, expires_at_ms=[0, shell.now_ms + 50, 0, 0])
     shell.wait(100)
     join(shell, 2)
     assert got(shell, 2) == [0, 2, 3]
@@ -217,7 +217,7 @@ def test_expired_records_count_as_done() -> None:
 def test_a_record_that_expires_while_it_waits_is_not_given() -> None:
     shell = world()
     join(shell, 2, credit=1)
-    publish(shell, 3, expires_ms=[0, shell.now_ms + 50, 0])
+    publish(shell, 3, expires_at_ms=[0, shell.now_ms + 50, 0])
     assert got(shell, 2) == [0]
     shell.wait(100)
     shell.send(2, wire.Credit(M, 9, MUCH))

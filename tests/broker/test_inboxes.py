@@ -561,7 +561,7 @@ def test_what_was_not_sent_yet_cannot_be_acknowledged() -> None:
 
 def test_what_expires_while_it_is_read_is_not_delivered() -> None:
     post = Post(mail_hot_bytes=1, read=False)
-    post.mail(1, "bert", [b"a", b"b"], expires_ms=[post.now_ms + 10, 0])
+    post.mail(1, "bert", [b"a", b"b"], expires_at_ms=[post.now_ms + 10, 0])
     post.mail(1, "other", [b"z"])
     post.inbox(2)
     post.now_ms += 10

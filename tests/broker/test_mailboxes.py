@@ -294,8 +294,8 @@ def test_keys_of_clients_without_identity_are_their_sessions_own() -> None:
 def test_what_has_expired_is_not_delivered_and_leaves_by_itself() -> None:
     post = Post()
     soon, late = post.now_ms + 1_000, post.now_ms + 5_000
-    post.mail(1, "bert", [b"a", b"b", b"c"], expires_ms=[soon, 0, late])
-    post.mail(1, "bert", [b"d"], expires_ms=soon)
+    post.mail(1, "bert", [b"a", b"b", b"c"], expires_at_ms=[soon, 0, late])
+    post.mail(1, "bert", [b"d"], expires_at_ms=soon)
     post.wait(1_000)
     assert post.info("bert")["messages"] == 2
     assert post.count("mail_expired") == 2
@@ -310,12 +310,12 @@ def test_what_has_expired_is_not_delivered_and_leaves_by_itself() -> None:
 def test_events_about_expiry_do_not_flood_the_log() -> None:
     post = Post()
     for number in range(30):
-        post.mail(1, "bert", [b"x"], expires_ms=post.now_ms + 100 + number)
+        post.mail(1, "bert", [b"x"], expires_at_ms=post.now_ms + 100 + number)
     for _ in range(40):
         post.wait(10)
     assert post.count("mail_expired") == 30
     assert len(post.told("mail_expired")) == 1
-    post.mail(1, "bert", [b"x"], expires_ms=post.now_ms + 12_000)
+    post.mail(1, "bert", [b"x"], expires_at_ms=post.now_ms + 12_000)
     for _ in range(3):
         post.wait(4_000)
         post.send(1, wire.Ping())
@@ -325,7 +325,7 @@ def test_events_about_expiry_do_not_flood_the_log() -> None:
 
 def test_an_expired_message_is_not_delivered_even_before_the_timer() -> None:
     post = Post()
-    post.mail(1, "bert", [b"a", b"b"], expires_ms=[post.now_ms + 10, 0])
+    post.mail(1, "bert", [b"a", b"b"], expires_at_ms=[post.now_ms + 10, 0])
     post.now_ms += 10
     post.inbox(2)
     assert post.got(2) == [b"b"]
@@ -335,9 +335,9 @@ def test_an_expired_message_is_not_delivered_even_before_the_timer() -> None:
 
 def test_messages_without_an_expiry_have_their_mailboxs() -> None:
     post = Post()
-    post.ask(1, wire.EditMailbox, "bert", {"expires_ms": 1_000})
+    post.ask(1, wire.EditMailbox, "bert", {"ttl_ms": 1_000})
     post.mail(1, "bert", [b"a"])
-    post.mail(1, "bert", [b"b", b"c"], expires_ms=[post.now_ms + 3_000, 0])
+    post.mail(1, "bert", [b"b", b"c"], expires_at_ms=[post.now_ms + 3_000, 0])
     post.wait(1_000)
     post.inbox(2)
     assert post.got(2) == [b"b"]
@@ -346,7 +346,7 @@ def test_messages_without_an_expiry_have_their_mailboxs() -> None:
 def test_what_a_recipient_holds_stays_with_it_when_it_expires() -> None:
     post = Post()
     post.inbox(2)
-    post.mail(1, "bert", [b"a", b"b"], expires_ms=post.now_ms + 100)
+    post.mail(1, "bert", [b"a", b"b"], expires_at_ms=post.now_ms + 100)
     post.wait(1_000)
     assert code(post.ack(2, (0, 1))) == "Confirm"
     post.lose(2)
@@ -359,7 +359,7 @@ def test_many_rows_of_one_batch_expire_each_at_its_time() -> None:
     post = Post()
     count = 200
     expiries = [0 if row % 3 == 0 else post.now_ms + 10 * row for row in range(count)]
-    post.mail(1, "bert", [b"%d" % row for row in range(count)], expires_ms=expiries)
+    post.mail(1, "bert", [b"%d" % row for row in range(count)], expires_at_ms=expiries)
     post.wait(1_000)
     kept = [row for row in range(count) if not expiries[row] or row > 100]
     assert post.info("bert")["messages"] == len(kept)
@@ -375,7 +375,7 @@ def test_many_rows_of_one_batch_expire_each_at_its_time() -> None:
 
 def test_an_expiry_that_the_journal_refuses_comes_again() -> None:
     post = Post()
-    post.mail(1, "bert", [b"a"], expires_ms=post.now_ms + 100)
+    post.mail(1, "bert", [b"a"], expires_at_ms=post.now_ms + 100)
     post.refuse["main"] = ("disk_full", "no space")
     post.wait(100)
     assert post.info("bert")["messages"] == 1
@@ -452,8 +452,8 @@ def test_a_mailbox_in_memory_confirms_none_and_is_empty_after_a_restart() -> Non
 def test_mail_in_memory_expires_and_is_accepted_once() -> None:
     post = Post()
     post.ask(1, wire.EditMailbox, "quick", {"memory": True})
-    first = post.mail(1, "quick", [b"a"], expires_ms=post.now_ms + 100, key=b"k")
-    again = post.mail(1, "quick", [b"a"], expires_ms=post.now_ms + 100, key=b"k")
+    first = post.mail(1, "quick", [b"a"], expires_at_ms=post.now_ms + 100, key=b"k")
+    again = post.mail(1, "quick", [b"a"], expires_at_ms=post.now_ms + 100, key=b"k")
     assert (again.offset, again.duplicate) == (first.offset, True)
     post.wait(100)
     assert post.info("quick")["messages"] == 0
@@ -536,7 +536,7 @@ def test_a_temporary_mailbox_ends_when_its_session_stays_away() -> None:
 def test_peeking_shows_messages_and_consumes_nothing() -> None:
     post = Post()
     post.mail(1, "bert", [b"body one", b"two"], subject=["a", "b"], fields={"f": "v"})
-    post.mail(3, "bert", [b"urgent"], priority=5, expires_ms=post.now_ms + 99_000)
+    post.mail(3, "bert", [b"urgent"], priority=5, expires_at_ms=post.now_ms + 99_000)
     page = post.ask(2, wire.PeekMail, "bert", body_bytes=4)
     assert page["more"] is False
     assert [message["number"] for message in page["messages"]] == [0, 1, 2]
@@ -546,7 +546,7 @@ def test_peeking_shows_messages_and_consumes_nothing() -> None:
     )  # fmt: skip
     assert (first["sender"], first["held"], first["attempts"]) == ("anna", False, 0)
     assert (last["sender"], last["priority"]) == ("carla", 5)
-    assert last["expires_ms"] == post.now_ms + 99_000
+    assert last["expires_at_ms"] == post.now_ms + 99_000
     assert "body" not in post.ask(2, wire.PeekMail, "bert")["messages"][0]
     post.inbox(2)
     assert sorted(post.got(2)) == [b"body one", b"two", b"urgent"]
@@ -703,7 +703,7 @@ def test_settings_are_checked_changed_and_kept() -> None:
         assert code(post.ask(1, wire.EditMailbox, "box", wrong)) == "bad_setting"
     assert post.ask(1, wire.EditMailbox, "box", {"max_messages": 5})["messages"] == 0
     assert post.ask(1, wire.EditMailbox, "box", {"description": "d"})["settings"] == {
-        "memory": False, "max_messages": 5, "max_bytes": 0, "expires_ms": 0, "level": "synced",
+        "memory": False, "max_messages": 5, "max_bytes": 0, "ttl_ms": 0, "level": "synced",
         "description": "d",
     }  # fmt: skip
     assert code(post.ask(1, wire.EditMailbox, "box", {"memory": True})) == "bad_setting"
@@ -769,10 +769,10 @@ def test_peeking_shows_what_is_delayed_and_when_each_row_expires() -> None:
     post = Post()
     at_ms, over_ms = post.now_ms + 5_000, post.now_ms + 9_000
     post.mail(1, "bert", [b"a"], deliver_at_ms=at_ms)
-    post.mail(1, "bert", [b"b", b"c"], expires_ms=[over_ms, 0])
+    post.mail(1, "bert", [b"b", b"c"], expires_at_ms=[over_ms, 0])
     messages = post.ask(2, wire.PeekMail, "bert")["messages"]
     assert [message["not_before_ms"] for message in messages] == [at_ms, 0, 0]
-    assert [message["expires_ms"] for message in messages] == [0, over_ms, 0]
+    assert [message["expires_at_ms"] for message in messages] == [0, over_ms, 0]
     assert post.ask(2, wire.PeekMail, "bert", 1 << 50)["messages"] == []
 
 
@@ -924,7 +924,7 @@ def test_what_expired_in_a_readers_hands_leaves_when_it_is_freed() -> None:
     post = Post()
     post.inbox(2, records=1)
     now_ms = post.now_ms
-    post.mail(1, "bert", [b"a", b"b"], expires_ms=[now_ms + 100, now_ms + 10_000_000])
+    post.mail(1, "bert", [b"a", b"b"], expires_at_ms=[now_ms + 100, now_ms + 10_000_000])
     assert post.got(2) == [b"a"]
     post.wait(200)
     assert post.info("bert")["messages"] == 2
@@ -939,7 +939,7 @@ def test_what_expired_in_a_readers_hands_does_not_wait_to_be_delivered_again(
 ) -> None:
     post = Post()
     post.inbox(2, records=1)
-    post.mail(1, "bert", [b"a"], expires_ms=post.now_ms + 100)
+    post.mail(1, "bert", [b"a"], expires_at_ms=post.now_ms + 100)
     post.wait(200)
     assert code(post.ack(2, (0, 1), again_ms=again_ms)) == "Confirm"
     post.wait(1)
@@ -950,7 +950,7 @@ def test_what_expired_in_a_readers_hands_does_not_wait_to_be_delivered_again(
 def test_an_expiry_before_all_time_is_over(rows: int) -> None:
     post = Post()
     post.inbox(2)
-    post.mail(1, "bert", [b"a"] * rows, expires_ms=[-5, 0] * (rows // 2))
+    post.mail(1, "bert", [b"a"] * rows, expires_at_ms=[-5, 0] * (rows // 2))
     assert post.numbers(2) == list(range(1, rows, 2))
     post.wait(1)
     assert post.info("bert")["messages"] == rows // 2
@@ -962,11 +962,11 @@ def test_mail_is_due_and_over_at_the_very_time_that_it_names() -> None:
     now_ms = post.now_ms
     post.mail(1, "bert", [b"late"], deliver_at_ms=now_ms + 100)
     post.mail(1, "bert", [b"now"], deliver_at_ms=now_ms)
-    post.mail(1, "bert", [b"over"], expires_ms=now_ms)
+    post.mail(1, "bert", [b"over"], expires_at_ms=now_ms)
     assert post.got(2) == [b"now"]
     post.wait(99)
     assert post.got(2) == [b"now"]
-    post.mail(1, "carla", [b"x"], expires_ms=now_ms + 100)
+    post.mail(1, "carla", [b"x"], expires_at_ms=now_ms + 100)
     post.wait(1)
     assert post.got(2) == [b"now", b"late"]
     post.inbox(3)

@@ -124,7 +124,7 @@ class Message(NamedTuple):
     body: bytes
     priority: int
     due_ms: int
-    expires_ms: int
+    expires_at_ms: int
 
 
 class Reader:
@@ -173,7 +173,7 @@ class Random:
         return message.due_ms <= self.shell.now_ms and not self.over(message)
 
     def over(self, message: Message) -> bool:
-        return 0 < message.expires_ms <= self.shell.now_ms
+        return 0 < message.expires_at_ms <= self.shell.now_ms
 
     def look(self) -> None:
         """Hold what was delivered since the last time against the model."""
@@ -219,7 +219,7 @@ class Random:
         due_ms = now_ms + delay if delay else 0
         expires = [now_ms + expiry if expiry and row % 2 == 0 else 0 for row in range(rows)]
         bodies = [b"%d.%d" % (self.trackers, row) + bytes(width) for row in range(rows)]
-        options: dict[str, Any] = {"expires_ms": expires} if expiry else {}
+        options: dict[str, Any] = {"expires_at_ms": expires} if expiry else {}
         command = wire.Send(BOXES[box], self.trackers, STORED, b"", due_ms, priority)
         answer = self.said(1, command, [encode(bodies, subject="s", **options)])
         if isinstance(answer, wire.Confirm):

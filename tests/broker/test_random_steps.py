@@ -96,7 +96,7 @@ class Nonsense:
         options: dict[str, Any] = {}
         if draw.random() < 0.3:
             now_ms = self.shell.now_ms
-            options["expires_ms"] = [
+            options["expires_at_ms"] = [
                 draw.choice([0, now_ms, now_ms + 1, now_ms + 150, -3]) for _ in range(rows)
             ]
         if draw.random() < 0.05:
@@ -185,7 +185,7 @@ class Nonsense:
             return wire.RemoveMailbox(1, name, name), None
         if kind == "e":
             settings: dict[str, Any] = draw.choice(
-                [{}, {"max_messages": 3}, {"max_bytes": 900}, {"expires_ms": 100},
+                [{}, {"max_messages": 3}, {"max_bytes": 900}, {"ttl_ms": 100},
                  {"memory": True}, {"level": "stored"}, {"max_messages": 0, "max_bytes": 0}]
             )  # fmt: skip
             return wire.EditMailbox(1, draw.choice(BOXES), settings), None
@@ -318,7 +318,7 @@ class Nonsense:
                     assert not out.held & out.delayed
                     assert not out.delayed & ~row.left
                 free = mailbox.free(row)
-                over = expired(mailbox, row, self.shell.now_ms)[0] if row.expires_ms else 0
+                over = expired(mailbox, row, self.shell.now_ms)[0] if row.expires_at_ms else 0
                 ready = (
                     mailbox.ready
                     if not row.priority

@@ -315,8 +315,8 @@ def test_expired_records_are_not_delivered(hot: bool) -> None:
     shell = Shell()
     shell.hello(1)
     soon = shell.now_ms + 10
-    shell.publish(1, "s", [b"soon", b"late"], tracker=1, expires_ms=[soon, 0])
-    shell.publish(1, "s", [b"gone"], tracker=2, expires_ms=soon)
+    shell.publish(1, "s", [b"soon", b"late"], tracker=1, expires_at_ms=[soon, 0])
+    shell.publish(1, "s", [b"gone"], tracker=2, expires_at_ms=soon)
     shell.now_ms += 10
     if not hot:
         shell.evict()
@@ -328,7 +328,7 @@ def test_a_record_that_expired_on_its_way_is_not_delivered_live() -> None:
     shell = Shell()
     shell.hello(1)
     peer = shell.subscribe(1, 1, "s", start=[1])
-    shell.publish(1, "s", [b"dead", b"alive"], tracker=1, expires_ms=[5, 0])
+    shell.publish(1, "s", [b"dead", b"alive"], tracker=1, expires_at_ms=[5, 0])
     assert bodies(peer, 1) == [b"alive"]
 
 

@@ -223,10 +223,10 @@ def test_a_key_without_an_identity_is_said_to_be_of_little_use(m: Run, box: str)
 
 
 def test_a_mailbox_is_made_shown_edited_and_removed(m: Run, box: str) -> None:
-    m("mailbox", "edit", box, "--create", "--expires", "7d", "--max-bytes", "1MiB",
+    m("mailbox", "edit", box, "--create", "--ttl", "7d", "--max-bytes", "1MiB",
       "--description", "all of it").ok()  # fmt: skip
     settings = m("mailbox", "info", box, "--json").ok().json["settings"]
-    assert settings["expires_ms"] == 7 * 86_400_000
+    assert settings["ttl_ms"] == 7 * 86_400_000
     assert (settings["max_bytes"], settings["description"]) == (1 << 20, "all of it")
     shown = m("mailbox", "edit", box, "--max-messages", "3", "--json").ok().json
     assert shown["settings"]["max_messages"] == 3

@@ -36,10 +36,10 @@ CALLS: list[Wrong] = [
     ("deliver_at_ms", "send", ("m", b""), {"deliver_at_ms": SOON}),
     ("deliver_at_ms", "send_many", ("m", [b""]), {"deliver_at_ms": SOON}),
     ("deliver_at_ms=500", "send", ("m", b""), {"deliver_at_ms": 500}),
-    ("expires_ms=500", "send", ("m", b""), {"expires_ms": 500}),
-    ("expires_ms=1700000000", "publish", ("s", b""), {"expires_ms": 1_700_000_000}),
-    ("expires_ms=500", "publish_many", ("s", [b""]), {"expires_ms": 500}),
-    ("or a datetime, not a timedelta", "send", ("m", b""), {"expires_ms": timedelta(seconds=5)}),
+    ("expires_at_ms=500", "send", ("m", b""), {"expires_at_ms": 500}),
+    ("expires_at_ms=1700000000", "publish", ("s", b""), {"expires_at_ms": 1_700_000_000}),
+    ("expires_at_ms=500", "publish_many", ("s", [b""]), {"expires_at_ms": 500}),
+    ("or a datetime, not a timedelta", "send", ("m", b""), {"expires_at_ms": timedelta(seconds=5)}),
     ("mailbox", "send", (None, b""), {}),
     ("mailbox", "send", (["m"], b""), {}),
     ("mailbox", "send", ("m\ud800", b""), {}),
@@ -64,7 +64,7 @@ CALLS: list[Wrong] = [
     ("properties['a']", "publish", ("s", b""), {"properties": {"a": {}}}),
     ("client_time_ms", "publish", ("s", b""), {"client_time_ms": 1.5}),
     ("client_time_ms", "publish", ("s", b""), {"client_time_ms": 2**63}),
-    ("expires_ms", "publish", ("s", b""), {"expires_ms": "tomorrow"}),
+    ("expires_at_ms", "publish", ("s", b""), {"expires_at_ms": "tomorrow"}),
     ("bodies", "publish_many", ("s", b"abc"), {}),
     ("bodies", "publish_many", ("s", 5), {}),
     ("bodies", "publish_many", ("s", [b"a", 5]), {}),
@@ -94,7 +94,7 @@ CALLS: list[Wrong] = [
     ("service=<object", "cancel", (object(), b"k"), {}),
     ("mailbox='\\ud800': allowed is text that UTF-8 can", "purge_mailbox", ("\ud800",), {}),
     ("time=datetime", "find_offset", ("s", AtTime(BEFORE)), {}),
-    ("expires_ms=datetime", "send", ("m", b""), {"expires_ms": BEFORE}),
+    ("expires_at_ms=datetime", "send", ("m", b""), {"expires_at_ms": BEFORE}),
     ("client_time_ms=datetime", "publish", ("s", b""), {"client_time_ms": BEFORE}),
     ("visibility", "subscribe", ("s",), {"visibility": "committed"}),
     ("visibility", "subscribe", ("s",), {"visibility": None}),
@@ -220,7 +220,7 @@ async def test_whatever_counts_as_an_integer_is_one(shell: Any) -> None:
     await shell.do("send", "m", b"", priority=three, deliver_at_ms=np.int64(1000 * at.timestamp()))
     [peeked] = await shell.do("peek", "m", limit=three)
     assert peeked.priority == 3
-    await shell.do("publish", "s", b"", client_time_ms=three, expires_ms=np.int32(0))
+    await shell.do("publish", "s", b"", client_time_ms=three, expires_at_ms=np.int32(0))
     subscription = shell.client.subscribe(
         "s", start=three, end=np.int16(4), credit_records=np.int64(100)
     )

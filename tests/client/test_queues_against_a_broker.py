@@ -259,7 +259,7 @@ async def test_priority_delay_and_expiry(connect: Connect) -> None:
     ann, bob = await connect("ann"), await connect("bob")
     now_ms = int(time.time() * 1000)
     await ann.do("send", "bob", b"late", deliver_at_ms=now_ms + 300)
-    await ann.do("send", "bob", b"gone", expires_ms=now_ms - 1000)
+    await ann.do("send", "bob", b"gone", expires_at_ms=now_ms - 1000)
     await ann.do("send", "bob", b"plain")
     await ann.do("send", "bob", b"first", priority=5)
     assert await read_all(bob, bob.client.inbox(), 3) == [b"first", b"plain", b"late"]

@@ -440,7 +440,7 @@ class Messages:
     def _settings(self, view: View, kind: type[wire.Command]) -> Any:
         chance = self.chance
         names = ("memory", "full", "max_bytes", "max_age_ms", "body_kind", "schema", "level",
-                 "description", "max_messages", "expires_ms", "max_requests", "attempts_max",
+                 "description", "max_messages", "ttl_ms", "max_requests", "attempts_max",
                  "lease_ms", "backoff_ms", "timeout_ms", "dead_letters", "pin", "pin_bytes_max",
                  "x", "ring_bytes")  # fmt: skip
         usual = (True, False, 0, 1, 2, 100, 5_000, 1 << 20, "stored", "synced", "refuse", "blob",

@@ -90,7 +90,13 @@ def _consume(stamp: Stamp, read: Content, mask: Any) -> None:
         batch.bodies()
     with contextlib.suppress(BatchError, TypeError, LocalProtocolError):
         for record in islice(batch, 20):
-            _ = record.offset, record.subject, record.fields, record.properties, record.expires_ms
+            _ = (
+                record.offset,
+                record.subject,
+                record.fields,
+                record.properties,
+                record.expires_at_ms,
+            )
             _ = record.body if read.head.body_kind == 0 else record.parts
     with contextlib.suppress(BatchError, TypeError, LocalProtocolError):
         batch.to_arrow()

@@ -99,7 +99,7 @@ def test_expired_records_stay_while_they_are_held(place: Place) -> None:
     ring, _ = place.open(RingSettings(segment_bytes=S, ring_bytes=10 * S))
     ring.hold(0)
     for _ in range(12):
-        put(ring, 1, bytes(20_000), expires_ms=5000)
+        put(ring, 1, bytes(20_000), expires_at_ms=5000)
     ring.sync()
     tidy(ring, now_ms=9000)
     assert ring.first_offset(1) == 0

@@ -109,7 +109,7 @@ def facts(ring: Ring, recovery: Recovery) -> dict[str, Any]:
             {stream: found.field("f", "3") for stream, found in headers.items()},
             {stream: found.everything() for stream, found in headers.items()},
             dict(segment.spans),
-            (segment.expires_ms, segment.last_epoch, segment.last_time_ms, segment.damaged),
+            (segment.expires_at_ms, segment.last_epoch, segment.last_time_ms, segment.damaged),
         )
     return out
 

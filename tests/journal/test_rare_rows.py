@@ -264,7 +264,7 @@ def test_any_search_finds_what_reading_everything_does(place: Place, seed: int) 
         if chance.random() < 0.5:
             options["client_time_ms"] = [chance.choice([None, 5, 50, 500]) for _ in rows]
         if chance.random() < 0.1:
-            options["expires_ms"] = 1 << 50
+            options["expires_at_ms"] = 1 << 50
         put(ring, 1, *[chance.randbytes(chance.choice([0, 20, 150])) for _ in rows],
             time_ms=1000 + step, **options)  # fmt: skip
         if chance.random() < 0.1:

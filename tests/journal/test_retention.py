@@ -166,7 +166,7 @@ def test_what_expires_amid_a_load_gives_its_space_back_at_once(
     tidy(ring, now_ms=now_ms)
     for _ in range(100):
         now_ms += 1_000
-        put(ring, 1, bytes(20_000), time_ms=now_ms, expires_ms=now_ms + 5_000)
+        put(ring, 1, bytes(20_000), time_ms=now_ms, expires_at_ms=now_ms + 5_000)
         ring.sync()
         tidy(ring, now_ms=now_ms)
         assert len(segments(place)) <= 6
@@ -175,9 +175,9 @@ def test_what_expires_amid_a_load_gives_its_space_back_at_once(
 def test_segments_whose_every_record_expired_are_retired_and_others_stay(place: Place) -> None:
     ring, _ = place.open(RingSettings(segment_bytes=S, ring_bytes=10 * S))
     for _ in range(6):
-        put(ring, 1, bytes(20_000), expires_ms=5000)
+        put(ring, 1, bytes(20_000), expires_at_ms=5000)
     for _ in range(3):
-        put(ring, 1, bytes(20_000), bytes(10), expires_ms=[5000, 0])
+        put(ring, 1, bytes(20_000), bytes(10), expires_at_ms=[5000, 0])
     for _ in range(3):
         put(ring, 1, bytes(20_000))
     ring.sync()

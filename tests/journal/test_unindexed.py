@@ -181,7 +181,7 @@ def test_it_is_found_by_append_time_and_a_search_excludes_nothing(place: Place) 
 def test_its_segments_never_count_as_expired(place: Place) -> None:
     ring, _ = place.open(SETTINGS)
     for number in range(12):
-        content, crc = content_of([bytes(20_000)], expires_ms=5000)
+        content, crc = content_of([bytes(20_000)], expires_at_ms=5000)
         ring.append([Append(MAIL, number, 1, 1000, content, crc, NO_KEYS)])
     ring.sync()
     tidy(ring, now_ms=1 << 60)

@@ -351,7 +351,7 @@ def read_content(
             "keys": keys[subject_codes[row]],
             "fields": maps[field_codes[row]] if field_codes[row] >= 0 else {},
             "client_time_ms": times[row] if times and times[row] != -(2**63) else None,
-            "expires_ms": (expiries[row] if expiries else 0) or None,
+            "expires_at_ms": (expiries[row] if expiries else 0) or None,
             "properties": maps_of_rows[row],
             "parts": [part.hex() for part in parts[row]],
             "delta": deltas[row] if deltas else row,

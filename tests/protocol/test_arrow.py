@@ -38,7 +38,7 @@ CONTENT = encode(
     subject=["a", ("b", "c"), "a"],
     fields=[{"k": "v"}, None, {"k": "v"}],
     client_time_ms=[5, None, -7],
-    expires_ms=[0, 99, 0],
+    expires_at_ms=[0, 99, 0],
     properties=[{"n": 1}, None, {"n": 1}],
 )
 

@@ -25,7 +25,7 @@ from malamute_protocol.batch import (
 from malamute_protocol.errors import BatchError
 from tests.seeds import examples
 
-NAMES = ("offset", "keys", "fields", "parts", "client_time_ms", "expires_ms", "properties", "id")
+NAMES = ("offset", "keys", "fields", "parts", "client_time_ms", "expires_at_ms", "properties", "id")
 
 texts = st.text(max_size=12)
 key_lists = st.lists(texts, min_size=1, max_size=3).map(tuple)
@@ -58,7 +58,7 @@ def rows(draw: st.DrawFn) -> tuple[list[list[bytes]], dict[str, Any]]:
     if draw(st.booleans()):
         options["client_time_ms"] = column(st.one_of(st.none(), times))
     if draw(st.booleans()):
-        options["expires_ms"] = column(st.integers(0, 2**62))
+        options["expires_at_ms"] = column(st.integers(0, 2**62))
     if draw(st.booleans()):
         properties = draw(st.lists(property_maps, min_size=1, max_size=4))
         options["properties"] = column(st.sampled_from(properties))
@@ -106,7 +106,7 @@ def test_what_was_encoded_is_what_is_seen(case: tuple[list[list[bytes]], dict[st
         assert record.fields == (options.get("fields", [None] * n)[row] or {})
         assert record.parts == bodies[row]
         assert record.client_time_ms == options.get("client_time_ms", [None] * n)[row]
-        assert record.expires_ms == (options.get("expires_ms", [0] * n)[row] or None)
+        assert record.expires_at_ms == (options.get("expires_at_ms", [0] * n)[row] or None)
         assert record.properties == (options.get("properties", [None] * n)[row] or {})
     headers, codes = batch.content.headers()
     row_headers = [headers[0]] * n if codes is None else [headers[i] for i in codes.tolist()]

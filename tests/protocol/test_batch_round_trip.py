@@ -86,7 +86,7 @@ def test_every_attribute_of_a_record_is_what_was_given() -> None:
             subject=["a.b", ("c", "d"), "a.b"],
             fields=[{"k": "v"}, None, {"k": "", "l": "ü"}],
             client_time_ms=[5, None, -7],
-            expires_ms=[0, 99, 50],
+            expires_at_ms=[0, 99, 50],
             properties=[{"trace": b"\1\2"}, None, {"n": 1.5}],
             producer_id=9,
             first_sequence=4,
@@ -98,7 +98,7 @@ def test_every_attribute_of_a_record_is_what_was_given() -> None:
     assert [r.keys for r in records] == [("a.b",), ("c", "d"), ("a.b",)]
     assert [dict(r.fields) for r in records] == [{"k": "v"}, {}, {"k": "", "l": "ü"}]
     assert [r.client_time_ms for r in records] == [5, None, -7]
-    assert [r.expires_ms for r in records] == [None, 99, 50]
+    assert [r.expires_at_ms for r in records] == [None, 99, 50]
     assert [dict(r.properties) for r in records] == [{"trace": b"\1\2"}, {}, {"n": 1.5}]
     assert [r.body for r in records] == [b"one", b"two", b"three"]
     assert batch.content.head.earliest_expiry_ms == 50

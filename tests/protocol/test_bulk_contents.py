@@ -47,7 +47,7 @@ def test_it_makes_what_encode_makes(
     if timed:
         options["client_time_ms"] = list(range(count))
     if expiring:
-        options["expires_ms"] = 1_800_000_000_000
+        options["expires_at_ms"] = 1_800_000_000_000
     made = bulk(bodies, at=at, **options)
     assert made == encode(bodies, **options)
     Content(made).check(Limits())

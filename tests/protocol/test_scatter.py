@@ -42,7 +42,7 @@ def test_what_has_more_than_subjects_and_bodies_is_not_scattered() -> None:
     assert scatters(Content(plain))
     for more in (
         encode([b"a", b"b"], subject="s", client_time_ms=1),
-        encode([b"a", b"b"], subject="s", expires_ms=1),
+        encode([b"a", b"b"], subject="s", expires_at_ms=1),
         encode([b"a", b"b"], subject="s", fields={"f": "1"}),
         encode([b"a", b"b"], subject="s", properties={"p": 1}),
         encode([b"a" * 100, b"b" * 100], subject="s", codec="zstd"),

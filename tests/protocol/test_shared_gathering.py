@@ -79,7 +79,7 @@ def test_batches_of_another_epoch_or_with_more_to_a_row_do_not_join() -> None:
     assert not gathering.takes(later._replace(epoch=4), content)
     assert not gathering.takes(stamp._replace(base_offset=1_000 + (1 << 32)), content)
     for more in (
-        encode([b"a"], subject="s", expires_ms=1),
+        encode([b"a"], subject="s", expires_at_ms=1),
         encode([b"a"], subject="s", properties={"p": 1}),
         encode([b"a" * 100], subject="s", codec="zstd"),
     ):

@@ -53,7 +53,7 @@ def seen(record: Record) -> dict[str, Any]:
         "keys": list(record.keys),
         "fields": dict(record.fields),
         "client_time_ms": record.client_time_ms,
-        "expires_ms": record.expires_ms,
+        "expires_at_ms": record.expires_at_ms,
         "properties": dict(record.properties),
         "parts": [part.hex() for part in record.parts],
     }

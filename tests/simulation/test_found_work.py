@@ -69,7 +69,7 @@ def test_a_request_that_was_cancelled_is_given_to_nobody() -> None:
 def test_a_message_that_expired_in_hand_leaves_though_its_neighbour_stays_for_long() -> None:
     post = Post()
     now_ms = post.now_ms
-    post.mail(1, "box", [b"long", b"short"], expires_ms=[now_ms + 1_000_000, now_ms + 50])
+    post.mail(1, "box", [b"long", b"short"], expires_at_ms=[now_ms + 1_000_000, now_ms + 50])
     post.inbox(2, 7, "box", records=2)
     assert post.got(2) == [b"long", b"short"]
     post.wait(100)
@@ -84,7 +84,7 @@ def test_a_keyed_group_passes_over_a_batch_that_expired_in_a_member_s_hands() ->
     post = Post(extract_bytes_min=0)
     join = wire.JoinGroup(3, "s", "g", ["all"], "keyed", [0], 10, 1 << 40)
     post.send(2, join)
-    post.publish(1, "s", [b"x" * 20_000], subject="a", expires_ms=[post.now_ms + 50])
+    post.publish(1, "s", [b"x" * 20_000], subject="a", expires_at_ms=[post.now_ms + 50])
     post.wait(100)
     post.send(2, wire.Unsubscribe(3))
     post.send(3, join)

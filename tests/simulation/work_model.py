@@ -84,7 +84,7 @@ class Letter:
 
     attempts: int = 0
     not_before_ms: int = 0
-    expires_ms: int = 0
+    expires_at_ms: int = 0
     priority: int = 0
     why: tuple[str, ...] = ()
 
@@ -199,9 +199,9 @@ class State:
             if filled > bound:
                 raise Violation("limit", f"{filled} messages in {self.boxes[put.mailbox]}: {put}")
         for row in range(put.count):
-            expires_ms = put.expiries[row] if put.expiries else put.expires_ms
+            expires_at_ms = put.expiries[row] if put.expiries else put.expires_at_ms
             self.mail[put.mailbox, put.base + row] = Letter(
-                0, put.deliver_at_ms, expires_ms, put.priority, (put.why,) if put.why else ()
+                0, put.deliver_at_ms, expires_at_ms, put.priority, (put.why,) if put.why else ()
             )
         self._key(put.sender, put.key, put.base, lsn)
         if put.last:
@@ -950,9 +950,9 @@ class WorkModel:
                 continue
             if state.records[MAIL_STREAM, number] != serial:
                 raise Violation("bodies", f"message {number} shows record {serial}")
-            if letter.expires_ms and letter.expires_ms <= now_ms and link not in self.blocked:
+            if letter.expires_at_ms and letter.expires_at_ms <= now_ms and link not in self.blocked:
                 raise Violation(
-                    "expired", f"message {number} expired at {letter.expires_ms}, it is {now_ms}"
+                    "expired", f"message {number} expired at {letter.expires_at_ms}, it is {now_ms}"
                 )
             if letter.not_before_ms > now_ms and link not in self.blocked:
                 raise Violation(
@@ -1258,11 +1258,11 @@ def state_of(queues: Queues) -> dict[str, Any]:
         rare = row.rare
         for at in _rows(row.left):
             attempts, not_before_ms = row.attempts, row.not_before_ms
-            expires_ms = row.expires_ms
+            expires_at_ms = row.expires_at_ms
             why: tuple[str, ...] = ()
             if rare is not None:
                 if rare.expiries:
-                    expires_ms = rare.expiries[at]
+                    expires_at_ms = rare.expiries[at]
                 for time_ms, some in rare.again:
                     if int.from_bytes(some, "little") >> at & 1:
                         not_before_ms = time_ms
@@ -1272,7 +1272,7 @@ def state_of(queues: Queues) -> dict[str, Any]:
                 why = tuple(
                     word for some, word in rare.why if int.from_bytes(some, "little") >> at & 1
                 )[-1:]
-            mail[box, base + at] = Letter(attempts, not_before_ms, expires_ms, row.priority, why)
+            mail[box, base + at] = Letter(attempts, not_before_ms, expires_at_ms, row.priority, why)
     jobs: dict[int, tuple[int, str, bool, int, int]] = {}
     for number, request in queues.requests.items():
         for at in _rows(request.left):

@@ -129,7 +129,7 @@ class WorkRun(BrokerRun):
         for name in boxes:
             settings: dict[str, Any] = {}
             if rng.random() < 0.2:
-                settings["expires_ms"] = rng.choice((30, 300))
+                settings["ttl_ms"] = rng.choice((30, 300))
             if rng.random() < 0.2:
                 settings["max_messages"] = rng.choice((6, 30))
             if settings:

@@ -258,7 +258,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         client_time_ms: Time | None = None,
-        expires_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
         properties: Properties | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
@@ -278,7 +278,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
             timeout_ms = await link.room(body_size(body), timeout_ms, stream)
         # From here on as publish_nowait() and limit() do it, without their calls for each record.
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, future)
+        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, future)
         self._publisher.add(stream, level_number(confirm), row)
         link.leave()
         if timeout_ms == "default":
@@ -295,7 +295,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         client_time_ms: Time | None = None,
-        expires_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
         properties: Properties | None = None,
         confirm: ConfirmAt = "default",
     ) -> asyncio.Future[Confirmation]:
@@ -309,7 +309,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         if not self._session.window.has_room():
             raise RequestRejected("window", "too much is unconfirmed: await some of it first")
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, future)
+        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, future)
         self._publisher.add(stream, level_number(confirm), row)
         link.leave()
         return future
@@ -323,7 +323,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         subjects: Sequence[str | Sequence[str]] | None = None,
         fields: Fields | Sequence[Fields | None] | None = None,
         client_time_ms: int | Sequence[int | None] | None = None,
-        expires_ms: int | Sequence[int] | None = None,
+        expires_at_ms: int | Sequence[int] | None = None,
         properties: Properties | Sequence[Properties | None] | None = None,
         codec: str | None = None,
         confirm: ConfirmAt = "default",
@@ -344,7 +344,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
                 subjects=subjects,
                 fields=fields,
                 client_time_ms=client_time_ms,
-                expires_ms=expires_ms,
+                expires_at_ms=expires_at_ms,
                 properties=properties,
                 codec=codec,
             )

@@ -54,7 +54,7 @@ class MailVerbs(AsyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
-        expires_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
         deliver_at_ms: Time | None = None,
         priority: int = 0,
         key: bytes | None = None,
@@ -63,7 +63,7 @@ class MailVerbs(AsyncVerbs):
     ) -> Confirmation:
         """Put one message into a mailbox and wait for the broker's confirm.
 
-        expires_ms, deliver_at_ms: milliseconds since 1970, or a datetime. priority: -128 to
+        expires_at_ms, deliver_at_ms: milliseconds since 1970, or a datetime. priority: -128 to
         127, higher goes first. key: at most 128 bytes that name the message, so that it is
         taken once even if another process sends it again, whatever its body is then (the
         Confirmation says duplicate=True); without it, retries of this client
@@ -85,7 +85,7 @@ class MailVerbs(AsyncVerbs):
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         self._session.outbox.send(
             mailbox,
-            make_row(body, subject, fields, None, expires_ms, properties, future),
+            make_row(body, subject, fields, None, expires_at_ms, properties, future),
             level_number(confirm),
             priority=priority,
             deliver_at_ms=0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms),
@@ -103,7 +103,7 @@ class MailVerbs(AsyncVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
-        expires_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
         deliver_at_ms: Time | None = None,
         priority: int = 0,
         key: bytes | None = None,
@@ -123,7 +123,7 @@ class MailVerbs(AsyncVerbs):
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         self._session.outbox.send(
             mailbox,
-            make_row(body, subject, fields, None, expires_ms, properties, future),
+            make_row(body, subject, fields, None, expires_at_ms, properties, future),
             level_number(confirm),
             priority=priority,
             deliver_at_ms=0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms),
@@ -142,7 +142,7 @@ class MailVerbs(AsyncVerbs):
         subjects: Sequence[str | Sequence[str]] | None = None,
         fields: Fields | Sequence[Fields | None] | None = None,
         properties: Properties | Sequence[Properties | None] | None = None,
-        expires_ms: int | Sequence[int] | None = None,
+        expires_at_ms: int | Sequence[int] | None = None,
         deliver_at_ms: Time | None = None,
         priority: int = 0,
         codec: str | None = None,
@@ -151,7 +151,7 @@ class MailVerbs(AsyncVerbs):
     ) -> list[Confirmation]:
         """Put many messages into a mailbox, in order, in as few batches as their sizes allow.
 
-        subjects, and fields, properties or expires_ms given as a sequence: one a message.
+        subjects, and fields, properties or expires_at_ms given as a sequence: one a message.
         Returns one Confirmation a batch, in order, each with its `count`. Raises as send();
         batches other than the one that failed may be in the mailbox.
         """
@@ -165,7 +165,7 @@ class MailVerbs(AsyncVerbs):
             options={
                 "fields": fields,
                 "properties": properties,
-                "expires_ms": expires_ms,
+                "expires_at_ms": expires_at_ms,
                 "codec": codec,
             },
         )

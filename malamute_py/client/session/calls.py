@@ -56,7 +56,7 @@ def make_row(
     subject: str | Sequence[str],
     fields: Fields | None,
     client_time_ms: Time | None,
-    expires_ms: Time | None,
+    expires_at_ms: Time | None,
     properties: Properties | None,
     token: Any,
 ) -> Row:
@@ -72,11 +72,11 @@ def make_row(
         fields = fields_of(fields)
     if client_time_ms is not None:
         client_time_ms = column_time("client_time_ms", client_time_ms)
-    if expires_ms is not None:
-        expires_ms = later_of("expires_ms", expires_ms, "bad_batch")
+    if expires_at_ms is not None:
+        expires_at_ms = later_of("expires_at_ms", expires_at_ms, "bad_batch")
     if properties is not None:
         properties = properties_of(properties)
-    return (body, subject, fields, client_time_ms, expires_ms, properties, token)
+    return (body, subject, fields, client_time_ms, expires_at_ms, properties, token)
 
 
 def body_size(body: Body) -> int:
@@ -97,7 +97,9 @@ def _body_bytes(body: Any) -> bytes:
     )
 
 
-_BULK_OPTIONS: Final = frozenset({"fields", "client_time_ms", "expires_ms", "properties", "codec"})
+_BULK_OPTIONS: Final = frozenset(
+    {"fields", "client_time_ms", "expires_at_ms", "properties", "codec"}
+)
 
 
 class Bulk:
@@ -140,7 +142,7 @@ class Bulk:
             if value is None:
                 continue
             is_column = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-            if name == "expires_ms" and not is_column:
+            if name == "expires_at_ms" and not is_column:
                 value = later_of(name, value, "bad_batch")
             (self._columns if is_column else self._whole)[name] = value
         for name, column in self._columns.items():

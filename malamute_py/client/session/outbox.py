@@ -787,7 +787,7 @@ def _rows_of(content: Any) -> list[Row]:
             record.keys,
             record.fields or None,
             record.client_time_ms,
-            record.expires_ms,
+            record.expires_at_ms,
             record.properties or None,
             None,
         )

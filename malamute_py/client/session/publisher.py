@@ -153,7 +153,7 @@ def content_of(
     if not _all_are(times, None):
         options["client_time_ms"] = times
     if not _all_are(expiries, None):
-        options["expires_ms"] = [0 if time is None else time for time in expiries]
+        options["expires_at_ms"] = [0 if time is None else time for time in expiries]
     if not _all_are(properties, None):
         options["properties"] = properties
     return encode(bodies, **options)

@@ -173,13 +173,13 @@ class Step:
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         client_time_ms: Time | None = None,
-        expires_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
         properties: Properties | None = None,
     ) -> None:
         """A record for a stream. Raises LocalProtocolError: an argument is wrong."""
         if type(stream) is not str or stream not in NAMES:
             name_of("stream", stream)
-        row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, None)
+        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, None)
         self._add((_PUBLISH, stream), row)
 
     def publish_many(
@@ -190,7 +190,7 @@ class Step:
         subject: str | Sequence[str | Sequence[str]] = "",
         fields: Fields | Sequence[Fields | None] | None = None,
         client_time_ms: int | Sequence[int | None] | None = None,
-        expires_ms: int | Sequence[int | None] | None = None,
+        expires_at_ms: int | Sequence[int | None] | None = None,
         properties: Properties | Sequence[Properties | None] | None = None,
     ) -> None:
         """Records for a stream; what is given as a sequence has one value a record.
@@ -207,7 +207,7 @@ class Step:
                 _column("subject", subject, count),
                 _column("fields", fields, count),
                 _column("client_time_ms", client_time_ms, count),
-                _column("expires_ms", expires_ms, count),
+                _column("expires_at_ms", expires_at_ms, count),
                 _column("properties", properties, count),
                 strict=False,
             )
@@ -226,7 +226,7 @@ class Step:
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
-        expires_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
         deliver_at_ms: Time = 0,
         priority: int = 0,
     ) -> None:
@@ -238,7 +238,7 @@ class Step:
             deliver_at_ms = later_of("deliver_at_ms", deliver_at_ms)
         if type(priority) is not int or priority:
             priority = priority_of(priority)
-        row = make_row(body, subject, fields, None, expires_ms, properties, None)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, None)
         self._add((_SEND, mailbox, deliver_at_ms, priority), row)
 
     def request(
@@ -249,7 +249,7 @@ class Step:
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
-        expires_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
         reply_to: str = "",
         timeout_ms: int = 0,
         key: bytes = b"",
@@ -271,7 +271,7 @@ class Step:
             key = key_of(key)
             self.choosy = True
         asked = Asked(key)
-        row = make_row(body, subject, fields, None, expires_ms, properties, asked)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, asked)
         self._add((_REQUEST, service, reply_to, timeout_ms, key, bool(need_workers)), row)
         return asked
 
@@ -284,7 +284,7 @@ class Step:
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         properties: Properties | None = None,
-        expires_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
     ) -> None:
         """An answer to a request in hand. last: it completes the request.
 
@@ -292,7 +292,7 @@ class Step:
         """
         last = bool(last)
         _of_a_worker(request)
-        row = make_row(body, subject, fields, None, expires_ms, properties, request.number)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, request.number)
         if last:
             self._lend(request.opened, [request.number])
         self._add((_REPLY, request.opened, last, request.reply_to), row)

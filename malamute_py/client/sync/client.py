@@ -222,7 +222,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         client_time_ms: Time | None = None,
-        expires_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
         properties: Properties | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
@@ -242,7 +242,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
             subject=subject,
             fields=fields,
             client_time_ms=client_time_ms,
-            expires_ms=expires_ms,
+            expires_at_ms=expires_at_ms,
             properties=properties,
             confirm=confirm,
             timeout_ms=timeout_ms,
@@ -256,7 +256,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         subject: str | Sequence[str] = "",
         fields: Fields | None = None,
         client_time_ms: Time | None = None,
-        expires_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
         properties: Properties | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = 0,
@@ -270,7 +270,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         """
         link = self._link
         pending: PendingConfirm = Pending(link)
-        row = make_row(body, subject, fields, client_time_ms, expires_ms, properties, pending)
+        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, pending)
         level = level_number(confirm)
         with link.lock:
             if not self._session.window.has_room():
@@ -304,7 +304,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         subjects: Sequence[str | Sequence[str]] | None = None,
         fields: Fields | Sequence[Fields | None] | None = None,
         client_time_ms: int | Sequence[int | None] | None = None,
-        expires_ms: int | Sequence[int] | None = None,
+        expires_at_ms: int | Sequence[int] | None = None,
         properties: Properties | Sequence[Properties | None] | None = None,
         codec: str | None = None,
         confirm: ConfirmAt = "default",
@@ -325,7 +325,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
                 subjects=subjects,
                 fields=fields,
                 client_time_ms=client_time_ms,
-                expires_ms=expires_ms,
+                expires_at_ms=expires_at_ms,
                 properties=properties,
                 codec=codec,
             )

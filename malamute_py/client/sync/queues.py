@@ -466,9 +466,9 @@ class SyncQueueVerbs(SyncVerbs):
         """Create a mailbox or change its settings; those not named stay.
 
         settings, by name or as a mapping; 0 is the broker's bound: memory=True (in memory only),
-        max_messages and max_bytes (a sender beyond them waits), expires_ms (of messages that name
-        no expiry; 0: never), level ("synced" or "stored", what confirm="default" means),
-        description. Raises RequestRejected `bad_setting`.
+        max_messages and max_bytes (a sender beyond them waits), ttl_ms (time to live of
+        messages that name no expiry; 0: they do not expire), level ("synced" or "stored",
+        what confirm="default" means), description. Raises RequestRejected `bad_setting`.
         """
         named = settings_of(settings, more)
         value = self._ask(lambda number: c.EditMailbox(number, mailbox, named))

@@ -274,7 +274,7 @@ export function readContent(data, derived = false) {
     keys: keys[subjectCodes[row]],
     fields: maps[fieldCodes[row]] ?? {},
     client_time_ms: times && times[row] !== none ? small(times[row]) : null,
-    expires_ms: (expiries && expiries[row]) || null,
+    expires_at_ms: (expiries && expiries[row]) || null,
     properties: props(row),
     parts: parts(row).map(hex),
     delta: deltas ? deltas[row] : row,
