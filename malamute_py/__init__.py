@@ -61,7 +61,13 @@ if TYPE_CHECKING:
         Notice,
         RewoundNotice,
     )
-    from malamute_py.client.settings import ClientSettings, Curve, Plain, SettingError
+    from malamute_py.client.settings import (
+        ClientOptions,
+        ClientSettings,
+        Curve,
+        Plain,
+        SettingError,
+    )
     from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient, connect_sync
     from malamute_py.client.sync.mail import SyncInbox, SyncMail
     from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
@@ -144,6 +150,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "RewoundNotice",
     ),
     "malamute_py.client.settings": (
+        "ClientOptions",
         "ClientSettings",
         "Curve",
         "Plain",
@@ -191,6 +198,7 @@ __all__ = [
     "BegunNotice",
     "BulkPublisher",
     "Client",
+    "ClientOptions",
     "ClientSettings",
     "ConfirmAt",
     "Confirmation",

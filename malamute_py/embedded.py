@@ -12,13 +12,16 @@ import contextlib
 import itertools
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import zmq
 
 from malamute_py.client.aio.client import Connecting, connect
+from malamute_py.client.session.events import LinkEvent
+from malamute_py.client.settings import ClientOptions
 from malamute_py.client.sync.client import SyncClient, connect_sync
 from malamute_py.config import load
 from malamute_py.server import Server
@@ -30,6 +33,14 @@ _SMALL_SEGMENT_BYTES = 48 << 20
 _SMALL_RING_BYTES = 256 << 20
 _LET_GO_S = 2.0
 """How long clients have to close their sockets when the broker stops; a thread takes little."""
+
+
+class ConnectOptions(ClientOptions, total=False):
+    """All that `connect()` and `connect_sync()` take but the endpoint and the zmq context."""
+
+    wait: bool
+    timeout_ms: int | None
+    on_link: Callable[[LinkEvent], None] | None
 
 
 class EmbeddedBroker:
@@ -119,11 +130,11 @@ class EmbeddedBroker:
                 return endpoint
         raise ValueError("it listens in this process only: EmbeddedBroker(tcp=True)")
 
-    def connect(self, **options: Any) -> Connecting:
+    def connect(self, **options: Unpack[ConnectOptions]) -> Connecting:
         """A client of this broker for asyncio; options as for malamute_py.connect()."""
         return connect(self.endpoint, context=self.context, **options)
 
-    def connect_sync(self, **options: Any) -> SyncClient:
+    def connect_sync(self, **options: Unpack[ConnectOptions]) -> SyncClient:
         """A client of this broker for threads; options as for malamute_py.connect_sync()."""
         return connect_sync(self.endpoint, context=self.context, **options)
 

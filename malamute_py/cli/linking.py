@@ -23,8 +23,8 @@ from malamute_py.cli.options import options
 from malamute_py.cli.values import duration_ms
 
 if TYPE_CHECKING:
+    from malamute_py.client.session.events import LinkEvent
     from malamute_py.client.sync.client import SyncClient
-    from malamute_py.client.sync.link import LinkEvent
 
 CONNECT_TIMEOUT: Final = "3s"
 LAST_WAIT_MS: Final = 5_000

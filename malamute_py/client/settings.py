@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 
@@ -201,8 +201,29 @@ def _check_wait(key: str, value: Any) -> None:
         raise SettingError(key, f"{value!r} is not {allowed}")
 
 
+class ClientOptions(TypedDict, total=False):
+    """The options of `connect()` and `connect_sync()`, as ClientSettings explains them.
+
+    A function that passes options on names them so: `def desk(**options: Unpack[ClientOptions])`.
+    """
+
+    credential: Credential
+    identity: str
+    software: str
+    heartbeat_ms: int
+    retry_min_ms: int
+    retry_max_ms: int
+    attempt_ms: int
+    window_bytes: int
+    batch_bytes: int
+    linger_ms: int
+    frame_bytes_max: int
+    call_timeout_ms: int | None
+    idempotent: bool
+
+
 def make_settings(
-    endpoints: str | Sequence[str], options: dict[str, Any], timeout_ms: int | None = None
+    endpoints: str | Sequence[str], options: ClientOptions, timeout_ms: int | None = None
 ) -> ClientSettings:
     """Build checked settings from what `connect` was called with.
 

@@ -114,7 +114,8 @@ def test_a_dump_can_be_cut_to_a_range(whole: Path) -> None:
 def test_files_are_not_changed_by_looking(whole: Path) -> None:
     def files() -> Iterator[tuple[str, bytes]]:
         for path in sorted(whole.rglob("*")):
-            if path.is_file():
+            # SQLite's readers note in -shm which pages they look at: it holds no data.
+            if path.is_file() and not path.name.endswith("-shm"):
                 yield path.name, path.read_bytes()
 
     before = list(files())

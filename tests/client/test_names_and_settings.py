@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -70,7 +70,7 @@ def test_every_public_name_is_there() -> None:
         ({"credential": malamute.Curve("short", "x" * 40, "y" * 40)}, "credential.server_key"),
     ],
 )
-def test_a_setting_that_cannot_work_is_named(options: dict[str, Any], key: str) -> None:
+def test_a_setting_that_cannot_work_is_named(options: Any, key: str) -> None:
     with pytest.raises(SettingError) as caught:
         make_settings("tcp://127.0.0.1:1", options)
     assert caught.value.key == key
@@ -98,6 +98,15 @@ def test_help_explains_each_option_of_connect() -> None:
     for name in ClientSettings.__struct_fields__:
         assert re.search(rf"^    (\w+, )*{name}[:,]", explained, re.MULTILINE), name
     assert "help(ClientSettings)" in (malamute.connect.__doc__ or "")
+
+
+def test_the_options_of_connect_are_the_settings_with_their_types() -> None:
+    """A type checker tells of a wrong option before the program runs."""
+    settings = get_type_hints(ClientSettings)
+    del settings["endpoints"]
+    assert get_type_hints(malamute.ClientOptions) == settings
+    for connect in (malamute.connect, malamute.connect_sync):
+        assert get_type_hints(connect)["options"] == Unpack[malamute.ClientOptions]
 
 
 @pytest.mark.parametrize("client", [malamute.Client, malamute.SyncClient])

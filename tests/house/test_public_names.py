@@ -49,6 +49,8 @@ def test_annotations_of_a_public_class_can_be_read(name: str) -> None:
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_signature_of_a_public_class_can_be_read(name: str) -> None:
     cls = getattr(malamute, name)
+    if typing.is_typeddict(cls):
+        return  # its keys are what counts
     if not issubclass(cls, BaseException) or "__init__" in vars(cls):
         inspect.signature(cls)
 

@@ -29,7 +29,7 @@ from malamute_protocol.errors import (
 from malamute_py.client.aio.client import Client
 from malamute_py.client.session.letters import RequestFailed
 from malamute_py.client.session.memberships import Joining
-from malamute_py.client.settings import ClientSettings, make_settings
+from malamute_py.client.settings import ClientOptions, ClientSettings, make_settings
 from malamute_py.client.words import ConfirmAt, GroupKind
 from tests.simulation.event_loop import SimulatedLoop
 from tests.simulation.model import Violation
@@ -50,12 +50,6 @@ GIVES_BACK = 2
 """Mood of a request that is given back the first time."""
 MEMORY_NUMBERS = 1 << 40
 
-BOUNDS: dict[str, Any] = (
-    {"timeout_ms": 60_000} if "timeout_ms" in ClientSettings.__struct_fields__ else {}
-)
-"""What a call waits that names no time of its own: longer than anything is waited for here."""
-REPLY_MS = 5_000
-"""What is waited for a reply that may be lost for good, where calls have a time at all."""
 
 Role = Callable[["Process"], Coroutine[Any, Any, None]]
 Cast = tuple[str, *tuple[Any, ...]]
@@ -132,17 +126,14 @@ class Process:
     def settings(self) -> ClientSettings:
         """Settings of its client."""
         rng = self.rng
-        return make_settings(
-            "inproc://simulated",
-            {
-                "identity": self.identity,
-                "retry_min_ms": 5,
-                "retry_max_ms": 60,
-                "attempt_ms": rng.choice((50, 300)),
-                "window_bytes": rng.choice((2_000, 8 << 20)),
-                **BOUNDS,
-            },
+        options = ClientOptions(
+            identity=self.identity,
+            retry_min_ms=5,
+            retry_max_ms=60,
+            attempt_ms=rng.choice((50, 300)),
+            window_bytes=rng.choice((2_000, 8 << 20)),
         )
+        return make_settings("inproc://simulated", options)
 
     async def _main(self) -> None:
         self.client = Client(self.settings(), context=Context(self))  # type: ignore[arg-type]
@@ -343,7 +334,6 @@ class Process:
                 return Told(error=error)
         else:
             self.world.note("failed", self.name, what, type(error).__name__)
-            lawful = (Timeout, *lawful) if BOUNDS else lawful
             if isinstance(error, lawful) or self.closing:
                 return Told(error=error)
         raise Violation("unlawful", f"{self.name}: {what}: {error!r}") from error
@@ -548,19 +538,14 @@ async def _request(p: Process) -> None:
     serial = serial_of(body)
     draw = rng.random()
     bound, lawful = p.bound()
-    may_be_lost = BOUNDS and not p.identity and not bound
     if draw < 0.75:
         confirm = rng.choice(("none", "none", "stored", "synced"))
         if confirm == "stored" and not p.does("requests are confirmed as stored"):
             confirm = "none"
-        if may_be_lost or (confirm == "stored" and BOUNDS and not bound):
-            bound = {"timeout_ms": REPLY_MS}
         work = client.request(service, body, confirm=confirm, **bound)
         told = await p.call(f"request of record {serial}", work, act, lawful=lawful, impatient=True)
         judge(p, serial, told)
     elif draw < 0.85:
-        if may_be_lost:
-            bound = {"timeout_ms": REPLY_MS}
 
         async def several() -> list[Any]:
             return [one async for one in client.requests(service, body, **bound)]

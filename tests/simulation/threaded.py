@@ -17,13 +17,11 @@ from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejec
 from malamute_py.client.sync.client import SyncClient
 from tests.simulation.model import Violation
 from tests.simulation.programs import (
-    BOUNDS,
     FAILS,
     GIVES_BACK,
     LATE,
     LEVELS,
     MEMORY_NUMBERS,
-    REPLY_MS,
     Deliberate,
     Process,
     Told,
@@ -263,19 +261,14 @@ def _request(p: ThreadedProcess) -> None:
     serial = serial_of(body)
     draw = rng.random()
     bound, lawful = p.bound()
-    may_be_lost = BOUNDS and not p.identity and not bound
     if draw < 0.75:
         confirm = rng.choice(("none", "none", "stored", "synced"))
         if confirm == "stored" and not p.does("requests are confirmed as stored"):
             confirm = "none"
-        if may_be_lost or (confirm == "stored" and BOUNDS and not bound):
-            bound = {"timeout_ms": REPLY_MS}
         work = partial(client.request, service, body, confirm=confirm, **bound)
         told = p.call(f"request of record {serial}", work, act, lawful=lawful, impatient=True)
         judge(p, serial, told)
     elif draw < 0.85:
-        if may_be_lost:
-            bound = {"timeout_ms": REPLY_MS}
 
         def several() -> list[Any]:
             with contextlib.closing(client.requests(service, body, **bound)) as replies:

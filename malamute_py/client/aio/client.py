@@ -16,7 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import zmq
 
@@ -29,7 +29,7 @@ from malamute_protocol.errors import (
     RequestRejected,
 )
 from malamute_protocol.pattern import Pattern
-from malamute_py.client.aio.link import LinkEvent, LoopLink
+from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import MailVerbs
 from malamute_py.client.aio.queues import QueueVerbs
 from malamute_py.client.aio.subscription import Subscription
@@ -48,6 +48,7 @@ from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
 from malamute_py.client.session.calls import (
     Body,
     Bulk,
+    BulkOptions,
     Fields,
     Properties,
     Time,
@@ -59,10 +60,11 @@ from malamute_py.client.session.calls import (
     make_request,
     make_row,
 )
+from malamute_py.client.session.events import LinkEvent
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
 from malamute_py.client.session.session import Closed, State, Unlinked
 from malamute_py.client.session.subscription import Notice
-from malamute_py.client.settings import ClientSettings, Wait, make_settings, no_link
+from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
 __all__ = ["BulkPublisher", "Client", "Connecting", "Subscription", "connect"]
@@ -102,7 +104,7 @@ def connect(
     timeout_ms: int | None = CONNECT_MS,
     context: zmq.Context[Any] | None = None,
     on_link: Callable[[LinkEvent], None] | None = None,
-    **options: Any,
+    **options: Unpack[ClientOptions],
 ) -> Connecting:
     """Connect to a broker; await it, or use it with `async with`.
 
@@ -582,7 +584,7 @@ class BulkPublisher:
         *,
         subject: str = "",
         subjects: Sequence[str | Sequence[str]] | None = None,
-        **options: Any,
+        **options: Unpack[BulkOptions],
     ) -> None:
         """Publish many records; returns when the last is in the window, not yet confirmed.
 

@@ -28,6 +28,7 @@ from malamute_py.client.session.events import (
     Confirmed,
     Event,
     Linked,
+    LinkEvent,
     Published,
     Settled,
     Unlinked,
@@ -43,8 +44,6 @@ _STAMP_MS: Final = 100
 _EXACT_BELOW_MS: Final = 2_000
 """Waits that are shorter are counted from the call."""
 _FRESH_MIN: Final = 1024
-
-LinkEvent = Linked | Unlinked | Closed
 
 
 class Waker(Protocol):

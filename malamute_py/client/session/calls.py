@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -97,9 +97,17 @@ def _body_bytes(body: Any) -> bytes:
     )
 
 
-_BULK_OPTIONS: Final = frozenset(
-    {"fields", "client_time_ms", "expires_at_ms", "properties", "codec"}
-)
+class BulkOptions(TypedDict, total=False):
+    """What many records may have besides; a sequence has one value a record."""
+
+    fields: Fields | Sequence[Fields | None] | None
+    client_time_ms: int | Sequence[int | None] | None
+    expires_at_ms: int | Sequence[int] | None
+    properties: Properties | Sequence[Properties | None] | None
+    codec: str | None
+
+
+_BULK_OPTIONS: Final = BulkOptions.__annotations__.keys()
 
 
 class Bulk:

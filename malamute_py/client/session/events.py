@@ -50,6 +50,10 @@ class Closed(msgspec.Struct, frozen=True, gc=False):
     error: MalamuteError | None
 
 
+LinkEvent: TypeAlias = Linked | Unlinked | Closed
+"""What `on_link` of connect() is told."""
+
+
 class Published(msgspec.Struct, frozen=True, gc=False):
     """Event: a batch was confirmed, or failed for good."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import zmq
 
@@ -32,6 +32,7 @@ from malamute_py.client.position import Confirmation, StartPoint, start_on_wire
 from malamute_py.client.session.calls import (
     Body,
     Bulk,
+    BulkOptions,
     Fields,
     Properties,
     Time,
@@ -42,11 +43,12 @@ from malamute_py.client.session.calls import (
     make_request,
     make_row,
 )
+from malamute_py.client.session.events import LinkEvent
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
 from malamute_py.client.session.session import State, Unlinked
 from malamute_py.client.session.subscription import Notice
-from malamute_py.client.settings import ClientSettings, Wait, make_settings, no_link
-from malamute_py.client.sync.link import LinkEvent, Pending, PendingConfirm, ThreadLink
+from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
+from malamute_py.client.sync.link import Pending, PendingConfirm, ThreadLink
 from malamute_py.client.sync.mail import SyncMailVerbs
 from malamute_py.client.sync.queues import SyncQueueVerbs
 from malamute_py.client.sync.subscription import SyncSubscription
@@ -66,7 +68,7 @@ def connect_sync(
     timeout_ms: int | None = CONNECT_MS,
     context: zmq.Context[Any] | None = None,
     on_link: Callable[[LinkEvent], None] | None = None,
-    **options: Any,
+    **options: Unpack[ClientOptions],
 ) -> SyncClient:
     """Connect to a broker; use the result as a context manager, or close() it.
 
@@ -567,7 +569,7 @@ class SyncBulkPublisher:
         *,
         subject: str = "",
         subjects: Sequence[str | Sequence[str]] | None = None,
-        **options: Any,
+        **options: Unpack[BulkOptions],
     ) -> None:
         """Publish many records; returns when the last is in the window, not yet confirmed.
 

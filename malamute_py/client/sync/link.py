@@ -29,13 +29,11 @@ from malamute_py.client.position import Confirmation
 from malamute_py.client.session.events import (
     Answered,
     Arrived,
-    Closed,
     Confirmed,
     Event,
-    Linked,
+    LinkEvent,
     Published,
     Settled,
-    Unlinked,
     Warned,
     Watched,
 )
@@ -44,7 +42,6 @@ from malamute_py.client.session.session import Session
 from malamute_py.client.session.subscription import Reading
 from malamute_py.client.settings import ClientSettings, Wait
 
-LinkEvent = Linked | Unlinked | Closed
 Value = TypeVar("Value")
 
 _JOIN_S: Final = 5.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol.errors import ConnectionLost, Timeout
-from malamute_py.client.settings import make_settings
+from malamute_py.client.settings import ClientOptions, make_settings
 from malamute_py.client.sync.client import SyncClient, connect_sync
 from tests.client.fakes import FakeBroker
 from tests.client.test_shells_against_a_fake import FAST, broker
@@ -100,7 +100,10 @@ def test_a_listener_that_waits_in_the_clients_own_thread_is_told(broker: FakeBro
             raised.append(error)
         told.set()
 
-    client = SyncClient(make_settings(broker.endpoint, FAST), on_link=listen)
+    client = SyncClient(
+        make_settings(broker.endpoint, ClientOptions(retry_min_ms=10, retry_max_ms=50)),
+        on_link=listen,
+    )
     made.set()
     with client:
         assert told.wait(WAIT_S)
