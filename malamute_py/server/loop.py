@@ -43,7 +43,8 @@ from malamute_py.config import Config
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
 from malamute_py.server.collector import Collector
-from malamute_py.server.connections.guard import SUSPECT_MS, Connection, Guard
+from malamute_py.server.connections.connection import Connection
+from malamute_py.server.connections.guard import SUSPECT_MS, Guard
 from malamute_py.server.connections.numbering import Numbering
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.errors import ServerFailed
@@ -185,7 +186,7 @@ class Loop:
         self._limiter = Limiter()
         self._refusals = Refusals()
         self._counters = counters
-        self._peers = Peers(guard)
+        self._peers = Peers(guard.connections)
         self._burst_messages = config.loop.burst_messages
         self._burst_bytes = config.loop.burst_bytes
         self._burst_commands = config.loop.burst_commands
@@ -561,7 +562,7 @@ class Loop:
                 self._counters["claimed_ids_total"] += 1
                 self._guard.cut_silent("one of them claims the next routing id")
             return False
-        if numbering.is_given(routing_id, self._guard.accepted):
+        if numbering.is_given(routing_id, self._guard.connections.accepted):
             return True
         self._counters["claimed_ids_total"] += 1
         connection = self._peers.connection(head)

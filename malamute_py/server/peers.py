@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import zmq
 
 from malamute_protocol.commands import Command
-from malamute_py.server.connections.guard import Connection, Guard
+from malamute_py.server.connections.connection import Connection
+from malamute_py.server.connections.counts import Connections
 from malamute_py.server.sockets import Listener
 
 Frames: TypeAlias = Sequence[Any]
@@ -138,9 +139,9 @@ _COPY_BELOW = 64 << 10
 class Peers:
     """All links by number and by the way they came."""
 
-    def __init__(self, guard: Guard) -> None:
-        """guard: knows the connections behind the descriptors."""
-        self._guard = guard
+    def __init__(self, connections: Connections) -> None:
+        """connections: those of the descriptors that messages come by."""
+        self._connections = connections
         self._next = 1
         self._by_number: dict[int, Peer] = {}
         self._by_route: dict[Listener, dict[bytes, Peer]] = {}
@@ -164,13 +165,13 @@ class Peers:
         """Whether a message that came by the peer's routing id came from that very peer."""
         return (
             peer.fd == _descriptor(head)
-            and (peer.connection is None or self._guard.get(peer.fd) is peer.connection)
+            and (peer.connection is None or self._connections.get(peer.fd) is peer.connection)
             and peer.identity == _identity(peer.listener, head)
         )
 
     def connection(self, head: zmq.Frame) -> Connection | None:
         """The connection that a message came by."""
-        return self._guard.get(_descriptor(head))
+        return self._connections.get(_descriptor(head))
 
     def add(self, listener: Listener, head: zmq.Frame) -> Peer:
         """A new link for the peer whose message begins with this frame; attach() comes next."""
@@ -188,10 +189,10 @@ class Peers:
         message may be from it or from the next one. The link then gets its connection later.
         """
         if peer.fd >= 0 and peer.fd not in unsure:
-            peer.connection = self._guard.get(peer.fd)
+            peer.connection = self._connections.get(peer.fd)
             if peer.connection is not None:
                 peer.connection.links.add(peer.number)
-                return self._guard.spoke(peer.connection, peer.identity)
+                return self._connections.spoke(peer.connection, peer.identity)
         return True
 
     def remove(self, number: int) -> Peer | None:

@@ -56,7 +56,7 @@ from malamute_py.server.checkpointing.recovered import (
 from malamute_py.server.clock import Clock
 from malamute_py.server.collector import Collector
 from malamute_py.server.connections.descriptors import counts_bytes
-from malamute_py.server.connections.guard import Bounds, Guard
+from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.errors import ServerFailed, StartError
@@ -219,7 +219,7 @@ class Server:
             "endpoints": self.endpoints,
             "data": self._journal.storage.describe(),
             "uptime_ms": self._clock() - self._started_ms,
-            "resident_bytes": self._guard.rss,
+            "resident_bytes": self._guard.memory.rss,
             "longest_turn_us": self._loop.longest_turn_us,
             **self._guard.facts(),
             "gauges": self._gauges(),
@@ -305,7 +305,8 @@ class Server:
                 self._follow(queues)
                 parts.callback(self._stop_checkpoints)
             self._guard = Guard(
-                Bounds.of(config, self._connections_for(config)),
+                config,
+                self._connections_for(config),
                 count=self._count,
                 report=self._report_connection,
             )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
@@ -166,8 +167,9 @@ class Inside:
         )  # fmt: skip
         self.rings.snapshot = self.core.snapshot
         nothing: Any = None
+        unwatched: Any = SimpleNamespace(connections=None)
         self.loop = _Loop(
-            config, core=self.core, rings=self.rings, listeners=[], guard=nothing,
+            config, core=self.core, rings=self.rings, listeners=[], guard=unwatched,
             results=self._results, limits=self.limits, clock=lambda: self.now_ms, log=_Log(),
             counters=defaultdict(int), meter=lambda: 0, worked=lambda: 0,
             watchdog=nothing,

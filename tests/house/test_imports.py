@@ -80,6 +80,8 @@ def test_every_import_contract_holds(sources: Path) -> None:
         ("malamute_py/client/aio", "import malamute_py.client.sync.link"),
         ("malamute_py/client/sync", "import malamute_py.client.aio.link"),
         ("malamute_py/client/sync", f"{CHECKED}import malamute_py.client.aio.link"),
+        ("malamute_py/server/connections", "import malamute_py.server.sockets"),
+        ("malamute_py/server/journaling", "import malamute_py.server.checkpointing.process"),
         ("malamute_protocol", "import malamute_py"),
         ("malamute_protocol", "import zmq"),
         ("pyspark_malamute", "import malamute_py.server"),

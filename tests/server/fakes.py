@@ -16,7 +16,7 @@ from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import AppendBundle, Appended, AppendRefused, Event, Ready, Send
 from malamute_py.config import Config
 from malamute_py.server.collector import Collector
-from malamute_py.server.connections.guard import Bounds, Guard
+from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.loop import Loop
 from malamute_py.server.result_queue import ResultQueue
@@ -187,7 +187,7 @@ class RunningLoop:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.results = ResultQueue()
         self.guard = Guard(
-            Bounds.of(config),
+            config,
             count=self._count,
             report=lambda name, facts: self.log.warning(name, **facts),
         )

@@ -24,8 +24,9 @@ from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import AppendBundle, Event
 from malamute_py.config import Config, LimitsSection, Links, LoopSection
 from malamute_py.server import loop as loop_module
-from malamute_py.server.connections import guard as guard_module
-from malamute_py.server.connections.guard import Bounds, Connection, Guard
+from malamute_py.server.connections import left_behind, memory
+from malamute_py.server.connections.connection import Connection
+from malamute_py.server.connections.guard import Guard
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.result_queue import Died
 from malamute_py.telemetry import Refusals
@@ -410,7 +411,7 @@ def test_a_connection_that_says_nothing_is_cut() -> None:
         running.stop_the_clock()
         ping(other)
         with Zmtp(running.endpoint) as silent:
-            running.until(lambda: len(running.guard) == 2)
+            running.until(lambda: len(running.guard.connections) == 2)
             running.leap(9_000)
             ping(other, 2)
             assert not is_ended(silent.socket, 0.1)
@@ -422,20 +423,20 @@ def test_a_connection_that_says_nothing_is_cut() -> None:
 
 def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
     left, right = socket.socketpair()
-    guard = Guard(Bounds.of(LOCAL), count=lambda name: None, report=lambda name, facts: None)
+    guard = Guard(LOCAL, count=lambda name: None, report=lambda name, facts: None)
     with left, right, tempfile.TemporaryFile() as file:
         fd = right.fileno()
         guard._accepted(fd, 0)
-        connection = guard.get(fd)
+        connection = guard.connections.get(fd)
         assert connection is not None
         # What libzmq's thread does at any moment: closed, and opened as something else.
         os.dup2(file.fileno(), fd)
         before = os.listdir("/proc/self/fd")
         guard.cut(connection, "its link ended")
         assert len(os.listdir("/proc/self/fd")) == len(before)
-        assert guard.get(fd) is None
+        assert guard.connections.get(fd) is None
         guard._accepted(fd, 0)
-        assert guard.get(fd) is None
+        assert guard.connections.get(fd) is None
     guard.close()
 
 
@@ -449,17 +450,17 @@ class Watched:
         self.guard: Guard = (
             beside.guard
             if beside is not None
-            else Guard(Bounds.of(LOCAL), count=self._counted, report=self._reported)
+            else Guard(LOCAL, count=self._counted, report=self._reported)
         )
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.peer = socket.create_connection(server.getsockname())
             self.accepted, _ = server.accept()
         self.guard._accepted(self.accepted.fileno(), 0)
-        connection = self.guard.get(self.accepted.fileno())
+        connection = self.guard.connections.get(self.accepted.fileno())
         assert connection is not None
         self.connection = connection
         self.now_ms = 0
-        self._began = self.guard.rss
+        self._began = self.guard.memory.rss
         self.grows(0)
 
     def _counted(self, name: str) -> None:
@@ -471,7 +472,7 @@ class Watched:
 
     def grows(self, size: int) -> None:
         """Resident memory is so much more than in the beginning."""
-        self.guard._resident = lambda: self._began + size  # type: ignore[method-assign]
+        self.guard.memory.resident = lambda: self._began + size  # type: ignore[method-assign]
 
     def another(self) -> Watched:
         """Another connection that the same guard looks at."""
@@ -492,7 +493,7 @@ class Watched:
 
     def trimmed(self) -> None:
         """Memory is being given back; return when it was."""
-        trimming = self.guard._trimming
+        trimming = self.guard.memory._trimming
         assert trimming is not None
         trimming.join()
 
@@ -569,7 +570,7 @@ def test_a_connection_whose_tiny_frames_fill_the_memory_of_one_connection_is_cut
 
 def test_what_cut_connections_left_counts_until_it_is_taken_up() -> None:
     with Watched() as watched, watched.another() as live:
-        gone, bounds = watched.connection, watched.guard._bounds
+        gone, bounds = watched.connection, LOCAL.limits
         watched.grows(1 << 30)
         watched.look(drained=False)
         gone.unread = gone.memory = 3 * bounds.unread_share_bytes_max
@@ -579,7 +580,7 @@ def test_what_cut_connections_left_counts_until_it_is_taken_up() -> None:
         def cut_at(memory: int) -> list[str]:
             live.connection.looks, live.connection.memory = 2, memory
             live.connection.unread = memory
-            return [why for _, why in watched.guard._too_much([live.connection])]
+            return [why for _, why in watched.guard.unread.too_much([live.connection])]
 
         assert cut_at(most) == [], "a part is left to who is there"
         assert "its share" in cut_at(most + 1)[0]
@@ -589,14 +590,14 @@ def test_what_cut_connections_left_counts_until_it_is_taken_up() -> None:
         assert "its share" in cut_at(2 * most + 1)[0]
         gone.delivered += gone.unread
         watched.look(drained=False)
-        assert watched.guard._left == []
+        assert watched.guard.left._connections == []
 
 
 def leaves(watched: Watched, share: str, size: int) -> Connection:
     """Cut another connection of a guard, of so many unread bytes, and return it."""
     with watched.another() as other:
         other.connection.user = share
-        watched.guard._by_user[share] += 1
+        watched.guard.connections._by_user[share] += 1
         other.connection.unread = other.connection.memory = size
         watched.guard.cut(other.connection, "planted")
         return other.connection
@@ -609,16 +610,16 @@ def test_what_ended_connections_left_costs_nobody_else_its_connection() -> None:
         watched.look(drained=False)
         for share in ("one", "two", "three"):
             leaves(watched, share, 250 << 20)
-        watched.guard.rss = watched.guard._rss_before + (2 << 30)
+        watched.guard.memory.rss = watched.guard.memory.before + (2 << 30)
         live.looks, live.memory, live.unread = 2, 1 << 20, 1 << 20
-        assert watched.guard._too_much([live]) == []
-        watched.guard.rss = watched.guard._rss_before
+        assert watched.guard.unread.too_much([live]) == []
+        watched.guard.memory.rss = watched.guard.memory.before
         live.memory = live.unread = 250 << 20
-        assert watched.guard._too_much([live]) == [], "memory has not grown: it is not there"
+        assert watched.guard.unread.too_much([live]) == [], "memory has not grown: it is not there"
         live.user = "one"
-        assert watched.guard._too_much([live]) == [], "nor is it in the same share"
-        watched.guard.rss += 2 << 30
-        assert watched.guard._too_much([live])
+        assert watched.guard.unread.too_much([live]) == [], "nor is it in the same share"
+        watched.guard.memory.rss += 2 << 30
+        assert watched.guard.unread.too_much([live])
         live.user = ""
 
 
@@ -630,23 +631,23 @@ def test_what_an_ended_connection_left_ends_when_nothing_of_it_is_taken_up() -> 
         for _ in range(5):
             ended.delivered += 10 << 20
             watched.look(drained=False)
-            assert watched.guard._left == [ended], "messages of it are taken up"
+            assert watched.guard.left._connections == [ended], "messages of it are taken up"
         assert ended.memory == 50 << 20
         watched.look(drained=False)
-        assert watched.guard._left == []
+        assert watched.guard.left._connections == []
 
 
 def test_ended_connections_that_count_are_bounded_and_the_largest_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guard_module, "_LEFT_MAX", 3)
+    monkeypatch.setattr(left_behind, "_LEFT_MAX", 3)
     with Watched() as watched:
         watched.look(drained=False)
         sizes = [n << 20 for n in (3, 1, 5, 2, 4)]
         for size in sizes:
             leaves(watched, "one", size)
-        assert watched.guard._left_behind()["user one"] == sum(sizes)
-        assert sorted(each.memory for each in watched.guard._left) == sorted(sizes)[2:]
+        assert watched.guard.left.by_share()["user one"] == sum(sizes)
+        assert sorted(each.memory for each in watched.guard.left._connections) == sorted(sizes)[2:]
 
 
 def test_connections_count_the_growth_of_memory_once_and_not_each_for_itself() -> None:
@@ -658,10 +659,10 @@ def test_connections_count_the_growth_of_memory_once_and_not_each_for_itself() -
             connection.looks, connection.unread = 2, 15 << 20
             connection.memory = 60 << 20
         live = [other.connection for other in sent]
-        watched.guard.rss = watched.guard._rss_before + (100 << 20)
-        assert watched.guard._too_much(live) == []
-        watched.guard.rss = watched.guard._rss_before + (300 << 20)
-        ((_, why),) = watched.guard._too_much(live)
+        watched.guard.memory.rss = watched.guard.memory.before + (100 << 20)
+        assert watched.guard.unread.too_much(live) == []
+        watched.guard.memory.rss = watched.guard.memory.before + (300 << 20)
+        ((_, why),) = watched.guard.unread.too_much(live)
         assert f"has {300 << 20} unread bytes" in why
         for other in sent:
             other.__exit__()
@@ -669,13 +670,13 @@ def test_connections_count_the_growth_of_memory_once_and_not_each_for_itself() -
 
 def test_a_share_is_full_before_what_comes_until_the_next_look_overflows_it() -> None:
     with Watched() as watched:
-        most = watched.guard._bounds.unread_share_bytes_max
+        most = LOCAL.limits.unread_share_bytes_max
         connection = watched.connection
         connection.looks, connection.memory, connection.unread = 2, most - 1_000, most - 1_000
         connection.rise = 1_000
-        assert watched.guard._too_much([connection]) == []
+        assert watched.guard.unread.too_much([connection]) == []
         connection.rise = 1_001
-        assert [each for each, _ in watched.guard._too_much([connection])] == [connection]
+        assert [each for each, _ in watched.guard.unread.too_much([connection])] == [connection]
 
 
 def test_a_message_under_way_is_not_blamed_for_what_others_sent() -> None:
@@ -699,7 +700,7 @@ def test_a_message_under_way_is_not_blamed_for_what_others_sent() -> None:
 def given(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How often memory was given back, by the argument of malloc_trim()."""
     given = Counter[int]()
-    monkeypatch.setattr(guard_module, "_trim", lambda pad: given.update([pad]))
+    monkeypatch.setattr(memory, "_trim", lambda pad: given.update([pad]))
     return given
 
 
@@ -731,8 +732,8 @@ def test_memory_that_cannot_be_given_back_is_tried_less_and_less_often_until_the
             before = given[0]
             for _ in range(looks):
                 watched.look(drained=False)
-                if guard._trimming is not None:
-                    guard._trimming.join()
+                if guard.memory._trimming is not None:
+                    guard.memory._trimming.join()
             return given[0] - before
 
         assert tries(1_000) < 15, "the looks are a second apart"
@@ -743,7 +744,7 @@ def test_memory_that_cannot_be_given_back_is_tried_less_and_less_often_until_the
         assert given[0] == before + 1, "what the loop has dropped since is given back once more"
         for _ in range(20):
             watched.look()
-        assert not guard._has_filled, "the rest is what honest clients fill"
+        assert not guard.memory.has_filled, "the rest is what honest clients fill"
         assert given[0] < before + 8
         other.__exit__()
 
@@ -783,7 +784,7 @@ def test_memory_that_is_freed_after_it_was_given_back_is_given_back_as_well(
             assert given[0] == times
         watched.grows(1 << 20)
         watched.look()
-        assert not guard._has_filled
+        assert not guard.memory.has_filled
 
 
 def test_a_system_without_room_for_a_thread_costs_a_try_to_give_memory_back_only(
@@ -830,43 +831,43 @@ def test_who_leaves_much_behind_again_and_again_comes_in_when_it_was_taken_up() 
     refused = "left behind"
     with Watched() as watched:
         guard = watched.guard
-        before = guard.rss
+        before = guard.memory.rss
         watched.look()
         fd = watched.accepted.fileno()
 
         def comes() -> bool:
             guard._accepted(fd, watched.now_ms)
-            found = guard.get(fd)
+            found = guard.connections.get(fd)
             if found is not None:
                 guard.cut(found, "again")
             return found is not None
 
-        guard._resident = lambda: before + (200 << 20)  # type: ignore[method-assign]
+        guard.memory.resident = lambda: before + (200 << 20)  # type: ignore[method-assign]
         watched.look(drained=False)
         assert comes(), "no more than its share was left behind"
-        guard._resident = lambda: before + (300 << 20)  # type: ignore[method-assign]
+        guard.memory.resident = lambda: before + (300 << 20)  # type: ignore[method-assign]
         watched.look(drained=False)
-        while guard._ended_by_address["127.0.0.1"] < 2:
-            assert guard._turned_away == set(), "memory may have grown for another reason"
+        while guard.left._ended_by_address["127.0.0.1"] < 2:
+            assert guard.listening._turned_away == set(), "memory may have grown for another reason"
             assert comes()
             watched.look(drained=False)
-        guard._resident = lambda: before + (300 << 20)  # type: ignore[method-assign]
+        guard.memory.resident = lambda: before + (300 << 20)  # type: ignore[method-assign]
         watched.look(drained=False)
         assert not comes()
         assert refused in watched.cuts[-1]
         watched.look(drained=False)
-        assert guard._turned_away == {"127.0.0.1"}
-        guard._ended_by_address["another"] = 99
+        assert guard.listening._turned_away == {"127.0.0.1"}
+        guard.left._ended_by_address["another"] = 99
         assert comes(), "the other has left more"
         watched.look(drained=False)
-        assert guard._turned_away == set(), "no address of IP has that name"
-        del guard._ended_by_address["another"]
+        assert guard.listening._turned_away == set(), "no address of IP has that name"
+        del guard.left._ended_by_address["another"]
         assert not comes()
         watched.look(drained=False)
-        assert guard._turned_away == {"127.0.0.1"}
+        assert guard.listening._turned_away == {"127.0.0.1"}
         watched.look(drained=True)
         assert comes(), "the sockets were empty"
-        assert guard._turned_away == set()
+        assert guard.listening._turned_away == set()
 
 
 def test_an_error_in_a_look_at_one_connection_costs_that_connection_only(
@@ -879,14 +880,14 @@ def test_an_error_in_a_look_at_one_connection_costs_that_connection_only(
             bad.receive_frame()
             chosen = running.loop.peers.get(2)
             assert chosen is not None
-            plainly = running.guard._look
+            plainly = running.guard.unread.judge
 
             def planted(connection: Any, now_ms: int, drained: bool) -> str | None:
                 if connection is chosen.connection:
                     raise ZeroDivisionError("planted")
                 return plainly(connection, now_ms, drained)
 
-            monkeypatch.setattr(running.guard, "_look", planted)
+            monkeypatch.setattr(running.guard.unread, "judge", planted)
             assert is_ended(bad.socket)
             running.until(lambda: ("lost", 2) in running.core.calls)
         ping(good, 2)
@@ -901,7 +902,7 @@ def test_silent_connections_make_room_only_when_they_had_time_to_speak() -> None
     with RunningLoop(Config(listen=LOCAL.listen, links=links)) as running, ExitStack() as stack:
         running.stop_the_clock()
         silent = [stack.enter_context(Zmtp(running.endpoint)) for _ in range(6)]
-        running.until(lambda: len(running.guard) == 6)
+        running.until(lambda: len(running.guard.connections) == 6)
         assert not running.log.of("connection_cut"), "a fleet that comes back at once"
         running.leap(1_000)
         stack.enter_context(Zmtp(running.endpoint))
@@ -943,7 +944,7 @@ def test_a_lost_connection_is_told_to_the_core_after_what_it_sent_last() -> None
             peer.send(*encode_message([Publish("s", 1)], [b"last words"]))
         running.until(lambda: ("lost", 1) in running.core.calls)
         assert [frames for _, frames in running.core.published] == [(b"last words",)]
-        assert len(running.guard) == 0
+        assert len(running.guard.connections) == 0
         assert len(running.loop.peers) == 0
 
 

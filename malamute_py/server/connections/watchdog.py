@@ -16,13 +16,10 @@ import os
 import socket
 import stat
 import threading
-from typing import TYPE_CHECKING
 
 from malamute_py.server.connections.descriptors import Borrowed, copied, local_port
-from malamute_py.server.connections.doors import hold_back, let_go
-
-if TYPE_CHECKING:
-    from malamute_py.server.connections.guard import Guard
+from malamute_py.server.connections.guard import Guard
+from malamute_py.server.connections.socket_filters import hold_back, let_go
 
 _LOOK_S = 0.05
 """A turn that two looks in a row find has stood still for so long at least."""
@@ -70,7 +67,7 @@ class Watchdog:
     def look(self, turn: int) -> None:
         """Hold back what fills the memory, if this turn still stands and memory has grown."""
         guard = self._guard
-        if guard.growth() <= self._grown_bytes:
+        if guard.memory.growth() <= self._grown_bytes:
             return
         with self._lock:
             # Said before the turn is compared: a loop that goes on now sees it, or is seen.
@@ -79,13 +76,13 @@ class Watchdog:
                 self.holds = held
                 return
             if not held:
-                guard.shut_doors()
+                guard.listening.shut()
             known = set()
-            for connection in guard.connections():
+            for connection in guard.connections.all():
                 known.add(connection.inode)
-                if connection.is_tcp and guard.unread(connection) > _HELD_FROM_BYTES:
+                if connection.is_tcp and connection.unread_now() > _HELD_FROM_BYTES:
                     self._hold(connection.fd, connection.inode)
-            for fd, inode in _accepted_at(guard.ports):
+            for fd, inode in _accepted_at(guard.listening.ports):
                 if inode not in known:
                     self._hold(fd, inode)
 
@@ -104,7 +101,7 @@ class Watchdog:
                 with contextlib.suppress(OSError), copied(fd, inode) as connection:
                     let_go(connection)
             self._held.clear()
-            self._guard.open_doors()
+            self._guard.listening.open()
             self.holds = False
         return count
 

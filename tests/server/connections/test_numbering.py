@@ -100,7 +100,7 @@ def test_a_message_by_a_number_that_was_not_given_costs_its_connection() -> None
             assert running.counters["claimed_ids_total"]
             (event,) = running.log.of("connection_cut")
             assert "claims" in event["reason"]
-            running.until(lambda: len(running.guard) == 0)
+            running.until(lambda: len(running.guard.connections) == 0)
             assert claimer.socket.recv(1) == b""
         assert set(running.core.calls) <= {("tick",)}
 

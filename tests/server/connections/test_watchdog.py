@@ -16,7 +16,7 @@ import pytest
 from malamute_protocol.commands import Publish
 from malamute_protocol.framing import encode_message
 from malamute_py.config import Config
-from malamute_py.server.connections.doors import hold_back, let_go, shut, turn_away
+from malamute_py.server.connections.socket_filters import hold_back, let_go, shut, turn_away
 from tests.server.fakes import RunningLoop
 from tests.server.zmtp import Zmtp, frame
 from tests.waiting import WAIT_S
@@ -134,7 +134,7 @@ def test_a_flood_is_held_back_while_a_turn_stands_still_and_nothing_of_it_is_los
 
 def test_who_has_little_unread_is_not_held_back(standing: Standing) -> None:
     with Zmtp(standing.endpoint) as neighbour, Flood(standing.endpoint) as flood:
-        standing.until(lambda: len(standing.guard) == 2 or standing.stands.is_set())
+        standing.until(lambda: len(standing.guard.connections) == 2 or standing.stands.is_set())
         assert standing.stands.wait(WAIT_S)
         standing.until(lambda: standing.watchdog.holds and flood.is_held())
         # Its kernel has these bytes acknowledged at once: none of them is dropped.

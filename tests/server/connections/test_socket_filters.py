@@ -11,8 +11,8 @@ import struct
 import pytest
 
 from malamute_py.config import Config
-from malamute_py.server.connections.doors import ADDRESSES_MAX, program, turn_away
 from malamute_py.server.connections.guard import Guard
+from malamute_py.server.connections.socket_filters import ADDRESSES_MAX, program, turn_away
 from tests.server.fakes import RunningLoop
 from tests.waiting import WAIT_S
 
@@ -107,48 +107,48 @@ def test_a_peer_that_was_turned_away_comes_in_when_its_address_may() -> None:
 def test_the_guard_has_the_listening_sockets_turn_an_address_away_and_back() -> None:
     with RunningLoop(Config(listen=["tcp://127.0.0.1:0"])) as running:
         guard: Guard = running.guard
-        running.until(lambda: len(guard._listening) == 1)
+        running.until(lambda: len(guard.listening._fds) == 1)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as away:
-        guard._listening = [server.fileno()]
-        guard._ended_by_address["127.0.0.2"] = 8
-        guard.rss = guard._rss_before + (300 << 20)
-        guard._turn_away()
+        guard.listening._fds = [server.fileno()]
+        guard.left._ended_by_address["127.0.0.2"] = 8
+        guard.memory.rss = guard.memory.before + (300 << 20)
+        guard.listening.keep_out(guard.left.to_blame())
         assert running.log.of("address_turned_away")[0]["peer"] == "127.0.0.2"
         if running.log.of("filter_refused"):
             pytest.skip("this kernel has no filters of sockets")
         assert running.counters["addresses_turned_away_total"] == 1
-        guard._turn_away()
+        guard.listening.keep_out(guard.left.to_blame())
         assert running.counters["addresses_turned_away_total"] == 1, "it is told of once"
         is_kept_out(away, "127.0.0.2", server)
-        guard._ended_by_address.clear()
-        guard._turn_away()
-        assert guard._turned_away == set()
+        guard.left._ended_by_address.clear()
+        guard.listening.keep_out(guard.left.to_blame())
+        assert guard.listening._turned_away == set()
         comes_in(away, server)
 
 
 def test_no_more_addresses_are_told_of_than_the_kernel_turns_away() -> None:
     with RunningLoop(Config(listen=["tcp://127.0.0.1:0"])) as running:
         guard: Guard = running.guard
-        running.until(lambda: len(guard._listening) == 1)
-    guard._listening.clear()
-    guard._ended_by_address.update({f"10.0.0.{n}": 8 for n in range(ADDRESSES_MAX + 8)})
-    guard.rss = guard._rss_before + (300 << 20)
-    guard._turn_away()
-    assert len(guard._turned_away) == ADDRESSES_MAX
+        running.until(lambda: len(guard.listening._fds) == 1)
+    guard.listening._fds.clear()
+    guard.left._ended_by_address.update({f"10.0.0.{n}": 8 for n in range(ADDRESSES_MAX + 8)})
+    guard.memory.rss = guard.memory.before + (300 << 20)
+    guard.listening.keep_out(guard.left.to_blame())
+    assert len(guard.listening._turned_away) == ADDRESSES_MAX
     assert running.counters["addresses_turned_away_total"] == ADDRESSES_MAX
 
 
 def test_a_kernel_without_filters_is_told_of_once() -> None:
     with RunningLoop(Config(listen=["tcp://127.0.0.1:0"])) as running:
         guard: Guard = running.guard
-        running.until(lambda: len(guard._listening) == 1)
+        running.until(lambda: len(guard.listening._fds) == 1)
     left, right = socket.socketpair()
     left.close()
-    guard._listening = [right.detach()]
-    socket.close(guard._listening[0])
-    guard._ended_by_address["127.0.0.2"] = 8
-    guard.rss = guard._rss_before + (300 << 20)
-    guard._turn_away()
-    guard._ended_by_address.clear()
-    guard._turn_away()
+    guard.listening._fds = [right.detach()]
+    socket.close(guard.listening._fds[0])
+    guard.left._ended_by_address["127.0.0.2"] = 8
+    guard.memory.rss = guard.memory.before + (300 << 20)
+    guard.listening.keep_out(guard.left.to_blame())
+    guard.left._ended_by_address.clear()
+    guard.listening.keep_out(guard.left.to_blame())
     assert len(running.log.of("filter_refused")) == 1

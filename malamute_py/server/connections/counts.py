@@ -1,0 +1,119 @@
+"""Connections by descriptor, and how many each address and each user has.
+
+Owns the counts and their bounds. The rule: beyond a bound one connection is surplus: the newest, or
+of those that have sent no message yet the one of the address that has most that waits longest, once
+it had its time to speak. So waiting connections of one address keep no other address out. Source:
+ARCHITECTURE.md, "What a peer may cost".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from malamute_py.config import Links
+from malamute_py.server.connections.connection import Connection
+
+
+class Connections:
+    """All connections that were accepted and have not ended; changed by the loop thread only."""
+
+    def __init__(self, bounds: Links, connections_max: int) -> None:
+        """connections_max: no more than the configured number, if descriptors are few."""
+        self._bounds = bounds
+        self._connections_max = connections_max
+        self._by_fd: dict[int, Connection] = {}
+        self._by_address: Counter[str] = Counter()
+        self._by_user: Counter[str] = Counter()
+        self._silent: dict[int, Connection] = {}
+        """Connections that have sent no message yet, by descriptor, the oldest first."""
+        self._silent_by_address: Counter[str] = Counter()
+        self.accepted = 0
+        """Connections that have come so far."""
+
+    def __len__(self) -> int:
+        return len(self._by_fd)
+
+    def get(self, fd: int) -> Connection | None:
+        """The connection that libzmq has under this descriptor."""
+        return self._by_fd.get(fd)
+
+    def descriptors(self) -> list[int]:
+        """Descriptors of all connections."""
+        return list(self._by_fd)
+
+    def all(self) -> list[Connection]:
+        """The connections that are known. From any thread."""
+        return list(self._by_fd.values())
+
+    def silent(self) -> list[Connection]:
+        """Connections that have sent no message yet, the oldest first."""
+        return list(self._silent.values())
+
+    @property
+    def silent_count(self) -> int:
+        """How many have sent no message yet. From any thread."""
+        return len(self._silent)
+
+    def clear(self) -> None:
+        """Forget all connections; the counts are not asked any more."""
+        self._by_fd.clear()
+
+    def add(self, connection: Connection) -> None:
+        """Count a connection that was accepted."""
+        address = connection.address
+        self._by_fd[connection.fd] = self._silent[connection.fd] = connection
+        self._by_address[address] += 1
+        self._silent_by_address[address] += 1
+
+    def remove(self, connection: Connection) -> None:
+        """Count a connection no longer."""
+        del self._by_fd[connection.fd]
+        _less(self._by_address, connection.address)
+        if self._silent.pop(connection.fd, None) is not None:
+            _less(self._silent_by_address, connection.address)
+        if connection.user:
+            _less(self._by_user, connection.user)
+
+    def spoke(self, connection: Connection, user: str) -> bool:
+        """Note a connection's first message; False: its user has too many connections.
+
+        user: the identity of its credential; empty: it has none.
+        """
+        connection.spoke = True
+        if self._silent.pop(connection.fd, None) is None:
+            return True
+        _less(self._silent_by_address, connection.address)
+        connection.user = user
+        if not user:
+            return True
+        self._by_user[user] += 1
+        return self._by_user[user] <= self._bounds.user_connections_max
+
+    def surplus(self, newest: Connection) -> tuple[Connection | None, str]:
+        """Which connection is too many now that the newest one came, and why; "": none is.
+
+        None, with a reason: those that say nothing are too many, and each came a moment ago.
+        """
+        bounds, address, now_ms = self._bounds, newest.address, newest.accepted_ms
+        if len(self._by_fd) > self._connections_max:
+            return newest, f"there are {self._connections_max} connections already"
+        if self._by_address[address] > bounds.address_connections_max:
+            most = bounds.address_connections_max
+            return newest, f"its address has {most} connections already"
+        if self._silent_by_address[address] > bounds.address_greetings_max:
+            return self._oldest_silent(address, now_ms), "too many of its address say nothing"
+        if len(self._silent) > bounds.greetings_max:
+            (most_of, _), *_ = self._silent_by_address.most_common(1)
+            return self._oldest_silent(most_of, now_ms), "too many say nothing"
+        return None, ""
+
+    def _oldest_silent(self, address: str, now_ms: int) -> Connection | None:
+        """The connection of an address that has been silent longest, unless it just came."""
+        oldest = next(each for each in self._silent.values() if each.address == address)
+        return oldest if now_ms - oldest.accepted_ms >= self._bounds.greeting_ms else None
+
+
+def _less(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]

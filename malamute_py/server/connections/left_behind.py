@@ -1,0 +1,92 @@
+"""Bytes that ended connections have left in libzmq's queues, and the addresses to blame for them.
+
+Owns the ended connections whose bytes still fill memory. libzmq keeps what it has read of a
+connection until it is taken up, also when the connection has gone: no look sees it, and a peer that
+connects again and again would have no bound. The rules: what is left counts for its share until the
+loop has taken it up, or has taken up nothing of it for a second; an address is to blame when memory
+has grown by more than a share and its connections ended most often. Source: ARCHITECTURE.md, "What
+a peer may cost".
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+
+from malamute_py.server.connections.connection import SMALL_BYTES, Connection
+from malamute_py.server.connections.memory import Memory
+
+_LEFT_MS = 1_000
+"""An ended connection of which the loop takes up nothing for so long has left nothing: each one's
+messages have their turn within that time, and libzmq drops the beginning of a message by itself."""
+_LEFT_MAX = 512
+"""Ended connections whose memory is counted, the largest: each check looks at all of them."""
+_ENDED_LEAST = 2
+"""Connections of an address that must have ended before it is blamed for what memory holds: honest
+clients lose one too. *With 8, tiny messages of one address took 398 MiB; with 3, partial messages
+took 381."""
+
+
+class LeftBehind:
+    """Ended connections since the sockets were empty; used by the loop thread only."""
+
+    def __init__(self, memory: Memory, share_bytes_max: int) -> None:
+        """share_bytes_max: unread bytes of one user or address."""
+        self._memory = memory
+        self._share_bytes_max = share_bytes_max
+        self._ended_by_address: Counter[str] = Counter()
+        """Connections that ended since the sockets were empty: what they sent may be there."""
+        self._connections: list[Connection] = []
+        """Connections among them that had much unread at the last look, while it fills memory."""
+        self._now_ms = 0
+        self._drained = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no ended connection is known to have left much."""
+        return not self._connections
+
+    def begin(self, now_ms: int, drained: bool) -> None:
+        """Note that a check begins. drained: the sockets have been read until they were empty."""
+        self._now_ms, self._drained = now_ms, drained
+
+    def add(self, ended: Connection) -> None:
+        """Note that a connection ended."""
+        self._ended_by_address[ended.address] += 1
+        if ended.memory > SMALL_BYTES and not self._drained:
+            ended.taken_ms = self._now_ms
+            self._connections.append(ended)
+            self._memory.has_filled = True
+
+    def clear(self) -> None:
+        """Nothing is left: the sockets are empty."""
+        self._ended_by_address.clear()
+        self._connections.clear()
+
+    def to_blame(self) -> set[str]:
+        """Addresses whose connections ended most often since nothing was unread, if memory grew."""
+        ended = self._ended_by_address
+        if not ended or self._memory.grown() <= self._share_bytes_max:
+            return set()
+        most = max(ended.values())
+        if most < _ENDED_LEAST:
+            return set()
+        return {address for address, count in ended.items() if count == most}
+
+    def by_share(self) -> Counter[str]:
+        """Memory that ended connections still fill in libzmq's queues, by share."""
+        kept: list[Connection] = []
+        shares: Counter[str] = Counter()
+        for gone in self._connections:
+            taken = gone.delivered - gone.seen
+            if taken:
+                rest = max(0, gone.unread - taken)
+                gone.memory = gone.memory * rest // gone.unread
+                gone.unread, gone.seen, gone.taken_ms = rest, gone.delivered, self._now_ms
+            if gone.memory > SMALL_BYTES and self._now_ms - gone.taken_ms < _LEFT_MS:
+                kept.append(gone)
+                shares[gone.share] += gone.memory
+        if len(kept) > _LEFT_MAX:
+            kept = heapq.nlargest(_LEFT_MAX, kept, key=lambda gone: gone.memory)
+        self._connections = kept
+        return shares

@@ -1,0 +1,69 @@
+"""Listening sockets of this process, and the addresses that they turn away.
+
+Owns the descriptors of libzmq's listening sockets and what the kernel drops for them. The rule: an
+address that is turned away has its connection requests dropped, and no other address is touched;
+where the kernel refuses a filter, connections are cut once they were accepted. Source:
+socket_filters.py; ARCHITECTURE.md, "What a peer may cost".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from malamute_py.server.connections.descriptors import Borrowed, local_port
+from malamute_py.server.connections.socket_filters import ADDRESSES_MAX, shut, turn_away
+
+
+class ListeningSockets:
+    """The listening sockets of all listeners."""
+
+    def __init__(
+        self, count: Callable[[str], None], report: Callable[[str, dict[str, object]], None]
+    ) -> None:
+        """count: a name, for the counters. report: an event's name and facts."""
+        self._count = count
+        self._report = report
+        self._fds: list[int] = []
+        self.ports: frozenset[int] = frozenset()
+        """Where they listen over tcp."""
+        self._turned_away: set[str] = set()
+        """Addresses whose connection requests the kernel drops."""
+
+    def add(self, fd: int) -> None:
+        """Note a socket that libzmq listens with."""
+        self._fds.append(fd)
+        port = local_port(fd)
+        if port is not None:
+            self.ports |= {port}
+
+    def keep_out(self, blamed: set[str]) -> None:
+        """Have the kernel keep out these addresses of IP, and no others any more."""
+        if not blamed and not self._turned_away:
+            return
+        named = sorted(each for each in blamed if "." in each or ":" in each)
+        away = set(named[:ADDRESSES_MAX])
+        if away == self._turned_away:
+            return
+        for address in away - self._turned_away:
+            self._count("addresses_turned_away_total")
+            self._report("address_turned_away", {"peer": address})
+        self._turned_away = away
+        self.open()
+
+    def open(self) -> None:
+        """Have the sockets take all peers but those that are turned away."""
+        for fd in list(self._fds):
+            try:
+                with Borrowed(fd) as listening:
+                    turn_away(listening, self._turned_away)
+            except OSError as error:
+                # Its connections are cut when they were accepted, as far as the loop is in time.
+                self._fds.remove(fd)
+                self._report("filter_refused", {"error": str(error)})
+
+    def shut(self) -> None:
+        """Have the sockets take no connections until open(). From any thread."""
+        for fd in list(self._fds):
+            with contextlib.suppress(OSError), Borrowed(fd) as listening:
+                shut(listening)

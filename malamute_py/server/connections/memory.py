@@ -1,0 +1,113 @@
+"""Resident memory of the process, and giving back what unread bytes took of it.
+
+Owns how far memory has grown since nothing was unread, and the thread that returns it to the
+system. glibc keeps what unread bytes took, whether their connections were cut or went by
+themselves. The rule: memory is given back again and again but less and less often, until it is
+what it was or the rest proves to be what honest clients fill. Source: ARCHITECTURE.md, "What a peer
+may cost"; malloc_trim(3); proc(5), statm.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import threading
+from collections.abc import Callable
+
+_PAGE = resource.getpagesize()
+_TRIM_EACH_MS = 250
+_TRIM_LAST_MS = 8_000
+"""How soon memory is given back again, at first and at last: the time doubles with each try until
+the next cut, for what honest clients fill cannot be given back."""
+_TRIM_FAILED = "raise the limit of tasks, ulimit -u or TasksMax, or give the broker more memory"
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", int)
+"""glibc's; other C libraries give memory back by themselves."""
+
+
+class Memory:
+    """Resident memory of this process; changed by the loop thread only."""
+
+    def __init__(
+        self, count: Callable[[str], None], report: Callable[[str, dict[str, object]], None]
+    ) -> None:
+        """count: a name, for the counters. report: an event's name and facts."""
+        self._count = count
+        self._report = report
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self.rss = self.resident()
+        """Resident memory when it was measured last."""
+        self.before = self.rss
+        """Resident memory when nothing was unread last."""
+        self.has_filled = False
+        """Since memory was given back, unread bytes have filled it, or were left in the queues."""
+        self._trimmed_ms = 0
+        """When giving memory back was tried last."""
+        self._trim_each_ms = _TRIM_EACH_MS
+        self._trimming: threading.Thread | None = None
+
+    def close(self) -> None:
+        """Measure nothing more."""
+        os.close(self._statm)
+
+    def resident(self) -> int:
+        """Bytes of resident memory that map no file: a ring that fills is no growth."""
+        _, resident, mapped, *_ = os.pread(self._statm, 128, 0).split()
+        return (int(resident) - int(mapped)) * _PAGE
+
+    def measure(self) -> int:
+        """Take the resident memory of now as `rss`."""
+        self.rss = self.resident()
+        return self.rss
+
+    def growth(self) -> int:
+        """Bytes that memory has grown by since nothing was unread, until now. From any thread."""
+        return self.resident() - self.before
+
+    def grown(self) -> int:
+        """Bytes that memory had grown by since nothing was unread, when it was measured last."""
+        return self.rss - self.before
+
+    def was_cut(self) -> None:
+        """Note that a connection was cut: what it had unread is about to be freed."""
+        self.has_filled = True
+        self._trim_each_ms = _TRIM_EACH_MS
+
+    def give_back(self, grown: int, now_ms: int) -> bool:
+        """Return what unread bytes took to the system, if memory has grown by more than this.
+
+        glibc would keep it for the next ones. To return hundreds of MiB takes 20 to 40 ms, so a
+        thread does it. The loop goes on meanwhile, but where it allocates memory it waits for the
+        arena that malloc_trim() has locked: 6 to 33 ms. Returns True when nothing is to be given
+        back any more: what the loop had in hand still when a thread began is freed after it.
+        """
+        if not self.has_filled or self.grown() <= grown:
+            return True
+        if self._is_trimming or now_ms - self._trimmed_ms < self._trim_each_ms:
+            return False
+        self._trimmed_ms = now_ms
+        self._trim_each_ms *= 2
+        trimming = threading.Thread(target=_trim, args=(0,), name="trim", daemon=True)
+        try:
+            trimming.start()
+        except (RuntimeError, MemoryError) as error:
+            # The system has no room for a thread, most likely for lack of this very memory.
+            self._count("trims_failed_total")
+            self._report("trim_failed", {"error": str(error), "do": _TRIM_FAILED})
+            return False
+        self._trimming = trimming
+        return False
+
+    def settle(self, grown: int, now_ms: int) -> None:
+        """Give memory back while nothing is unread, and take the rest as what honest clients fill.
+
+        grown: growth that is not worth a thread.
+        """
+        if self.give_back(grown, now_ms) or self._trim_each_ms > _TRIM_LAST_MS:
+            self.has_filled = False
+            self._trim_each_ms = _TRIM_EACH_MS
+            self.before = self.rss
+
+    @property
+    def _is_trimming(self) -> bool:
+        return self._trimming is not None and self._trimming.is_alive()

@@ -1,0 +1,190 @@
+"""Unread bytes: what came in on a connection and the loop has not taken up.
+
+Owns the judgement of one connection and of all together. libzmq bounds one frame and nothing else:
+a peer that sends MORE frames for ever grows the broker without a message ever arriving (measured:
+591 MiB in 1.6 s), and so does one that sends whole messages faster than the loop takes them, for
+no queue of libzmq is bounded here (sockets.py tells why). The kernel counts what came in on each
+connection; what is more than the whole messages that the loop has taken is unread: messages that
+wait, and the beginning of one. The rules: a connection has a bound, all together have one, and
+each address or user has one; beyond it the largest connection of the one that has most is to be
+cut. Source: ARCHITECTURE.md, "What a peer may cost"; tcp(7).
+
+What holds: over tcp the bytes are exact. Small frames cost 4 to 80 times their bytes and tiny ones
+10 to 50 times, so those count for more where a connection is seen to send them, though never for
+more than memory has grown; growth of the resident memory while a partial message arrives counts as
+well.
+What a connection that has gone left in libzmq's queues counts until the loop has dropped it. Over
+ipc the kernel counts no bytes: there only that growth, while unread bytes lie in the socket, tells;
+a local peer that paces itself is bounded by MAXMSGSIZE a frame alone. inproc is ourselves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from malamute_py.config import LimitsSection
+from malamute_py.server.connections.connection import SMALL_BYTES, Connection
+from malamute_py.server.connections.left_behind import LeftBehind
+from malamute_py.server.connections.memory import Memory
+
+_AMPLIFICATION = 6
+"""Resident growth beyond this many times the partial message is no honest message."""
+_QUIET_LOOKS = 8
+"""Looks in a row that must see nothing partial before memory is measured anew: over ipc only the
+bytes that libzmq has not read yet show, and often there are none."""
+_SAMPLE_FRAMES = 256
+"""So many frames of a connection are taken up before it is judged by their average size."""
+_TINY_BYTES = 36
+"""A connection's frames are tiny up to this: libzmq copies them into the message itself. What waits
+of them is bounded by its memory."""
+_SMALL_FRAME_BYTES = 8 << 10
+"""libzmq cuts smaller frames from buffers of this size. Each frame keeps its whole buffer, however
+little was read into it at once. *Commands of 94 bytes, sent one by one, took 76 times their bytes;
+batches of two records 4 to 6 times."""
+_FRAME_MEMORY_BYTES = 96
+"""What libzmq needs for a frame that waits, besides its bytes."""
+
+
+class UnreadBytes:
+    """Judges connections by what they have unread; used by the loop thread only."""
+
+    def __init__(
+        self, bounds: LimitsSection, hello_ms: int, memory: Memory, left: LeftBehind
+    ) -> None:
+        """hello_ms: how long a connection may say nothing."""
+        self._bounds = bounds
+        self._hello_ms = hello_ms
+        self._memory = memory
+        self._left = left
+        self._total = 0
+        """Memory of all unread bytes at the last check."""
+
+    def sum_up(self, suspects: Iterable[Connection]) -> None:
+        """Note the memory of all unread bytes, at the end of a check."""
+        self._total = sum(each.memory for each in suspects)
+        if self._total > self._bounds.unread_share_bytes_max // 4:
+            self._memory.has_filled = True
+
+    def judge(self, connection: Connection, now_ms: int, drained: bool) -> str | None:
+        """Why a connection has to end; "": it is gone; None: it may stay."""
+        bounds = self._bounds
+        arrived = connection.arrived()
+        if arrived is None:
+            return ""
+        said = connection.delivered - connection.seen
+        if said:
+            # What the delivered messages cannot explain is unread.
+            base = min(arrived, connection.base + said) if connection.is_tcp else 0
+            if drained and arrived - base <= SMALL_BYTES:
+                base = arrived  # ZMTP's own commands; the next message may have begun with it
+            connection.base = base
+            connection.seen = connection.delivered
+            frames = connection.frames - connection.sampled_frames
+            if frames >= _SAMPLE_FRAMES:
+                connection.frame_bytes = (connection.delivered - connection.sampled) / frames
+                connection.sampled = connection.delivered
+                connection.sampled_frames = connection.frames
+            if drained:
+                connection.looks = 0
+                connection.rss = self._memory.rss
+        elif connection.seen == 0 and now_ms - connection.accepted_ms > self._hello_ms:
+            return "nothing was said after connecting"
+        unread = arrived - connection.base
+        if unread <= (SMALL_BYTES if connection.is_tcp else 0):
+            connection.unread = connection.memory = connection.rise = 0
+            connection.quiet += 1
+            if connection.quiet >= _QUIET_LOOKS:
+                connection.looks = 0
+                connection.rss = self._memory.rss
+            return None
+        connection.quiet = 0
+        connection.looks += 1
+        before = connection.memory
+        connection.unread = unread
+        growth = max(0, self._memory.rss - connection.rss)
+        # Once the sockets are empty no whole message waits: it is the beginning of one.
+        connection.memory = unread if drained else _memory_of(connection, growth)
+        connection.rise = max(0, connection.memory - before)
+        if connection.looks < 2:
+            return None  # judged at the next look, when the loop has read once more
+        is_tiny = 0 < connection.frame_bytes <= _TINY_BYTES
+        waits = connection.memory if is_tiny else unread
+        if connection.is_tcp and waits > bounds.partial_message_bytes_max:
+            return f"{unread} unread bytes of a message without end or of too many"
+        if not drained:
+            return None
+        greeting_bytes_max = bounds.command_frame_bytes_max + SMALL_BYTES
+        if connection.is_tcp and not connection.seen and unread > greeting_bytes_max:
+            return f"{unread} bytes before its first message"
+        growth -= max(0, self._total - before)  # what the others' bytes explain
+        factor = _AMPLIFICATION * unread if connection.is_tcp else 0
+        if growth > bounds.amplified_bytes_max + factor:
+            return f"memory grew by {growth} bytes during a message of {unread} bytes so far"
+        return None
+
+    def too_much(self, suspects: Iterable[Connection]) -> list[tuple[Connection, str]]:
+        """Whom to cut so that all together, and each user or address, keep to their bounds.
+
+        The largest connection of the share that has most goes first: a peer with one large message
+        is not cut for what another sends by many connections.
+        """
+        bounds = self._bounds
+        live = [each for each in suspects if each.looks >= 2]
+        most = sum(each.memory + each.rise for each in live)
+        least = min(bounds.unread_share_bytes_max, bounds.unread_bytes_max)
+        if self._left.is_empty and most <= least:
+            return []
+        growth = max(0, self._memory.grown())
+        # Each may have caused all of the growth, but together they have caused it only once.
+        raw = sum(each.unread for each in live)
+        above = sum(each.memory for each in live) - raw
+        part = min(1.0, max(0, growth - raw) / above) if above > 0 else 1.0
+        shares: dict[str, list[Connection]] = {}
+        sizes: dict[Connection, int] = {}
+        sums: Counter[str] = Counter()
+        for each in live:
+            size = each.unread + int((each.memory - each.unread) * part)
+            # As much again as came since the last look will have come until the next one.
+            size += each.rise * size // max(1, each.memory)
+            shares.setdefault(each.share, []).append(each)
+            sizes[each] = size
+            sums[each.share] += size
+        left = self._left.by_share()
+        # A part of each bound is left to who is connected now: it may not be to blame, and to cut
+        # it would not lower what others have left.
+        total = sums.total()
+        total += min(left.total(), growth, bounds.unread_bytes_max // 4 * 3)
+        for share in left.keys() & sums.keys():
+            sums[share] += min(left[share], growth, bounds.unread_share_bytes_max // 4 * 3)
+        chosen: list[tuple[Connection, str]] = []
+        while sums:
+            share = max(sums, key=sums.__getitem__)
+            if sums[share] > bounds.unread_share_bytes_max:
+                why = f"its share, {share}, has {sums[share]} unread bytes"
+            elif total > bounds.unread_bytes_max:
+                why = f"all connections have {total} unread bytes, and {share} most of them"
+            else:
+                break
+            own = shares[share]
+            largest = max(own, key=lambda each: each.memory)
+            own.remove(largest)
+            sums[share] -= sizes[largest]
+            total -= sizes[largest]
+            if not own:
+                del sums[share]
+            chosen.append((largest, why))
+        return chosen
+
+
+def _memory_of(connection: Connection, growth: int) -> int:
+    """What the unread bytes of a connection take in memory, by the size of its frames.
+
+    growth: of the resident memory since something of it was unread; it takes no more than that.
+    """
+    unread, size = connection.unread, connection.frame_bytes
+    if not 0 < size < _SMALL_FRAME_BYTES:
+        return unread
+    needed = _FRAME_MEMORY_BYTES if size <= _TINY_BYTES else _SMALL_FRAME_BYTES
+    factor = 1 + needed / size
+    return max(unread, min(int(unread * factor), growth))
