@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run compile check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
+.PHONY: help setup run compile sync-client check test test-compiled test-floors test-needs demo simulate fuzz perf micro clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ run: $(RUN_STAMP) ## start a broker on this machine (ARGS="--help" for its optio
 
 compile: $(DEV_STAMP) ## compile the hot modules into build/compiled (pyproject.toml lists them)
 	@$(PY) hatch_build.py
+
+sync-client: $(DEV_STAMP) ## write malamute_py/client/sync from client/aio; make check compares them
+	$(PY) -m tools.sync_client
 
 check: $(DEV_STAMP) ## lint, types, import contracts and the fast tests, in under a minute
 	$(BIN)/ruff check

@@ -12,7 +12,7 @@ import contextlib
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import zmq
 
@@ -44,6 +44,9 @@ _STAMP_MS: Final = 100
 _EXACT_BELOW_MS: Final = 2_000
 """Waits that are shorter are counted from the call."""
 _FRESH_MIN: Final = 1024
+
+
+Value = TypeVar("Value")
 
 
 class Waker(Protocol):
@@ -315,19 +318,25 @@ class LoopLink:
 
     # --- bounds of waiting -----------------------------------------------------------------
 
-    def limit(self, future: asyncio.Future[Any], wait: Wait, what: str, name: str = "") -> None:
-        """Have a future fail with Timeout; what, name: see waits.py. Raises LocalProtocolError."""
+    def limit(
+        self, future: asyncio.Future[Value], wait: Wait, what: str, name: str = ""
+    ) -> asyncio.Future[Value]:
+        """Have a future fail with Timeout once `wait` is over, and return it to be awaited.
+
+        what, name: of the words of the Timeout, see waits.py. Raises LocalProtocolError.
+        """
         if wait == "default":
             # What most calls ask for: how long that is need be known of few of them.
             self.fresh.append((future, -1, what, name))
-            return
+            return future
         wait_ms = self.engine.settings.wait_ms(wait)
         if wait_ms is None:
-            return
+            return future
         self.fresh.append((future, wait_ms, what, name))
         if wait_ms < _EXACT_BELOW_MS:
             self._stamp(clock_ms())
             self.wake_up()
+        return future
 
     def _look_at_limits(self, now_ms: int) -> None:
         if self.fresh:
@@ -432,6 +441,42 @@ class LoopLink:
     def watch(self, opened: Watched, waker: Waker) -> None:
         """Have `waker.set()` called whenever what was opened has something new."""
         self._arrivals[opened] = waker
+
+    async def until(
+        self, ready: Callable[[], bool], opened: Watched, wait: Wait, what: str, name: str = ""
+    ) -> int | None:
+        """Wait until `ready()`, which is called again whenever `opened` has something new.
+
+        what, name: of the words of the Timeout, see waits.py. Returns how many milliseconds of
+        `wait` are left. Raises Timeout.
+        """
+        wait_ms = self.engine.settings.wait_ms(wait)
+        if wait_ms is None:
+            while not ready():
+                await self._arrival(opened).wait()
+            return None
+        until_ms = clock_ms() + wait_ms
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                while not ready():
+                    await self._arrival(opened).wait()
+        except TimeoutError:
+            raise timed_out(what, name, wait_ms, self.standing()) from None
+        return max(0, until_ms - clock_ms())
+
+    def _arrival(self, opened: Watched) -> asyncio.Event:
+        """An event that is set when `opened` has something new from now on."""
+        arrival = self._arrivals.get(opened)
+        if not isinstance(arrival, asyncio.Event):
+            arrival = self._arrivals[opened] = asyncio.Event()
+        arrival.clear()
+        return arrival
+
+    def tell(self, opened: Watched) -> None:
+        """Have the callers that wait for `opened` look at it again."""
+        arrival = self._arrivals.pop(opened, None)
+        if arrival is not None:
+            arrival.set()
 
     def forget(self, opened: Watched) -> None:
         """Nobody waits for it any more."""

@@ -15,18 +15,13 @@ from typing import Any, Final
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.errors import RequestRejected
 from malamute_py.client.aio.link import LoopLink
-from malamute_py.client.engine.waits import NOTHING, OPENED, timed_out
+from malamute_py.client.engine.waits import NOTHING, OPENED
 from malamute_py.client.position import Position
 from malamute_py.client.readers.records import Cursor
-from malamute_py.client.session.subscription import (
-    Arrival,
-    Notice,
-    Request,
-    cut,
-)
+from malamute_py.client.session.subscription import Arrival, Notice, Request, cut
 from malamute_py.client.settings import Wait
 
-_PAUSE_EVERY: Final = 256
+_PAUSE_EVERY: Final = 256  # asyncio only
 """Records after which the event loop gets its turn, though more are at hand."""
 
 
@@ -40,17 +35,19 @@ class Subscription(Cursor):
         *,
         strict: bool,
         on_notice: Callable[[Notice], None] | None,
+        timeout_ms: int | None = None,
     ) -> None:
         """See Client.subscribe(). Raises what ended the session."""
         super().__init__(strict, on_notice)
         self._link = link
-        self._reading = link.session.subscribe(request)
-        self._arrival = link.arrivals(self._reading)
-        self._until_pause = _PAUSE_EVERY
+        self._timeout_ms = timeout_ms
+        self._until_pause = _PAUSE_EVERY  # asyncio only
+        if True:  # sync: with link.lock:
+            self._reading = link.session.subscribe(request)
+            link.wake_up()
         # `async for record in client.subscribe(...)` with a break leaves no one to close it.
         self._finalizer = weakref.finalize(self, link.dropped, self._reading)
         self._finalizer.atexit = False
-        link.wake_up()
 
     # --- where it is -----------------------------------------------------------------------
 
@@ -71,15 +68,18 @@ class Subscription(Cursor):
 
     async def accepted(self, timeout_ms: Wait = "default") -> Position:
         """Wait until the broker accepted; where delivery begins. Raises the refusal, or Timeout."""
-        wait_ms = self._link.engine.settings.wait_ms(timeout_ms)
         reading = self._reading
-        while reading.next < 0:
-            if reading.ended:
-                raise reading.error or RequestRejected("cancelled")
-            self._arrival.clear()
-            await self._link.within(self._arrival, wait_ms, OPENED, "the subscription")
+        if True:  # sync: with self._link.lock:
+            await self._link.until(
+                lambda: reading.next >= 0 or reading.ended,
+                reading,
+                timeout_ms,
+                OPENED,
+                "the subscription",
+            )
         position = reading.position
-        assert position is not None
+        if position is None:
+            raise reading.error or RequestRejected("cancelled")
         return position
 
     # --- batches ---------------------------------------------------------------------------
@@ -90,44 +90,39 @@ class Subscription(Cursor):
         Raises Timeout (nothing is lost), the broker's refusal, or GapError when strict.
         """
         rest = self._rest()
-        if rest is not None:
-            return rest
-        if timeout_ms is None:
-            return await self._next()
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await self._next()
-        except TimeoutError:
-            standing = self._link.standing()
-            raise timed_out(NOTHING, "record", timeout_ms, standing) from None
+        return rest if rest is not None else await self._next(timeout_ms)
 
-    async def _next(self) -> Batch | None:
-        reading, arrival, session = self._reading, self._arrival, self._link.session
+    async def _next(self, timeout_ms: int | None) -> Batch | None:
+        reading, link = self._reading, self._link
         while True:
-            item = reading.take()
-            if session.consumed(reading):
-                self._link.wake_up()
-            if item is None:
-                if reading.error is not None:
-                    raise reading.error
-                if reading.ended:
-                    return None
-                arrival.clear()
-                await arrival.wait()
-            elif not isinstance(item, Arrival):
+            if True:  # sync: with link.lock:
+                item = reading.take()
+                if link.session.consumed(reading):
+                    link.wake_up()
+                if item is None:
+                    if reading.error is not None:
+                        raise reading.error
+                    if reading.ended:
+                        return None
+                    timeout_ms = await link.until(
+                        lambda: bool(reading.inbox) or reading.ended,
+                        reading,
+                        timeout_ms,
+                        NOTHING,
+                        "record",
+                    )
+                    continue
+            if not isinstance(item, Arrival):
                 self._note(item)
             elif item.batch is not None:
                 return item.batch
 
     async def batches(self) -> AsyncIterator[Batch]:
         """The batches, to the end. Raises as next_batch()."""
-        while True:
-            batch = await self.next_batch()
-            if batch is None:
-                return
+        while (batch := await self.next_batch(self._timeout_ms)) is not None:
             yield batch
             # Batches at hand cost no waiting: without this the loop would never turn.
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # asyncio only
 
     async def to_arrow(self, records: int | None = None, *, decode: bool = False) -> Any:
         """A pyarrow Table of so many records, fewer at the end; None: to the end.
@@ -139,12 +134,12 @@ class Subscription(Cursor):
         pieces = []
         left = records
         while left is None or left > 0:
-            batch = await self.next_batch()
+            batch = await self.next_batch(self._timeout_ms)
             if batch is None:
                 break
             if left is not None:
                 if len(batch) > left:
-                    self._put_back(cut(batch, left, len(batch)))
+                    self._open(cut(batch, left, len(batch)))
                     batch = cut(batch, 0, left)
                 left -= len(batch)
             pieces.append(batch.to_arrow(decode=decode))
@@ -156,8 +151,8 @@ class Subscription(Cursor):
         return self
 
     async def __anext__(self) -> Record:
-        self._until_pause -= 1
-        if self._until_pause <= 0:
+        self._until_pause -= 1  # asyncio only
+        if self._until_pause <= 0:  # asyncio only
             self._until_pause = _PAUSE_EVERY
             await asyncio.sleep(0)
         while True:
@@ -165,7 +160,7 @@ class Subscription(Cursor):
                 record = next(self._rows)
                 self._left -= 1
                 return record
-            batch = await self._next()
+            batch = await self._next(self._timeout_ms)
             if batch is None:
                 raise StopAsyncIteration
             self._open(batch)
@@ -173,17 +168,20 @@ class Subscription(Cursor):
     # --- life ------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End the subscription; what has arrived and was not consumed is dropped."""
+        """End the subscription, also under a task that waits for it.
+
+        What has arrived and was not consumed is dropped.
+        """
         self._finalizer.detach()
-        position = self.position
-        self._left = 0
-        self._reading.closed_at(position)
-        self._link.session.unsubscribe(self._reading)
-        # At once, not with ENDED: a task that waits, or asks later, finds the end.
-        self._reading.ended = True
-        self._link.forget(self._reading)
-        self._arrival.set()
-        self._link.wake_up()
+        if True:  # sync: with self._link.lock:
+            position = self.position
+            self._left = 0
+            self._reading.closed_at(position)
+            self._link.session.unsubscribe(self._reading)
+            # At once, not with ENDED: a task that waits, or asks later, finds the end.
+            self._reading.ended = True
+            self._link.wake_up()
+            self._link.tell(self._reading)
 
     async def __aenter__(self) -> Subscription:
         return self

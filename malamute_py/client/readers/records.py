@@ -55,9 +55,6 @@ class Cursor:
         self._rows = iter(())
         return rest
 
-    def _put_back(self, rest: Batch) -> None:
-        self._open(rest)
-
     def _place(self, behind: Position | None) -> Position | None:
         """Where a later reader goes on; behind: the position after the batch at hand."""
         if behind is None or not self._left or self._batch is None:

@@ -39,7 +39,6 @@ from malamute_py.client.session.events import (
 )
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.session.session import Session
-from malamute_py.client.session.subscription import Reading
 from malamute_py.client.settings import ClientSettings, Wait
 
 Value = TypeVar("Value")
@@ -155,6 +154,17 @@ class ThreadLink:
                 self.lock.release()
         else:
             self.dropped(opened)
+
+    def until(self, ready: Callable[[], bool], wait: Wait, what: str, name: str = "") -> int | None:
+        """Wait under the lock until `ready()`, which is called again when anything has happened.
+
+        what, name: of the words of the Timeout, see waits.py. Returns how many milliseconds of
+        `wait` are left. Raises Timeout.
+        """
+        wait_ms = self.engine.settings.wait_ms(wait)
+        until_ms = None if wait_ms is None else clock_ms() + wait_ms
+        self.wait_for(ready, wait_ms, what, name)
+        return None if until_ms is None else max(0, until_ms - clock_ms())
 
     def tell(self) -> None:
         """Have all waiting callers look again."""
@@ -330,11 +340,6 @@ os.register_at_fork(after_in_child=_after_fork)
 
 PendingConfirm = Pending[Confirmation]
 """A confirm that is still to come."""
-
-
-def over(reading: Reading) -> bool:
-    """A reader need not wait: something is there, or nothing will be."""
-    return bool(reading.inbox) or reading.ended
 
 
 class SyncVerbs:

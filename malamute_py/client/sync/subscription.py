@@ -1,3 +1,4 @@
+# DO NOT EDIT: made from ../aio/subscription.py by `make sync-client` (tools/sync_client.py).
 """A subscription for threads: records, batches, notices.
 
 Owns the way from what has arrived to the caller's loop. The rule: nothing is lost to a
@@ -18,7 +19,7 @@ from malamute_py.client.position import Position
 from malamute_py.client.readers.records import Cursor
 from malamute_py.client.session.subscription import Arrival, Notice, Request, cut
 from malamute_py.client.settings import Wait
-from malamute_py.client.sync.link import ThreadLink, over
+from malamute_py.client.sync.link import ThreadLink
 
 
 class SyncSubscription(Cursor):
@@ -31,7 +32,7 @@ class SyncSubscription(Cursor):
         *,
         strict: bool,
         on_notice: Callable[[Notice], None] | None,
-        timeout_ms: int | None,
+        timeout_ms: int | None = None,
     ) -> None:
         """See SyncClient.subscribe(). Raises what ended the session."""
         super().__init__(strict, on_notice)
@@ -65,7 +66,7 @@ class SyncSubscription(Cursor):
         """Wait until the broker accepted; where delivery begins. Raises the refusal, or Timeout."""
         reading = self._reading
         with self._link.lock:
-            self._link.wait_for(
+            self._link.until(
                 lambda: reading.next >= 0 or reading.ended,
                 timeout_ms,
                 OPENED,
@@ -98,7 +99,12 @@ class SyncSubscription(Cursor):
                         raise reading.error
                     if reading.ended:
                         return None
-                    link.wait_for(lambda: over(reading), timeout_ms, NOTHING, "record")
+                    timeout_ms = link.until(
+                        lambda: bool(reading.inbox) or reading.ended,
+                        timeout_ms,
+                        NOTHING,
+                        "record",
+                    )
                     continue
             if not isinstance(item, Arrival):
                 self._note(item)
@@ -160,6 +166,7 @@ class SyncSubscription(Cursor):
             self._left = 0
             self._reading.closed_at(position)
             self._link.session.unsubscribe(self._reading)
+            # At once, not with ENDED: a thread that waits, or asks later, finds the end.
             self._reading.ended = True
             self._link.wake_up()
             self._link.tell()

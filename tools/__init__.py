@@ -1,0 +1,1 @@
+"""Programs of development, none of which is in the wheel."""

@@ -1,0 +1,334 @@
+"""The generator of the synchronous client: client/sync/ is made from client/aio/.
+
+Owns how a file of the asyncio client becomes the file of the same name for threads. The rule: what
+it makes is committed, and tests/house compares it; files that FILES does not name are written by
+hand. `make sync-client` writes all of them.
+
+`async` and `await` go, names become those of TERMS and of the file's own table, and docstrings and
+comments follow the table of words. What a table cannot say, the source marks:
+
+- `if True:  # sync: with link.lock:` is `with link.lock:` for threads; what follows `sync:` takes
+  the place of the line. Python compiles `if True:` to nothing, so that the mark costs no time.
+- A line that is nothing but `# sync: CODE` is CODE for threads, and a comment in asyncio.
+- A statement, argument or import whose first line ends in `# asyncio only` has no twin. Comments
+  directly above it, and the docstring of a constant below it, go with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+SOURCES: Final = ROOT / "malamute_py" / "client" / "aio"
+TARGETS: Final = ROOT / "malamute_py" / "client" / "sync"
+
+COMMAND: Final = "make sync-client"
+HEADER: Final = "# DO NOT EDIT: made from ../aio/{name} by `{command}` (tools/sync_client.py).\n"
+ONLY: Final = "# asyncio only"
+INSTEAD: Final = "# sync: "
+
+TERMS: Final = {
+    "AsyncGenerator": "Generator",
+    "AsyncIterator": "Iterator",
+    "AsyncVerbs": "SyncVerbs",
+    "LoopLink": "ThreadLink",
+    "StopAsyncIteration": "StopIteration",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "aio": "sync",
+    "asked": "wake_up",
+    "future": "pending",
+    "leave": "wake_up",
+    "set_result": "settle",
+}
+"""Names in code, for all files."""
+
+UNNEEDED: Final = {"room": 0, "tell": 0, "until": 1}
+"""Arguments that only the event loop's link takes, by their places: it wakes callers one by one."""
+
+WORDS: Final = (
+    ("in asyncio", "for threads"),
+    ("async with", "with"),
+    ("async for", "for"),
+    ("an async iterator", "an iterator"),
+    ("an async context manager", "a context manager"),
+    ("one task at a time", "one thread at a time"),
+    ("a task that waits", "a thread that waits"),
+    ("several tasks", "several threads"),
+    ("Steps of tasks", "Steps of threads"),
+)
+"""Words of docstrings and comments, for all files, in the order in which they are replaced."""
+
+
+class File(NamedTuple):
+    """What is known of one file beside TERMS and WORDS."""
+
+    classes: tuple[str, ...]
+    """Classes with `Sync` before their names in the synchronous client."""
+    words: tuple[tuple[str, str], ...] = ()
+    """Further words; each must be there."""
+    names: Mapping[str, str] = {}
+    """Further names."""
+
+
+FILES: Final = {
+    "subscription.py": File(
+        ("Subscription", "Client"),
+        (("to a\ncancelled wait", "to a\ntimeout"),),
+    ),
+}
+"""The files that are generated."""
+
+
+class Edit(NamedTuple):
+    """A piece of the text that is replaced."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Text:
+    """A source with the offsets of its lines."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tree = ast.parse(text)
+        self.tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        self._lines = text.splitlines(keepends=True)
+        self._starts = [0]
+        for line in self._lines:
+            self._starts.append(self._starts[-1] + len(line))
+
+    def at(self, line: int, column: int) -> int:
+        """The offset of a token's place: lines from 1, columns in characters."""
+        return self._starts[line - 1] + column
+
+    def span(self, node: ast.expr) -> tuple[int, int]:
+        """Where an expression begins and ends; its columns are in bytes."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return (
+            self._at_bytes(node.lineno, node.col_offset),
+            self._at_bytes(node.end_lineno, node.end_col_offset),
+        )
+
+    def _at_bytes(self, line: int, column: int) -> int:
+        text = self._lines[line - 1].encode()[:column].decode()
+        return self._starts[line - 1] + len(text)
+
+    def of(self, node: ast.expr) -> str:
+        """The text of an expression."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def edited(self, edits: list[Edit]) -> str:
+        """The text with all edits done, which must not overlap."""
+        pieces, place = [], 0
+        for start, end, text in sorted(edits):
+            assert start >= place, self.text[start:end]
+            pieces += [self.text[place:start], text]
+            place = end
+        return "".join((*pieces, self.text[place:]))
+
+
+def generate(name: str) -> str:
+    """The synchronous file for asyncio's file of the same name. Raises ValueError."""
+    file = FILES[name]
+    names = {**TERMS, **{known: f"Sync{known}" for known in file.classes}, **file.names}
+    text = _marks(Text((SOURCES / name).read_text()))
+    text = _waits(Text(text))
+    text = _names(Text(text), names)
+    text = _words(Text(text), file)
+    text = _formatted(text, TARGETS / name)
+    left = re.search(r".*\b(async|asyncio|await|awaits|awaited)\b.*", text, re.IGNORECASE)
+    if left:
+        raise ValueError(f"{name}: a word of asyncio is left over: {left[0].strip()}")
+    return HEADER.format(name=name, command=COMMAND) + text
+
+
+# --- marks ---------------------------------------------------------------------------------------
+
+
+def _marks(source: Text) -> str:
+    """Leave out what is asyncio's only, and put in what is for threads."""
+    lines = source.text.splitlines(keepends=True)
+    statements = {
+        line: node
+        for node in reversed(list(ast.walk(source.tree)))
+        if isinstance(node, ast.stmt)
+        for line in {node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))}
+    }
+    gone: set[int] = set()
+    for token in source.tokens:
+        if token.type != tokenize.COMMENT:
+            continue
+        line = token.start[0]
+        before = token.line[: token.start[1]]
+        if token.string.startswith(INSTEAD):
+            indentation = before[: len(before) - len(before.lstrip())]
+            lines[line - 1] = indentation + token.string.removeprefix(INSTEAD) + "\n"
+        elif token.string == ONLY:
+            gone.update(_without_twin(source, line, statements.get(line)))
+    return "".join(text for number, text in enumerate(lines, 1) if number not in gone)
+
+
+def _without_twin(source: Text, line: int, statement: ast.stmt | None) -> Iterator[int]:
+    """The lines that go with one that is marked `# asyncio only`."""
+    first = last = line
+    if statement is not None:
+        first = min(
+            [statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))]
+        )
+        last = statement.end_lineno or line
+        for node in ast.walk(source.tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and statement in body[:-1]:
+                after = body[body.index(statement) + 1]
+                if isinstance(statement, ast.Assign | ast.AnnAssign) and _is_docstring(after):
+                    last = after.end_lineno or last
+    lines = source.text.splitlines()
+    while lines[first - 2].lstrip().startswith("#") and INSTEAD not in lines[first - 2]:
+        first -= 1
+    yield from range(first, last + 1)
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+# --- code ----------------------------------------------------------------------------------------
+
+
+def _waits(source: Text) -> str:
+    """Drop `async` and `await`, and have futures be Pending."""
+    edits = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Await):
+            edits.append(_wait(source, node))
+        elif isinstance(node, ast.Call) and _called(node) == "create_future":
+            start, end = source.span(node)
+            link = source.of(node.func).removesuffix(".loop.create_future")
+            edits.append(Edit(start, end, f"Pending({link})"))
+        elif isinstance(node, ast.Call) and _called(node) in UNNEEDED:
+            _, *rest = node.args[UNNEEDED[_called(node)] :]
+            start, end = source.span(node.args[UNNEEDED[_called(node)]])
+            edits.append(Edit(start, source.span(rest[0])[0] if rest else end, ""))
+    for token, following in zip(source.tokens, source.tokens[1:], strict=False):
+        if token.type == tokenize.NAME and token.string == "async":
+            edits.append(Edit(source.at(*token.start), source.at(*following.start), ""))
+    return source.edited(edits).replace("asyncio.Future[", "Pending[")
+
+
+def _wait(source: Text, node: ast.Await) -> Edit:
+    """`await future` is pending.result(None), `await link.limit(future, ...)` its result(...)."""
+    start, _ = source.span(node)
+    inner, end = source.span(node.value)
+    if isinstance(node.value, ast.Name):
+        return Edit(start, end, f"{node.value.id}.result(None)")
+    if isinstance(node.value, ast.Call) and _called(node.value) == "limit":
+        future, wait, *_ = node.value.args
+        return Edit(start, source.span(wait)[0], f"{source.of(future)}.result(")
+    return Edit(start, inner, "")
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _names(source: Text, names: Mapping[str, str]) -> str:
+    return source.edited(
+        [
+            Edit(source.at(*token.start), source.at(*token.end), names[token.string])
+            for token in source.tokens
+            if token.type == tokenize.NAME and token.string in names
+        ]
+    )
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def _words(source: Text, file: File) -> str:
+    """Put the words of threads into strings and comments. Raises ValueError: one is not there."""
+    missing = dict(file.words)
+    edits = []
+    for token in source.tokens:
+        if token.type not in (tokenize.STRING, tokenize.COMMENT):
+            continue
+        text = token.string
+        for known, instead in file.words:
+            if known in text:
+                missing.pop(known, None)
+                text = text.replace(known, instead)
+        for known, instead in WORDS:
+            text = text.replace(known, instead)
+        if token.type == tokenize.COMMENT or text.startswith('"""'):
+            # A class is named by what is called of it: `Client.subscribe()`.
+            for known in file.classes:
+                text = re.sub(rf"(?<![\w.]){known}(?=\.\w)", f"Sync{known}", text)
+        edits.append(Edit(source.at(*token.start), source.at(*token.end), text))
+    if missing:
+        raise ValueError(f"words that are not in the source any more: {list(missing)}")
+    return source.edited(edits)
+
+
+def _formatted(text: str, path: Path) -> str:
+    """The text without imports that nothing needs, in the project's form."""
+    for arguments in (
+        ("check", "--fix-only", "--select", "F401,I001,PIE790,W291"),
+        ("format",),
+    ):
+        command = [
+            sys.executable,
+            "-m",
+            "ruff",
+            *arguments,
+            "--quiet",
+            "--stdin-filename",
+            path,
+            "-",
+        ]
+        ran = subprocess.run(
+            command, input=text, capture_output=True, text=True, check=False, cwd=ROOT
+        )
+        if ran.returncode:
+            raise ValueError(f"{path.name}: ruff {arguments[0]} failed: {ran.stderr}")
+        text = ran.stdout
+    return text
+
+
+def main() -> int:
+    """Write the files that have changed; --check: only say which would."""
+    parser = argparse.ArgumentParser(description="Write client/sync/ from client/aio/.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if one differs")
+    check = parser.parse_args().check
+    changed = [
+        (TARGETS / name, text)
+        for name in FILES
+        if (text := generate(name)) != (TARGETS / name).read_text()
+    ]
+    for path, text in changed:
+        if not check:
+            path.write_text(text)
+        print(f"{path.relative_to(ROOT)} {'differs' if check else 'written'}")
+    return int(check and bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
