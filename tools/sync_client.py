@@ -47,9 +47,7 @@ TERMS: Final = {
     "__aiter__": "__iter__",
     "__anext__": "__next__",
     "aio": "sync",
-    "asked": "wake_up",
     "future": "pending",
-    "leave": "wake_up",
     "set_result": "settle",
 }
 """Names in code, for all files."""
@@ -82,7 +80,30 @@ class File(NamedTuple):
     """Further names."""
 
 
+CODE: Final = (
+    ("asyncio.Future[", "Pending["),
+    ("(Timeout, asyncio.CancelledError)", "BaseException"),
+    ("asyncio.CancelledError", "BaseException"),
+    ("link.asked()", "link.wake_up()"),
+    ("link.leave()", "link.wake_up()"),
+    ("sync.link import ", "sync.link import Pending, "),
+)
+"""Pieces of code, in the order in which they are replaced; an import that nothing needs goes."""
+
 FILES: Final = {
+    "queues.py": File(
+        ("AtomicStep", "Client", "Member", "QueueVerbs", "StreamCursor"),
+        (
+            ("as awaitables", "as blocking calls"),
+            (
+                "a cancelled call leaves all others\nas they were;",
+                "a timeout or the client's end\ninterrupts a waiting caller;",
+            ),
+            ("a step whose commit was cancelled", "a step whose commit timed out"),
+            ("may still be taken, and then is taken whole", "may still be taken, whole"),
+            ("the future is what", "its result is what"),
+        ),
+    ),
     "subscription.py": File(
         ("Subscription", "Client"),
         (("to a\ncancelled wait", "to a\ntimeout"),),
@@ -150,6 +171,8 @@ def generate(name: str) -> str:
     text = _marks(Text((SOURCES / name).read_text()))
     text = _waits(Text(text))
     text = _names(Text(text), names)
+    for known, instead in CODE:
+        text = text.replace(known, instead)
     text = _words(Text(text), file)
     text = _formatted(text, TARGETS / name)
     left = re.search(r".*\b(async|asyncio|await|awaits|awaited)\b.*", text, re.IGNORECASE)
@@ -232,7 +255,7 @@ def _waits(source: Text) -> str:
     for token, following in zip(source.tokens, source.tokens[1:], strict=False):
         if token.type == tokenize.NAME and token.string == "async":
             edits.append(Edit(source.at(*token.start), source.at(*following.start), ""))
-    return source.edited(edits).replace("asyncio.Future[", "Pending[")
+    return source.edited(edits)
 
 
 def _wait(source: Text, node: ast.Await) -> Edit:

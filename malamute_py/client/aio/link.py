@@ -45,7 +45,6 @@ _EXACT_BELOW_MS: Final = 2_000
 """Waits that are shorter are counted from the call."""
 _FRESH_MIN: Final = 1024
 
-
 Value = TypeVar("Value")
 
 

@@ -24,7 +24,7 @@ from malamute_py.client.arguments import (
     numbers_of_requests,
     settings_of,
 )
-from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, STEP, timed_out
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, STEP
 from malamute_py.client.facts import (
     CursorFacts,
     Facts,
@@ -53,7 +53,7 @@ from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
-_PAUSE_EVERY: Final = 256
+_PAUSE_EVERY: Final = 256  # asyncio only
 """Records after which the event loop gets its turn, though more are at hand."""
 
 Kind = TypeVar("Kind", bound=Facts)
@@ -82,7 +82,12 @@ class AtomicStep(Step):
         if kind is None:
             await self.commit()
         else:
-            self.give_up()
+            if True:  # sync: with self._link.lock:
+                self.give_up()
+
+    # sync: def _lend(self, holder: Any, numbers: list[int]) -> None:
+    # sync:     with self._link.lock:
+    # sync:         super()._lend(holder, numbers)
 
     async def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
         """Have it taken, and wait for the confirm; None: there was nothing in it.
@@ -93,22 +98,34 @@ class AtomicStep(Step):
         if not self.parts:
             return None
         link = self._link
-        if not link.has_room():
-            try:
-                timeout_ms = await link.room(self.size, timeout_ms, "a step")
-            except (Timeout, asyncio.CancelledError):
-                self.give_up()
-                raise
-        steps = link.session.steps
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        steps.add(self, future)
-        link.limit(future, timeout_ms, STEP)
-        link.wake_up()
+        left = await self._put(future, timeout_ms)
         try:
-            return await future
+            return await link.limit(future, left, STEP)
         except (Timeout, asyncio.CancelledError):
-            steps.withdraw(self)
+            if True:  # sync: with link.lock:
+                link.session.steps.withdraw(self)
             raise
+
+    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
+    # sync:     """Put it on its way; waits only while the window is full. Raises as commit()."""
+    # sync:     pending: Pending[Confirmation] = Pending(self._link)
+    # sync:     self._put(pending, timeout_ms)
+    # sync:     return pending
+
+    async def _put(self, future: asyncio.Future[Confirmation], timeout_ms: Wait) -> Wait:
+        """Put the step on its way once there is room; returns what is left of timeout_ms."""
+        link = self._link
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                try:
+                    timeout_ms = await link.room(self.size, timeout_ms, "a step")
+                except (Timeout, asyncio.CancelledError):
+                    self.give_up()
+                    raise
+            link.session.steps.add(self, future)
+            link.wake_up()
+        return timeout_ms
 
 
 class StreamCursor(CursorName):
@@ -175,19 +192,21 @@ class Member(Handed):
         ack: AckWhen,
         strict: bool,
         on_notice: Callable[[Notice], None] | None,
+        timeout_ms: int | None = None,
     ) -> None:
         """See Client.group(). Raises what ended the session."""
         super().__init__(ack, strict, on_notice)
         self._link = link
-        self._members = link.session.memberships
-        self._membership = self._members.join(asked)
-        self._arrival = link.arrivals(self._membership)
-        self._until_pause = _PAUSE_EVERY
+        self._timeout_ms = timeout_ms
+        self._until_pause = _PAUSE_EVERY  # asyncio only
         self._closed = False
+        if True:  # sync: with link.lock:
+            self._members = link.session.memberships
+            self._membership = self._members.join(asked)
+            link.wake_up()
         # `async for record in client.group(...)` with a break leaves no one to close it.
         self._finalizer = weakref.finalize(self, link.dropped, self._membership)
         self._finalizer.atexit = False
-        link.wake_up()
 
     @property
     def ended(self) -> bool:
@@ -196,13 +215,17 @@ class Member(Handed):
 
     async def accepted(self, timeout_ms: Wait = "default") -> None:
         """Wait until the broker accepted. Raises the refusal, or Timeout."""
-        wait_ms = self._link.engine.settings.wait_ms(timeout_ms)
         membership = self._membership
-        while not membership.accepted:
-            if self.ended:
-                raise membership.error or RequestRejected("cancelled")
-            self._arrival.clear()
-            await self._link.within(self._arrival, wait_ms, OPENED, "the membership")
+        if True:  # sync: with self._link.lock:
+            await self._link.until(
+                lambda: membership.accepted or self.ended,
+                membership,
+                timeout_ms,
+                OPENED,
+                "the membership",
+            )
+        if not membership.accepted:
+            raise membership.error or RequestRejected("cancelled")
 
     # --- taking ----------------------------------------------------------------------------
 
@@ -214,56 +237,54 @@ class Member(Handed):
         self._acknowledge_handed()
         batch = self._rest()
         if batch is None:
-            if timeout_ms is None:
-                batch = await self._next()
-            else:
-                try:
-                    async with asyncio.timeout(timeout_ms / 1000):
-                        batch = await self._next()
-                except TimeoutError:
-                    standing = self._link.standing()
-                    raise timed_out(NOTHING, "record", timeout_ms, standing) from None
+            batch = await self._next(timeout_ms)
         if batch is not None:
             self._handing(batch, batch.offsets.tolist())
         return batch
 
-    async def _next(self) -> HeldBatch | None:
-        membership, arrival = self._membership, self._arrival
+    async def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        membership, link = self._membership, self._link
         while True:
-            if self._closed:
-                return None
-            item = membership.take()
-            if self._link.session.consumed(membership):
-                self._link.wake_up()
-            if item is None:
-                if membership.error is not None:
-                    raise membership.error
-                if membership.ended:
+            if True:  # sync: with link.lock:
+                if self._closed:
                     return None
-                arrival.clear()
-                await arrival.wait()
-            elif isinstance(item, HeldBatch):
+                item = membership.take()
+                if link.session.consumed(membership):
+                    link.wake_up()
+                if item is None:
+                    if membership.error is not None:
+                        raise membership.error
+                    if membership.ended:
+                        return None
+                    timeout_ms = await link.until(
+                        lambda: bool(membership.queue) or self.ended,
+                        membership,
+                        timeout_ms,
+                        NOTHING,
+                        "record",
+                    )
+                    continue
+            if isinstance(item, HeldBatch):
                 return item
-            else:
-                self._note(item)
+            self._note(item)
 
     async def batches(self) -> AsyncIterator[HeldBatch]:
         """The batches, to the end. Raises as next_batch()."""
-        while (batch := await self.next_batch()) is not None:
+        while (batch := await self.next_batch(self._timeout_ms)) is not None:
             yield batch
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # asyncio only
 
     def __aiter__(self) -> Member:
         return self
 
     async def __anext__(self) -> Record:
         self._acknowledge_handed()
-        self._until_pause -= 1
-        if self._until_pause <= 0:
+        self._until_pause -= 1  # asyncio only
+        if self._until_pause <= 0:  # asyncio only
             self._until_pause = _PAUSE_EVERY
             await asyncio.sleep(0)
         while not self._left:
-            batch = await self._next()
+            batch = await self._next(self._timeout_ms)
             if batch is None:
                 raise StopAsyncIteration
             self._open(batch)
@@ -275,7 +296,9 @@ class Member(Handed):
     # --- acknowledging ---------------------------------------------------------------------
 
     def _acknowledge_handed(self) -> None:
-        if self._handed:
+        if not self._handed:
+            return
+        if True:  # sync: with self._link.lock:
             self._membership.ack(self._take_handed())
             self._link.wake_up()
 
@@ -291,24 +314,23 @@ class Member(Handed):
         this member.
         """
         future = self._ack(held, -1)
-        self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
-        return await future
+        return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
     async def nack(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """A record or batch is wanted again, by any member, after a time. As ack()."""
         future = self._ack(held, duration("delay_ms", delay_ms))
-        self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
-        return await future
+        return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
     def _ack(self, held: Any, again_ms: int) -> asyncio.Future[bool]:
         offsets = numbers_of(held, self._membership)
         future: asyncio.Future[bool] = self._link.loop.create_future()
         self._unhand(offsets)
-        if self._membership.ended:
-            future.set_result(False)
-            return future
-        self._membership.ack(offsets, again_ms, future)
-        self._link.wake_up()
+        if True:  # sync: with self._link.lock:
+            if self._membership.ended:
+                future.set_result(False)
+            else:
+                self._membership.ack(offsets, again_ms, future)
+                self._link.wake_up()
         return future
 
     # --- life ------------------------------------------------------------------------------
@@ -317,14 +339,14 @@ class Member(Handed):
         """Leave the group; what was not acknowledged goes to other members."""
         if self._closed:
             return
-        self._closed = True
         self._finalizer.detach()
         self._left = 0
-        self._members.leave(self._membership)
-        self._link.forget(self._membership)
-        # At once, not with ENDED: a task that waits, or asks later, finds the end.
-        self._arrival.set()
-        self._link.wake_up()
+        if True:  # sync: with self._link.lock:
+            # At once, not with ENDED: a task that waits, or asks later, finds the end.
+            self._closed = True
+            self._members.leave(self._membership)
+            self._link.tell(self._membership)
+            self._link.wake_up()
 
     async def __aenter__(self) -> Member:
         return self
@@ -391,6 +413,7 @@ class QueueVerbs(AsyncVerbs):
         create: bool = False,
         strict: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
+        # sync: timeout_ms: int | None = None,
     ) -> Member:
         """Become a member of a group: `async with client.group(...) as member`, and iterate.
 
@@ -408,7 +431,14 @@ class QueueVerbs(AsyncVerbs):
             stream, group, make_pattern(pattern), kind, start_on_wire(start),
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
         ).check()  # fmt: skip
-        return Member(self._link, asked, ack=ack, strict=strict, on_notice=on_notice)
+        return Member(
+            self._link,
+            asked,
+            ack=ack,
+            strict=strict,
+            on_notice=on_notice,
+            # sync: timeout_ms=timeout_ms,
+        )
 
     async def group_info(self, stream: str, group: str) -> GroupFacts:
         """Lag, members and what each holds. Raises RequestRejected `unknown_group`."""

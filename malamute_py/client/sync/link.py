@@ -21,10 +21,10 @@ from typing import Any, Final, Generic, TypeVar
 import zmq
 
 from malamute_protocol.commands import Confirm
-from malamute_protocol.errors import MalamuteError
+from malamute_protocol.errors import MalamuteError, RequestRejected, Timeout
 from malamute_py.client.engine.engine import Engine, clock_ms
 from malamute_py.client.engine.log import LINK_LOG, LOG, guarded
-from malamute_py.client.engine.waits import ANSWER, ASKED, timed_out
+from malamute_py.client.engine.waits import ANSWER, ASKED, ROOM, timed_out
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.events import (
     Answered,
@@ -38,7 +38,7 @@ from malamute_py.client.session.events import (
     Watched,
 )
 from malamute_py.client.session.publisher import confirmations
-from malamute_py.client.session.session import Session
+from malamute_py.client.session.session import Session, State
 from malamute_py.client.settings import ClientSettings, Wait
 
 Value = TypeVar("Value")
@@ -99,6 +99,7 @@ class ThreadLink:
         self.engine = Engine(settings, context)
         self.session = self.engine.session
         self.publisher = self.session.publisher
+        self.has_room = self.session.window.has_room
         self._happened = threading.Condition(self.lock)
         self._waiting = 0
         self._on_link = on_link
@@ -165,6 +166,24 @@ class ThreadLink:
         until_ms = None if wait_ms is None else clock_ms() + wait_ms
         self.wait_for(ready, wait_ms, what, name)
         return None if until_ms is None else max(0, until_ms - clock_ms())
+
+    def room(self, wait: Wait, name: str) -> Wait:
+        """Wait under the lock until the window has room, or the session is over.
+
+        name: of what room is wanted for. Returns what is left of `wait` for what the caller waits
+        for next. Raises Timeout, or RequestRejected `window` where `wait` is 0.
+        """
+        session = self.session
+        try:
+            return self.until(
+                lambda: self.has_room() or session.state is State.CLOSED, wait, ROOM, name
+            )
+        except Timeout:
+            if wait:
+                raise
+            raise RequestRejected(
+                "window", "too much is unconfirmed: wait for some of it"
+            ) from None
 
     def tell(self) -> None:
         """Have all waiting callers look again."""

@@ -1,3 +1,4 @@
+# DO NOT EDIT: made from ../aio/queues.py by `make sync-client` (tools/sync_client.py).
 """Cursors, groups, atomic steps and the asking about queues, for threads.
 
 Owns these verbs as blocking calls. The rule: as in client.py: a timeout or the client's end
@@ -22,7 +23,7 @@ from malamute_py.client.arguments import (
     numbers_of_requests,
     settings_of,
 )
-from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, ROOM, STEP
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, STEP
 from malamute_py.client.facts import (
     CursorFacts,
     Facts,
@@ -46,7 +47,6 @@ from malamute_py.client.session.memberships import (
     Joining,
     group_visibility,
 )
-from malamute_py.client.session.session import State
 from malamute_py.client.session.steps import Step
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
@@ -94,33 +94,35 @@ class SyncAtomicStep(Step):
         """
         if not self.parts:
             return None
-        pending = self.commit_nowait(timeout_ms)
+        link = self._link
+        pending: Pending[Confirmation] = Pending(link)
+        left = self._put(pending, timeout_ms)
         try:
-            return pending.result(timeout_ms, STEP)
+            return pending.result(left, STEP)
         except BaseException:
-            with self._link.lock:
-                self._link.session.steps.withdraw(self)
+            with link.lock:
+                link.session.steps.withdraw(self)
             raise
 
     def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
         """Put it on its way; waits only while the window is full. Raises as commit()."""
-        link = self._link
-        pending: Pending[Confirmation] = Pending(link)
-        with link.lock:
-            session = link.session
-            try:
-                link.wait_for(
-                    lambda: session.window.has_room() or session.state is State.CLOSED,
-                    timeout_ms,
-                    ROOM,
-                    "a step",
-                )
-            except BaseException:
-                self.give_up()
-                raise
-            session.steps.add(self, pending)
-            link.wake_up()
+        pending: Pending[Confirmation] = Pending(self._link)
+        self._put(pending, timeout_ms)
         return pending
+
+    def _put(self, pending: Pending[Confirmation], timeout_ms: Wait) -> Wait:
+        """Put the step on its way once there is room; returns what is left of timeout_ms."""
+        link = self._link
+        with link.lock:
+            if not link.has_room():
+                try:
+                    timeout_ms = link.room(timeout_ms, "a step")
+                except BaseException:
+                    self.give_up()
+                    raise
+            link.session.steps.add(self, pending)
+            link.wake_up()
+        return timeout_ms
 
 
 class SyncStreamCursor(CursorName):
@@ -187,7 +189,7 @@ class SyncMember(Handed):
         ack: AckWhen,
         strict: bool,
         on_notice: Callable[[Notice], None] | None,
-        timeout_ms: int | None,
+        timeout_ms: int | None = None,
     ) -> None:
         """See SyncClient.group(). Raises what ended the session."""
         super().__init__(ack, strict, on_notice)
@@ -211,8 +213,11 @@ class SyncMember(Handed):
         """Wait until the broker accepted. Raises the refusal, or Timeout."""
         membership = self._membership
         with self._link.lock:
-            self._link.wait_for(
-                lambda: membership.accepted or self.ended, timeout_ms, OPENED, "the membership"
+            self._link.until(
+                lambda: membership.accepted or self.ended,
+                timeout_ms,
+                OPENED,
+                "the membership",
             )
         if not membership.accepted:
             raise membership.error or RequestRejected("cancelled")
@@ -246,7 +251,7 @@ class SyncMember(Handed):
                         raise membership.error
                     if membership.ended:
                         return None
-                    link.wait_for(
+                    timeout_ms = link.until(
                         lambda: bool(membership.queue) or self.ended,
                         timeout_ms,
                         NOTHING,
@@ -280,10 +285,11 @@ class SyncMember(Handed):
     # --- acknowledging ---------------------------------------------------------------------
 
     def _acknowledge_handed(self) -> None:
-        if self._handed:
-            with self._link.lock:
-                self._membership.ack(self._take_handed())
-                self._link.wake_up()
+        if not self._handed:
+            return
+        with self._link.lock:
+            self._membership.ack(self._take_handed())
+            self._link.wake_up()
 
     def ack_nowait(self, held: Any) -> Pending[bool]:
         """Say that a record or batch is done; its result is what ack() returns."""
@@ -296,7 +302,8 @@ class SyncMember(Handed):
         between: some member gets it again. Raises Timeout, or LocalProtocolError: not from
         this member.
         """
-        return self._ack(held, -1).result(timeout_ms, ACKED, "an acknowledgement")
+        pending = self._ack(held, -1)
+        return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def nack(self, held: Any, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """A record or batch is wanted again, by any member, after a time. As ack()."""
@@ -324,6 +331,7 @@ class SyncMember(Handed):
         self._finalizer.detach()
         self._left = 0
         with self._link.lock:
+            # At once, not with ENDED: a thread that waits, or asks later, finds the end.
             self._closed = True
             self._members.leave(self._membership)
             self._link.tell()
@@ -413,12 +421,17 @@ class SyncQueueVerbs(SyncVerbs):
             credit_records, credit_bytes, hold_ms, group_visibility(visibility), create,
         ).check()  # fmt: skip
         return SyncMember(
-            self._link, asked, ack=ack, strict=strict, on_notice=on_notice, timeout_ms=timeout_ms
+            self._link,
+            asked,
+            ack=ack,
+            strict=strict,
+            on_notice=on_notice,
+            timeout_ms=timeout_ms,
         )
 
     def group_info(self, stream: str, group: str) -> GroupFacts:
         """Lag, members and what each holds. Raises RequestRejected `unknown_group`."""
-        value = self._ask(lambda number: c.GroupInfo(number, stream, group))
+        value = self._link.ask(lambda number: c.GroupInfo(number, stream, group))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     def list_groups(self, stream: str = "", prefix: str = "") -> list[GroupFacts]:
@@ -430,7 +443,7 @@ class SyncQueueVerbs(SyncVerbs):
 
     def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises RequestRejected `in_use`, `unknown_group`."""
-        self._ask(lambda number: c.RemoveGroup(number, stream, group))
+        self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 
     # --- mailboxes ---------------------------------------------------------------------------
 
@@ -442,7 +455,7 @@ class SyncQueueVerbs(SyncVerbs):
 
     def mailbox_info(self, mailbox: str) -> MailboxFacts:
         """Facts about one mailbox. Raises RequestRejected `unknown_mailbox`."""
-        value = self._ask(lambda number: c.MailboxInfo(number, mailbox))
+        value = self._link.ask(lambda number: c.MailboxInfo(number, mailbox))
         return facts(MailboxFacts, {"name": mailbox, **value})
 
     def peek(
@@ -452,12 +465,12 @@ class SyncQueueVerbs(SyncVerbs):
 
         body_bytes: how much of each body is shown. Raises RequestRejected.
         """
-        value = self._ask(lambda number: c.PeekMail(number, mailbox, after, limit, body_bytes))
+        value = self._link.ask(lambda number: c.PeekMail(number, mailbox, after, limit, body_bytes))
         return fact_list(PeekedMail, value, "messages")
 
     def purge_mailbox(self, mailbox: str) -> Purged:
         """Take out all that no reader has in hand. Raises RequestRejected."""
-        value = self._ask(lambda number: c.PurgeMail(number, mailbox, mailbox))
+        value = self._link.ask(lambda number: c.PurgeMail(number, mailbox, mailbox))
         return facts(Purged, value)
 
     def edit_mailbox(
@@ -471,12 +484,12 @@ class SyncQueueVerbs(SyncVerbs):
         what confirm="default" means), description. Raises RequestRejected `bad_setting`.
         """
         named = settings_of(settings, more)
-        value = self._ask(lambda number: c.EditMailbox(number, mailbox, named))
+        value = self._link.ask(lambda number: c.EditMailbox(number, mailbox, named))
         return facts(MailboxFacts, {"name": mailbox, **value})
 
     def remove_mailbox(self, mailbox: str) -> int:
         """Remove a mailbox and what lies in it; returns how much that was."""
-        value = self._ask(lambda number: c.RemoveMailbox(number, mailbox, mailbox))
+        value = self._link.ask(lambda number: c.RemoveMailbox(number, mailbox, mailbox))
         return int(value.get("count", 0))
 
     # --- services ----------------------------------------------------------------------------
@@ -489,7 +502,7 @@ class SyncQueueVerbs(SyncVerbs):
 
     def service_info(self, service: str) -> ServiceFacts:
         """Facts about one service queue. Raises RequestRejected `unknown_service`."""
-        value = self._ask(lambda number: c.ServiceInfo(number, service))
+        value = self._link.ask(lambda number: c.ServiceInfo(number, service))
         return facts(ServiceFacts, {"name": service, **value})
 
     def edit_service(
@@ -505,7 +518,7 @@ class SyncQueueVerbs(SyncVerbs):
         "": SERVICE.dead), level, description. Raises RequestRejected.
         """
         named = settings_of(settings, more)
-        value = self._ask(lambda number: c.EditService(number, service, named))
+        value = self._link.ask(lambda number: c.EditService(number, service, named))
         return facts(ServiceFacts, {"name": service, **value})
 
     def requeue(self, service: str, numbers: Sequence[int] = ()) -> int:
@@ -514,12 +527,12 @@ class SyncQueueVerbs(SyncVerbs):
         numbers: which; none: all dead letters. Returns how many. Raises RequestRejected.
         """
         listed = numbers_of_requests(numbers)
-        value = self._ask(lambda number: c.Requeue(number, service, listed))
+        value = self._link.ask(lambda number: c.Requeue(number, service, listed))
         return int(value.get("count", 0))
 
     def remove_service(self, service: str) -> int:
         """Remove a service queue and what lies in it; returns how much that was."""
-        value = self._ask(lambda number: c.RemoveService(number, service, service))
+        value = self._link.ask(lambda number: c.RemoveService(number, service, service))
         return int(value.get("count", 0))
 
     def _pages(self, kind: type[Kind], make: Callable[[int, str], Any]) -> list[Kind]:
@@ -527,15 +540,12 @@ class SyncQueueVerbs(SyncVerbs):
         found: list[Kind] = []
         after = ""
         while True:
-            value = self._ask(partial(_following, make, after))
+            value = self._link.ask(partial(_following, make, after))
             page = fact_list(kind, value, "entries")
             found += page
             if not page or not value.get("more"):
                 return found
             after = place_of(page[-1])
-
-    def _ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
-        return self._link.ask(make)
 
 
 def _following(make: Callable[[int, str], Any], after: str, number: int) -> Any:
