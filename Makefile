@@ -104,7 +104,7 @@ fuzz: $(DEV_STAMP) ## hostile messages through the core (ARGS="--messages 300000
 	$(PY) -m tests.fuzz$(if $(PROGRAM),.$(PROGRAM)) $(ARGS)
 
 perf: $(DEV_STAMP) ## measure beside the other brokers installed here (ARGS="--quick"), or Spark with PROGRAM=spark
-	@$(MAKE) -s -C perf/native || echo "the native clients that did not build are left out"
+	@$(MAKE) -s -C perf/peers || echo "the native clients that did not build are left out"
 	$(if $(FORM),@$(PY) hatch_build.py --required)
 	$(if $(FORM),$(OVER_COMPILED)) $(PY) -m perf$(if $(PROGRAM),.$(PROGRAM)) $(ARGS)
 

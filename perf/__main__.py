@@ -58,7 +58,7 @@ def load_peers(names: Sequence[str]) -> tuple[dict[str, Peer], dict[str, str]]:
     left_out: dict[str, str] = {}
     for name in names:
         try:
-            peer: Peer = importlib.import_module(f"perf.peers.{name}").PEER
+            peer: Peer = importlib.import_module(f"perf.peers.{name}.server").PEER
         except ImportError as error:
             left_out[name] = f"its client is not installed ({error})"
             continue

@@ -237,14 +237,14 @@ def has_module(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def python_driver(name: str) -> tuple[str, ...]:
-    """The command of a Python client's driver."""
-    return (sys.executable, "-m", f"perf.peers.clients.{name}")
+def python_driver(peer: str, name: str = "python_driver") -> tuple[str, ...]:
+    """The command of the driver of a peer's Python client."""
+    return (sys.executable, "-m", f"perf.peers.{peer}.{name}")
 
 
-def native_driver(name: str) -> Path:
-    """Where a native client's driver is, once it is built."""
-    return Path(__file__).parents[1] / "native" / "build" / name
+def native_driver(peer: str) -> Path:
+    """Where the driver of a peer's native client is, once it is built."""
+    return Path(__file__).parent / "build" / f"{peer}_driver"
 
 
 def version_in(pattern: str, *command: str) -> str:
@@ -268,7 +268,7 @@ PYTHON_CLIENTS = "make setup, or pip install '.[perf]'"
 
 def to_build(packages: str) -> str:
     """What to do for a native client."""
-    return f"apt-get install {packages}, then make -C perf/native"
+    return f"apt-get install {packages}, then make -C perf/peers"
 
 
 def free_port() -> int:

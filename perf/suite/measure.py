@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from perf.peers.clients.driver import rare_places
+from perf.peers.driver import rare_places
 from perf.peers.peer import Column, Peer, Server
 from perf.suite.results import Run
 from perf.suite.roles import Role

@@ -67,7 +67,7 @@ def test_a_form_that_was_not_asked_for_is_told(
 
 def test_a_driver_ends_in_failure_in_another_form_than_the_one_asked_for() -> None:
     other = "plain" if COMPILED else "compiled"
-    command = [sys.executable, "-m", "perf.peers.clients.malamute_driver", "role=publish", "url=x"]
+    command = [sys.executable, "-m", "perf.peers.malamute.python_driver", "role=publish", "url=x"]
     environment = {**os.environ, ASKED: other}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False

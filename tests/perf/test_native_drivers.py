@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from perf.peers import mosquitto, nats, rabbitmq, redis
+from perf.peers.mosquitto import server as mosquitto
+from perf.peers.nats import server as nats
 from perf.peers.peer import Column, Peer, Server
+from perf.peers.rabbitmq import server as rabbitmq
+from perf.peers.redis import server as redis
 from perf.suite.roles import Role, RoleFailed
 
-NATIVE = Path(__file__).parents[2] / "perf" / "native"
-DRIVERS = {"nats_driver", "redis_driver", "amqp_driver", "mqtt_driver"}
+FOLDER = Path(__file__).parents[2] / "perf" / "peers"
+DRIVERS = {"nats_driver", "redis_driver", "rabbitmq_driver", "mosquitto_driver"}
 PEERS: list[Peer] = [nats.PEER, redis.PEER, rabbitmq.PEER, mosquitto.PEER]
 MODES = [
     "core",
@@ -39,16 +42,16 @@ def make(*words: str) -> str:
     if shutil.which("make") is None:
         pytest.skip("make is not installed (Debian: apt-get install make)")
     made = subprocess.run(
-        ["make", "-C", str(NATIVE), *words], capture_output=True, text=True, check=True
+        ["make", "-C", str(FOLDER), *words], capture_output=True, text=True, check=True
     )
     return made.stdout
 
 
 def test_the_makefile_has_a_driver_for_each_of_the_sources() -> None:
-    sources = {path.stem for path in NATIVE.glob("*_driver.c")}
-    folders = {f"{path.parent.name}_driver" for path in NATIVE.glob("*/main.go")}
-    assert sources | folders == DRIVERS
-    named = (NATIVE / "Makefile").read_text()
+    in_c = {path.parent.name for path in FOLDER.glob("*/native_driver.c")}
+    in_go = {path.parents[1].name for path in FOLDER.glob("*/native/main.go")}
+    assert {f"{peer}_driver" for peer in in_c | in_go} == DRIVERS
+    named = (FOLDER / "Makefile").read_text()
     assert all(f"{driver}:" in named or f"driver_in_c,{driver}," in named for driver in DRIVERS)
 
 

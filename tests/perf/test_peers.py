@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perf.peers import mosquitto, nats, rabbitmq, redis
-from perf.peers.clients import driver
+from perf.peers import driver
+from perf.peers.mosquitto import server as mosquitto
+from perf.peers.nats import server as nats
 from perf.peers.peer import ROLES, Peer
+from perf.peers.rabbitmq import server as rabbitmq
+from perf.peers.redis import server as redis
 
 PEERS: list[Peer] = [nats.PEER, redis.PEER, rabbitmq.PEER, mosquitto.PEER]
 PERSISTENT = {"jetstream", "stream", "stream-sync", "quorum"}
@@ -23,12 +26,12 @@ def everything_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     """Every Python client can be imported and every native driver is built."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(nats.Nats, "version", lambda _: "2.9.10")
-    for name in ("nats", "redis", "amqp", "mqtt"):
+    for name in ("nats", "redis", "rabbitmq", "mosquitto"):
         (tmp_path / f"{name}_driver").touch()
     monkeypatch.setattr(nats, "NATIVE", tmp_path / "nats_driver")
     monkeypatch.setattr(redis, "NATIVE", tmp_path / "redis_driver")
-    monkeypatch.setattr(rabbitmq, "AMQP_NATIVE", tmp_path / "amqp_driver")
-    monkeypatch.setattr(mosquitto, "NATIVE", tmp_path / "mqtt_driver")
+    monkeypatch.setattr(rabbitmq, "AMQP_NATIVE", tmp_path / "rabbitmq_driver")
+    monkeypatch.setattr(mosquitto, "NATIVE", tmp_path / "mosquitto_driver")
 
 
 @pytest.mark.usefixtures("everything_installed")
@@ -69,7 +72,7 @@ def test_a_client_that_is_not_there_has_no_column(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(nats.Nats, "version", lambda _: "2.9.10")
-    monkeypatch.setattr(rabbitmq, "AMQP_NATIVE", tmp_path / "amqp_driver")
+    monkeypatch.setattr(rabbitmq, "AMQP_NATIVE", tmp_path / "rabbitmq_driver")
     for module in (nats, redis, mosquitto):
         monkeypatch.setattr(module, "NATIVE", tmp_path / "absent")
     assert list(peer.columns()) == []

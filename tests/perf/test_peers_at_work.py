@@ -14,8 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from perf.peers import mosquitto, nats, rabbitmq, redis
+from perf.peers.mosquitto import server as mosquitto
+from perf.peers.nats import server as nats
 from perf.peers.peer import Column, Peer, Server
+from perf.peers.rabbitmq import server as rabbitmq
+from perf.peers.redis import server as redis
 from perf.suite.roles import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]

@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from perf.peers.malamute import PEER
+from perf.peers.malamute.server import PEER
 from perf.peers.peer import ROLES, Column
 from perf.suite.recording import FILL_S, Plan
 from perf.suite.works import QUICK, RUN_S, WORKS, Work, selected

@@ -22,7 +22,7 @@ from perf.peers.peer import (
     running,
 )
 
-DRIVER = (sys.executable, "-m", "perf.peers.clients.malamute_driver")
+DRIVER = (sys.executable, "-m", "perf.peers.malamute.python_driver")
 RATES = {12: 13_000_000, 140: 4_000_000, 1120: 700_000, 2940: 290_000, 11760: 75_000}
 NOTE = (
     "the broker with its defaults (ring of 4 GiB, segments of 64 MiB), the asyncio client with its"

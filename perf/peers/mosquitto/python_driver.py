@@ -19,8 +19,8 @@ from typing import Any
 import gmqtt  # type: ignore[import-untyped]
 from gmqtt.storage import PersistentStorage  # type: ignore[import-untyped]
 
-from perf.peers.clients import driver
-from perf.peers.clients.driver import Check, Clock, DriverFailed, Options, Subjects, say, word
+from perf.peers import driver
+from perf.peers.driver import Check, Clock, DriverFailed, Options, Subjects, say, word
 
 CLIENT = f"gmqtt {importlib.metadata.version('gmqtt')}"
 TURN = 200

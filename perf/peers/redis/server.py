@@ -30,8 +30,8 @@ from perf.peers.peer import (
     without,
 )
 
-NATIVE = native_driver("redis_driver")
-PYTHON = python_driver("redis_driver")
+NATIVE = native_driver("redis")
+PYTHON = python_driver("redis")
 
 TITLES = {
     "pubsub": "Redis pub/sub",

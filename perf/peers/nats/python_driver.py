@@ -25,8 +25,8 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
 from nats.js.errors import BadRequestError, NotFoundError
 
-from perf.peers.clients import driver
-from perf.peers.clients.driver import Check, Clock, Options, Subjects, say, word
+from perf.peers import driver
+from perf.peers.driver import Check, Clock, Options, Subjects, say, word
 
 CLIENT = f"nats-py {importlib.metadata.version('nats-py')}"
 PENDING_BYTES = 8 << 20

@@ -19,8 +19,8 @@ import rstream
 import rstream.connection
 import rstream.exceptions
 
-from perf.peers.clients import driver
-from perf.peers.clients.driver import Check, Clock, DriverFailed, Options, say, word
+from perf.peers import driver
+from perf.peers.driver import Check, Clock, DriverFailed, Options, say, word
 
 CLIENT = f"rstream {importlib.metadata.version('rstream')}"
 BATCH = 500

@@ -29,8 +29,8 @@ from typing import Any, cast
 
 import hiredis
 
-from perf.peers.clients import driver
-from perf.peers.clients.driver import Check, Clock, DriverFailed, Options, Subjects, await_word, say
+from perf.peers import driver
+from perf.peers.driver import Check, Clock, DriverFailed, Options, Subjects, await_word, say
 
 CLIENT = f"hiredis-py {importlib.metadata.version('hiredis')}"
 READ_BYTES = 32 << 10

@@ -1,6 +1,6 @@
 """The driver of our own broker: the public asyncio API, credit and bounds at their defaults.
 
-    python -m perf.peers.clients.malamute_driver role=publish url=tcp://... subject=s count=...
+    python -m perf.peers.malamute.python_driver role=publish url=tcp://... subject=s count=...
 
 Bulk is window.publish_many() with lists of bodies and batches(), the bodies of a batch looked
 at with numpy as they lie; single is publish() by `window` tasks and `async for` over records.
@@ -26,8 +26,8 @@ import malamute_py as malamute
 from malamute_protocol.batch import Batch
 from malamute_py import ConfirmAt
 from malamute_py.form import another_than_asked, running_form
-from perf.peers.clients import driver
-from perf.peers.clients.driver import Check, DriverFailed, Options, say, word
+from perf.peers import driver
+from perf.peers.driver import Check, DriverFailed, Options, say, word
 
 SOFTWARE = "malamute_py, asyncio in uvloop" if driver.has_fast_loop() else "malamute_py, asyncio"
 LOOKED_AT_RECORDS = 256

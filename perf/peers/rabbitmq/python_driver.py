@@ -19,8 +19,8 @@ from pika.adapters.asyncio_connection import AsyncioConnection  # type: ignore[i
 from pika.channel import Channel  # type: ignore[import-untyped]
 from pika.spec import PERSISTENT_DELIVERY_MODE, TRANSIENT_DELIVERY_MODE, Basic  # type: ignore[import-untyped]
 
-from perf.peers.clients import driver
-from perf.peers.clients.driver import Clock, DriverFailed, Options, Subjects, say, word
+from perf.peers import driver
+from perf.peers.driver import Clock, DriverFailed, Options, Subjects, say, word
 
 CLIENT = f"pika {importlib.metadata.version('pika')}"
 PREFETCH = 2000

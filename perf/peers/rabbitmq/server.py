@@ -31,9 +31,9 @@ from perf.peers.peer import (
     without,
 )
 
-AMQP_NATIVE = native_driver("amqp_driver")
-AMQP = python_driver("rabbitmq_driver")
-STREAMS = python_driver("rabbitmq_stream_driver")
+AMQP_NATIVE = native_driver("rabbitmq")
+AMQP = python_driver("rabbitmq")
+STREAMS = python_driver("rabbitmq", "python_stream_driver")
 SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 QUORUM = frozenset({"publish", "subscribe", "alone", "producers", "queue", "pace", "listen"})

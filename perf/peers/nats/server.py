@@ -32,8 +32,8 @@ from perf.peers.peer import (
     without,
 )
 
-NATIVE = native_driver("nats_driver")
-PYTHON = python_driver("nats_driver")
+NATIVE = native_driver("nats")
+PYTHON = python_driver("nats")
 
 PACKAGES = "golang-go golang-github-nats-io-go-nats-dev"
 

@@ -30,8 +30,8 @@ from perf.peers.peer import (
     without,
 )
 
-NATIVE = native_driver("mqtt_driver")
-PYTHON = python_driver("mqtt_driver")
+NATIVE = native_driver("mosquitto")
+PYTHON = python_driver("mosquitto")
 
 TITLES = {"qos0": "Mosquitto QoS 0", "qos1": "Mosquitto QoS 1"}
 NOTES = {

@@ -1,1 +1,0 @@
-"""One program a client: a driver that plays the roles of a measurement."""

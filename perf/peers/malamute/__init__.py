@@ -1,0 +1,1 @@
+"""Malamute: our broker and its asyncio client."""

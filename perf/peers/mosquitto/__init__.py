@@ -1,0 +1,1 @@
+"""Mosquitto: its server, a Python client and a C client."""

@@ -1,0 +1,1 @@
+"""NATS: its server, a Python client and a Go client."""

@@ -1,0 +1,1 @@
+"""RabbitMQ: its server, Python clients of queues and of streams, and a C client."""

@@ -1,0 +1,1 @@
+"""Redis: its server, a Python client and a C client."""
