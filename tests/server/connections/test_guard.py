@@ -1,0 +1,450 @@
+"""The guard at one connection: what it counts as unread, whom it cuts, what it gives back."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections import Counter
+from typing import Self
+
+import pytest
+
+from malamute_py.config import Config
+from malamute_py.server.connections import left_behind, memory
+from malamute_py.server.connections.connection import Connection
+from malamute_py.server.connections.guard import Guard
+
+LOCAL = Config(listen=["tcp://127.0.0.1:0"])
+
+
+def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
+    left, right = socket.socketpair()
+    guard = Guard(LOCAL, count=lambda name: None, report=lambda name, facts: None)
+    with left, right, tempfile.TemporaryFile() as file:
+        fd = right.fileno()
+        guard._accepted(fd, 0)
+        connection = guard.connections.get(fd)
+        assert connection is not None
+        # What libzmq's thread does at any moment: closed, and opened as something else.
+        os.dup2(file.fileno(), fd)
+        before = os.listdir("/proc/self/fd")
+        guard.cut(connection, "its link ended")
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+        assert guard.connections.get(fd) is None
+        guard._accepted(fd, 0)
+        assert guard.connections.get(fd) is None
+    guard.close()
+
+
+class Watched:
+    """One TCP connection that a guard looks at; the test says what the loop has taken from it."""
+
+    def __init__(self, beside: Watched | None = None) -> None:
+        self.cuts: list[str] = []
+        self.counts = Counter[str]()
+        self._beside = beside
+        self.guard: Guard = (
+            beside.guard
+            if beside is not None
+            else Guard(LOCAL, count=self._counted, report=self._reported)
+        )
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.peer = socket.create_connection(server.getsockname())
+            self.accepted, _ = server.accept()
+        self.guard._accepted(self.accepted.fileno(), 0)
+        connection = self.guard.connections.get(self.accepted.fileno())
+        assert connection is not None
+        self.connection = connection
+        self.now_ms = 0
+        self._began = self.guard.memory.rss
+        self.grows(0)
+
+    def _counted(self, name: str) -> None:
+        self.counts[name] += 1
+
+    def _reported(self, name: str, facts: dict[str, object]) -> None:
+        if name == "connection_cut":
+            self.cuts.append(str(facts["reason"]))
+
+    def grows(self, size: int) -> None:
+        """Resident memory is so much more than in the beginning."""
+        self.guard.memory.resident = lambda: self._began + size  # type: ignore[method-assign]
+
+    def another(self) -> Watched:
+        """Another connection that the same guard looks at."""
+        return Watched(self)
+
+    def arrives(self, size: int) -> None:
+        while size:
+            some = min(size, 64 << 10)
+            self.peer.sendall(bytes(some))
+            size -= some
+            while some:
+                some -= len(self.accepted.recv(some))
+
+    def delivers(self, frames: int, frame_bytes: int) -> None:
+        self.arrives(frames * frame_bytes)
+        self.connection.delivered += frames * frame_bytes
+        self.connection.frames += frames
+
+    def trimmed(self) -> None:
+        """Memory is being given back; return when it was."""
+        trimming = self.guard.memory._trimming
+        assert trimming is not None
+        trimming.join()
+
+    def look(self, *, drained: bool = True) -> None:
+        self.now_ms += 1_000
+        self.guard.check(self.now_ms, drained=drained)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.peer.close()
+        self.accepted.close()
+        if self._beside is None:
+            self.guard.close()
+
+
+def test_a_large_message_may_begin_behind_a_flood_of_tiny_ones() -> None:
+    with Watched() as watched:
+        for _ in range(3):
+            watched.delivers(frames=300, frame_bytes=10)
+            watched.look()
+        # Nothing is delivered between these looks: the message takes its time on a slow line.
+        for part in range(1, 4):
+            watched.arrives(300_000)
+            watched.look()
+            assert watched.connection.memory == part * 300_000, "no tiny frame of it waits"
+        assert watched.guard.facts()["unread_bytes"] == 900_000
+        assert watched.cuts == []
+
+
+@pytest.mark.parametrize(
+    ("frame_bytes", "factor"),
+    [(6, 17), (10, 10.6), (94, 1 + 8_192 / 94), (130, 1 + 8_192 / 130), (4_096, 3), (9_000, 1)],
+)
+def test_small_frames_that_wait_count_what_they_need_in_memory(
+    frame_bytes: int, factor: float
+) -> None:
+    """Batches of two records, 130 bytes a frame, took 461 MiB where 48 were counted."""
+    with Watched() as watched:
+        # The loop takes up fewer frames between two looks than tell their size.
+        for _ in range(10):
+            watched.delivers(frames=30, frame_bytes=frame_bytes)
+            watched.look()
+        for _ in range(2):
+            watched.arrives(1_000_000)
+            watched.grows(200 << 20)
+            watched.look(drained=False)
+        assert watched.connection.memory == int(2_000_000 * factor)
+        assert watched.cuts == []
+
+
+def test_small_frames_count_for_no_more_than_memory_has_grown() -> None:
+    with Watched() as watched:
+        watched.delivers(frames=300, frame_bytes=10)
+        watched.look()
+        watched.grows(5_000_000)
+        for _ in range(2):
+            watched.arrives(1_000_000)
+            watched.look(drained=False)
+        assert watched.connection.memory == 5_000_000
+
+
+def test_a_connection_whose_tiny_frames_fill_the_memory_of_one_connection_is_cut() -> None:
+    with Watched() as watched:
+        watched.delivers(frames=300, frame_bytes=10)
+        watched.look()
+        watched.grows(60 << 20)
+        for _ in range(2):
+            watched.arrives(3_000_000)
+            watched.look(drained=False)
+        assert len(watched.cuts) == 1, "of 48 MiB that one connection may have"
+
+
+def test_what_cut_connections_left_counts_until_it_is_taken_up() -> None:
+    with Watched() as watched, watched.another() as live:
+        gone, bounds = watched.connection, LOCAL.limits
+        watched.grows(1 << 30)
+        watched.look(drained=False)
+        gone.unread = gone.memory = 3 * bounds.unread_share_bytes_max
+        watched.guard.cut(gone, "planted")
+        most = bounds.unread_share_bytes_max // 4
+
+        def cut_at(memory: int) -> list[str]:
+            live.connection.looks, live.connection.memory = 2, memory
+            live.connection.unread = memory
+            return [why for _, why in watched.guard.unread.too_much([live.connection])]
+
+        assert cut_at(most) == [], "a part is left to who is there"
+        assert "its share" in cut_at(most + 1)[0]
+        # The loop drops what it had sent.
+        gone.delivered += gone.unread - bounds.unread_share_bytes_max // 2
+        assert cut_at(2 * most) == []
+        assert "its share" in cut_at(2 * most + 1)[0]
+        gone.delivered += gone.unread
+        watched.look(drained=False)
+        assert watched.guard.left._connections == []
+
+
+def leaves(watched: Watched, share: str, size: int) -> Connection:
+    """Cut another connection of a guard, of so many unread bytes, and return it."""
+    with watched.another() as other:
+        other.connection.user = share
+        watched.guard.connections._by_user[share] += 1
+        other.connection.unread = other.connection.memory = size
+        watched.guard.cut(other.connection, "planted")
+        return other.connection
+
+
+def test_what_ended_connections_left_costs_nobody_else_its_connection() -> None:
+    """Three shares of it were more than all may have: every other connection was cut."""
+    with Watched() as watched:
+        live = watched.connection
+        watched.look(drained=False)
+        for share in ("one", "two", "three"):
+            leaves(watched, share, 250 << 20)
+        watched.guard.memory.rss = watched.guard.memory.before + (2 << 30)
+        live.looks, live.memory, live.unread = 2, 1 << 20, 1 << 20
+        assert watched.guard.unread.too_much([live]) == []
+        watched.guard.memory.rss = watched.guard.memory.before
+        live.memory = live.unread = 250 << 20
+        assert watched.guard.unread.too_much([live]) == [], "memory has not grown: it is not there"
+        live.user = "one"
+        assert watched.guard.unread.too_much([live]) == [], "nor is it in the same share"
+        watched.guard.memory.rss += 2 << 30
+        assert watched.guard.unread.too_much([live])
+        live.user = ""
+
+
+def test_what_an_ended_connection_left_ends_when_nothing_of_it_is_taken_up() -> None:
+    """The beginning of a message, which libzmq drops, counted until the sockets were empty."""
+    with Watched() as watched:
+        watched.look(drained=False)
+        ended = leaves(watched, "one", 100 << 20)
+        for _ in range(5):
+            ended.delivered += 10 << 20
+            watched.look(drained=False)
+            assert watched.guard.left._connections == [ended], "messages of it are taken up"
+        assert ended.memory == 50 << 20
+        watched.look(drained=False)
+        assert watched.guard.left._connections == []
+
+
+def test_ended_connections_that_count_are_bounded_and_the_largest_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(left_behind, "_LEFT_MAX", 3)
+    with Watched() as watched:
+        watched.look(drained=False)
+        sizes = [n << 20 for n in (3, 1, 5, 2, 4)]
+        for size in sizes:
+            leaves(watched, "one", size)
+        assert watched.guard.left.by_share()["user one"] == sum(sizes)
+        assert sorted(each.memory for each in watched.guard.left._connections) == sorted(sizes)[2:]
+
+
+def test_connections_count_the_growth_of_memory_once_and_not_each_for_itself() -> None:
+    """Six honest clients with 90 MiB in frames of 4,000 bytes were taken for 360 MiB."""
+    with Watched() as watched:
+        sent = [watched.another() for _ in range(6)]
+        for other in sent:
+            connection = other.connection
+            connection.looks, connection.unread = 2, 15 << 20
+            connection.memory = 60 << 20
+        live = [other.connection for other in sent]
+        watched.guard.memory.rss = watched.guard.memory.before + (100 << 20)
+        assert watched.guard.unread.too_much(live) == []
+        watched.guard.memory.rss = watched.guard.memory.before + (300 << 20)
+        ((_, why),) = watched.guard.unread.too_much(live)
+        assert f"has {300 << 20} unread bytes" in why
+        for other in sent:
+            other.__exit__()
+
+
+def test_a_share_is_full_before_what_comes_until_the_next_look_overflows_it() -> None:
+    with Watched() as watched:
+        most = LOCAL.limits.unread_share_bytes_max
+        connection = watched.connection
+        connection.looks, connection.memory, connection.unread = 2, most - 1_000, most - 1_000
+        connection.rise = 1_000
+        assert watched.guard.unread.too_much([connection]) == []
+        connection.rise = 1_001
+        assert [each for each, _ in watched.guard.unread.too_much([connection])] == [connection]
+
+
+def test_a_message_under_way_is_not_blamed_for_what_others_sent() -> None:
+    with Watched() as watched, watched.another() as other:
+        other.delivers(frames=1, frame_bytes=100)
+        watched.look()
+        for _ in range(2):
+            watched.arrives(200_000)
+            other.arrives(23 << 20)
+            watched.look(drained=False)
+        watched.grows(60 << 20)
+        watched.arrives(1)
+        watched.look()
+        assert watched.cuts == [], "the other has 46 MiB of these 60"
+        watched.grows(120 << 20)
+        watched.look()
+        assert "memory grew" in watched.cuts[0]
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often memory was given back, by the argument of malloc_trim()."""
+    given = Counter[int]()
+    monkeypatch.setattr(memory, "_trim", lambda pad: given.update([pad]))
+    return given
+
+
+def test_memory_of_cut_connections_is_given_back_while_others_go_on(
+    given: Counter[int],
+) -> None:
+    with Watched() as watched:
+        watched.look()
+        watched.grows(300 << 20)
+        watched.look(drained=False)
+        assert not given, "no connection was cut"
+        watched.guard.cut(watched.connection, "planted")
+        watched.look(drained=False)
+        watched.trimmed()
+        assert given[0] == 1
+
+
+def test_memory_that_cannot_be_given_back_is_tried_less_and_less_often_until_the_next_cut(
+    given: Counter[int],
+) -> None:
+    with Watched() as watched:
+        guard, other = watched.guard, watched.another()
+        other.delivers(frames=1, frame_bytes=100)
+        watched.look()
+        guard.cut(watched.connection, "planted")
+        watched.grows(300 << 20)
+
+        def tries(looks: int) -> int:
+            before = given[0]
+            for _ in range(looks):
+                watched.look(drained=False)
+                if guard.memory._trimming is not None:
+                    guard.memory._trimming.join()
+            return given[0] - before
+
+        assert tries(1_000) < 15, "the looks are a second apart"
+        guard.cut(other.connection, "planted")
+        assert tries(1) == 1
+        before = given[0]
+        watched.look()
+        assert given[0] == before + 1, "what the loop has dropped since is given back once more"
+        for _ in range(20):
+            watched.look()
+        assert not guard.memory.has_filled, "the rest is what honest clients fill"
+        assert given[0] < before + 8
+        other.__exit__()
+
+
+def test_memory_of_connections_that_end_by_themselves_is_given_back(
+    given: Counter[int],
+) -> None:
+    """305 MiB stayed: a peer that had sent much more than was taken up went before it was cut."""
+    with Watched() as watched:
+        guard = watched.guard
+        watched.delivers(frames=300, frame_bytes=130)
+        watched.look()
+        for _ in range(2):
+            watched.arrives(8 << 20)
+            watched.grows(100 << 20)
+            watched.look(drained=False)
+        assert watched.cuts == []
+        before = given[0]
+        guard._forget(watched.connection)
+        watched.look()
+        watched.trimmed()
+        assert given[0] == before + 1
+
+
+def test_memory_that_is_freed_after_it_was_given_back_is_given_back_as_well(
+    given: Counter[int],
+) -> None:
+    """341 MiB of 425 stayed: the loop had them in hand when the thread began."""
+    with Watched() as watched:
+        guard = watched.guard
+        watched.look()
+        guard.cut(watched.connection, "planted")
+        for times in (1, 2):
+            watched.grows(300 << 20)
+            watched.look()
+            watched.trimmed()
+            assert given[0] == times
+        watched.grows(1 << 20)
+        watched.look()
+        assert not guard.memory.has_filled
+
+
+def test_a_system_without_room_for_a_thread_costs_a_try_to_give_memory_back_only(
+    monkeypatch: pytest.MonkeyPatch, given: Counter[int]
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Watched() as watched:
+        watched.look()
+        watched.grows(300 << 20)
+        watched.guard.cut(watched.connection, "planted")
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            watched.look(drained=False)
+            watched.look(drained=True)
+        assert watched.counts["trims_failed_total"] == 2
+        assert not given
+        watched.look(drained=True)
+        watched.trimmed()
+        assert given[0] == 1
+
+
+def test_who_leaves_much_behind_again_and_again_comes_in_when_it_was_taken_up() -> None:
+    """15 s of one peer that sent tiny messages and came again took 1.2 GiB, without a bound."""
+    refused = "left behind"
+    with Watched() as watched:
+        guard = watched.guard
+        before = guard.memory.rss
+        watched.look()
+        fd = watched.accepted.fileno()
+
+        def comes() -> bool:
+            guard._accepted(fd, watched.now_ms)
+            found = guard.connections.get(fd)
+            if found is not None:
+                guard.cut(found, "again")
+            return found is not None
+
+        guard.memory.resident = lambda: before + (200 << 20)  # type: ignore[method-assign]
+        watched.look(drained=False)
+        assert comes(), "no more than its share was left behind"
+        guard.memory.resident = lambda: before + (300 << 20)  # type: ignore[method-assign]
+        watched.look(drained=False)
+        while guard.left._ended_by_address["127.0.0.1"] < 2:
+            assert guard.listening._turned_away == set(), "memory may have grown for another reason"
+            assert comes()
+            watched.look(drained=False)
+        guard.memory.resident = lambda: before + (300 << 20)  # type: ignore[method-assign]
+        watched.look(drained=False)
+        assert not comes()
+        assert refused in watched.cuts[-1]
+        watched.look(drained=False)
+        assert guard.listening._turned_away == {"127.0.0.1"}
+        guard.left._ended_by_address["another"] = 99
+        assert comes(), "the other has left more"
+        watched.look(drained=False)
+        assert guard.listening._turned_away == set(), "no address of IP has that name"
+        del guard.left._ended_by_address["another"]
+        assert not comes()
+        watched.look(drained=False)
+        assert guard.listening._turned_away == {"127.0.0.1"}
+        watched.look(drained=True)
+        assert comes(), "the sockets were empty"
+        assert guard.listening._turned_away == set()
