@@ -62,7 +62,7 @@ class Authentication(Section, frozen=True):
     ipc_without: bool = False
     """Leave ipc endpoints to the permissions of their socket files."""
     users: dict[str, str] = {}
-    """plain: name -> scrypt hash, as `malamute user hash` or auth.hash_password() prints it."""
+    """plain: name -> scrypt hash, as `malamute user hash` or hash_password() makes it."""
     users_file: str = ""
     """plain: a file of lines `name hash`, beside `users`."""
     hash_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2

@@ -195,7 +195,7 @@ def hash_() -> None:
 
     It is asked for, or the input's first line.
     """
-    from malamute_py.server.authentication.auth import hash_password
+    from malamute_py.server.authentication.credentials import hash_password
 
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)

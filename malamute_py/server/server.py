@@ -43,7 +43,8 @@ from malamute_py.journal import (
     Storage,
 )
 from malamute_py.journal.directory import Journal
-from malamute_py.server.authentication.auth import Authenticator, carriers_of
+from malamute_py.server.authentication.authenticator import Authenticator
+from malamute_py.server.authentication.credentials import carriers_of
 from malamute_py.server.authentication.permissions import Permissions, QuotaTable
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.recovered import (

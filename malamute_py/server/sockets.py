@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from malamute_py.config import PUBLIC_WORDS, Config, ConfigError
-from malamute_py.server.authentication.auth import ZAP_DOMAIN, Authenticator
+from malamute_py.server.authentication.authenticator import ZAP_DOMAIN, Authenticator
 from malamute_py.server.connections.numbering import Numbering, seed_libzmq
 from malamute_py.server.errors import StartError
 

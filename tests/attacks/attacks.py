@@ -26,7 +26,7 @@ from malamute_protocol.encode import encode
 from malamute_protocol.framing import encode_message
 from malamute_protocol.limits import RANGES_MAX
 from malamute_protocol.stamp import message_id
-from malamute_py.server.authentication.auth import hash_password
+from malamute_py.server.authentication.credentials import hash_password
 from tests.attacks.aim import Aim, Raw, burst
 from tests.fuzz import live
 from tests.fuzz.messages import Messages

@@ -16,7 +16,7 @@ from malamute_py.cli import contexts, linking
 from malamute_py.cli.options import remember
 from malamute_py.client.sync.client import SyncClient, connect_sync
 from malamute_py.config import ENVIRONMENT_PREFIX, KEYS, load
-from malamute_py.server.authentication.auth import hash_password
+from malamute_py.server.authentication.credentials import hash_password
 from tests.cli.running import Run, run_cli
 from tests.waiting import WAIT_S
 

@@ -16,7 +16,7 @@ from malamute_py.client.session.session import State
 from malamute_py.client.session.steps import Step
 from malamute_py.client.settings import SettingError, make_settings
 from malamute_py.embedded import EmbeddedBroker
-from malamute_py.server.authentication.auth import hash_password
+from malamute_py.server.authentication.credentials import hash_password
 from tests.client.script import Script
 from tests.client.shells import SHELLS, AsyncShell
 from tests.ports import Port

@@ -16,7 +16,7 @@ import malamute_py as malamute
 from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejected, Timeout
 from malamute_py.client.session.subscription import ModeNotice
 from malamute_py.embedded import EmbeddedBroker
-from malamute_py.server.authentication.auth import hash_password
+from malamute_py.server.authentication.credentials import hash_password
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
 from tests.ports import Port
 from tests.waiting import WAIT_S

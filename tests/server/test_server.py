@@ -39,7 +39,7 @@ from malamute_py.client.position import AtTime, LastPerSubject
 from malamute_py.client.sync.client import connect_sync
 from malamute_py.config import Config, load
 from malamute_py.server import Server
-from malamute_py.server.authentication.auth import hash_password
+from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.errors import ServerFailed
 from tests.server.fakes import Lines
 from tests.server.peer import RawPeer

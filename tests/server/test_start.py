@@ -12,7 +12,7 @@ import pytest
 from malamute_py.config import PUBLIC_WORDS, Authentication, Config, ConfigError
 from malamute_py.journal import MemoryStorage
 from malamute_py.server import Server, StartError
-from malamute_py.server.authentication.auth import hash_password
+from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.connections import descriptors
 from malamute_py.server.sockets import check_public, parse_endpoint
 from tests.server.fakes import Lines

@@ -13,7 +13,7 @@ import zmq
 from malamute_py.client.settings import Curve, Plain
 from malamute_py.client.sync.client import connect_sync
 from malamute_py.config import Authentication, Grant
-from malamute_py.server.authentication.auth import hash_password
+from malamute_py.server.authentication.credentials import hash_password
 from tests.spark.conftest import serve
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import zmq
 from malamute_protocol.commands import BrokerInfo, Confirm, Hello, Ping, Publish, Result
 from malamute_protocol.encode import encode
 from malamute_protocol.framing import encode_message
-from malamute_py.server.authentication.auth import hash_password
+from malamute_py.server.authentication.credentials import hash_password
 from tests.server.daemon import Daemon
 from tests.server.peer import RawPeer
 from tests.server.zmtp import COMMAND, LONG, MORE, Zmtp, frame

@@ -17,10 +17,8 @@ import zmq
 
 from malamute_py.config import Authentication, Config, ConfigError, Grant, from_table
 from malamute_py.server.authentication.attempts import Pauses, Place, Turns
-from malamute_py.server.authentication.auth import (
-    ZAP_DOMAIN,
-    ZAP_ENDPOINT,
-    Authenticator,
+from malamute_py.server.authentication.authenticator import ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
+from malamute_py.server.authentication.credentials import (
     PlainTable,
     hash_password,
     read_server_key,

@@ -1,0 +1,197 @@
+"""Passwords and keys: the tables of the configuration, and the files with their secrets.
+
+Owns credentials and nothing about who may do what. The rules: a password is stored as a hash only,
+and a file with secrets that others could read or write is refused by name. Source: RFC 7914
+(scrypt); zmq_curve(7).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+
+import zmq
+import zmq.utils.z85
+
+from malamute_py.config import Authentication, ConfigError
+from malamute_py.server.authentication.carriers import Carriers
+
+_LOG2_N, _R, _P = 14, 8, 1
+_SCRYPT_MEMORY = 64 << 20
+_REMEMBERED_MS = 3_600_000
+"""How long a password that was right needs no hash."""
+
+
+def hash_password(password: str, *, salt: bytes | None = None) -> str:
+    """The line to put into the configuration for a password: scrypt with a fresh salt."""
+    salt = secrets.token_bytes(16) if salt is None else salt
+    digest = _scrypt(password.encode(), salt, _LOG2_N, _R, _P)
+    return f"scrypt:{_LOG2_N}:{_R}:{_P}:{_text(salt)}:{_text(digest)}"
+
+
+def _scrypt(password: bytes, salt: bytes, log2_n: int, r: int, p: int) -> bytes:
+    return hashlib.scrypt(
+        password, salt=salt, n=1 << log2_n, r=r, p=p, maxmem=_SCRYPT_MEMORY, dklen=32
+    )
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+class _Hash:
+    """A password as stored."""
+
+    __slots__ = ("_digest", "_parameters", "_salt")
+
+    def __init__(self, key: str, text: str) -> None:
+        try:
+            kind, log2_n, r, p, salt, digest = text.split(":")
+            self._parameters = (int(log2_n), int(r), int(p))
+            self._salt = base64.b64decode(salt, validate=True)
+            self._digest = base64.b64decode(digest, validate=True)
+            good = kind == "scrypt" and len(self._digest) == 32 and len(self._salt) >= 8
+            good = good and 10 <= self._parameters[0] <= 15
+            good = good and 1 <= self._parameters[1] <= 8 and 1 <= self._parameters[2] <= 4
+        except ValueError:
+            good = False
+        if not good:
+            raise ConfigError(
+                key,
+                "is not a password hash; `malamute user hash` makes one of a password",
+            )
+
+    def fits(self, password: bytes) -> bool:
+        """Whether this is the password; takes its time."""
+        found = _scrypt(password, self._salt, *self._parameters)
+        return hmac.compare_digest(found, self._digest)
+
+
+class PlainTable:
+    """Users and their hashed passwords; fits() may be called from any thread."""
+
+    def __init__(self, users: Mapping[str, str], *, where: str = "authentication.users") -> None:
+        """users: name -> what hash_password() returned. Raises ConfigError."""
+        self._users = {name: _Hash(f"{where}.{name}", text) for name, text in users.items()}
+        # A fleet that reconnects at once would otherwise wait for 50 ms a client, so what was
+        # right lately is remembered, by a digest under a key that is in this memory only.
+        self._key = secrets.token_bytes(32)
+        self._right: dict[str, tuple[bytes, int]] = {}
+        self._nobody = _Hash("", hash_password(secrets.token_hex(8)))
+
+    def name(self, user: bytes) -> str:
+        """The user of this name; empty: there is none."""
+        name = user.decode("utf-8", "replace")
+        return name if name in self._users else ""
+
+    def is_remembered(self, name: str, password: bytes, now_ms: int) -> bool:
+        """Whether this password was right for the user a while ago; takes no time."""
+        mark, until_ms = self._right.get(name, (b"", 0))
+        return now_ms < until_ms and hmac.compare_digest(mark, self._mark(name, password))
+
+    def remember(self, name: str, password: bytes, now_ms: int) -> None:
+        """Note that this password is right for the user."""
+        self._right[name] = self._mark(name, password), now_ms + _REMEMBERED_MS
+
+    def fits(self, name: str, password: bytes) -> bool:
+        """Whether this is the user's password; takes its time, also when there is no such user."""
+        known = self._users.get(name)
+        # An unknown name takes as long as a wrong password, so that names cannot be probed.
+        return (known or self._nobody).fits(password) and known is not None
+
+    def _mark(self, name: str, password: bytes) -> bytes:
+        user = name.encode()
+        return hmac.digest(self._key, len(user).to_bytes(4, "little") + user + password, "sha256")
+
+
+def _read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
+    """What a file with secrets holds; raises ConfigError when others could read or write it.
+
+    refused: bits of the mode that must not be set. Opened first and asked then, so that it is the
+    same file; a FIFO does not hang the start.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ConfigError(key, f"{path} is not a regular file; name one")
+        if facts.st_mode & refused:
+            mode = stat.S_IMODE(facts.st_mode)
+            does = "write" if mode & refused & 0o022 else "read"
+            raise ConfigError(
+                key, f"{path} has mode {mode:04o}: others can {does} it; type: {advice} {path}"
+            )
+        if facts.st_uid not in (0, os.geteuid()):
+            raise ConfigError(
+                key,
+                f"{path} belongs to user {facts.st_uid}, who can write it; "
+                f"type: chown {os.geteuid()} {path}",
+            )
+        return file.read()
+
+
+def read_users_file(path: str) -> dict[str, str]:
+    """Lines of `name hash`; empty lines and lines that begin with # are skipped."""
+    key = "authentication.users_file"
+    try:
+        lines = _read_guarded(path, key, 0o027, "chmod 640").decode("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(key, f"{path} cannot be read: {error}") from None
+    users: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, _, text = line.strip().partition(" ")
+        if not text or name in users:
+            raise ConfigError(key, f"{path}, line {number}: write `name hash`, each name once")
+        users[name] = text.strip()
+    return users
+
+
+def plain_users(settings: Authentication) -> dict[str, str]:
+    """Name -> hash of all users, those of the file included. Raises ConfigError."""
+    users = dict(settings.users)
+    return read_users_file(settings.users_file) | users if settings.users_file else users
+
+
+def carriers_of(settings: Authentication) -> Carriers:
+    """Return which credential may be called what. Raises ConfigError."""
+    if settings.mechanism == "none":
+        return Carriers((), {})
+    users = settings.clients if settings.mechanism == "curve" else plain_users(settings)
+    return Carriers(users, settings.identities)
+
+
+def read_server_key(path: str) -> bytes:
+    """The broker's secret CURVE key in Z85; made, readable by its owner only, if there is none."""
+    key = "authentication.server_key_file"
+    if not path:
+        raise ConfigError(key, 'mechanism = "curve" needs the name of a file for the broker\'s key')
+    try:
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(zmq.curve_keypair()[1] + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        secret = _read_guarded(path, key, 0o077, "chmod 600").strip()
+    except OSError as error:
+        raise ConfigError(key, f"{path} cannot be read or made: {error.strerror}") from None
+    return checked_key(key, secret.decode("ascii", "replace"))
+
+
+def checked_key(key: str, text: str) -> bytes:
+    """A CURVE key in Z85, as the configuration has it; raises ConfigError."""
+    try:
+        encoded = text.encode("ascii")
+        if len(encoded) != 40 or len(zmq.utils.z85.decode(encoded)) != 32:
+            raise ValueError
+    except (ValueError, KeyError, UnicodeEncodeError):
+        raise ConfigError(key, "is not a CURVE key: 40 characters of Z85") from None
+    return encoded
