@@ -121,8 +121,10 @@ def completion_unlogged() -> None:
     """Work is done, which is confirmed and not in the log, now and then."""
     end, calls = Requests.end, [0]
 
-    def sometimes(self: Requests, service: Any, items: Any, why: str, **more: Any) -> Any:
-        part = end(self, service, items, why, **more)
+    def sometimes(
+        self: Requests, service: Any, items: Any, why: str, *rest: Any, **more: Any
+    ) -> Any:
+        part = end(self, service, items, why, *rest, **more)
         calls[0] += why == "completed"
         if why == "completed" and calls[0] % 20 == 0:
             part.changes = [change for change in part.changes if type(change) is not RequestDone]

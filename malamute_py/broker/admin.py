@@ -24,7 +24,7 @@ from malamute_protocol.commands import (
     StreamInfo,
 )
 from malamute_protocol.errors import RequestRejected
-from malamute_py.broker.answers import Answers
+from malamute_py.broker.answers import Answer, Answers
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.producers import Producer, Producers
@@ -32,7 +32,7 @@ from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import IndexFailure
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import Begin, Starts, may_match
-from malamute_py.broker.steps import Steps
+from malamute_py.broker.steps import Steps, Then
 from malamute_py.broker.streams import Stream
 from malamute_py.broker.subscriptions import Subscription
 from malamute_py.changelog.records import ProducerOpened
@@ -96,35 +96,31 @@ class Admin:
                 link, command, "forbidden", f"you may not create stream '{command.stream}'"
             )
             return
-
-        def created(stream: Stream) -> None:
-            self._answers.when_durable(link, command, lambda: self._facts(stream))(
-                stream.created_lsn
-            )
-
         self._catalogue.create(
-            command.stream, command.settings, link.owner, created,
+            command.stream, command.settings, link.owner, partial(self._created, link, command),
             partial(self._answers.refuse, link, command),
         )  # fmt: skip
+
+    def _created(self, link: Link, command: CreateStream, stream: Stream) -> None:
+        facts = partial(self._facts, stream)
+        Answer(self._answers, link, command, facts).after(stream.created_lsn)
 
     def edit_stream(self, link: Link, command: EditStream) -> None:
         """Change settings; answered when that is durable."""
         stream = self._stream(link, command, "admin")
-        if stream is not None:
-            self._catalogue.edit(
-                stream, command.settings,
-                self._answers.when_durable(link, command, lambda: self._facts(stream)),
-                partial(self._answers.refuse, link, command),
-            )  # fmt: skip
+        if stream is None:
+            return
+        answer = Answer(self._answers, link, command, partial(self._facts, stream))
+        try:
+            self._catalogue.edit(stream, command.settings, answer)
+        except RequestRejected as error:
+            self._answers.refuse(link, command, error.code, error.reason)
 
     def remove_stream(self, link: Link, command: RemoveStream) -> None:
         """Remove a stream; answered when that is durable."""
         stream = self._stream(link, command, "admin")
         if stream is not None:
-            self._catalogue.remove(
-                stream, self._answers.when_durable(link, command, dict),
-                partial(self._answers.refuse, link, command),
-            )  # fmt: skip
+            self._catalogue.remove(stream, Answer(self._answers, link, command))
 
     def stream_info(self, link: Link, command: StreamInfo) -> None:
         """Facts about one stream."""
@@ -288,21 +284,23 @@ class Admin:
             self._answers.result(link, command, self._producer_facts(known))
 
     def _open(self, link: Link, command: OpenProducer, change: ProducerOpened) -> None:
-        def appended(lsn: int) -> None:
-            self._opening -= not change.fence
-            producer = self._producers.get(change.id)
-            if producer is None:
-                self._refuse_unknown(link, command)
-                return
-            # As this change leaves it: the next one may raise the epoch before it is durable.
-            value = self._producer_facts(producer)
-            self._answers.when_durable(link, command, lambda: value)(lsn)
+        answer = Answer(self._answers, link, command)
+        opened = partial(self._opened, change, answer), partial(self._not_opened, change, answer)
+        self._steps.propose(change, Then(*opened))
 
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            self._opening -= not change.fence
-            self._answers.refuse(link, command, code, reason, retry_ms)
+    def _opened(self, change: ProducerOpened, answer: Answer, end_lsn: int) -> None:
+        self._opening -= not change.fence
+        producer = self._producers.get(change.id)
+        if producer is None:
+            self._refuse_unknown(answer.link, answer.command)
+            return
+        # As this change leaves it: the next one may raise the epoch before it is durable.
+        answer.value = partial(dict, self._producer_facts(producer))
+        answer.after(end_lsn)
 
-        self._steps.propose(change, appended, refused)
+    def _not_opened(self, change: ProducerOpened, answer: Answer, *why: Any) -> None:
+        self._opening -= not change.fence
+        answer.refuse(*why)
 
     def _refuse_unknown(self, link: Link, command: OpenProducer) -> None:
         self._answers.refuse(

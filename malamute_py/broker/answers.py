@@ -14,6 +14,7 @@ from malamute_protocol.commands import Command, Result
 from malamute_protocol.framing import NUMBERS
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.shard import Shard
+from malamute_py.broker.steps import Effect, Part
 from malamute_py.broker.streams import Settlement
 
 
@@ -43,19 +44,6 @@ class Answers:
         number = NUMBERS[type(command)]
         self._links.refuse(link, number, reference_of(command), code, reason, retry_ms)
 
-    def when_durable(
-        self, link: Link, command: Command, value: Callable[[], dict[str, Any]]
-    ) -> Callable[[int], None]:
-        """Answers with the value once the change that ends at the LSN given is durable."""
-
-        def settled(failure: tuple[str, str] | None) -> None:
-            if failure is None:
-                self.result(link, command, value())
-            else:
-                self.refuse(link, command, *failure)
-
-        return lambda end_lsn: self.settle(end_lsn, settled)
-
     def settle(self, end_lsn: int, call: Settlement) -> None:
         """Call with None once a change is durable, or with why it never will be.
 
@@ -65,6 +53,37 @@ class Answers:
             self._when_visible(end_lsn, call)
         else:
             call(None)
+
+
+class Answer(Effect):
+    """The answer to a command: RESULT once its change is durable, or why there is none."""
+
+    answers: Answers
+    link: Link
+    command: Any
+    value: Callable[[], dict[str, Any]] = dict
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Answer once this is durable."""
+        self.after(end_lsn)
+
+    def after(self, end_lsn: int) -> None:
+        """Answer once ring main is durable up to an LSN; 0: at once."""
+        self.answers.settle(end_lsn, self._settled)
+
+    def _settled(self, failure: tuple[str, str] | None) -> None:
+        if failure is None:
+            self.answers.result(self.link, self.command, self.value())
+        else:
+            self.refuse(*failure)
+
+    def refuse(self, code: str, reason: str, retry_ms: int = 0) -> None:
+        """Answer with REFUSED."""
+        self.answers.refuse(self.link, self.command, code, reason, retry_ms)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Answer with why the log took nothing."""
+        self.refuse(code, reason, retry_ms)
 
 
 def reference_of(command: Command) -> int:

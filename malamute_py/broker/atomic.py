@@ -252,8 +252,7 @@ class Intake:
                     raise RequestRejected(
                         "cross_ring", "what is in memory only: a step is in the log"
                     )
-                if made.taken is not None:
-                    made.taken()
+                made.reserve()
                 prepared.append(made)
         except RequestRejected as error:
             _undo(prepared, error)
@@ -298,8 +297,7 @@ def _spend(link: Link, parts: Sequence[Part]) -> None:
 def _undo(prepared: Sequence[Part], error: RequestRejected) -> None:
     """Give back what the parts of a step that is refused had reserved."""
     for part in reversed(prepared):
-        if part.refused is not None:
-            part.refused(error.code, error.reason, error.retry_ms)
+        part.undo(error.code, error.reason, error.retry_ms)
 
 
 def window_bytes(frame: Any) -> int:

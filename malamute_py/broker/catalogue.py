@@ -9,6 +9,7 @@ docs/design.md (Journal; Queues and the checkpoint).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from malamute_protocol.address import name_fault
@@ -16,7 +17,7 @@ from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.publishing import Publishing
 from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.steps import Refusal, Steps
+from malamute_py.broker.steps import Effect, Steps, Then
 from malamute_py.broker.streams import EPOCH_SHIFT, RingState, Stream, ring_name
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
 from malamute_py.changelog.settings import (
@@ -28,6 +29,8 @@ from malamute_py.changelog.settings import (
 from malamute_py.changelog.tables import StreamRow, Tables, apply
 
 Use: TypeAlias = Callable[[Stream], None]
+Refusal: TypeAlias = Callable[[str, str, int], None]
+"""Called with code, reason and retry time."""
 NAMES_AROUND: Final = 8
 """Streams before and after a name in their order that it may be a misspelling of: to look at all
 would take a turn of the loop with many streams."""
@@ -232,10 +235,7 @@ class Catalogue:
                 then(stream)
                 return
             if name in self._waiting:
-
-                def again(stream: Stream) -> None:
-                    self.create(name, values, by, then, refused)
-
+                again = partial(self._again, name, values, by, then, refused)
                 self._waiting[name].append((again, refused))
                 self._waiting_count += 1
                 return
@@ -244,6 +244,17 @@ class Catalogue:
             self._waiting_count += 1
         except RequestRejected as error:
             refused(error.code, error.reason, 0)
+
+    def _again(
+        self,
+        name: str,
+        values: dict[str, Any],
+        by: str,
+        then: Use,
+        refused: Refusal,
+        stream: Stream,
+    ) -> None:
+        self.create(name, values, by, then, refused)
 
     def _propose(self, name: str, wanted: StreamSettings, by: str) -> None:
         """Put the creation of a stream on its way; raises RequestRejected."""
@@ -263,19 +274,19 @@ class Catalogue:
         self._waiting[name] = []
         self._count(by, wanted, 1)
         self._hold_settings(number, by, size)
+        creating = Then(partial(self._come, created), partial(self._not_come, created))
+        self.steps.propose(created, creating)
 
-        def appended(end_lsn: int) -> None:
-            stream = self._numbers[number]
-            for then, _ in self._waited(name):
-                then(stream)
+    def _come(self, created: StreamCreated, lsn: int) -> None:
+        stream = self._numbers[created.number]
+        for then, _ in self._waited(created.name):
+            then(stream)
 
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            self._count(by, wanted, -1)
-            self._weigh(number)
-            for _, refuse in self._waited(name):
-                refuse(code, reason, retry_ms)
-
-        self.steps.propose(created, appended, refused)
+    def _not_come(self, created: StreamCreated, code: str, reason: str, retry_ms: int) -> None:
+        self._count(created.by, created.settings, -1)
+        self._weigh(created.number)
+        for _, refuse in self._waited(created.name):
+            refuse(code, reason, retry_ms)
 
     def _check_settings(self, number: int, by: str, wanted: StreamSettings) -> int:
         """Return the bytes of a stream's settings.
@@ -299,7 +310,7 @@ class Catalogue:
             self._sizes[number] = by, size
             self._shard.quotas.add(by, "settings_bytes", size - before)
 
-    def _weigh(self, number: int) -> None:
+    def _weigh(self, number: int, *_: Any) -> None:
         """Count a stream's settings as the tables have them; nothing when it is gone."""
         add = self._shard.quotas.add
         row = self.tables.streams.get(number)
@@ -318,40 +329,26 @@ class Catalogue:
 
     # --- changing ----------------------------------------------------------------------------
 
-    def edit(
-        self, stream: Stream, values: dict[str, Any], then: Callable[[int], None], refused: Refusal
-    ) -> None:
-        """Change settings of a stream; `then` gets the LSN that carries the change."""
+    def edit(self, stream: Stream, values: dict[str, Any], effect: Effect) -> None:
+        """Change settings of a stream. Raises RequestRejected."""
         old = stream.settings
         known = {name: getattr(old, name) for name in old.__struct_fields__}
-        try:
-            wanted = settings_of({**known, **values}, self._shard.settings.settings_bytes_max)
-        except RequestRejected as error:
-            refused(error.code, error.reason, 0)
-            return
+        wanted = settings_of({**known, **values}, self._shard.settings.settings_bytes_max)
         for name in FIXED_SETTINGS:
             if getattr(wanted, name) != getattr(old, name):
-                refused("bad_setting", f"{name} cannot be changed: records lie where they lie", 0)
-                return
+                raise RequestRejected(
+                    "bad_setting", f"{name} cannot be changed: records lie where they lie"
+                )
         if wanted.body_kind != old.body_kind and (old.body_kind or stream.body_kind >= 0):
-            refused("bad_setting", "body_kind cannot be changed once it is settled", 0)
-            return
-        try:
-            size = self._check_settings(stream.number, stream.row.by, wanted)
-        except RequestRejected as error:
-            refused(error.code, error.reason, 0)
-            return
+            raise RequestRejected("bad_setting", "body_kind cannot be changed once it is settled")
+        size = self._check_settings(stream.number, stream.row.by, wanted)
         self._hold_settings(stream.number, stream.row.by, size)
+        edited = StreamEdited(stream.number, wanted, self._shard.now_ms)
+        self.steps.propose(edited, Then(failed=partial(self._weigh, stream.number)), effect)
 
-        def not_taken(code: str, reason: str, retry_ms: int) -> None:
-            self._weigh(stream.number)
-            refused(code, reason, retry_ms)
-
-        self.steps.propose(StreamEdited(stream.number, wanted, self._shard.now_ms), then, not_taken)
-
-    def remove(self, stream: Stream, then: Callable[[int], None], refused: Refusal) -> None:
-        """Remove a stream and its records; `then` gets the LSN that carries the change."""
-        self.steps.propose(StreamRemoved(stream.number, self._shard.now_ms), then, refused)
+    def remove(self, stream: Stream, effect: Effect) -> None:
+        """Remove a stream and its records."""
+        self.steps.propose(StreamRemoved(stream.number, self._shard.now_ms), effect)
 
     def apply(self, change: Change, end_lsn: int) -> Stream | None:
         """Let a change of the log take effect; returns the stream that it removed."""
@@ -386,17 +383,16 @@ class Catalogue:
         ring = stream.ring
         if not stream.settings.ring_bytes:
             return
+        removed = partial(self._remove_ring, ring, stream.name)
+        self.publishing.when_visible(self.rings[MAIN], end_lsn, removed)
 
-        def durable(failure: tuple[str, str] | None) -> None:
-            # Its files go only when no power loss can bring the stream back.
-            if failure is None:
-                self.openings.append((ring.name, {"remove": True}))
-                self.rings.pop(ring.name, None)
-                # Nothing will say of it that it is synced.
-                gone = f"stream '{stream.name}' was removed"
-                self.publishing.ring_failed(ring, "stream_removed", gone)
-
-        self.publishing.when_visible(self.rings[MAIN], end_lsn, durable)
+    def _remove_ring(self, ring: RingState, name: str, failure: tuple[str, str] | None) -> None:
+        # Its files go only when no power loss can bring the stream back.
+        if failure is None:
+            self.openings.append((ring.name, {"remove": True}))
+            self.rings.pop(ring.name, None)
+            # Nothing will say of it that it is synced.
+            self.publishing.ring_failed(ring, "stream_removed", f"stream '{name}' was removed")
 
 
 def _ring_quota(settings: StreamSettings) -> str:

@@ -29,17 +29,17 @@ from malamute_protocol.commands import (
     StartKind,
 )
 from malamute_protocol.errors import RequestRejected
-from malamute_py.broker.answers import Answers
+from malamute_py.broker.answers import Answer, Answers
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.named import Named, Place
 from malamute_py.broker.shard import Shard
 from malamute_py.broker.starts import Begin, Starts
-from malamute_py.broker.steps import Part, Refusal, Steps
+from malamute_py.broker.steps import Effect, Part, Steps, Then, changing
 from malamute_py.broker.streams import NEVER, Stream
 from malamute_py.changelog.records import Change, CursorRemoved, CursorSet
 from malamute_py.changelog.settings import CursorSettings, queue_settings
-from malamute_py.changelog.tables import CursorRow, Tables, apply
+from malamute_py.changelog.tables import CursorRow
 
 REMOVED_AT_ONCE: Final = 1_000
 WARN_ABOVE: Final = 0.8
@@ -285,22 +285,13 @@ class Cursors:
             self._unwatch(cursor)
         changes: list[Change] = [CursorRemoved(stream.number, name) for name in removed]
         for at in range(0, len(changes), REMOVED_AT_ONCE):
-            self._put(stream, changes[at : at + REMOVED_AT_ONCE], None, None)
+            self._put(stream, changes[at : at + REMOVED_AT_ONCE])
 
     # --- answering ----------------------------------------------------------------------------
 
-    def _put(
-        self, stream: Stream, changes: list[Change], appended: Callable[[int], None] | None,
-        refused: Refusal | None,
-    ) -> None:  # fmt: skip
+    def _put(self, stream: Stream, changes: list[Change], *effects: Effect) -> None:
         """Let changes take effect: by way of the log, or at once for a stream in memory."""
-        if not stream.ring.memory:
-            self._steps.take([Part(changes, appended=appended, refused=refused)])
-            return
-        for change in changes:
-            apply(_NO_TABLES, self._shard.queues, change)
-        if appended is not None:
-            appended(0)
+        self._steps.put(changes, *effects, memory=stream.ring.memory)
 
     def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
         """The stream of a command. Raises RequestRejected."""
@@ -344,22 +335,9 @@ class Cursors:
             stream.number, name, next, self._shard.now_ms, None, why, link.owner,
             self._shard.epoch,
         )  # fmt: skip
-        memory = stream.ring.memory
-
-        def appended(end_lsn: int) -> None:
-            if memory:
-                apply(_NO_TABLES, self._shard.queues, change)
-            self._arrived(place, going)
-            self._set(stream, name)
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            self._arrived(place, going)
-
-        going = [next]
-        return Part(
-            [] if memory else [change], taken=partial(self._go, place, going, link.owner),
-            appended=appended, refused=refused, level=stream.level, memory=memory,
-        )  # fmt: skip
+        memory = self._shard.queues if stream.ring.memory else None
+        moving = _Moving(self, stream, name, [next], link.owner)
+        return changing([change], [moving], memory=memory, level=stream.level)
 
     def _stands(self, place: Place) -> int | None:
         """Where a cursor will stand once all is appended that is on its way."""
@@ -474,31 +452,10 @@ class Cursors:
         change = CursorSet(
             stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.owner
         )
-
-        def value() -> dict[str, Any]:
-            cursor = self._cursors.get(place)
-            return {} if cursor is None else self._facts(cursor)
-
-        answer = self._answers.when_durable(link, command, value)
-
-        def arrived() -> None:
-            self._arrived(place, going)
-            if self._edits.get(place) is settings:
-                del self._edits[place]
-
-        def appended(end_lsn: int) -> None:
-            arrived()
-            self._set(stream, command.cursor)
-            answer(end_lsn)
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            arrived()
-            self._answers.refuse(link, command, code, reason, retry_ms)
-
-        going = [next]
-        self._go(place, going, link.owner)
         self._edits[place] = settings
-        self._put(stream, [change], appended, refused)
+        moving = _Moving(self, stream, command.cursor, [next], link.owner, settings)
+        answer = Answer(self._answers, link, command, partial(self._facts_at, place))
+        self._put(stream, [change], moving, answer)
 
     def remove_cursor(self, link: Link, command: RemoveCursor) -> None:
         """Forget a cursor and its pin; answered when that is durable."""
@@ -512,18 +469,14 @@ class Cursors:
             reason = f"there is no cursor '{command.cursor}'"
             self._answers.refuse(link, command, "unknown_cursor", reason)
             return
-        answer = self._answers.when_durable(link, command, dict)
+        change = CursorRemoved(stream.number, command.cursor)
+        answer = Answer(self._answers, link, command)
+        self._put(stream, [change], Then(partial(self._drop, place)), answer)
 
-        def appended(end_lsn: int) -> None:
-            cursor = self._cursors.remove(place)
-            if cursor is not None:
-                self._unwatch(cursor)
-            answer(end_lsn)
-
-        self._put(
-            stream, [CursorRemoved(stream.number, command.cursor)], appended,
-            partial(self._answers.refuse, link, command),
-        )  # fmt: skip
+    def _drop(self, place: Place, _: int) -> None:
+        cursor = self._cursors.remove(place)
+        if cursor is not None:
+            self._unwatch(cursor)
 
     # --- facts for clients ----------------------------------------------------------------------
 
@@ -547,6 +500,10 @@ class Cursors:
         )  # fmt: skip
         entries = [self._facts(cursor) for _, cursor in page]
         self._answers.result(link, command, {"entries": entries, "more": more})
+
+    def _facts_at(self, place: Place) -> dict[str, Any]:
+        cursor = self._cursors.get(place)
+        return {} if cursor is None else self._facts(cursor)
 
     def _facts(self, cursor: Cursor) -> dict[str, Any]:
         stream, row = cursor.stream, cursor.row
@@ -640,10 +597,40 @@ class Cursors:
         stream.pinned = self._marks[stream].least()
 
 
+class _Moving(Effect):
+    """A position on its way to a cursor, which it may bring into being."""
+
+    cursors: Cursors
+    stream: Stream
+    name: str
+    going: list[int]
+    """The position, in a list of its own."""
+    by: str
+    settings: CursorSettings | None = None
+    """What it is to have besides."""
+
+    @property
+    def place(self) -> Place:
+        """Which cursor it is."""
+        return self.stream.number, self.name
+
+    def taken(self, part: Part) -> None:
+        self.cursors._go(self.place, self.going, self.by)
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        self._come()
+        self.cursors._set(self.stream, self.name)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self._come()
+
+    def _come(self) -> None:
+        cursors, place = self.cursors, self.place
+        cursors._arrived(place, self.going)
+        if self.settings is not None and cursors._edits.get(place) is self.settings:
+            del cursors._edits[place]
+
+
 def pin_name(cursor: Cursor) -> str:
     """What the journal calls the pin of a cursor."""
     return f"cursor-{cursor.stream.number}-{cursor.name}"
-
-
-_NO_TABLES = Tables()
-"""What a change of a cursor does not touch."""

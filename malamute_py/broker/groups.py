@@ -21,7 +21,7 @@ credit is read again, from the hot window as a rule.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Final
@@ -44,7 +44,7 @@ from malamute_protocol.commands import (
 from malamute_protocol.content import Content
 from malamute_protocol.errors import RequestRejected
 from malamute_protocol.stamp import STAMP_BYTES
-from malamute_py.broker.answers import Answers
+from malamute_py.broker.answers import Answer, Answers
 from malamute_py.broker.catalogue import Catalogue
 from malamute_py.broker.delivery import Delivery
 from malamute_py.broker.holdings import Page, Picked, bits_of_rows
@@ -64,10 +64,10 @@ from malamute_py.broker.sharing import (
     slots_of,
 )
 from malamute_py.broker.starts import Begin, Starts, by_offset, may_match
-from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.steps import Effect, Part, Steps, Then, changing
 from malamute_py.broker.streams import Batch, Stream
 from malamute_py.changelog.records import Change, GroupDone, GroupRemoved, GroupSet, Range
-from malamute_py.changelog.tables import GroupRow, Queues, Tables, apply, with_done
+from malamute_py.changelog.tables import GroupRow, Queues, with_done
 from malamute_py.matcher import compile_pattern
 
 JOIN_GROUP: Final = 63
@@ -178,21 +178,9 @@ class Groups:
 
     # --- answering ----------------------------------------------------------------------------
 
-    def _put(
-        self,
-        stream: Stream,
-        changes: list[Change],
-        appended: Callable[[int], None] | None,
-        refused: Callable[[str, str, int], None] | None,
-    ) -> None:
+    def _put(self, stream: Stream, changes: list[Change], *effects: Effect) -> None:
         """Let changes take effect: by way of the log, or at once for a stream in memory."""
-        if not stream.ring.memory:
-            self._steps.take([Part(changes, appended=appended, refused=refused)])
-            return
-        for change in changes:
-            apply(_NO_TABLES, self._queues, change)
-        if appended is not None:
-            appended(0)
+        self._steps.put(changes, *effects, memory=stream.ring.memory)
 
     @property
     def _queues(self) -> Queues:
@@ -211,7 +199,7 @@ class Groups:
             clamped = self._clamp(stream, row)
             group = self._take_up(stream, row)
             if clamped:
-                self._put(stream, clamped, partial(self._refresh, group), None)
+                self._put(stream, clamped, Then(partial(self._refresh, group)))
         for at in range(0, len(orphans), REMOVED_AT_ONCE):
             self._steps.take([Part(orphans[at : at + REMOVED_AT_ONCE])])
 
@@ -239,7 +227,7 @@ class Groups:
             self._clamped(stream, row.name, before, row.next, "retention")
         return changes
 
-    def _refresh(self, group: Group, end_lsn: int) -> None:
+    def _refresh(self, group: Group, _: int) -> None:
         """The row of a group is another object now."""
         row = self._queues.groups.get((group.stream.number, group.name))
         if row is not None and not group.gone:
@@ -385,27 +373,28 @@ class Groups:
             stream.number, command.group, command.kind, msgspec.msgpack.encode(command.pattern),
             next, self._shard.now_ms, "created", by, self._shard.epoch, bool(command.visibility),
         )  # fmt: skip
+        founding = Then(partial(self._founded, stream, place), partial(self._not_created, place))
+        self._put(stream, [change], founding)
 
-        def appended(end_lsn: int) -> None:
-            if stream.removed:
-                self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
-                return
-            self._come(place)
-            self._take_up(stream, self._queues.groups[place])
-            # A group that a power loss could take back would begin anew, maybe further on.
-            self._answers.settle(end_lsn, settled)
+    def _founded(self, stream: Stream, place: Place, end_lsn: int) -> None:
+        if stream.removed:
+            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+            return
+        self._come(place)
+        self._take_up(stream, self._queues.groups[place])
+        # A group that a power loss could take back would begin anew, maybe further on.
+        self._answers.settle(end_lsn, partial(self._let_in, stream, place))
 
-        def settled(failure: tuple[str, str] | None) -> None:
-            group = self._groups.get(place)
-            if failure is not None or group is None:
-                code, reason = failure or ("stream_removed", f"'{stream.name}' was removed")
-                self._not_created(place, code, reason, 0)
-                return
-            for member, join in self._coming.pop(place, ()):
-                if not member.ended:
-                    self._enter(member, join, group)
-
-        self._put(stream, [change], appended, partial(self._not_created, place))
+    def _let_in(self, stream: Stream, place: Place, failure: tuple[str, str] | None) -> None:
+        """Take up who waits for a group that is durable, or turn all away."""
+        group = self._groups.get(place)
+        if failure is not None or group is None:
+            code, reason = failure or ("stream_removed", f"'{stream.name}' was removed")
+            self._not_created(place, code, reason, 0)
+            return
+        for member, join in self._coming.pop(place, ()):
+            if not member.ended:
+                self._enter(member, join, group)
 
     def _come(self, place: Place) -> None:
         """A group's creation is no longer on its way: the group itself counts, if it came to be."""
@@ -570,18 +559,7 @@ class Groups:
             return self._again(group, member, picked, after_ms)
         if command.tracker:
             return self._leaving(group, member, picked)
-        holdings = group.holdings
-
-        def appended(end_lsn: int) -> None:
-            for page, mask in picked:
-                held, waited = holdings.unhand(page, member, mask)
-                member.acknowledged(held.bit_count(), self._shard.now_ms, group.deliveries)
-                holdings.leave(page, held | waited)
-                page.dirty = True
-            self._done(group, picked)
-            self._flush_later(group)
-
-        return Part(appended=appended, memory=True)
+        return Part(effects=[_Acknowledging(self, group, member, picked)], memory=True)
 
     def prepare_ack_together(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
         """Prepare an ACK_RECORDS as a part of an atomic step. Raises RequestRejected."""
@@ -612,45 +590,12 @@ class Groups:
 
     def _leaving(self, group: Group, member: Member, picked: Picked) -> Part:
         """The part of a step by which records are done."""
-        holdings = group.holdings
-        ranges = holdings.ranges(picked, group.row.next)
-        taken_from: list[tuple[Page, int, int]] = []
-
-        def taken() -> None:
-            for page, mask in picked:
-                held, waited = holdings.unhand(page, member, mask)
-                member.acknowledged(held.bit_count(), self._shard.now_ms, group.deliveries)
-                holdings.leave(page, held | waited)
-                taken_from.append((page, held, waited))
-
-        def appended(end_lsn: int) -> None:
-            if memory:
-                apply(_NO_TABLES, self._queues, change)
-            self._done(group, [(page, held | waited) for page, held, waited in taken_from])
-            if group.moved:
-                self._flush_later(group)
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            now_ms = self._shard.now_ms
-            there = not member.ended or group.ghost is member
-            for page, held, waited in taken_from:
-                if waited:
-                    holdings.stay(page, waited, None, now_ms)
-                if not held:
-                    continue
-                holdings.stay(page, held, member if there else None, now_ms)
-                if there:
-                    member.held += held.bit_count()
-                elif group.slots is not None:
-                    group.slots.back(slots_of(page, held))
-            self.wake(group)
-
-        memory = group.stream.ring.memory
-        change = GroupDone(group.stream.number, group.name, ranges, self._shard.epoch)
-        return Part(
-            [] if memory else [change], taken=taken, appended=appended, refused=refused,
-            level=group.stream.level, memory=memory,
-        )  # fmt: skip
+        stream = group.stream
+        ranges = group.holdings.ranges(picked, group.row.next)
+        change = GroupDone(stream.number, group.name, ranges, self._shard.epoch)
+        memory = self._queues if stream.ring.memory else None
+        leaving = _Leaving(self, group, member, picked)
+        return changing([change], [leaving], memory=memory, level=stream.level)
 
     def _done(self, group: Group, picked: Picked) -> None:
         group.acknowledged([(page, mask) for page, mask in picked if mask])
@@ -662,33 +607,34 @@ class Groups:
 
     def _again(self, group: Group, member: Member, picked: Picked, after_ms: int) -> Part:
         """The part by which records are wanted again: not in the log, as who holds what is not."""
+        wanting = Then(partial(self._want, group, member, picked, after_ms))
+        return Part(effects=[wanting], memory=True, level=group.stream.level)
 
-        def appended(end_lsn: int) -> None:
-            holdings = group.holdings
-            late: Picked = []
-            for page, mask in picked:
-                # What waits already, which an exclusive holder had before, goes on to wait.
-                held = mask & page.held.get(member, 0)
-                if not held:
-                    continue
-                holdings.unhand(page, member, held)
-                member.returned(held.bit_count())
-                self._shard.counters["group_records_returned"] += held.bit_count()
-                if after_ms:
-                    holdings.delay(page, held)
-                    late.append((page, held))
-                    if group.slots is not None:
-                        group.slots.delay(slots_of(page, held))
-                    continue
-                holdings.wait(page, held)
+    def _want(self, group: Group, member: Member, picked: Picked, after_ms: int, _: int) -> None:
+        """Records that a member has given back wait again."""
+        holdings = group.holdings
+        late: Picked = []
+        for page, mask in picked:
+            # What waits already, which an exclusive holder had before, goes on to wait.
+            held = mask & page.held.get(member, 0)
+            if not held:
+                continue
+            holdings.unhand(page, member, held)
+            member.returned(held.bit_count())
+            self._shard.counters["group_records_returned"] += held.bit_count()
+            if after_ms:
+                holdings.delay(page, held)
+                late.append((page, held))
                 if group.slots is not None:
-                    group.slots.back(slots_of(page, held))
-            if late:
-                self._at(self._shard.now_ms + after_ms, partial(self._due, group, late))
-            self._gone_by(group)
-            self.wake(group)
-
-        return Part(appended=appended, memory=True, level=group.stream.level)
+                    group.slots.delay(slots_of(page, held))
+                continue
+            holdings.wait(page, held)
+            if group.slots is not None:
+                group.slots.back(slots_of(page, held))
+        if late:
+            self._at(self._shard.now_ms + after_ms, partial(self._due, group, late))
+        self._gone_by(group)
+        self.wake(group)
 
     def _due(self, group: Group, late: Picked) -> None:
         if group.gone:
@@ -723,22 +669,22 @@ class Groups:
                 page.dirty = False
         if not ranges:
             return
+        change = GroupDone(group.stream.number, group.name, ranges, self._shard.epoch)
         group.flushing = True
+        flushing = Then(partial(self._flushed, group), partial(self._not_flushed, group))
+        self._put(group.stream, [change], flushing)
 
-        def appended(end_lsn: int) -> None:
-            group.flushing = False
-            holdings.tidy()
-            if group.moved:
-                self._flush_later(group)
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            group.flushing = False
-            for page in holdings.pages:
-                page.dirty = True
+    def _flushed(self, group: Group, _: int) -> None:
+        group.flushing = False
+        group.holdings.tidy()
+        if group.moved:
             self._flush_later(group)
 
-        change = GroupDone(group.stream.number, group.name, ranges, self._shard.epoch)
-        self._put(group.stream, [change], appended, refused)
+    def _not_flushed(self, group: Group, *_: Any) -> None:
+        group.flushing = False
+        for page in group.holdings.pages:
+            page.dirty = True
+        self._flush_later(group)
 
     # --- serving ------------------------------------------------------------------------------
 
@@ -1083,7 +1029,7 @@ class Groups:
             group.gone = True
         removed: list[Change] = [GroupRemoved(stream.number, name) for name in groups]
         for at in range(0, len(removed), REMOVED_AT_ONCE):
-            self._put(stream, removed[at : at + REMOVED_AT_ONCE], None, None)
+            self._put(stream, removed[at : at + REMOVED_AT_ONCE])
 
     # --- administration -----------------------------------------------------------------------
 
@@ -1113,19 +1059,11 @@ class Groups:
                 link, command, "in_use", f"group '{command.group}' has members, or keeps a place"
             )
             return
+        change = GroupRemoved(stream.number, command.group)
+        answer = Answer(self._answers, link, command)
+        self._put(stream, [change], Then(partial(self._drop, place)), answer)
 
-        answer = self._answers.when_durable(link, command, dict)
-
-        def appended(end_lsn: int) -> None:
-            self._drop(place)
-            answer(end_lsn)
-
-        self._put(
-            stream, [GroupRemoved(stream.number, command.group)], appended,
-            partial(self._answers.refuse, link, command),
-        )  # fmt: skip
-
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: Place, _: int) -> None:
         group = self._groups.remove(place)
         if group is None:
             return
@@ -1213,5 +1151,57 @@ class Groups:
         }
 
 
-_NO_TABLES = Tables()
-"""What a change of a group does not touch."""
+class _Acknowledging(Effect):
+    """Records that are done; the log is told later."""
+
+    groups: Groups
+    group: Group
+    member: Member
+    picked: Picked
+
+    def _take(self, page: Page, mask: int) -> tuple[int, int]:
+        """Rows of a page leave the member's hands: those that it held, and those that waited."""
+        group, holdings = self.group, self.group.holdings
+        held, waited = holdings.unhand(page, self.member, mask)
+        self.member.acknowledged(held.bit_count(), self.groups._shard.now_ms, group.deliveries)
+        holdings.leave(page, held | waited)
+        return held, waited
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        for page, mask in self.picked:
+            self._take(page, mask)
+            page.dirty = True
+        self.groups._done(self.group, self.picked)
+        self.groups._flush_later(self.group)
+
+
+class _Leaving(_Acknowledging):
+    """Records that are done once the log says so."""
+
+    left: Sequence[tuple[Page, int, int]] = ()
+    """Of each page, what the member held and what waited."""
+
+    def taken(self, part: Part) -> None:
+        self.left = [(page, *self._take(page, mask)) for page, mask in self.picked]
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        group = self.group
+        self.groups._done(group, [(page, held | waited) for page, held, waited in self.left])
+        if group.moved:
+            self.groups._flush_later(group)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        group, member = self.group, self.member
+        holdings, now_ms = group.holdings, self.groups._shard.now_ms
+        there = not member.ended or group.ghost is member
+        for page, held, waited in self.left:
+            if waited:
+                holdings.stay(page, waited, None, now_ms)
+            if not held:
+                continue
+            holdings.stay(page, held, member if there else None, now_ms)
+            if there:
+                member.held += held.bit_count()
+            elif group.slots is not None:
+                group.slots.back(slots_of(page, held))
+        self.groups.wake(group)

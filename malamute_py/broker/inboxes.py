@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -20,11 +21,11 @@ from malamute_protocol.commands import AckMail, Command, Ended, Mail, OpenInbox,
 from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.links import Link, Links, Owner, Receiver
-from malamute_py.broker.mail_parts import Leaver, Leaving, done_of
+from malamute_py.broker.mail_parts import Leaver, done_of
 from malamute_py.broker.mailbox import NOBODY, STANDING, Mailbox, expired, temporary_name
 from malamute_py.broker.mailboxes import Mailboxes
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.steps import Effect, Part, Steps, Then
 from malamute_py.changelog.records import MailAgain, MailDone, Run
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MessageRow, Rare
@@ -141,7 +142,7 @@ class Inboxes:
         try:
             mailbox = self._mailbox(link, command)
         except RequestRejected as error:
-            self._refuse(link, command, error)
+            self._refuse(link, command.subscription, error.code, error.reason, error.retry_ms)
             return
         inbox = Inbox(self, link, command, mailbox)
         link.receivers[inbox.number] = inbox
@@ -154,17 +155,8 @@ class Inboxes:
         if mailbox.state == STANDING:
             self._start(inbox)
             return
-
-        def created(end_lsn: int) -> None:
-            if not inbox.ended:
-                self._start(inbox)
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            if not inbox.ended:
-                self._refuse(link, command, RequestRejected(code, reason, retry_ms))
-                self._drop(inbox)
-
-        self._mailboxes.create(mailbox, created, refused)
+        opening = Then(partial(self._start, inbox), partial(self._not_opened, inbox))
+        self._mailboxes.create(mailbox, opening)
 
     def _mailbox(self, link: Link, command: OpenInbox) -> Mailbox:
         settings = self._shard.settings
@@ -191,12 +183,18 @@ class Inboxes:
             return self._mailboxes.use(name, link.owner, wanted)
         return self._mailboxes.use(name, link.owner)
 
-    def _refuse(self, link: Link, command: OpenInbox, error: RequestRejected) -> None:
-        self._links.refuse(
-            link, OPEN_INBOX, command.subscription, error.code, error.reason, error.retry_ms
-        )
+    def _refuse(self, link: Link, number: int, code: str, reason: str, retry_ms: int) -> None:
+        self._links.refuse(link, OPEN_INBOX, number, code, reason, retry_ms)
 
-    def _start(self, inbox: Inbox) -> None:
+    def _not_opened(self, inbox: Inbox, code: str, reason: str, retry_ms: int) -> None:
+        if not inbox.ended:
+            self._refuse(inbox.link, inbox.number, code, reason, retry_ms)
+            self._drop(inbox)
+            self._mailboxes.unused(inbox.mailbox)
+
+    def _start(self, inbox: Inbox, _: int = 0) -> None:
+        if inbox.ended:
+            return
         inbox.started = True
         steps = self._steps
         next = steps.memory_next if inbox.mailbox.memory else steps.mail_next
@@ -458,8 +456,7 @@ class Inboxes:
         self._shard.event(
             "mail_read_failed", "error", mailbox=mailbox.name, number=row.base, reason=failed
         )
-        at_ms = self._shard.now_ms + 10 * self._shard.settings.retry_ms
-        boxes.postpone(mailbox, row, mask, at_ms)
+        boxes.postpone(mailbox, row, mask, boxes.much_later_ms)
 
     def _send(
         self, inbox: Inbox, row: MessageRow, mask: int, count: int, attempts: int, body: Body
@@ -509,26 +506,12 @@ class Inboxes:
             )
         rows = self._held_rows(inbox, command)
         mailbox = inbox.mailbox
-        ack = Ack(self, inbox, rows)
+        number, done = mailbox.number, done_of(rows)
         if command.again_ms < 0:
-            leaving = Leaving(self._mailboxes, mailbox, rows)
-            part = leaving.part(MailDone(mailbox.number, done_of(rows)))
-            ack.then = part.appended
-            part.appended = ack.appended
-        else:
-            not_before_ms = self._shard.now_ms + command.again_ms if command.again_ms else 0
-            change = MailAgain(mailbox.number, done_of(rows), not_before_ms, command.again_ms)
-            ack.not_before_ms = not_before_ms
-            part = Part(appended=ack.again, level=mailbox.level)
-            if mailbox.memory:
-                ack.change = change
-                part.memory = True
-                part.level = 1
-            else:
-                part.changes = [change]
-        part.taken = ack.taken
-        part.refused = ack.refused
-        return part
+            return self._mailboxes.part(mailbox, MailDone(number, done), _Ack(self, inbox, rows))
+        not_before_ms = self._shard.now_ms + command.again_ms if command.again_ms else 0
+        change = MailAgain(number, done, not_before_ms, command.again_ms)
+        return self._mailboxes.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
 
     def _held_rows(self, inbox: Inbox, command: AckMail) -> list[Leaver]:
         """The rows that an ACK_MAIL names; raises RequestRejected `not_held`."""
@@ -567,22 +550,14 @@ class Inboxes:
         return found
 
 
-class Ack:
-    """An acknowledgement on its way: what a reader has given up."""
+class _Ack(Effect):
+    """An acknowledgement on its way: what a reader is done with."""
 
-    __slots__ = ("_inboxes", "change", "inbox", "not_before_ms", "rows", "then")
+    inboxes: Inboxes
+    inbox: Inbox
+    rows: list[Leaver]
 
-    def __init__(self, inboxes: Inboxes, inbox: Inbox, rows: list[Leaver]) -> None:
-        self._inboxes = inboxes
-        self.inbox = inbox
-        self.rows = rows
-        self.then: Callable[[int], None] | None = None
-        self.not_before_ms = 0
-        self.change: MailAgain | None = None
-        """For what is in memory only."""
-
-    def taken(self) -> None:
-        """The reader does not have them any more, nor does another one."""
+    def taken(self, part: Part) -> None:
         inbox = self.inbox
         held = inbox.held
         for base, mask, _ in self.rows:
@@ -592,38 +567,40 @@ class Ack:
             else:
                 del held[base]
             inbox.outstanding -= mask.bit_count()
-        self._inboxes.resume(inbox)
+        self.inboxes.resume(inbox)
 
-    def appended(self, end_lsn: int) -> None:
-        """Let go of acknowledged messages."""
-        assert self.then is not None
-        self._inboxes._shard.counters["mail_acknowledged"] += sum(
-            mask.bit_count() for _, mask, _ in self.rows
-        )
-        self.then(end_lsn)
+    def appended(self, part: Part, end_lsn: int) -> None:
+        mailbox = self.inbox.mailbox
+        left = self.inboxes._mailboxes.left
+        count = 0
+        for base, mask, row in self.rows:
+            left(mailbox, base, mask, row)
+            count += mask.bit_count()
+        self.inboxes._shard.counters["mail_acknowledged"] += count
 
-    def again(self, end_lsn: int) -> None:
-        """Make the messages wait again, or for their time."""
-        boxes, mailbox = self._inboxes._mailboxes, self.inbox.mailbox
-        if self.change is not None:
-            boxes.apply(self.change)
-        counters = self._inboxes._shard.counters
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        inbox = self.inbox
+        for base, mask, row in self.rows:
+            if inbox.ended:
+                self.inboxes._mailboxes.release(inbox.mailbox, row, mask)
+            else:
+                inbox.held[base] = inbox.held.get(base, 0) | mask
+                inbox.outstanding += mask.bit_count()
+
+
+class _Again(_Ack):
+    """Messages that a reader has given back: they wait again, or for their time."""
+
+    not_before_ms: int
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        boxes, mailbox = self.inboxes._mailboxes, self.inbox.mailbox
         for _, mask, row in self.rows:
-            counters["mail_again"] += mask.bit_count()
+            self.inboxes._shard.counters["mail_again"] += mask.bit_count()
             if self.not_before_ms > boxes.now_ms:
                 boxes.postpone(mailbox, row, mask, self.not_before_ms)
             else:
                 boxes.release(mailbox, row, mask)
-
-    def refused(self, code: str, reason: str, retry_ms: int) -> None:
-        """The reader has them still; if it has ended they wait again."""
-        inbox = self.inbox
-        for base, mask, row in self.rows:
-            if inbox.ended:
-                self._inboxes._mailboxes.release(inbox.mailbox, row, mask)
-            else:
-                inbox.held[base] = inbox.held.get(base, 0) | mask
-                inbox.outstanding += mask.bit_count()
 
 
 def _rows_between(

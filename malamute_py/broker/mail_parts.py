@@ -7,52 +7,51 @@ same bundle. Source: docs/design.md (The core and its shell; Queues and the chec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from malamute_protocol.commands import Level
+from malamute_protocol.content import Content
 from malamute_py.broker.mailbox import CREATING, DRAFT, STANDING, Mailbox
-from malamute_py.broker.steps import Part
-from malamute_py.changelog.records import Change, MailPut
+from malamute_py.broker.steps import Effect, Part, Steps
+from malamute_py.changelog.records import MailPut
 from malamute_py.changelog.tables import MessageRow, rows_of
 
 if TYPE_CHECKING:
     from malamute_py.broker.mailboxes import Mailboxes
 
 
-class Putting:
+class _OfMailbox(Effect):
+    # In quotes: compiled, an annotation is looked up where the class is made.
+    boxes: "Mailboxes"  # noqa: UP037
+    mailbox: Mailbox
+
+
+class Putting(_OfMailbox):
     """One put on its way: what a step does to its mailbox."""
 
-    __slots__ = ("_boxes", "count", "created", "mailbox", "part", "put", "size")
+    put: MailPut
+    created: bool = False
 
-    def __init__(self, boxes: Mailboxes, mailbox: Mailbox, put: MailPut, part: Part) -> None:
-        self._boxes = boxes
-        self.mailbox = mailbox
-        self.put = put
-        self.part = part
-        self.count = put.count
-        self.size = put.size
-        self.created = False
-
-    def taken(self) -> None:
-        """Its room is reserved."""
-        self._boxes.reserve(self.mailbox, self.count, self.size)
-        self._weigh(self.size)
+    def taken(self, part: Part) -> None:
+        """Reserve room."""
+        put = self.put
+        self.boxes.reserve(self.mailbox, put.count, put.size)
+        self._weigh(put.size)
 
     def _weigh(self, size: int) -> None:
         """Count bytes from when they are taken: those on their way are held as well."""
         put = self.put
-        self._boxes.quotas.weigh(put.asked_by or put.sender, self.mailbox.resource, size)
+        self.boxes.quotas.weigh(put.asked_by or put.sender, self.mailbox.resource, size)
 
-    def based(self, base: int) -> None:
-        """Its number is known; the first put of a mailbox creates it in the same bundle."""
-        self.put.base = base
-        self.created = self._boxes.create_in(self.part, self.mailbox)
+    def based(self, part: Part) -> None:
+        """Number the messages; the first put of a mailbox creates it in the same bundle."""
+        self.put.base = part.base
+        self.created = self.boxes.create_in(part, self.mailbox)
 
-    def appended(self, end_lsn: int) -> None:
-        """The messages lie in the mailbox."""
-        boxes, mailbox, part, put = self._boxes, self.mailbox, self.part, self.put
-        boxes.unreserve(mailbox, self.count, self.size)
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Lay the messages into the mailbox."""
+        boxes, mailbox, put = self.boxes, self.mailbox, self.put
+        boxes.unreserve(mailbox, put.count, put.size)
         base = put.base
         assert part.content is not None
         if mailbox.memory:
@@ -64,72 +63,98 @@ class Putting:
             boxes.bodies.keep(base, part.stamp, part.frame, part.content)
         boxes.arrived(mailbox, base, 0)
 
-    def refused(self, code: str, reason: str, retry_ms: int) -> None:
-        """Nothing happened."""
-        mailbox = self.mailbox
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Give the room back."""
+        mailbox, put = self.mailbox, self.put
         if self.created:
             self.created = False
             if mailbox.state == CREATING:
                 # Else another bundle, which the journal took, has created it.
                 mailbox.state = DRAFT
-        self._boxes.unreserve(mailbox, self.count, self.size)
-        self._weigh(-self.size)
-        self._boxes.unused(mailbox)
+        self.boxes.unreserve(mailbox, put.count, put.size)
+        self._weigh(-put.size)
+        self.boxes.unused(mailbox)
 
 
 Leaver = tuple[int, int, MessageRow]
 """Number of a put, rows of it, and its row in the tables."""
 
 
-class Leaving:
-    """Rows of one mailbox that are on their way out."""
+class Late(Effect):
+    """A put into memory as a piece of a step that is logged: it has its number once that is."""
 
-    __slots__ = ("_boxes", "_retry_ms", "_then", "mailbox", "rows")
+    steps: Steps
+    content: Content
 
-    def __init__(
-        self,
-        boxes: Mailboxes,
-        mailbox: Mailbox,
-        rows: list[Leaver],
-        then: Callable[[int], None] | None = None,
-        retry_ms: int = 0,
-    ) -> None:
-        """then: called with the end LSN. retry_ms: what expires is tried again so much later."""
-        self._boxes = boxes
-        self._then = then
-        self._retry_ms = retry_ms
-        self.mailbox = mailbox
-        self.rows = rows
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Give the put its content back, and its number."""
+        part.content = self.content
+        part.base = self.steps.memory_number(self.content.head.count)
+        for effect in part.effects:
+            effect.based(part)
 
-    def part(self, change: Change) -> Part:
-        """The part of a step that lets them go; they are to be kept from readers already."""
-        mailbox = self.mailbox
-        if mailbox.memory:
 
-            def gone(end_lsn: int) -> None:
-                self._boxes.apply(change)
-                self.appended(end_lsn)
+class Leaving(_OfMailbox):
+    """Rows of one mailbox that are on their way out; readers do not get them any more."""
 
-            return Part(appended=gone, refused=self.refused, level=int(Level.NONE), memory=True)
-        return Part([change], appended=self.appended, refused=self.refused, level=mailbox.level)
+    rows: list[Leaver]
 
-    def appended(self, end_lsn: int) -> None:
+    def appended(self, part: Part, end_lsn: int) -> None:
         """Take the messages out of the mailbox."""
-        left = self._boxes.left
+        left = self.boxes.left
         mailbox = self.mailbox
         for base, mask, row in self.rows:
             left(mailbox, base, mask, row)
-        if self._then is not None:
-            self._then(end_lsn)
 
-    def refused(self, code: str, reason: str, retry_ms: int) -> None:
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Keep the messages in the mailbox."""
-        boxes, mailbox = self._boxes, self.mailbox
-        for base, mask, row in self.rows:
-            boxes.stay(mailbox, row, mask)
-            if self._retry_ms:
-                at_ms = boxes.now_ms + self._retry_ms
-                boxes.expiries.set((mailbox.number, base), at_ms)
+        for _, mask, row in self.rows:
+            self.boxes.stay(self.mailbox, row, mask)
+
+
+class Losing(Leaving):
+    """Rows of one mailbox that leave because their bodies are nowhere."""
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Keep them, but not at once: they would be read, found lost and refused without end."""
+        for _, mask, row in self.rows:
+            self.boxes.postpone(self.mailbox, row, mask, self.boxes.much_later_ms)
+
+
+class Reviving(Leaving):
+    """Dead letters that become requests again."""
+
+    def taken(self, part: Part) -> None:
+        """Keep them from readers."""
+        for _, mask, row in self.rows:
+            self.boxes.leaving(self.mailbox, row, mask)
+
+
+class Burying(_OfMailbox):
+    """Requests that become dead letters of a mailbox."""
+
+    rows: Sequence[tuple[int, int]]
+    """Number of a put, and rows of it."""
+    count: int
+    size: int
+
+    def taken(self, part: Part) -> None:
+        """Reserve room."""
+        self.boxes.reserve(self.mailbox, self.count, self.size)
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Lay them into the mailbox."""
+        boxes, mailbox = self.boxes, self.mailbox
+        boxes.unreserve(mailbox, self.count, self.size)
+        if mailbox.state != STANDING:
+            boxes.stands(mailbox)
+        for base, mask in self.rows:
+            boxes.arrived(mailbox, base, mask)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Give the room back."""
+        self.boxes.unreserve(self.mailbox, self.count, self.size)
+        self.boxes.unused(self.mailbox)
 
 
 def done_of(rows: Iterable[Leaver]) -> list[tuple[int, bytes]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.content import ARROW
 from malamute_protocol.errors import BatchError, MalamuteError, RequestRejected
-from malamute_py.broker.answers import Answers
+from malamute_py.broker.answers import Answer, Answers
 from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.inboxes import why_of
 from malamute_py.broker.links import Link, Links
@@ -33,7 +34,7 @@ from malamute_py.broker.mail_parts import Leaver, Leaving, done_of
 from malamute_py.broker.mailbox import STANDING, Mailbox, temporary_name
 from malamute_py.broker.mailboxes import Mailboxes
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.steps import Steps, Then
 from malamute_py.changelog.records import MailboxRemoved, MailDone
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MessageRow
@@ -50,30 +51,24 @@ ENTRY_BYTES: Final = 200
 """About what an entry of a page takes besides its texts and body."""
 
 
-class Emptying:
+class Emptying(msgspec.Struct, eq=False):
     """One mailbox that is being emptied, piece by piece."""
 
-    __slots__ = ("at", "count", "done", "end_lsn", "mailbox", "refused", "upto", "waiting", "why")
+    mailbox: Mailbox
+    upto: int | None = None
+    """Nothing after this number; None: until nothing is left."""
+    answer: Answer | None = None
+    """None: the mailbox is a temporary one, which has ended."""
+    at: int = -1
+    count: int = 0
+    end_lsn: int = 0
+    waiting: bool = False
+    """A piece is on its way."""
 
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        upto: int | None,
-        why: str,
-        done: Callable[[Emptying], None],
-        refused: Callable[[str, str, int], None],
-    ) -> None:
-        """upto: nothing after this number; None: until nothing is left."""
-        self.mailbox = mailbox
-        self.upto = upto
-        self.why = why
-        self.done = done
-        self.refused = refused
-        self.at = -1
-        self.count = 0
-        self.end_lsn = 0
-        self.waiting = False
-        """A piece is on its way."""
+    @property
+    def why(self) -> str:
+        """As the log has it."""
+        return "removed" if self.answer is None else "purged"
 
 
 class Listing:
@@ -261,20 +256,19 @@ class MailboxAdmin:
             return
         # At once, so that a command that creates it on the way says the same.
         mailbox.take_up(wanted)
-        edited = mailbox
+        answer = Answer(self._answers, link, command, partial(self.facts, mailbox))
+        told = partial(self._edited, mailbox, link.identity)
+        editing = Then(told, partial(self._not_edited, mailbox, wanted))
+        self._mailboxes.create(mailbox, editing, answer)
 
-        def appended(end_lsn: int) -> None:
-            self._shard.event("mailbox_edited", mailbox=name, by=link.identity)
-            self._answers.when_durable(link, command, lambda: self.facts(edited))(end_lsn)
+    def _edited(self, mailbox: Mailbox, by: str, _: int) -> None:
+        self._shard.event("mailbox_edited", mailbox=mailbox.name, by=by)
 
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            kept = self._shard.queues.mailboxes.get(edited.number)
-            if kept is not None and edited.settings is wanted:
-                # What the log says: what held before this may have been refused as well.
-                edited.take_up(kept.settings)
-            self._answers.refuse(link, command, code, reason, retry_ms)
-
-        self._mailboxes.create(edited, appended, refused)
+    def _not_edited(self, mailbox: Mailbox, wanted: MailboxSettings, *_: Any) -> None:
+        kept = self._shard.queues.mailboxes.get(mailbox.number)
+        if kept is not None and mailbox.settings is wanted:
+            # What the log says: what held before this may have been refused as well.
+            mailbox.take_up(kept.settings)
 
     # --- emptying -------------------------------------------------------------------------------
 
@@ -286,21 +280,15 @@ class MailboxAdmin:
         if not self._asked(link, command):
             return
         upto = mailbox.order.last if mailbox.order else -1
+        self._jobs.append(Emptying(mailbox, upto, Answer(self._answers, link, command)))
 
-        def done(job: Emptying) -> None:
-            link.queries -= 1
-            self._shard.counters["mail_purged"] += job.count
-            self._shard.event(
-                "mailbox_purged", mailbox=mailbox.name, count=job.count, by=link.identity
-            )
-            value = {"count": job.count, "held": mailbox.held}
-            self._answers.when_durable(link, command, lambda: value)(job.end_lsn)
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            link.queries -= 1
-            self._answers.refuse(link, command, code, reason, retry_ms)
-
-        self._jobs.append(Emptying(mailbox, upto, "purged", done, refused))
+    def _purged(self, job: Emptying, answer: Answer) -> None:
+        link, mailbox = answer.link, job.mailbox
+        link.queries -= 1
+        self._shard.counters["mail_purged"] += job.count
+        self._shard.event("mailbox_purged", mailbox=mailbox.name, count=job.count, by=link.identity)
+        answer.value = partial(dict, count=job.count, held=mailbox.held)
+        answer.after(job.end_lsn)
 
     def _confirmed(self, link: Link, command: PurgeMail | RemoveMailbox) -> bool:
         if command.confirm == command.mailbox:
@@ -331,38 +319,55 @@ class MailboxAdmin:
             )
             return
         mailbox.removing = True
+        self._jobs.append(Emptying(mailbox, None, Answer(self._answers, link, command)))
 
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            mailbox.removing = False
-            self._answers.refuse(link, command, code, reason, retry_ms)
-
-        def emptied(job: Emptying) -> None:
-            def removed(end_lsn: int) -> None:
-                self._mailboxes.remove(mailbox)
-                self._shard.counters["mailboxes_removed"] += 1
-                self._shard.event(
-                    "mailbox_removed", mailbox=name, number=mailbox.number, count=job.count,
-                    by=link.identity,
-                )  # fmt: skip
-                self._answers.when_durable(link, command, lambda: {"count": job.count})(end_lsn)
-
-            change = MailboxRemoved(mailbox.number, self._shard.now_ms)
-            self._steps.take([Part([change], appended=removed, refused=refused)])
-
-        self._jobs.append(Emptying(mailbox, None, "purged", emptied, refused))
+    def _removed(self, job: Emptying, answer: Answer, lsn: int) -> None:
+        mailbox = job.mailbox
+        self._mailboxes.remove(mailbox)
+        self._shard.counters["mailboxes_removed"] += 1
+        self._shard.event(
+            "mailbox_removed", mailbox=mailbox.name, number=mailbox.number, count=job.count,
+            by=answer.link.identity,
+        )  # fmt: skip
+        answer.value = partial(dict, count=job.count)
+        answer.after(lsn)
 
     def _ending(self, mailbox: Mailbox) -> None:
         """A temporary mailbox has ended."""
+        self._jobs.append(Emptying(mailbox))
 
-        def done(job: Emptying) -> None:
-            self._mailboxes.remove(mailbox)
-            self._shard.counters["temporary_mailboxes_ended"] += 1
-            self._shard.counters["mail_unread"] += job.count
+    def _ended(self, job: Emptying) -> None:
+        self._mailboxes.remove(job.mailbox)
+        self._shard.counters["temporary_mailboxes_ended"] += 1
+        self._shard.counters["mail_unread"] += job.count
 
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            raise AssertionError("what is in memory only is not refused")
+    def _done(self, job: Emptying) -> None:
+        """A mailbox is empty, or was emptied as far as was asked."""
+        answer = job.answer
+        if answer is None:
+            self._ended(job)
+        elif job.upto is not None:
+            self._purged(job, answer)
+        else:
+            change = MailboxRemoved(job.mailbox.number, self._shard.now_ms)
+            removed = partial(self._removed, job, answer), partial(self._not_emptied, job, answer)
+            self._steps.propose(change, Then(*removed))
 
-        self._jobs.append(Emptying(mailbox, None, "removed", done, refused))
+    def _not_emptied(self, job: Emptying, answer: Answer, *why: Any) -> None:
+        if job.upto is None:
+            job.mailbox.removing = False
+        else:
+            answer.link.queries -= 1
+        answer.refuse(*why)
+
+    def _went(self, job: Emptying, lsn: int) -> None:
+        job.waiting = False
+        job.end_lsn = lsn
+
+    def _stayed(self, job: Emptying, *why: Any) -> None:
+        self._jobs.remove(job)
+        assert job.answer is not None, "what is in memory only is not refused"
+        self._not_emptied(job, job.answer, *why)
 
     @property
     def hungry(self) -> bool:
@@ -396,30 +401,16 @@ class MailboxAdmin:
                 jobs.rotate(-1)
                 return
             jobs.popleft()
-            job.done(job)
+            self._done(job)
             return
         for _, mask, row in rows:
             self._mailboxes.leaving(mailbox, row, mask)
             job.count += mask.bit_count()
         job.waiting = True
-
-        def gone(end_lsn: int) -> None:
-            job.waiting = False
-            job.end_lsn = end_lsn
-
-        part = Leaving(self._mailboxes, mailbox, rows, gone).part(
-            MailDone(mailbox.number, done_of(rows), job.why)
-        )
-        undo = part.refused
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            assert undo is not None
-            undo(code, reason, retry_ms)
-            jobs.remove(job)
-            job.refused(code, reason, retry_ms)
-
-        part.refused = refused
-        self._steps.take([part])
+        change = MailDone(mailbox.number, done_of(rows), job.why)
+        leaving = Leaving(self._mailboxes, mailbox, rows)
+        piece = Then(partial(self._went, job), partial(self._stayed, job))
+        self._steps.take([self._mailboxes.part(mailbox, change, leaving, piece)])
 
     def _piece(self, job: Emptying) -> list[Leaver]:
         """The next puts of which rows are free."""
@@ -517,16 +508,15 @@ class Peeking:
             size += row.size
         for row in self._rows:
             self._waiting += 1
-            taken = self._admin._links.contained(self._link, "PEEK_MAIL", self._taker(row.base))
+            taken = self._admin._links.contained(
+                self._link, "PEEK_MAIL", partial(self._take, row.base)
+            )
             self._admin._bodies.want(row.base, row.size, taken)
         self._arrived()
 
-    def _taker(self, base: int) -> Callable[[Body | None], None]:
-        def taken(body: Body | None) -> None:
-            self._found[base] = body
-            self._arrived()
-
-        return taken
+    def _take(self, base: int, body: Body | None) -> None:
+        self._found[base] = body
+        self._arrived()
 
     def _arrived(self) -> None:
         self._waiting -= 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from malamute_protocol.address import name_fault
@@ -23,7 +24,16 @@ from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.bodies import Bodies
 from malamute_py.broker.links import Link, Links
-from malamute_py.broker.mail_parts import Leaver, Leaving, Putting, done_of
+from malamute_py.broker.mail_parts import (
+    Burying,
+    Late,
+    Leaver,
+    Leaving,
+    Losing,
+    Putting,
+    Reviving,
+    done_of,
+)
 from malamute_py.broker.mailbox import (
     CREATING,
     DRAFT,
@@ -37,7 +47,7 @@ from malamute_py.broker.mailbox import (
 from malamute_py.broker.ordered import Ordered, Place, Schedule
 from malamute_py.broker.ready import MAIL_STREAM
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.steps import NO_TABLES, Counting, Effect, Part, Steps, Then, changing
 from malamute_py.broker.streams import EPOCH_SHIFT
 from malamute_py.changelog.records import (
     Change,
@@ -49,7 +59,7 @@ from malamute_py.changelog.records import (
     Run,
 )
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
-from malamute_py.changelog.tables import MailboxRow, MessageRow, Queues, Tables, apply, rows_of
+from malamute_py.changelog.tables import MailboxRow, MessageRow, Queues, apply, rows_of
 
 DUE_STEP: Final = 1_024
 """Puts that one tick delivers late, or lets expire."""
@@ -75,7 +85,6 @@ class Mailboxes:
         self.quotas = shard.quotas
         self._in_memory = Queues()
         """Tables of what is in memory only."""
-        self._tables = Tables()
         self._names: dict[str, Mailbox] = {}
         self._numbers: dict[int, Mailbox] = {}
         self.names: Ordered[str] = Ordered()
@@ -137,7 +146,7 @@ class Mailboxes:
 
     def apply(self, change: Change) -> None:
         """Let a change of what is in memory only take effect."""
-        apply(self._tables, self._in_memory, change)
+        apply(NO_TABLES, self._in_memory, change)
 
     def stamp(self, content: Content, base: int) -> bytes:
         """The stamp of a batch that is in memory only."""
@@ -272,28 +281,19 @@ class Mailboxes:
         if mailbox.state == DRAFT and self._drafts.pop(mailbox.name, None) is not None:
             self._enlist(mailbox)
 
-    def create(
-        self,
-        mailbox: Mailbox,
-        then: Callable[[int], None] | None = None,
-        refused: Callable[[str, str, int], None] | None = None,
-    ) -> None:
-        """Put the settings of a mailbox into the log; `then` gets the LSN that carries them."""
-
-        def appended(end_lsn: int) -> None:
-            mailbox.pending -= 1
-            self.stands(mailbox)
-            if then is not None:
-                then(end_lsn)
-
-        def undo(code: str, reason: str, retry_ms: int) -> None:
-            mailbox.pending -= 1
-            if refused is not None:
-                refused(code, reason, retry_ms)
-            self.unused(mailbox)
-
+    def create(self, mailbox: Mailbox, *effects: Effect) -> None:
+        """Put the settings of a mailbox into the log."""
         self.need(mailbox)
-        self._steps.take([Part([self.set_of(mailbox)], appended=appended, refused=undo)])
+        creating = Then(partial(self._created, mailbox), partial(self._not_created, mailbox))
+        self._steps.propose(self.set_of(mailbox), creating, *effects)
+
+    def _created(self, mailbox: Mailbox, _: int) -> None:
+        mailbox.pending -= 1
+        self.stands(mailbox)
+
+    def _not_created(self, mailbox: Mailbox, *_: Any) -> None:
+        mailbox.pending -= 1
+        self.unused(mailbox)
 
     def unused(self, mailbox: Mailbox) -> None:
         """A step was refused: forget a mailbox that no step has created."""
@@ -550,12 +550,8 @@ class Mailboxes:
         put.last = last
         put.why = why
         put.asked_by = asked_by
-        part = Part(content=content, frame=frame, level=mailbox.level)
-        putting = Putting(self, mailbox, put, part)
-        part.taken = putting.taken
-        part.based = putting.based
-        part.appended = putting.appended
-        part.refused = putting.refused
+        putting = Putting(self, mailbox, put)
+        part = Part(content=content, frame=frame, effects=[putting], level=mailbox.level)
         if mailbox.memory and mailbox.state == STANDING:
             part.memory = True
             part.level = int(Level.NONE)
@@ -573,18 +569,11 @@ class Mailboxes:
 
     def later(self, part: Part) -> Part:
         """A put into memory as a piece of a step that is logged: it happens when that is."""
-        content, based, appended = part.content, part.based, part.appended
         assert part.memory
-        assert content is not None
-        assert based is not None
-        assert appended is not None
-
-        def happens(end_lsn: int) -> None:
-            part.base = self._steps.memory_number(content.head.count)
-            based(part.base)
-            appended(end_lsn)
-
-        return Part(taken=part.taken, appended=happens, refused=part.refused, level=part.level)
+        assert part.content is not None
+        part.effects.insert(0, Late(self._steps, part.content))
+        part.content, part.memory = None, False
+        return part
 
     def notice(self, name: str, *, asked_by: str, about: Sequence[Run], why: str) -> Part | None:
         """Say that requests will have no answer; None when there is no client to be told.
@@ -633,28 +622,13 @@ class Mailboxes:
             self._check_room(mailbox, count, size)
         named = [(base, rows_of(mask)) for base, mask in rows]
         change = RequestDead(service, named, mailbox.number, why, self._shard.now_ms)
-        part = Part([change], level=mailbox.level)
+        changes: list[Change] = [change]
         if mailbox.state != STANDING:
             # Again by a command on the way: the second record says what the first did.
-            part.changes.insert(0, self.set_of(mailbox))
-
-        def taken() -> None:
-            self.reserve(mailbox, count, size)
-
-        def appended(end_lsn: int) -> None:
-            self.unreserve(mailbox, count, size)
-            if mailbox.state != STANDING:
-                self.stands(mailbox)
-            for base, mask in rows:
-                self.arrived(mailbox, base, mask)
-            self._shard.counters["dead_letters"] += count
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            self.unreserve(mailbox, count, size)
-            self.unused(mailbox)
-
-        part.taken, part.appended, part.refused = taken, appended, refused
-        return part
+            changes.insert(0, self.set_of(mailbox))
+        burying = Burying(self, mailbox, rows, count, size)
+        counting = Counting(self._shard.counters, count, ("dead_letters",))
+        return Part(changes, effects=[burying, counting], level=mailbox.level)
 
     def revive(self, name: str, *, service: int, numbers: Sequence[int] = ()) -> Part | None:
         """Let dead letters of a service that no reader holds become requests again.
@@ -690,14 +664,13 @@ class Mailboxes:
             mailbox.number, service, [(base, rows_of(mask)) for base, mask, _ in rows],
             self._shard.now_ms,
         )  # fmt: skip
-        part = Leaving(self, mailbox, rows).part(change)
+        return self.part(mailbox, change, Reviving(self, mailbox, rows))
 
-        def taken() -> None:
-            for _, mask, row in rows:
-                self.leaving(mailbox, row, mask)
-
-        part.taken = taken
-        return part
+    def part(self, mailbox: Mailbox, change: Change, *effects: Effect) -> Part:
+        """A step's part that changes what lies in a mailbox; in memory it takes effect at once."""
+        memory = self._in_memory if mailbox.memory else None
+        level = int(Level.NONE) if mailbox.memory else mailbox.level
+        return changing([change], effects, memory=memory, level=level)
 
     # --- the life of a message ------------------------------------------------------------------
 
@@ -822,7 +795,7 @@ class Mailboxes:
         """
         place = mailbox.number, row.base
         due_ms, now_ms = self.expiries.time(place), self._shard.now_ms
-        if due_ms is None or due_ms > now_ms + 10 * self._shard.settings.retry_ms:
+        if due_ms is None or due_ms > self.much_later_ms:
             self.expiries.set(place, now_ms)
 
     def postpone(self, mailbox: Mailbox, row: MessageRow, mask: int, at_ms: int) -> None:
@@ -835,6 +808,11 @@ class Mailboxes:
         self.delays.set((mailbox.number, row.base), out.delay(mask, at_ms))
         self._freed(mailbox, row)
 
+    @property
+    def much_later_ms(self) -> int:
+        """When what the log refused, or could not be read, is tried again."""
+        return self._shard.now_ms + 10 * self._shard.settings.retry_ms
+
     def lost(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
         """The bodies of rows that are held are nowhere: they can only be given up, aloud."""
         count = mask.bit_count()
@@ -844,14 +822,8 @@ class Mailboxes:
             sender=row.sender,
         )  # fmt: skip
         rows: list[Leaver] = [(row.base, mask, row)]
-        part = Leaving(self, mailbox, rows).part(MailDone(mailbox.number, done_of(rows), "lost"))
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            # Not at once: it would be read, found lost and refused without end.
-            self.postpone(mailbox, row, mask, self.now_ms + 10 * self._shard.settings.retry_ms)
-
-        part.refused = refused
-        self._steps.take([part])
+        change = MailDone(mailbox.number, done_of(rows), "lost")
+        self._steps.take([self.part(mailbox, change, Losing(self, mailbox, rows))])
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -924,16 +896,16 @@ class Mailboxes:
     def _give_up(self, mailbox: Mailbox, rows: list[Leaver]) -> None:
         change = MailDone(mailbox.number, done_of(rows), "expired")
         count = sum(mask.bit_count() for _, mask, _ in rows)
+        told = partial(self._expired, mailbox, count), partial(self._expire_later, mailbox, rows)
+        self._steps.take([self.part(mailbox, change, Leaving(self, mailbox, rows), Then(*told))])
 
-        def gone(end_lsn: int) -> None:
-            self._shard.counters["mail_expired"] += count
-            self._tell_expired(mailbox, count)
+    def _expire_later(self, mailbox: Mailbox, rows: list[Leaver], *_: Any) -> None:
+        for base, _mask, _row in rows:
+            self.expiries.set((mailbox.number, base), self.much_later_ms)
 
-        retry_ms = 10 * self._shard.settings.retry_ms
-        self._steps.take([Leaving(self, mailbox, rows, gone, retry_ms).part(change)])
-
-    def _tell_expired(self, mailbox: Mailbox, count: int) -> None:
-        """Say that messages expired: at once, then now and again how many since."""
+    def _expired(self, mailbox: Mailbox, count: int, _: int) -> None:
+        """Count messages that expired, and say so: at once, then now and again how many since."""
+        self._shard.counters["mail_expired"] += count
         mailbox.expired += count
         now_ms = self._shard.now_ms
         if now_ms >= mailbox.tell_expired_ms:

@@ -10,6 +10,7 @@ docs/design.md (Flow control; Queues and the checkpoint); SPEC.md, section 4.5.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -39,7 +40,7 @@ from malamute_py.broker.requests import (
     named,
 )
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.steps import Counting, Effect, Part, Steps, Then
 from malamute_py.broker.waiting import (
     SLOW_LOOK,
     Grant,
@@ -95,26 +96,25 @@ class Offers:
         except RequestRejected as error:
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
-        service = offer.service
-
-        def stands(lsn: int) -> None:
-            if offer.ended:
-                return
-            begun = offer.begun = self._steps.mail_next
-            self._links.say(
-                link, Subscribed(offer.number, b"", self._shard.epoch, begun, begun, begun)
-            )
-            self.resume(offer)
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            if not offer.ended:
-                self._drop(offer)
-                self._answers.refuse(link, command, code, reason, retry_ms)
-
-        if service.known:
-            stands(0)
+        if offer.service.known:
+            self._stands(offer, 0)
         else:
-            self._requests.make(service, stands, refused)
+            made = Then(partial(self._stands, offer), partial(self._not_made, offer, command))
+            self._requests.make(offer.service, made)
+
+    def _stands(self, offer: Offer, _: int) -> None:
+        if offer.ended:
+            return
+        begun = offer.begun = self._steps.mail_next
+        self._links.say(
+            offer.link, Subscribed(offer.number, b"", self._shard.epoch, begun, begun, begun)
+        )
+        self.resume(offer)
+
+    def _not_made(self, offer: Offer, command: OfferCommand, *why: Any) -> None:
+        if not offer.ended:
+            self._drop(offer)
+            self._answers.refuse(offer.link, command, *why)
 
     def _prepare_offer(self, link: Link, command: OfferCommand) -> Offer:
         settings = self._shard.settings
@@ -554,14 +554,12 @@ class Offers:
         count = content.head.count
         if not command.last:
             return self._stream(service, items, mail, count, together)
-
-        def done(lsn: int) -> None:
-            counters = self._shard.counters
-            counters["replies_in"] += count
-            counters["requests_completed"] += count
-
         mails = () if mail is None else (mail,)
-        return self._requests.end(service, items, "completed", mails=mails, then=done)
+        done = self._counting(count, "replies_in", "requests_completed")
+        return self._requests.end(service, items, "completed", done, mails=mails)
+
+    def _counting(self, count: int, *names: str) -> Effect:
+        return Counting(self._shard.counters, count, names)
 
     def _too_late(self, offer: Offer, numbers: list[int]) -> None:
         """Replies to what has expired, went to another or was cancelled: said once in a row."""
@@ -594,23 +592,11 @@ class Offers:
         self, service: Service, items: list[Rows], mail: Part | None, count: int, together: bool
     ) -> Part:
         """Replies that are not the last: the requests stay in hand, and their leases begin anew."""
-
-        def renewed(lsn: int) -> None:
-            self._shard.counters["replies_in"] += count
-            self._renew(items)
-
         if mail is None:
-            return Part(appended=renewed, level=service.level, memory=not together)
-        if mail.memory and together:
+            mail = Part(level=service.level, memory=not together)
+        elif mail.memory and together:
             mail = self._mailboxes.later(mail)
-        before = mail.appended
-
-        def appended(lsn: int) -> None:
-            if before is not None:
-                before(lsn)
-            renewed(lsn)
-
-        mail.appended = appended
+        mail.effects += [self._counting(count, "replies_in"), Then(partial(self._renew, items))]
         return mail
 
     # --- ACK_WORK -----------------------------------------------------------------------------
@@ -628,18 +614,14 @@ class Offers:
             raise RequestRejected("malformed", "an ACK_WORK of nothing")
         reason = command.reason[:REASON_MAX]
         if state == WorkState.RECEIVED:
-            return self._received(service, items)
+            change = WorkReceived(service.number, named(items))
+            return self._requests.part(service, [change], Then(partial(self._renew, items)))
         if state == WorkState.RENEWED:
-            return Part(appended=lambda lsn: self._renew(items), level=service.level, memory=True)
+            renewing = Then(partial(self._renew, items))
+            return Part(effects=[renewing], level=service.level, memory=True)
         if state == WorkState.COMPLETED:
-            count = sum(rows.bit_count() for _, rows in items)
-
-            def completed(lsn: int) -> None:
-                self._shard.counters["requests_completed"] += count
-
-            return self._requests.end(
-                service, items, "completed", notice="completed", then=completed
-            )
+            done = self._counting(sum(rows.bit_count() for _, rows in items), "requests_completed")
+            return self._requests.end(service, items, "completed", done, notice="completed")
         if state == WorkState.FAILED:
             return self._requests.bury(service, items, f"failed: {reason}" if reason else "failed")
         if state == WorkState.RETURNED:
@@ -650,15 +632,7 @@ class Offers:
             return self._requests.returned(service, items, RELEASED, 0)
         raise RequestRejected("unsupported", f"no state {state} of work")
 
-    def _received(self, service: Service, items: list[Rows]) -> Part:
-        change = WorkReceived(service.number, named(items))
-
-        def appended(lsn: int) -> None:
-            self._renew(items)
-
-        return self._requests.part(service, [change], appended=appended)
-
-    def _renew(self, items: list[Rows]) -> None:
+    def _renew(self, items: list[Rows], _: int) -> None:
         """The leases of rows in hand begin anew; in the wheel they move when it comes to them."""
         now_ms = self._shard.now_ms
         for put, rows in items:

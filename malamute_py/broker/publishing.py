@@ -38,7 +38,7 @@ from malamute_py.broker.ready import (
     AppendRefused,
 )
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.steps import Effect, Part, Steps, Then
 from malamute_py.broker.streams import Batch, RingState, Settled, Settlement, Stream
 from malamute_py.changelog.records import ProducersForgotten, StreamEdited
 
@@ -65,6 +65,22 @@ class Pending(msgspec.Struct, eq=False):
     """Duplicates that came while the original was on its way."""
     place: ProducerStream | None = None
     sequence: int = 0
+
+
+class _Coming(Effect):
+    """Records of an atomic step on their way to a stream."""
+
+    stream: Stream
+    count: int
+
+    def taken(self, part: Part) -> None:
+        self.stream.coming += self.count
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        self.stream.coming -= self.count
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self.stream.coming -= self.count
 
 
 class Publishing:
@@ -200,12 +216,8 @@ class Publishing:
         values = {name: getattr(settings, name) for name in settings.__struct_fields__}
         values["body_kind"] = BODY_KINDS[kind]
         edited = StreamEdited(stream.number, type(settings)(**values), self._shard.now_ms)
-
-        def unsettle(code: str, reason: str, retry_ms: int) -> None:
-            stream.settle(stream.settings)
-
         # Before the batch: what is in the log must never be of a kind that the log does not know.
-        self.steps.propose(edited, None, unsettle, first=True)
+        self.steps.propose_first(edited, Then(failed=partial(_unsettle, stream)))
         return True
 
     def _in_sequence(self, link: Link, command: Publish, stream: Stream, pending: Pending) -> bool:
@@ -282,12 +294,11 @@ class Publishing:
         self.forgetting = len(ids)
         self._shard.counters["producers_forgotten"] += len(ids)
         self._shard.event("producers_forgotten", "warning", identity=identity, count=len(ids))
-
-        def forgotten(*_: Any) -> None:
-            self.forgetting = 0
-
-        self.steps.propose(ProducersForgotten(ids), forgotten, forgotten)
+        self.steps.propose(ProducersForgotten(ids), Then(self._forgotten, self._forgotten))
         return True
+
+    def _forgotten(self, *_: Any) -> None:
+        self.forgetting = 0
 
     def _duplicate(
         self, link: Link, command: Publish, stream: Stream, place: ProducerStream, again: Pending
@@ -338,15 +349,9 @@ class Publishing:
                 "bad_batch",
                 f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
             )
-
-        def come(count: int, *_: Any) -> None:
-            stream.coming += count
-
-        gone = partial(come, -head.count)
         return Part(
-            content=content, frame=frame, stream=stream, taken=partial(come, head.count),
-            appended=gone, refused=gone,
-        )  # fmt: skip
+            content=content, frame=frame, stream=stream, effects=[_Coming(stream, head.count)]
+        )
 
     def part_appended(self, part: Part, end_lsn: int) -> None:
         """A batch of an atomic step is in the journal."""
@@ -553,3 +558,8 @@ class Publishing:
 
 def _ring_name(pending: Pending) -> str:
     return pending.ring.name
+
+
+def _unsettle(stream: Stream, *_: Any) -> None:
+    """The body kind that a first batch settled is in no log."""
+    stream.settle(stream.settings)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
@@ -24,7 +25,7 @@ from malamute_py.broker.bodies import Bodies
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.mailboxes import Mailboxes
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.steps import Part, Steps, content_size
+from malamute_py.broker.steps import NO_TABLES, Effect, Part, Steps, Then, changing, content_size
 from malamute_py.broker.waiting import (
     Back,
     Grant,
@@ -50,7 +51,6 @@ from malamute_py.changelog.tables import (
     RELEASED,
     WITHDRAWN,
     ServiceRow,
-    Tables,
     apply,
     rows_of,
 )
@@ -192,28 +192,22 @@ class Requests:
         ):
             self.forget(service)
 
-    def make(
-        self, service: Service, then: Callable[[int], None] | None, refused: Any = None
-    ) -> None:
+    def make(self, service: Service, *effects: Effect) -> None:
         """Put the change that makes a service on its way.
 
         A batch of requests that goes before it makes the service too: with the same change.
         """
         service.making += 1
+        making = Then(partial(self._was_made, service), partial(self._was_not_made, service))
+        self._steps.propose(self.creation(service), making, *effects)
 
-        def appended(lsn: int) -> None:
-            service.making -= 1
-            self.made(service)
-            if then is not None:
-                then(lsn)
+    def _was_made(self, service: Service, _: int) -> None:
+        service.making -= 1
+        self.made(service)
 
-        def not_taken(code: str, reason: str, retry_ms: int) -> None:
-            service.making -= 1
-            self.unused(service)
-            if refused is not None:
-                refused(code, reason, retry_ms)
-
-        self._steps.take([Part([self.creation(service)], appended=appended, refused=not_taken)])
+    def _was_not_made(self, service: Service, *_: Any) -> None:
+        service.making -= 1
+        self.unused(service)
 
     # --- REQUEST ----------------------------------------------------------------------------
 
@@ -253,7 +247,10 @@ class Requests:
             now_ms + timeout_ms if timeout_ms else 0, command.key,
             subjects,
         )  # fmt: skip
-        return Incoming(self, service, put, content, frame).part
+        return Part(
+            [put], content, frame, effects=[_Incoming(self, service, put, {})], level=service.level,
+            memory=service.memory,
+        )  # fmt: skip
 
     def _check_served(self, service: Service, subjects: Sequence[str]) -> None:
         slow = 0
@@ -302,7 +299,7 @@ class Requests:
             raise RequestRejected("forbidden", f"you may not ask service '{name}'")
         service = self.use(name, link.owner)
         if service.memory and not service.known and not service.making:
-            self.make(service, None)
+            self.make(service)
         if len(link.requesting) >= REQUESTING_MAX:
             link.requesting.clear()
         link.requesting[name] = service
@@ -363,26 +360,7 @@ class Requests:
         changes: list[Change] = [
             self.taken_change(service, offer, rows) for offer, rows in by_offer.items()
         ]
-
-        self._handing.append(shares)
-
-        def appended(lsn: int) -> None:
-            self._handing.remove(shares)
-            for offer, put, rows, cost in shares:
-                put.moving &= ~rows
-                self.grant(offer, put, rows, cost)
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            self._handing.remove(shares)
-            for offer, put, rows, cost in shares:
-                put.moving &= ~rows
-                self.give_back(offer, rows.bit_count(), cost)
-                if put.row.waiting & rows:
-                    service.wait(put, put.row.waiting & rows, again=True)
-            self.hungry[service] = None
-            self.paused_to_ms = self._shard.now_ms + (retry_ms or RETRY_MS)
-
-        self.take(service, changes, appended, refused)
+        self._steps.take([self.part(service, changes, _HandOut(self, service, shares))])
 
     def coming_to(self, holder: str, put: Put) -> int:
         """Rows of a batch whose hand-out to a holder is on its way into the log."""
@@ -450,7 +428,7 @@ class Requests:
         for grant, rows in released:
             put, offer = grant.put, grant.hands.offer
             if offer is not None and offer.ended:
-                self._later([put])
+                self._later([(put, rows)])
                 continue
             if not grant.rows:
                 grant.hands.add(grant)
@@ -466,35 +444,15 @@ class Requests:
 
     # --- changes ----------------------------------------------------------------------------
 
-    def part(
-        self, service: Service, changes: list[Change], *,
-        taken: Callable[[], None] | None = None,
-        appended: Callable[[int], None] | None = None,
-        refused: Callable[[str, str, int], None] | None = None,
-    ) -> Part:  # fmt: skip
+    def part(self, service: Service, changes: list[Change], *effects: Effect) -> Part:
         """A step's part that changes a service; in memory it takes effect at once."""
-        if not service.memory:
-            return Part(
-                changes, taken=taken, appended=appended, refused=refused, level=service.level
-            )
+        memory = self._shard.queues if service.memory else None
+        return changing(changes, effects, memory=memory, level=service.level)
 
-        def happened(lsn: int) -> None:
-            for change in changes:
-                self.apply(change)
-            if appended is not None:
-                appended(lsn)
-
-        return Part(
-            taken=taken, appended=happened, refused=refused, level=service.level, memory=True
-        )
-
-    def apply(self, change: Change) -> None:
-        """A change of what is in memory only."""
-        apply(_NO_TABLES, self._shard.queues, change)
-
-    def take(self, service: Service, changes: list[Change], appended: Any, refused: Any) -> None:
-        """Put changes on their way as a step of their own."""
-        self._steps.take([self.part(service, changes, appended=appended, refused=refused)])
+    def apply(self, changes: list[Change]) -> None:
+        """Let changes of what is in memory only take effect."""
+        for change in changes:
+            apply(NO_TABLES, self._shard.queues, change)
 
     def with_mail(self, part: Part, service: Service, mails: list[Part]) -> Part:
         """Let mail happen in the same step as a change of a service."""
@@ -506,64 +464,23 @@ class Requests:
             # The change has its effect when the mail is in the log.
             mails = [self._mailboxes.later(mail) if mail.memory else mail for mail in mails]
             part.memory = False
-        attach(part, mails)
+        part.also += mails
         return part
 
     # --- ends -------------------------------------------------------------------------------
 
     def end(
-        self, service: Service, items: Sequence[Rows], why: str, *, notice: str = "",
-        mails: Sequence[Part] = (), then: Callable[[int], None] | None = None,
-        failed: Callable[[str, str, int], None] | None = None,
+        self, service: Service, items: Sequence[Rows], why: str, *effects: Effect,
+        notice: str = "", mails: Sequence[Part] = (),
     ) -> Part:  # fmt: skip
         """A step's part by which requests end.
 
         why: as RequestDone has it. notice: what their requesters are told; empty: nothing.
         """
-        released: Released = []
-
-        def taken() -> None:
-            self._begin_end(items, released)
-            if why == "completed" and released:
-                now_ms = self._shard.now_ms
-                for grant, rows in released:
-                    service.paced(rows.bit_count(), now_ms - grant.at_ms)
-
-        def appended(lsn: int) -> None:
-            for put, rows in items:
-                self.gone(put, rows)
-            if then is not None:
-                then(lsn)
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            self._undo_end(items, released)
-            if failed is not None:
-                failed(code, reason, retry_ms)
-
         changes: list[Change] = [RequestDone(service.number, named(items), why)]
-        part = self.part(service, changes, taken=taken, appended=appended, refused=refused)
+        part = self.part(service, changes, _Ending(self, service, items, why, []), *effects)
         told = [*mails, *self.notices(items, notice)] if notice else list(mails)
         return self.with_mail(part, service, told)
-
-    def _begin_end(self, items: Sequence[Rows], released: Released) -> None:
-        for put, rows in items:
-            put.ending |= rows
-            released += self.let_go(put, rows)
-
-    def _undo_end(self, items: Sequence[Rows], released: Released) -> None:
-        for put, rows in items:
-            put.ending &= ~rows
-            waiting = rows & put.free
-            if waiting:
-                # What waits may have been passed over meanwhile.
-                put.service.wait(put, waiting, again=True)
-                self.hungry[put.service] = None
-        self.take_back(released)
-        released.clear()
-        for put, rows in items:
-            # Handed out in the step before, when they were about to end: in no worker's hands.
-            if rows & put.row.left & ~put.row.waiting & ~put.moving & ~put.granted:
-                self._later([put])
 
     def gone(self, put: Put, rows: int) -> None:
         """Rows have left their queue, as the tables say."""
@@ -591,12 +508,8 @@ class Requests:
         if (put.buried, put.base) not in self._shard.queues.messages:
             self._bodies.drop(put.base)
 
-    def bury(
-        self, service: Service, items: Sequence[Rows], why: str, *,
-        failed: Callable[[str, str, int], None] | None = None,
-    ) -> Part:  # fmt: skip
+    def bury(self, service: Service, items: Sequence[Rows], why: str, *effects: Effect) -> Part:
         """A step's part by which requests become dead letters. Raises RequestRejected."""
-        count = sum(rows.bit_count() for _, rows in items)
         size = sum(put.row.put.size for put, _ in items)
         masks = [(put.base, rows) for put, rows in items]
         mailbox = dead_letters(service)
@@ -610,41 +523,12 @@ class Requests:
             part = self._mailboxes.bury(
                 mailbox, service=service.number, rows=masks, size=size, why=why, force=True
             )
-        before_taken, before_appended, before_refused = part.taken, part.appended, part.refused
-        released: Released = []
-
-        def taken() -> None:
-            self._begin_end(items, released)
-            if before_taken is not None:
-                before_taken()
-
-        def appended(lsn: int) -> None:
-            if before_appended is not None:
-                before_appended(lsn)
-            box = self._mailboxes.get(mailbox)
-            for put, rows in items:
-                put.buried = 0 if box is None else box.number
-                self.gone(put, rows)
-            service.dead += count
-            self._shard.counters["requests_dead"] += count
-            self._shard.event(
-                "request_dead", "warning", service=service.name, count=count, why=why,
-                mailbox=mailbox,
-            )  # fmt: skip
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            if before_refused is not None:
-                before_refused(code, reason, retry_ms)
-            self._undo_end(items, released)
-            if failed is not None:
-                failed(code, reason, retry_ms)
-
-        part.taken, part.appended, part.refused = taken, appended, refused
+        part.effects += [_Dying(self, service, items, why, [], mailbox), *effects]
         part.level = service.level
         notices = self.notices(items, why)
         if not part.memory:
             notices = [self._mailboxes.later(one) if one.memory else one for one in notices]
-        attach(part, notices)
+        part.also += notices
         return part
 
     def notices(self, items: Iterable[Rows], why: str) -> list[Part]:
@@ -697,43 +581,8 @@ class Requests:
             )
             for pause_ms, some in by_pause.items()
         ]
-        released: Released = []
-
-        def taken() -> None:
-            for put, rows in items:
-                put.moving |= rows
-                put.returning |= rows
-                released.extend(self.let_go(put, rows))
-
-        def appended(lsn: int) -> None:
-            for put, rows in items:
-                put.moving &= ~rows
-                put.returning &= ~rows
-            self._shard.counters["requests_returned"] += sum(rows.bit_count() for _, rows in items)
-            if why in (RELEASED, WITHDRAWN):
-                # The log has taken back what was no attempt.
-                for put, rows in items:
-                    exhausted.extend((put, some) for some in self._spent(put, rows & put.alive))
-            spent = merged(exhausted)
-            kept = dict(spent)
-            for pause_ms, some in by_pause.items():
-                for put, rows in some:
-                    rows &= put.alive & ~kept.get(put, 0)
-                    if rows:
-                        self._wait_again(put, rows, now_ms + pause_ms)
-            if spent:
-                self._exhausted(
-                    service, [(put, rows & put.alive) for put, rows in spent], why, said
-                )
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            for put, rows in items:
-                put.moving &= ~rows
-                put.returning &= ~rows
-            self.take_back(released)
-            released.clear()
-
-        return self.part(service, changes, taken=taken, appended=appended, refused=refused)
+        returning = _Returning(self, service, items, why, now_ms, by_pause, exhausted, said, [])
+        return self.part(service, changes, returning)
 
     def _pause(self, service: Service, times: int, why: str, again_ms: int | None) -> int:
         """How long rows that were handed out so often wait before they may be once more."""
@@ -770,12 +619,8 @@ class Requests:
         reason = f"{word}: handed out {most} times"
         if said:
             reason = f"{reason}, at last: {said}"
-
-        def failed(code: str, why_not: str, retry_ms: int) -> None:
-            self._later([put for put, _ in items])
-
         try:
-            part = self.bury(service, items, reason, failed=failed)
+            part = self.bury(service, items, reason, Then(failed=partial(self._later, items)))
         except RequestRejected as error:
             self._shard.event(
                 "dead_letter_refused", "error", service=service.name, code=error.code,
@@ -791,14 +636,7 @@ class Requests:
     ) -> None:
         """Rows in hand wait again: who had them died, went silent or was fenced."""
         part = self.returned(service, items, why, again_ms)
-        before = part.refused
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            if before is not None:
-                before(code, reason, retry_ms)
-            self._later([put for put, _ in items])
-
-        part.refused = refused
+        part.effects.append(Then(failed=partial(self._later, items)))
         self._steps.take([part])
 
     def give_up_later(self, hands: Hands, why: str, again_ms: int | None) -> None:
@@ -859,9 +697,9 @@ class Requests:
             due = self.paused_to_ms if due is None else min(due, self.paused_to_ms)
         return due
 
-    def _later(self, puts: Iterable[Put]) -> None:
+    def _later(self, items: Iterable[Rows], *why: Any) -> None:
         """The log refused what was decided of these: decide again when it may take it."""
-        for put in puts:
+        for put, _ in items:
             self._unsettled[put] = None
         now_ms = self._shard.now_ms
         if self._settle_at_ms <= now_ms:
@@ -927,17 +765,12 @@ class Requests:
     def _expire(self, service: Service, items: list[Rows]) -> None:
         """The deadline of these is over."""
         count = sum(rows.bit_count() for _, rows in items)
+        expiring = Then(partial(self._expired, service, count), partial(self._later, items))
+        self._steps.take([self.end(service, items, "expired", expiring, notice="expired")])
 
-        def expired(lsn: int) -> None:
-            self._shard.counters["requests_expired"] += count
-            self._shard.event("request_expired", "warning", service=service.name, count=count)
-
-        def failed(code: str, reason: str, retry_ms: int) -> None:
-            self._later([put for put, _ in items])
-
-        self._steps.take(
-            [self.end(service, items, "expired", notice="expired", then=expired, failed=failed)]
-        )
+    def _expired(self, service: Service, count: int, _: int) -> None:
+        self._shard.counters["requests_expired"] += count
+        self._shard.event("request_expired", "warning", service=service.name, count=count)
 
     def _settle(self) -> None:
         """Decide again what the log refused."""
@@ -1029,74 +862,65 @@ class Requests:
             put.slot = self.wheel.add(row.put.deadline_ms, put)
 
 
-class Incoming:
+class _Incoming(Effect):
     """One REQUEST on its way into the log."""
 
-    __slots__ = ("_content", "_makes", "_put", "_requests", "_service", "_shares", "part")
+    requests: Requests
+    service: Service
+    put: RequestPut
+    shares: dict[Offer, tuple[int, int]]
+    """Rows of each offer, and the bytes of credit taken for them."""
+    makes: bool = False
+    """It brings the service into being."""
 
-    def __init__(
-        self, requests: Requests, service: Service, put: RequestPut, content: Content, frame: Any
-    ) -> None:
-        self._requests = requests
-        self._service = service
-        self._put = put
-        self._content = content
-        self._makes = False
-        self._shares: dict[Offer, tuple[int, int]] = {}
-        """Rows of each offer, and the bytes of credit taken for them."""
-        self.part = Part(
-            [put], content, frame, based=self._based, taken=self._taken, appended=self._appended,
-            refused=self._refused, level=service.level, memory=service.memory,
-        )  # fmt: skip
-
-    def _taken(self) -> None:
-        service, put = self._service, self._put
+    def taken(self, part: Part) -> None:
+        service, put = self.service, self.put
         service.reserved_rows += put.count
         service.reserved_size += put.size
-        self._requests.weigh(service, put.sender, put.size)
+        self.requests.weigh(service, put.sender, put.size)
 
-    def _based(self, base: int) -> None:
-        """Its number is known: workers that are ready for it get it in the same bundle."""
-        service, put = self._service, self._put
-        put.base = base
+    def based(self, part: Part) -> None:
+        service, put = self.service, self.put
+        base = put.base = part.base
         changes: list[Change] = []
         if not (service.known or service.under_way or service.memory):
-            service.under_way = self._makes = True
-            changes.append(self._requests.creation(service))
+            service.under_way = self.makes = True
+            changes.append(self.requests.creation(service))
         changes.append(put)
         if service.offers:
             self._share()
-            now_ms = self._requests._shard.now_ms
-            for offer, (rows, _) in self._shares.items():
+            now_ms = self.requests._shard.now_ms
+            for offer, (rows, _) in self.shares.items():
                 changes.append(
                     WorkTaken(
                         service.number, [(base, rows_of(rows))], offer.hands.holder, now_ms,
                         offer.lease_ms,
                     )
                 )  # fmt: skip
-        self.part.changes = changes
+        part.changes = changes
 
     def _share(self) -> None:
-        service, put = self._service, self._put
+        service, put, shares = self.service, self.put, self.shares
         for subject, rows in _by_subject(put.subjects, put.count):
             lane = service.lane(subject, waits=False)
             if lane.rows or service.is_slow(lane):
                 # What waits there goes first; what is to be compared with expressions waits.
                 continue
             for offer, some in service.allot(lane, rows, put.size, rows.bit_count()):
-                before, cost = self._shares.get(offer, (0, 0))
-                self._shares[offer] = before | some, cost + put.size
+                before, cost = shares.get(offer, (0, 0))
+                shares[offer] = before | some, cost + put.size
 
-    def _appended(self, lsn: int) -> None:
-        requests, service, change, part = self._requests, self._service, self._put, self.part
+    def appended(self, part: Part, end_lsn: int) -> None:
+        requests, service, change = self.requests, self.service, self.put
+        content = part.content
+        assert content is not None
         if service.memory:
-            for made in part.changes:
-                requests.apply(made)
-            stamp = requests._mailboxes.stamp(self._content, change.base)
-            requests._bodies.hold(change.base, stamp, part.frame, self._content)
+            requests.apply(part.changes)
+            stamp = requests._mailboxes.stamp(content, change.base)
+            requests._bodies.hold(change.base, stamp, part.frame, content)
         else:
-            requests._bodies.keep(change.base, part.stamp, part.frame, self._content)
-        if self._makes:
+            requests._bodies.keep(change.base, part.stamp, part.frame, content)
+        if self.makes:
             service.under_way = False
             requests.made(service)
         service.reserved_rows -= change.count
@@ -1105,7 +929,7 @@ class Incoming:
         requests.add(service, put, weighed=True)
         requests._shard.counters["requests_in"] += change.count
         given = 0
-        for offer, (rows, cost) in self._shares.items():
+        for offer, (rows, cost) in self.shares.items():
             given |= rows
             requests.grant(offer, put, rows, cost)
         rest = every(change.count) & ~given
@@ -1113,49 +937,166 @@ class Incoming:
             service.wait(put, rest, again=False)
             requests.hungry[service] = None
 
-    def _refused(self, code: str, reason: str, retry_ms: int) -> None:
-        requests, service, put = self._requests, self._service, self._put
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        requests, service, put = self.requests, self.service, self.put
         service.reserved_rows -= put.count
         service.reserved_size -= put.size
         requests.weigh(service, put.sender, -put.size)
-        for offer, (rows, cost) in self._shares.items():
+        for offer, (rows, cost) in self.shares.items():
             requests.give_back(offer, rows.bit_count(), cost)
-        self._shares = {}
-        if self._makes:
-            self._makes = service.under_way = False
+        self.shares = {}
+        if self.makes:
+            self.makes = service.under_way = False
         requests.unused(service)
+
+
+class _HandOut(Effect):
+    """Rows on their way into the hands of workers."""
+
+    requests: Requests
+    service: Service
+    shares: Sequence[Share]
+
+    def taken(self, part: Part) -> None:
+        self.requests._handing.append(self.shares)
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        self.requests._handing.remove(self.shares)
+        for offer, put, rows, cost in self.shares:
+            put.moving &= ~rows
+            self.requests.grant(offer, put, rows, cost)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        requests, service = self.requests, self.service
+        requests._handing.remove(self.shares)
+        for offer, put, rows, cost in self.shares:
+            put.moving &= ~rows
+            requests.give_back(offer, rows.bit_count(), cost)
+            if put.row.waiting & rows:
+                service.wait(put, put.row.waiting & rows, again=True)
+        requests.hungry[service] = None
+        requests.paused_to_ms = requests._shard.now_ms + (retry_ms or RETRY_MS)
+
+
+class _Ending(Effect):
+    """Requests on their way out."""
+
+    requests: Requests
+    service: Service
+    items: Sequence[Rows]
+    why: str
+    """As RequestDone has it."""
+    released: Released
+
+    def taken(self, part: Part) -> None:
+        released = self.released
+        for put, rows in self.items:
+            put.ending |= rows
+            released += self.requests.let_go(put, rows)
+        if self.why == "completed" and released:
+            now_ms = self.requests._shard.now_ms
+            for grant, rows in released:
+                self.service.paced(rows.bit_count(), now_ms - grant.at_ms)
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        for put, rows in self.items:
+            self.requests.gone(put, rows)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        requests, released = self.requests, self.released
+        for put, rows in self.items:
+            put.ending &= ~rows
+            waiting = rows & put.free
+            if waiting:
+                # What waits may have been passed over meanwhile.
+                put.service.wait(put, waiting, again=True)
+                requests.hungry[put.service] = None
+        requests.take_back(released)
+        released.clear()
+        for put, rows in self.items:
+            # Handed out in the step before, when they were about to end: in no worker's hands.
+            if rows & put.row.left & ~put.row.waiting & ~put.moving & ~put.granted:
+                requests._later([(put, rows)])
+
+
+class _Dying(_Ending):
+    """Requests on their way into a dead-letter mailbox."""
+
+    mailbox: str
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        requests, shard, service = self.requests, self.requests._shard, self.service
+        box = requests._mailboxes.get(self.mailbox)
+        count = 0
+        for put, rows in self.items:
+            put.buried = 0 if box is None else box.number
+            requests.gone(put, rows)
+            count += rows.bit_count()
+        service.dead += count
+        shard.counters["requests_dead"] += count
+        shard.event(
+            "request_dead", "warning", service=service.name, count=count, why=self.why,
+            mailbox=self.mailbox,
+        )  # fmt: skip
+
+
+class _Returning(Effect):
+    """Requests on their way back from workers into the queue."""
+
+    requests: Requests
+    service: Service
+    items: Sequence[Rows]
+    why: str
+    at_ms: int
+    by_pause: dict[int, list[Rows]]
+    exhausted: list[Rows]
+    said: str
+    """The worker's reason."""
+    released: Released
+
+    def taken(self, part: Part) -> None:
+        for put, rows in self.items:
+            put.moving |= rows
+            put.returning |= rows
+            self.released += self.requests.let_go(put, rows)
+
+    def _moved(self) -> int:
+        count = 0
+        for put, rows in self.items:
+            put.moving &= ~rows
+            put.returning &= ~rows
+            count += rows.bit_count()
+        return count
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        requests, exhausted = self.requests, self.exhausted
+        requests._shard.counters["requests_returned"] += self._moved()
+        if self.why in (RELEASED, WITHDRAWN):
+            # The log has taken back what was no attempt.
+            for put, rows in self.items:
+                exhausted += [(put, some) for some in requests._spent(put, rows & put.alive)]
+        spent = merged(exhausted)
+        kept = dict(spent)
+        for pause_ms, some in self.by_pause.items():
+            for put, rows in some:
+                rows &= put.alive & ~kept.get(put, 0)
+                if rows:
+                    requests._wait_again(put, rows, self.at_ms + pause_ms)
+        if spent:
+            spent = [(put, rows & put.alive) for put, rows in spent]
+            requests._exhausted(self.service, spent, self.why, self.said)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self._moved()
+        self.requests.take_back(self.released)
+        self.released.clear()
 
 
 # --- rows -----------------------------------------------------------------------------------
 
 
-_NO_TABLES: Final = Tables()
-"""What concerns queues only touches no table."""
-
-
 def _nobody(offer: Offer, grant: Grant, cost: int) -> None:
     raise AssertionError("nobody delivers")
-
-
-def attach(part: Part, others: Sequence[Part]) -> None:
-    """Let others happen with a part: what they need is reserved, and given back, with it."""
-    if not others:
-        return
-    reserves = [one.taken for one in (part, *others) if one.taken is not None]
-    undoes = [one.refused for one in (part, *others) if one.refused is not None]
-
-    def taken() -> None:
-        for reserve in reserves:
-            reserve()
-
-    def refused(code: str, reason: str, retry_ms: int) -> None:
-        for undo in undoes:
-            undo(code, reason, retry_ms)
-
-    for one in others:
-        one.taken = one.refused = None
-    part.taken, part.refused = taken, refused
-    part.also = [*part.also, *others]
 
 
 def dead_letters(service: Service) -> str:

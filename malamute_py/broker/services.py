@@ -29,8 +29,8 @@ from malamute_protocol.commands import (
     ServiceInfo,
 )
 from malamute_protocol.errors import RequestRejected
-from malamute_py.broker.answers import Answers
-from malamute_py.broker.bodies import Bodies
+from malamute_py.broker.answers import Answer, Answers
+from malamute_py.broker.bodies import Bodies, Body
 from malamute_py.broker.links import Link, Links
 from malamute_py.broker.mailboxes import Mailboxes
 from malamute_py.broker.offers import Offers
@@ -43,7 +43,7 @@ from malamute_py.broker.requests import (
     merged,
 )
 from malamute_py.broker.shard import Shard
-from malamute_py.broker.steps import Part, Steps
+from malamute_py.broker.steps import Counting, Steps, Then
 from malamute_py.broker.waiting import Hands, Put, Service, every
 from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
@@ -177,20 +177,11 @@ class Services:
             self._answers.result(link, command, {"count": 0})
             return
         count = rows.bit_count()
-        answer = self._answers.when_durable(link, command, lambda: {"count": count})
-
-        def cancelled(lsn: int) -> None:
-            self._shard.counters["requests_cancelled"] += count
-            answer(lsn)
-
+        counting = Counting(self._shard.counters, count, ("requests_cancelled",))
+        answer = Answer(self._answers, link, command, partial(dict, count=count))
         self._steps.take(
-            [
-                self._requests.end(
-                    service, [(put, rows)], "cancelled", then=cancelled,
-                    failed=partial(self._answers.refuse, link, command),
-                )
-            ]
-        )  # fmt: skip
+            [self._requests.end(service, [(put, rows)], "cancelled", counting, answer)]
+        )
 
     # --- SERVICE_INFO ---------------------------------------------------------------------------
 
@@ -291,10 +282,10 @@ class Services:
             raise RequestRejected("forbidden", f"you may not admin service '{name}'")
         known = name in self._requests.by_name
         service = self._requests.use(name, link.owner, command.settings)
-        answer = self._answers.when_durable(link, command, lambda: self._facts(service, whole=True))
-        refused = partial(self._answers.refuse, link, command)
+        facts = partial(self._facts, service, whole=True)
+        answer = Answer(self._answers, link, command, facts)
         if not known:
-            self._requests.make(service, answer, refused)
+            self._requests.make(service, answer)
             return
         before = service.coming or service.row.settings
         settings = queue_settings(
@@ -307,27 +298,24 @@ class Services:
         if not service.known:
             # It is being made: whatever makes it does so with these settings.
             service.row = changed
-
-        def arrived() -> None:
-            if service.coming is settings:
-                service.coming = None
-
-        def edited(lsn: int) -> None:
-            arrived()
-            service.row = changed
-            service.level = int(Level[settings.level.upper()])
-            self._requests.made(service)
-            answer(lsn)
-
-        def not_taken(code: str, reason: str, retry_ms: int) -> None:
-            arrived()
-            if service.row is changed:
-                service.row = row
-            refused(code, reason, retry_ms)
-
         service.coming = settings
+        failed = partial(self._not_edited, service, row, changed)
+        editing = Then(partial(self._edited, service, changed), failed)
         change = ServiceSet(row.number, row.name, settings, row.by, row.created_ms)
-        self._steps.take([Part([change], appended=edited, refused=not_taken)])
+        self._steps.propose(change, editing, answer)
+
+    def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
+        if service.coming is row.settings:
+            service.coming = None
+        service.row = row
+        service.level = int(Level[row.settings.level.upper()])
+        self._requests.made(service)
+
+    def _not_edited(self, service: Service, row: ServiceRow, wanted: ServiceRow, *_: Any) -> None:
+        if service.coming is wanted.settings:
+            service.coming = None
+        if service.row is wanted:
+            service.row = row
 
     # --- REQUEUE --------------------------------------------------------------------------------
 
@@ -338,38 +326,14 @@ class Services:
             raise RequestRejected("too_large", f"at most {NUMBERS_MAX} numbers at once")
         held = self._held(service, set(numbers)) if numbers else []
         count = sum(rows.bit_count() for _, rows in held)
-
-        def done(total: int, lsn: int) -> None:
-            if not total:
-                self._answers.refuse(
-                    link, command, "unknown_request", "no such dead letter or request"
-                )
-                return
-            self._shard.counters["requests_requeued"] += total
-            self._answers.when_durable(link, command, lambda: {"count": total})(lsn)
-
         places = list(dict.fromkeys((dead_letters(service), default_dead_letters(service))))
-
-        def revive(lsn: int) -> None:
-            self._revive(service, places, numbers, count, lsn, done, link, command)
-
+        answer = Answer(self._answers, link, command)
+        job = Requeueing(service, places, numbers, count, answer)
         if not held:
-            revive(0)
+            self._revive(job, 0)
             return
         part = self._requests.returned(service, held, "requeued", 0)
-        before_appended, before_refused = part.appended, part.refused
-
-        def appended(lsn: int) -> None:
-            if before_appended is not None:
-                before_appended(lsn)
-            revive(lsn)
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            if before_refused is not None:
-                before_refused(code, reason, retry_ms)
-            self._answers.refuse(link, command, code, reason, retry_ms)
-
-        part.appended, part.refused = appended, refused
+        part.effects.append(Then(partial(self._revive, job), answer.refuse))
         self._steps.take([part])
 
     def _held(self, service: Service, numbers: set[int]) -> list[Rows]:
@@ -387,54 +351,48 @@ class Services:
                         items.append((grant.put, bit))
         return merged(items)
 
-    def _revive(
-        self, service: Service, places: list[str], numbers: list[int], count: int, lsn: int,
-        done: Callable[[int, int], None], link: Link, command: Requeue,
-    ) -> None:  # fmt: skip
-        """Put dead letters back into their queue, a portion a step."""
+    def _revive(self, job: Requeueing, lsn: int) -> None:
+        """Put dead letters back into their queue, a portion a step; answer when all are."""
+        service, places = job.service, job.places
         while places:
-            part = self._mailboxes.revive(places[0], service=service.number, numbers=numbers)
+            part = self._mailboxes.revive(places[0], service=service.number, numbers=job.numbers)
             if part is not None:
                 break
-            places = places[1:]
+            del places[0]
         else:
-            done(count, lsn)
+            self._requeued(job, lsn)
             return
-        before, changes = part.appended, part.changes
         kept = {
             base: self._bodies.get(base)
-            for change in changes if isinstance(change, RequestRevived)
+            for change in part.changes if isinstance(change, RequestRevived)
             for base, _ in change.rows if service.memory
         }  # fmt: skip
-
-        def revived(end_lsn: int) -> None:
-            if before is not None:
-                before(end_lsn)
-            for base, body in kept.items():
-                if body is not None:
-                    self._bodies.hold(base, bytes(body.stamp), body.frame, body.content)
-            total = count + self._revived(service, changes)
-            # What was named is done in one step: all of it was looked at.
-            rest = places[1:] if numbers else places
-            self._portions.append(
-                partial(
-                    self._revive, service, rest, numbers, total, end_lsn, done, link, command
-                )
-            )  # fmt: skip
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            self._answers.refuse(link, command, code, reason, retry_ms)
-
-        part.appended = revived
-        undo = part.refused
-
-        def not_taken(code: str, reason: str, retry_ms: int) -> None:
-            if undo is not None:
-                undo(code, reason, retry_ms)
-            refused(code, reason, retry_ms)
-
-        part.refused = not_taken
+        changes = part.changes
+        done = partial(self._go_on, job, kept, changes)
+        part.effects.append(Then(done, job.answer.refuse))
         self._steps.take([part])
+
+    def _requeued(self, job: Requeueing, lsn: int) -> None:
+        count, answer = job.count, job.answer
+        if not count:
+            why = "no such dead letter or request"
+            answer.refuse("unknown_request", why)
+            return
+        self._shard.counters["requests_requeued"] += count
+        answer.value = partial(dict, count=count)
+        answer.after(lsn)
+
+    def _go_on(
+        self, job: Requeueing, kept: dict[int, Body | None], changes: list[Any], lsn: int
+    ) -> None:
+        for base, body in kept.items():
+            if body is not None:
+                self._bodies.hold(base, bytes(body.stamp), body.frame, body.content)
+        job.count += self._revived(job.service, changes)
+        if job.numbers:
+            # What was named is done in one step: all of it was looked at.
+            del job.places[0]
+        self._portions.append(partial(self._revive, job, lsn))
 
     def _revived(self, service: Service, changes: list[Any]) -> int:
         """Rows wait in their queue again, as the tables say; returns how many."""
@@ -476,50 +434,52 @@ class Services:
         if service.reserved_rows or not service.known:
             raise RequestRejected("wait", f"requests are on their way to '{service.name}'")
         service.removing = True
-        self._remove_some(service, 0, link, command)
+        self._remove_some(service, 0, Answer(self._answers, link, command))
 
-    def _remove_some(
-        self, service: Service, count: int, link: Link, command: RemoveService
-    ) -> None:
+    def _not_removed(self, service: Service, answer: Answer, *why: Any) -> None:
+        service.removing = False
+        self._requests.hungry[service] = None
+        answer.refuse(*why)
+
+    def _removed_some(self, service: Service, count: int, answer: Answer, _: int) -> None:
+        # In a step of its own: what is in memory ends at once.
+        self._portions.append(partial(self._remove_some, service, count, answer))
+
+    def _removed(self, service: Service, count: int, answer: Answer, lsn: int) -> None:
+        self._requests.forget(service)
+        self._shard.counters["services_removed"] += 1
+        self._shard.event("service_removed", service=service.name, by=answer.link.identity)
+        answer.value = partial(dict, count=count)
+        answer.after(lsn)
+
+    def _remove_some(self, service: Service, count: int, answer: Answer) -> None:
         """End a portion of what lies in a service; then the service."""
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            service.removing = False
-            self._requests.hungry[service] = None
-            self._answers.refuse(link, command, code, reason, retry_ms)
-
+        refused = partial(self._not_removed, service, answer)
         items = [
             (put, put.alive & ~put.moving)
             for put in islice(service.puts.values(), PORTION)
             if put.alive & ~put.moving
         ]
         if items:
-            some = sum(rows.bit_count() for _, rows in items)
-
-            def ended(lsn: int) -> None:
-                # In a step of its own: what is in memory ends at once.
-                self._portions.append(
-                    partial(self._remove_some, service, count + some, link, command)
-                )
-
+            count += sum(rows.bit_count() for _, rows in items)
+            removing = Then(partial(self._removed_some, service, count, answer), refused)
             self._steps.take(
-                [
-                    self._requests.end(
-                        service, items, "removed", notice="removed", then=ended, failed=refused
-                    )
-                ]
+                [self._requests.end(service, items, "removed", removing, notice="removed")]
             )
-            return
-        if service.puts:
+        elif service.puts:
             refused("wait", "some of its requests are on their way", 0)
-            return
-        answer = self._answers.when_durable(link, command, lambda: {"count": count})
+        else:
+            change = ServiceRemoved(service.number, self._shard.now_ms)
+            removing = Then(partial(self._removed, service, count, answer), refused)
+            self._steps.propose(change, removing)
 
-        def removed(lsn: int) -> None:
-            self._requests.forget(service)
-            self._shard.counters["services_removed"] += 1
-            self._shard.event("service_removed", service=service.name, by=link.identity)
-            answer(lsn)
 
-        change = ServiceRemoved(service.number, self._shard.now_ms)
-        self._steps.take([Part([change], appended=removed, refused=refused)])
+class Requeueing(msgspec.Struct, eq=False):
+    """One REQUEUE that is being done."""
+
+    service: Service
+    places: list[str]
+    """Mailboxes that are still to be looked into."""
+    numbers: list[int]
+    count: int
+    answer: Answer

@@ -4,14 +4,16 @@ Owns every change that was taken and has not been appended, and the contents tha
 requests and replies, a lone change of a setting, an atomic step. The rules: what one step holds
 lies in one bundle, so all of it happens or nothing; the steps of one turn share bundles and change
 batches; numbers are given when a bundle is handed over; a change takes effect when it is appended,
-through `apply` and nothing else; a refusal undoes what was reserved; a key is accepted once,
-whether it names a step or a part of one. Source: docs/design.md (The core and its shell; Promises;
-Queues and the checkpoint).
+through `apply` and nothing else; what else a part does is its effects, in their order, and a
+refusal undoes what they reserved; an effect is given its part and never holds it; a key is accepted
+once, whether it names a step or a part of one. Source: docs/design.md (The core and its shell;
+Promises; Queues and the checkpoint).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -33,10 +35,7 @@ from malamute_py.broker.ready import (
 from malamute_py.broker.shard import Inconsistent, Shard
 from malamute_py.broker.streams import EPOCH_SHIFT, RingState, Settled, Stream
 from malamute_py.changelog.records import Change, encode_change
-from malamute_py.changelog.tables import Key, KeyRow, Keys
-
-Refusal = Callable[[str, str, int], None]
-"""Called with code, reason and retry time."""
+from malamute_py.changelog.tables import Key, KeyRow, Keys, Queues, Tables, apply
 
 BUNDLE_BYTES: Final = 1 << 20
 """A bundle takes no further step once it is so large."""
@@ -56,12 +55,69 @@ MEMORY_KEYS_MAX: Final = 65_536
 """Keys of batches in memory that are remembered: the fewest that SPEC.md, section 4.8, allows."""
 
 
-class Part(msgspec.Struct, eq=False):
-    """What one command adds to a step; made by a `prepare`, which has checked it all.
+class Effect(msgspec.Struct, eq=False):
+    """What a part of a step does at run time beside its changes, at four moments.
 
-    `taken` reserves what the part needs, `refused` undoes that, `appended` is its effect at run
-    time, after the changes were applied.
+    An effect is given its part and never holds it: both go without Python's collector.
     """
+
+    def taken(self, part: Part) -> None:
+        """Reserve what the part needs."""
+
+    def based(self, part: Part) -> None:
+        """Take note of the part's base; its changes are not encoded yet."""
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Take effect: the changes are applied. end_lsn: where the bundle ends; 0 in memory."""
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Undo what `taken` reserved."""
+
+
+class Applying(Effect):
+    """Lets changes of what is in memory only take effect."""
+
+    queues: Queues
+    changes: list[Change]
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Apply them."""
+        for change in self.changes:
+            apply(NO_TABLES, self.queues, change)
+
+
+class Then(Effect):
+    """Calls for a change: one when it is there, with the LSN, or another when it is refused."""
+
+    done: Callable[[int], None] | None = None
+    failed: Callable[[str, str, int], None] | None = None
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Call, if there is something to do."""
+        if self.done is not None:
+            self.done(end_lsn)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Call with why, if there is something to do."""
+        if self.failed is not None:
+            self.failed(code, reason, retry_ms)
+
+
+class Counting(Effect):
+    """Counts what has happened."""
+
+    counters: dict[str, int]
+    count: int
+    names: tuple[str, ...]
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Add to each counter."""
+        for name in self.names:
+            self.counters[name] += self.count
+
+
+class Part(msgspec.Struct, eq=False):
+    """What one command adds to a step; made by a `prepare`, which has checked it all."""
 
     changes: list[Change] = []
     content: Content | None = None
@@ -69,12 +125,8 @@ class Part(msgspec.Struct, eq=False):
     frame: Any = None
     stream: Stream | None = None
     """A PUBLISH: what it writes to."""
-    based: Callable[[int], None] | None = None
-    """Called with the number of the content's first record, before the changes are encoded."""
-    taken: Callable[[], None] | None = None
-    appended: Callable[[int], None] | None = None
-    """Called with the LSN at which the bundle ends; 0 in memory."""
-    refused: Refusal | None = None
+    effects: list[Effect] = []
+    """In the order in which they are given each moment."""
     level: int = SYNCED
     """What level 0 stands for."""
     memory: bool = False
@@ -97,6 +149,31 @@ class Part(msgspec.Struct, eq=False):
         """About the bytes that it takes in the log."""
         changes = CHANGE_BYTES * len(self.changes)
         return changes if self.content is None else changes + content_size(self.content)
+
+    def reserve(self) -> None:
+        """Reserve what it needs, and what happens with it."""
+        for part in (self, *self.also):
+            for effect in part.effects:
+                effect.taken(part)
+
+    def undo(self, code: str, reason: str, retry_ms: int) -> None:
+        """Give back what it and what happens with it had reserved."""
+        for part in (self, *self.also):
+            for effect in part.effects:
+                effect.refused(part, code, reason, retry_ms)
+
+
+def changing(
+    changes: list[Change],
+    effects: Iterable[Effect] = (),
+    *,
+    memory: Queues | None,
+    level: int = SYNCED,
+) -> Part:
+    """Return a part that changes tables. memory: those of what is in memory only, at once."""
+    if memory is None:
+        return Part(changes, effects=[*effects], level=level)
+    return Part(effects=[Applying(memory, changes), *effects], level=level, memory=True)
 
 
 def content_size(content: Content) -> int:
@@ -231,7 +308,7 @@ class Steps:
         *,
         reserved: bool = False,
     ) -> None:
-        """Take a step: all its parts happen, or none. reserved: `taken` was called already."""
+        """Take a step: all its parts happen, or none. reserved: what they need is already."""
         # Plain loops: a generator for each question was a third of what this costs.
         for part in parts:
             if part.also:
@@ -239,8 +316,8 @@ class Steps:
                 break
         if not reserved:
             for part in parts:
-                if part.taken is not None:
-                    part.taken()
+                for effect in part.effects:
+                    effect.taken(part)
         if waiter is not None:
             self._hold(waiter)
         first: Part | None = None
@@ -270,24 +347,19 @@ class Steps:
         self.unsettled_bytes += size
         self._queue.append(step)
 
-    def propose(
-        self,
-        change: Change,
-        on_appended: Callable[[int], None] | None = None,
-        on_refused: Refusal | None = None,
-        *,
-        first: bool = False,
-    ) -> None:
-        """Put a lone change on its way; it takes effect when it is appended.
+    def propose(self, change: Change, *effects: Effect) -> None:
+        """Put a lone change on its way; it takes effect when it is appended."""
+        self.take([Part([change], effects=[*effects])])
 
-        first: in a bundle before all that was published in this turn.
-        """
-        part = Part([change], appended=on_appended, refused=on_refused)
-        if not first:
-            self.take([part])
-            return
+    def propose_first(self, change: Change, effect: Effect) -> None:
+        """Put a lone change into a bundle before all that was published in this turn."""
+        part = Part([change], effects=[effect])
         self.unsettled_bytes += part.size
         self._urgent.append(Step([part], part.size))
+
+    def put(self, changes: list[Change], *effects: Effect, memory: bool) -> None:
+        """Let changes take effect: by way of the log, or at once for what is in memory only."""
+        self.take([changing(changes, effects, memory=self._shard.queues if memory else None)])
 
     @property
     def memory_next(self) -> int:
@@ -313,10 +385,10 @@ class Steps:
                 part.time_ms = now_ms
                 if not first:
                     first, count = part.base, part.content.head.count
-                if part.based is not None:
-                    part.based(part.base)
-            if part.appended is not None:
-                part.appended(0)
+                for effect in part.effects:
+                    effect.based(part)
+            for effect in part.effects:
+                effect.appended(part, 0)
         if key is not None:
             self._memory_keys.remember(key, KeyRow(first, count, now_ms), MEMORY_KEYS_MAX)
         if waiter is not None:
@@ -415,8 +487,8 @@ class Steps:
                     stream.handed = base + head.count
                     part.time_ms = max(now_ms, stream.last_time_ms)
                 part.base = base
-                if part.based is not None:
-                    part.based(base)
+                for effect in part.effects:
+                    effect.based(part)
                 batches.append(
                     Append(
                         number, base, head.count, part.time_ms, part.frame,
@@ -468,8 +540,8 @@ class Steps:
                     self._apply(change, end_lsn)
                 if part.stream is not None:
                     self._publish(part, end_lsn)
-                if part.appended is not None:
-                    part.appended(end_lsn)
+                for effect in part.effects:
+                    effect.appended(part, end_lsn)
             if step.waiter is not None or step.followers is not None:
                 self._confirm_stored(step, later)
         self.unsettled_bytes -= size
@@ -478,15 +550,14 @@ class Steps:
                 self._confirms.confirm(waiter, SYNCED)
         else:
             self.unsettled_bytes += size
-            main.unsettled.append(Settled(end_lsn, 0, None, tuple(later), self._settled(size)))
+            main.unsettled.append(
+                Settled(end_lsn, 0, None, tuple(later), partial(self._settled, size))
+            )
             if later:
                 main.awaited = end_lsn
 
-    def _settled(self, size: int) -> Callable[[tuple[str, str] | None], None]:
-        def settled(failure: tuple[str, str] | None) -> None:
-            self.unsettled_bytes -= size
-
-        return settled
+    def _settled(self, size: int, failure: tuple[str, str] | None) -> None:
+        self.unsettled_bytes -= size
 
     def _confirm_stored(self, step: Step, later: list[Waiter]) -> None:
         """Confirm who asked for no more than `stored`; the others wait for the disk."""
@@ -528,9 +599,13 @@ class Steps:
             self._under_way.pop(key, None)
         for part in step.parts:
             part.base = -1
-            if part.refused is not None:
-                part.refused(code, reason, retry_ms)
+            for effect in part.effects:
+                effect.refused(part, code, reason, retry_ms)
         if step.waiter is not None:
             self._confirms.refuse(step.waiter, code, reason, retry_ms)
         for waiter, _ in step.followers or ():
             self._confirms.refuse(waiter, code, reason, retry_ms)
+
+
+NO_TABLES: Final = Tables()
+"""What concerns queues only touches no table."""

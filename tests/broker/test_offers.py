@@ -979,12 +979,10 @@ def test_rows_handed_out_before_an_end_that_the_log_refuses_are_in_somebodys_han
     assert put.moving == 1, "its hand-out is on its way"
     # A bundle may end between the two: then the hand-out is appended, and the end is not.
     ends = broker._services._requests.end(service, [(put, 1)], "cancelled")
-    assert ends.taken is not None
-    assert ends.refused is not None
-    ends.taken()
+    ends.reserve()
     shell._do(ready)
     assert world.numbers(2) == []
-    ends.refused("full", "no room", 0)
+    ends.undo("full", "no room", 0)
     shell.wait(1_100)
     shell.wait(LATER_MS)
     assert world.numbers(2) == [0]
