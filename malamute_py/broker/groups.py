@@ -492,6 +492,7 @@ class Groups:
         now_ms = self._shard.now_ms
         before = group.holder
         held = group.leave(member, now_ms + keep_ms if keep_ms else 0)
+        member.group = None
         self._parted(group, member, held, why, 1)
         if group.ghost is member:
             self._at(group.returns_ms, partial(self._give_up, group, member))
@@ -505,6 +506,8 @@ class Groups:
             self._forget(member)
             held += member.held
         group.leave_together(members)
+        for member in members:
+            member.group = None
         self._parted(group, members[0], held, why, len(members))
 
     def _parted(self, group: Group, member: Member, held: int, why: str, count: int) -> None:

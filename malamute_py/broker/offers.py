@@ -200,6 +200,7 @@ class Offers:
             return
         offer.leave()
         offer.service.leave(offer)
+        offer.hands.leave()
         self.count -= 1
         self.pattern_bytes -= offer.pattern_bytes
         self._shard.quotas.add(offer.link.owner, "offers", -1)
@@ -438,7 +439,7 @@ class Offers:
         for grant in put.grants:
             of = grant.hands
             # What it had before a restart of the broker it may go on with.
-            if of is hands or (of.offer is None and of.holder == holder):
+            if of is hands or (of.offer is None and not of.ended and of.holder == holder):
                 held |= grant.rows
         return put, held
 

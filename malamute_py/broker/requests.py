@@ -165,6 +165,7 @@ class Requests:
             del self.names[bisect_left(self.names, service.name)]
             self._shard.quotas.add(service.row.by, "services", -1)
         service.removing = True
+        service.end()
         self.hungry.pop(service, None)
 
     def creation(self, service: Service) -> Change:
@@ -427,7 +428,7 @@ class Requests:
         """What was let go is in the same hands as before."""
         for grant, rows in released:
             put, offer = grant.put, grant.hands.offer
-            if offer is not None and offer.ended:
+            if grant.hands.ended:
                 self._later([(put, rows)])
                 continue
             if not grant.rows:
@@ -502,6 +503,7 @@ class Requests:
             service.forget_left(put)
         for back in put.backs or ():
             self.wheel.discard(back.slot, back)
+        put.backs = None
         self._unsettled.pop(put, None)
         if put.slot >= 0:
             self.wheel.discard(put.slot, put)

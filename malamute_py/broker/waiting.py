@@ -177,14 +177,22 @@ class Grant:
 class Hands:
     """What one worker has in hand of one service: by an offer, or from before a restart."""
 
-    __slots__ = ("bases", "grants", "holder", "offer")
+    __slots__ = ("bases", "ended", "grants", "holder", "offer")
 
     def __init__(self, holder: str, offer: Offer | None) -> None:
         self.holder = holder
         self.offer = offer
+        """None: it has ended, or was before a restart."""
+        self.ended = False
+        """Its offer has."""
         self.grants: dict[int, list[Grant]] = {}
         self.bases: list[int] = []
         """Numbers of the batches in `grants`, ascending."""
+
+    def leave(self) -> None:
+        """The offer has ended; an offer and its hands are not to hold each other from then on."""
+        self.offer = None
+        self.ended = True
 
     def add(self, grant: Grant) -> None:
         """The worker has these rows."""
@@ -574,6 +582,13 @@ class Service:
             del self.crews[crew.number]
             self.turns.pop(crew, None)
             self.version += 1
+            crew.heap.clear()
+            crew.filed.clear()
+
+    def end(self) -> None:
+        """Let go of lanes: the batches that their stale entries name would hold the service."""
+        self.lanes.clear()
+        self.unmatched.clear()
 
     def refile(self, offer: Offer) -> bool:
         """Its credit or what it has in hand changed; True when it is ready."""

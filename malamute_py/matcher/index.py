@@ -90,7 +90,7 @@ class Index:
         programs_max: what all regular expressions may count together.
         """
         self._programs_max = programs_max
-        self._memo = Memo(memo_headers_max, memo_bytes_max, self._release)
+        self._memo = Memo(memo_headers_max, memo_bytes_max)
         self._patterns: dict[int, _Pattern] = {}
         self._numbers: dict[Canonical, int] = {}
         self._next = 0
@@ -141,7 +141,7 @@ class Index:
                 pattern = self._take_up(canonical, predicate)
             self._hidden.discard(pattern.number)
             self._asked += 1
-            self._memo.added(pattern.number, predicate)
+            self._note(pattern.number, predicate)
         pattern.asked += 1
         return pattern.number
 
@@ -155,7 +155,7 @@ class Index:
             return
         self._asked -= 1
         self._leaving[number] = self._leaving.get(number, 0) + 1
-        self._memo.discarded(number)
+        self._note(number, None)
         if pattern.held:
             self._hidden.add(number)
         else:
@@ -409,12 +409,15 @@ class Index:
         if number not in self._patterns and number not in self._leaving:
             heappush(self._free, number)
 
-    def _release(self, number: int) -> None:
-        """One discard of the number has left the memo's log."""
-        self._leaving[number] -= 1
-        if not self._leaving[number]:
-            del self._leaving[number]
-            self._vacate(number)
+    def _note(self, number: int, predicate: Predicate | None) -> None:
+        """Tell the memo that a pattern came, or went; its log may let go of a number then."""
+        left = self._memo.note(number, predicate)
+        if left is None:
+            return
+        self._leaving[left] -= 1
+        if not self._leaving[left]:
+            del self._leaving[left]
+            self._vacate(left)
 
 
 class Classing:

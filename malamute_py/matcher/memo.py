@@ -11,7 +11,6 @@ Result bitmaps are replaced, never changed: a caller keeps what it was given.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 from pyroaring import BitMap
 
@@ -36,11 +35,9 @@ class _Entry:
 class Memo:
     """A bounded memory of headers, the oldest forgotten first."""
 
-    def __init__(self, headers_max: int, bytes_max: int, release: Callable[[int], None]) -> None:
-        """release: called with a discarded number once nothing remembered can contain it."""
+    def __init__(self, headers_max: int, bytes_max: int) -> None:
         self._headers_max = headers_max
         self._bytes_max = bytes_max
-        self._release = release
         # OrderedDict, as deleting at the front of a dict makes the next deletion slower.
         self._entries: OrderedDict[tuple[Keys, Fields], _Entry] = OrderedDict()
         self._generation = 0
@@ -80,21 +77,16 @@ class Memo:
             _, oldest = self._entries.popitem(last=False)
             self.bytes -= oldest.bytes
 
-    def added(self, number: int, predicate: Predicate) -> None:
-        """Note that a pattern came."""
-        self._note((number, predicate))
+    def note(self, number: int, predicate: Predicate | None) -> int | None:
+        """Note that a pattern came; without a predicate: that it went.
 
-    def discarded(self, number: int) -> None:
-        """Note that a pattern went; its number is released later."""
-        self._note((number, None))
-
-    def _note(self, change: tuple[int, Predicate | None]) -> None:
+        Returns a number that went before, once nothing remembered can contain it.
+        """
         slot = self._generation % LOG_MAX
         forgotten = self._log[slot]
-        self._log[slot] = change
+        self._log[slot] = number, predicate
         self._generation += 1
-        if forgotten is not None and forgotten[1] is None:
-            self._release(forgotten[0])
+        return None if forgotten is None or forgotten[1] is not None else forgotten[0]
 
     def _catch_up(self, entry: _Entry, keys: Keys, fields: Fields) -> BitMap | None:
         if self._generation - entry.generation > LOG_MAX:
