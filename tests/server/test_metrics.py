@@ -46,6 +46,12 @@ def counters() -> set[str]:
         for node in nodes("broker")
         if isinstance(node, ast.Subscript) and last_name(node.value).endswith("counters")
         for word in words(node.slice)
+    } | {
+        word
+        for node in nodes("broker")
+        if isinstance(node, ast.Call) and last_name(node.func).lstrip("_").lower() == "counting"
+        for part in ast.walk(node)
+        for word in words(part)
     }
 
 
