@@ -16,10 +16,10 @@ from malamute_protocol import commands as wire
 from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
 from malamute_py.broker import Broker
-from malamute_py.broker.confirms import SYNCED
-from malamute_py.broker.publishing import Publishing
+from malamute_py.broker.log.confirms import SYNCED
 from malamute_py.broker.ready import Ready
-from malamute_py.broker.requests import Requests
+from malamute_py.broker.services.requests import Requests
+from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import RequestDone
 from malamute_py.journal import FileStorage
 

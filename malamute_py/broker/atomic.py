@@ -17,14 +17,14 @@ from malamute_protocol.commands import Command
 from malamute_protocol.errors import RequestRejected
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES
-from malamute_py.broker.answers import Answers
-from malamute_py.broker.catalogue import Catalogue
-from malamute_py.broker.confirms import LEVEL_NAMES, NONE, STORED, SYNCED, Waiter
-from malamute_py.broker.links import ERRED, Link, Links
-from malamute_py.broker.publishing import Publishing
-from malamute_py.broker.shard import Shard
-from malamute_py.broker.steps import Part, Steps, content_size
-from malamute_py.broker.streams import Stream
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import ERRED, Link, Links
+from malamute_py.broker.log.answers import Answers
+from malamute_py.broker.log.confirms import LEVEL_NAMES, NONE, STORED, SYNCED, Waiter
+from malamute_py.broker.log.steps import Part, Steps, content_size
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import StepTaken
 
 Prepare: TypeAlias = Callable[[Link, Any, Any], Part]

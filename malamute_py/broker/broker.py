@@ -18,21 +18,18 @@ from malamute_protocol.content import Content, has_large_table
 from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.link import State
-from malamute_py.broker.admin import Admin
-from malamute_py.broker.answers import Answers, reference_of
 from malamute_py.broker.atomic import Intake
-from malamute_py.broker.bodies import Bodies
-from malamute_py.broker.catalogue import Catalogue
-from malamute_py.broker.confirms import Confirms
-from malamute_py.broker.cursors import Cursors
-from malamute_py.broker.delivery import Delivery
-from malamute_py.broker.groups import Groups
+from malamute_py.broker.context import Shard
+from malamute_py.broker.cursors.cursors import Cursors
+from malamute_py.broker.groups.groups import Groups
 from malamute_py.broker.limits import BrokerSettings
-from malamute_py.broker.links import RECEIVES, Link, Links
-from malamute_py.broker.mail import Mail
-from malamute_py.broker.matching import Matching
-from malamute_py.broker.producers import Producers
-from malamute_py.broker.publishing import Publishing
+from malamute_py.broker.links.links import RECEIVES, Link, Links
+from malamute_py.broker.log.answers import Answers, reference_of
+from malamute_py.broker.log.bodies import Bodies
+from malamute_py.broker.log.confirms import Confirms
+from malamute_py.broker.log.steps import Steps
+from malamute_py.broker.log.stream import Settlement, Stream
+from malamute_py.broker.mail.mail import Mail
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
     MAIL_STREAM,
@@ -47,15 +44,18 @@ from malamute_py.broker.ready import (
     Ready,
     RecoveredState,
 )
-from malamute_py.broker.recovery import recover, recover_queues
-from malamute_py.broker.retention import Retention
-from malamute_py.broker.services import Services
-from malamute_py.broker.serving import Serving
-from malamute_py.broker.shard import Shard
-from malamute_py.broker.starts import Starts
-from malamute_py.broker.steps import Steps
-from malamute_py.broker.streams import Settlement, Stream
-from malamute_py.broker.subscriptions import Subscriptions
+from malamute_py.broker.services.services import Services
+from malamute_py.broker.streams.administration import Admin
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.producers import Producers
+from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.broker.streams.recovery import recover, recover_queues
+from malamute_py.broker.streams.retention import Retention
+from malamute_py.broker.streams.start_positions import Starts
+from malamute_py.broker.subscriptions.live import Delivery
+from malamute_py.broker.subscriptions.matching import Matching
+from malamute_py.broker.subscriptions.on_demand import Serving
+from malamute_py.broker.subscriptions.subscriptions import Subscriptions
 from malamute_py.changelog.records import Change, ProducerOpened, ProducersForgotten, StreamRemoved
 from malamute_py.changelog.snapshots import PackedSnapshot, encode_snapshot
 from malamute_py.changelog.tables import Tables

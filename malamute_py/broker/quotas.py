@@ -21,7 +21,7 @@ from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.limits import Quota
 
 if TYPE_CHECKING:
-    from malamute_py.broker.shard import Shard
+    from malamute_py.broker.context import Shard
 
 PASSING: Final = frozenset(
     {"mail_bytes", "mail_memory_bytes", "request_bytes", "request_memory_bytes", "questions"}

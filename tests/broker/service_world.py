@@ -7,7 +7,7 @@ from typing import Any
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from malamute_py.broker.waiting import Service
+from malamute_py.broker.services.queue import Service
 from tests.broker.shell import Letter, Peer, Shell, Task
 
 INBOX = 100

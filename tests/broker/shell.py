@@ -38,8 +38,8 @@ from malamute_py.broker import (
     RingFacts,
     StreamFacts,
 )
+from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import MAIL_STREAM, MAIN, BodiesFound, BodiesRead
-from malamute_py.broker.streams import Stream
 from malamute_py.changelog.snapshots import ProducerFact
 from malamute_py.journal.layout import control_bodies
 from malamute_py.matcher import matches

@@ -8,9 +8,9 @@ from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from tests.broker.service_world import ALL, MANY, World
+from tests.broker.services.test_services import letters
+from tests.broker.services.test_workers import LATER_MS
 from tests.broker.shell import Peer
-from tests.broker.test_offers import LATER_MS
-from tests.broker.test_services import letters
 
 REQUESTER, WORKER, OTHER = 1, 2, 3
 SESSION = bytes(range(16))

@@ -16,9 +16,10 @@ from malamute_protocol import commands as wire
 from malamute_protocol.content import EXPIRY, PROPERTIES_COLUMN, Content
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import Stamp
-from malamute_py.broker import delivery, selection, sharing
+from malamute_py.broker.context import Inconsistent
+from malamute_py.broker.groups import group
 from malamute_py.broker.ready import MAIL_STREAM, MAIN, ReadFailed
-from malamute_py.broker.shard import Inconsistent
+from malamute_py.broker.subscriptions import live, selection
 from tests.broker.post import Post
 from tests.broker.shell import Held, Shell, bodies
 from tests.protocol.hostile import claim, craft, ints, packed
@@ -212,7 +213,7 @@ def test_a_batch_that_cannot_be_given_live_is_damage_to_whom_it_is_and_nothing_e
         shell.subscribe(2, number, "s", pattern, visibility=durable)
     subjects = ["a", "b"]
     shell.publish(1, "s", [b"1", b"2"], subject=subjects)
-    monkeypatch.setattr(delivery, "known_groups", fails_on(b"bad", selection.known_groups))
+    monkeypatch.setattr(live, "known_groups", fails_on(b"bad", selection.known_groups))
     monkeypatch.setattr(selection, "headers_chosen", fails_on(b"bad", selection.headers_chosen))
     shell.publish(1, "s", [b"bad", b"bad"], subject=subjects, tracker=7)
     assert shell.peers[1].last(wire.Confirm).tracker == 7
@@ -243,7 +244,7 @@ def test_a_subscription_whose_pattern_raises_goes_without_and_the_others_do_not(
     def planted(sub: Any, *rest: Any) -> Any:
         return boom() if sub.number == 0 else right(sub, *rest)
 
-    monkeypatch.setattr(delivery, "known_groups", boom)
+    monkeypatch.setattr(live, "known_groups", boom)
     monkeypatch.setattr(selection, "headers_chosen", planted)
     for _ in range(3):
         shell.publish(1, "s", [b"x", b"y"], subject=["a", "b"])
@@ -255,12 +256,12 @@ def test_a_subscription_whose_pattern_raises_goes_without_and_the_others_do_not(
 def test_many_who_cannot_be_served_together_are_served_each_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from malamute_py.broker import together
+    from malamute_py.broker.subscriptions import shared_window
 
     shell = shell_of(together_min=2, read_together_min=2)
     for _ in range(3):
         shell.publish(1, "s", [b"x", b"y"], subject=["a", "b"])
-    monkeypatch.setattr(together.Window, "share_out", boom)
+    monkeypatch.setattr(shared_window.Window, "share_out", boom)
     for hot in (True, False):
         if not hot:
             shell.evict()
@@ -283,8 +284,8 @@ def test_a_group_passes_over_a_batch_that_it_cannot_handle_by_name(
     for link in (2, 3):
         shell.send(link, wire.JoinGroup(1, "s", "g", ["all"], kind, [0], 99, 1 << 20))
     if where == "take_in":
-        monkeypatch.setattr(sharing.Group, "_of_table", fails_on(b"bad", sharing.Group._of_table))
-        monkeypatch.setattr(sharing, "unexpired", fails_on(b"bad", selection.unexpired))
+        monkeypatch.setattr(group.Group, "_of_table", fails_on(b"bad", group.Group._of_table))
+        monkeypatch.setattr(group, "unexpired", fails_on(b"bad", selection.unexpired))
     else:
         right = selection.Parts.frames
 
@@ -311,7 +312,7 @@ def test_a_group_passes_over_a_batch_that_it_cannot_handle_by_name(
 def test_mail_whose_rows_cannot_be_taken_out_leaves_with_its_whole_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from malamute_py.broker import bodies as module
+    from malamute_py.broker.log import bodies as module
 
     post = planted_post(extract_bytes_min=0)
     monkeypatch.setattr(module, "extract", boom)

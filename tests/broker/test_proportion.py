@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_py.broker.cursors import LOOKS_MAX as PINS_MAX
-from malamute_py.broker.cursors import MARK_MS, Cursor
-from malamute_py.broker.links import BEAT_SLOTS
-from malamute_py.broker.producers import Producers
-from malamute_py.broker.retention import LOOKS_MAX
-from malamute_py.broker.sharing import Member
-from malamute_py.broker.streams import NEVER
-from malamute_py.broker.subscriptions import Subscription
+from malamute_py.broker.cursors.cursors import LOOKS_MAX as PINS_MAX
+from malamute_py.broker.cursors.cursors import MARK_MS, Cursor
+from malamute_py.broker.groups.group import Member
+from malamute_py.broker.links.links import BEAT_SLOTS
+from malamute_py.broker.log.stream import NEVER
+from malamute_py.broker.streams.producers import Producers
+from malamute_py.broker.streams.retention import LOOKS_MAX
+from malamute_py.broker.subscriptions.subscriptions import Subscription
 from malamute_py.changelog.snapshots import Sequence64
 from malamute_py.changelog.tables import with_done
 from tests.broker.shell import Shell

@@ -10,10 +10,10 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
+from malamute_py.broker.context import QUESTIONS_AT_ONCE
 from malamute_py.broker.limits import Quota
 from malamute_py.broker.quotas import Bucket, Quotas
 from malamute_py.broker.ready import IndexAnswer
-from malamute_py.broker.shard import QUESTIONS_AT_ONCE
 from tests.broker.post import Post
 
 ALL = ["all"]

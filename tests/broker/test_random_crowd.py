@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_py.broker import sharing
-from tests.broker.test_random_group import World
+from malamute_py.broker.groups.group import Member
+from tests.broker.groups.test_random_group import World
 
 pytestmark = pytest.mark.slow
 
@@ -65,18 +65,18 @@ class Crowd(World):
 def lots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Lots of more than one; they are dealt from a few members on."""
     lots: list[int] = []
-    lot = sharing.Member.lot
+    lot = Member.lot
 
-    def told(member: sharing.Member, deals: int) -> int:
+    def told(member: Member, deals: int) -> int:
         found = lot(member, deals)
         if found > 1:
             lots.append(found)
         return found
 
-    monkeypatch.setattr(sharing, "SPREAD_MIN", 2)
-    monkeypatch.setattr(sharing, "DEAL_MS", 50.0)
-    monkeypatch.setattr(sharing, "STALE_MAX", 3)
-    monkeypatch.setattr(sharing.Member, "lot", told)
+    monkeypatch.setattr("malamute_py.broker.groups.group.SPREAD_MIN", 2)
+    monkeypatch.setattr("malamute_py.broker.groups.group.DEAL_MS", 50.0)
+    monkeypatch.setattr("malamute_py.broker.groups.group.STALE_MAX", 3)
+    monkeypatch.setattr(Member, "lot", told)
     return lots
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from malamute_py.broker.inboxes import Inbox
-from malamute_py.broker.mailbox import STANDING, expired
+from malamute_py.broker.mail.inboxes import Inbox
+from malamute_py.broker.mail.mailbox import STANDING, expired
 from malamute_py.broker.ready import MAIN
-from malamute_py.broker.recovery import recover_queues
+from malamute_py.broker.streams.recovery import recover_queues
 from malamute_py.changelog import tables
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply

@@ -13,7 +13,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_py.broker import Broker, Ready
-from malamute_py.broker.waiting import Lane, Service
+from malamute_py.broker.services.queue import Lane, Service
 from tests.broker.sliced import Sliced
 
 SHARE = 5

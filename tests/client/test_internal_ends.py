@@ -13,11 +13,11 @@ import zmq
 from malamute_protocol import commands as c
 from malamute_protocol.errors import RequestRejected
 from malamute_protocol.framing import decode_message, encode_message
-from malamute_py.broker.inboxes import Inboxes
-from malamute_py.broker.mailboxes import Mailboxes
-from malamute_py.broker.offers import Offers
-from malamute_py.broker.publishing import Publishing
-from malamute_py.broker.requests import Requests
+from malamute_py.broker.mail.inboxes import Inboxes
+from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.services.requests import Requests
+from malamute_py.broker.services.workers import Offers
+from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.client.session.session import State
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.server import loop

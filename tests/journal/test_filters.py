@@ -15,7 +15,7 @@ from pyroaring import BitMap
 from malamute_protocol import header
 from malamute_protocol.header import TableReading, items_of, pair_text
 from malamute_protocol.limits import UNCHECKED
-from malamute_py.broker.starts import may_match
+from malamute_py.broker.streams.start_positions import may_match
 from malamute_py.journal import History, Ring, RingSettings, filters
 from malamute_py.journal.filters import EntryFilters
 from malamute_py.journal.headers import HeaderTable

@@ -11,7 +11,7 @@ import pytest
 
 from malamute_protocol.batch import Batch, iter_batches
 from malamute_protocol.content import Content
-from malamute_py.broker.starts import may_match
+from malamute_py.broker.streams.start_positions import may_match
 from malamute_py.journal import History, Ring, RingSettings
 from malamute_py.journal.gathering import ROWS_MAX
 from malamute_py.journal.index import read_index

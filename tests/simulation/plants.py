@@ -162,7 +162,7 @@ def _names_not_synced(stack: contextlib.ExitStack) -> None:
 
 def _confirm_before_sync(stack: contextlib.ExitStack) -> None:
     from malamute_py.broker.broker import Broker
-    from malamute_py.broker.confirms import SYNCED
+    from malamute_py.broker.log.confirms import SYNCED
 
     def make(original: Any) -> Any:
         def appended(self: Any, answer: Any) -> None:
@@ -179,7 +179,7 @@ def _confirm_before_sync(stack: contextlib.ExitStack) -> None:
 
 
 def _gap_instead_of_reading(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.serving import Serving
+    from malamute_py.broker.subscriptions.on_demand import Serving
 
     def read(self: Any, sub: Any) -> None:
         self._gap(sub, min(sub.tail, sub.stop, sub.stream.hot_first), "retention", "")
@@ -189,7 +189,7 @@ def _gap_instead_of_reading(stack: contextlib.ExitStack) -> None:
 
 
 def _cover_instead_of_gap(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.serving import Serving
+    from malamute_py.broker.subscriptions.on_demand import Serving
 
     def gap(self: Any, sub: Any, to: int, _code: str, _reason: str) -> None:
         sub.position = to
@@ -199,7 +199,7 @@ def _cover_instead_of_gap(stack: contextlib.ExitStack) -> None:
 
 
 def _slow_reader_skips(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.delivery import Delivery
+    from malamute_py.broker.subscriptions.live import Delivery
 
     def make(original: Any) -> Any:
         def fall_behind(self: Any, sub: Any, _position: int) -> None:
@@ -211,7 +211,7 @@ def _slow_reader_skips(stack: contextlib.ExitStack) -> None:
 
 
 def _duplicate_accepted(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.publishing import Publishing
+    from malamute_py.broker.streams.publishing import Publishing
 
     def make(original: Any) -> Any:
         def in_sequence(self: Any, *arguments: Any) -> bool:
@@ -225,7 +225,7 @@ def _duplicate_accepted(stack: contextlib.ExitStack) -> None:
 
 
 def _duplicate_points_elsewhere(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.producers import ProducerStream
+    from malamute_py.broker.streams.producers import ProducerStream
 
     def make(original: Any) -> Any:
         def found(self: Any, sequence: int) -> Any:
@@ -238,31 +238,31 @@ def _duplicate_points_elsewhere(stack: contextlib.ExitStack) -> None:
 
 
 def _durable_sees_all(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions import Subscription
+    from malamute_py.broker.subscriptions.subscriptions import Subscription
 
     stack.enter_context(patch.object(Subscription, "tail", property(lambda sub: sub.stream.next)))
 
 
 def _group_sees_all(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.sharing import Group
+    from malamute_py.broker.groups.group import Group
 
     stack.enter_context(patch.object(Group, "tail", property(lambda group: group.stream.next)))
 
 
 def _rewind_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.streams import Stream
+    from malamute_py.broker.log.stream import Stream
 
     _put(stack, Stream, "epoch_end", lambda _: lambda _self, _epoch, tail: tail)
 
 
 def _credit_ignored(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.serving import Parcel
+    from malamute_py.broker.subscriptions.on_demand import Parcel
 
     stack.enter_context(patch.object(Parcel, "open", True))
 
 
 def _expired_is_everything(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker import selection
+    from malamute_py.broker.subscriptions import selection
 
     def make(original: Any) -> Any:
         def unexpired(content: Any, now_ms: int) -> Any:
@@ -380,7 +380,7 @@ def _bodies_not_copied(stack: contextlib.ExitStack) -> None:
 
 
 def _keys_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.steps import Steps
+    from malamute_py.broker.log.steps import Steps
 
     def make(original: Any) -> Any:
         def known(self: Any, key: Any, waiter: Any) -> Any:
@@ -392,8 +392,8 @@ def _keys_forgotten(stack: contextlib.ExitStack) -> None:
 
 
 def _ack_confirmed_at_once(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.confirms import SYNCED
-    from malamute_py.broker.steps import Steps
+    from malamute_py.broker.log.confirms import SYNCED
+    from malamute_py.broker.log.steps import Steps
 
     def make(original: Any) -> Any:
         def take(self: Any, parts: Any, waiter: Any = None, *rest: Any, **named: Any) -> None:
@@ -409,7 +409,7 @@ def _ack_confirmed_at_once(stack: contextlib.ExitStack) -> None:
 
 
 def _synced_when_appended(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.steps import Steps
+    from malamute_py.broker.log.steps import Steps
 
     def make(original: Any) -> Any:
         def confirm_stored(self: Any, step: Any, later: Any) -> None:
@@ -424,7 +424,7 @@ def _synced_when_appended(stack: contextlib.ExitStack) -> None:
 
 
 def _work_taken_not_logged(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker import requests
+    from malamute_py.broker.services import requests
     from malamute_py.changelog.records import WorkReceived
 
     def make(original: Any) -> Any:
@@ -434,7 +434,7 @@ def _work_taken_not_logged(stack: contextlib.ExitStack) -> None:
 
 
 def _return_not_logged(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker import requests
+    from malamute_py.broker.services import requests
     from malamute_py.changelog.records import WorkReceived
 
     def make(original: Any) -> Any:
@@ -460,7 +460,7 @@ def _attempts_not_counted(stack: contextlib.ExitStack) -> None:
 
 
 def _step_in_two_bundles(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker import steps
+    from malamute_py.broker.log import steps
     from tests.simulation.machine import Machine
 
     def make(original: Any) -> Any:
@@ -481,13 +481,13 @@ def _step_in_two_bundles(stack: contextlib.ExitStack) -> None:
 
 
 def _expired_delivered(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker import inboxes
+    from malamute_py.broker.mail import inboxes
 
     _put(stack, inboxes, "expired", lambda original: lambda mailbox, row, now_ms: (0, 0))
 
 
 def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker import groups
+    from malamute_py.broker.groups import groups
 
     def make(original: Any) -> Any:
         def done(stream: int, name: str, ranges: Any, epoch: int) -> Any:
@@ -499,7 +499,7 @@ def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
 
 
 def _notices_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.mailboxes import Mailboxes
+    from malamute_py.broker.mail.mailboxes import Mailboxes
 
     _put(stack, Mailboxes, "notice", lambda original: lambda self, name, **named: None)
 
@@ -534,7 +534,7 @@ def _stamp_left(stack: contextlib.ExitStack) -> None:
 
 
 def _duplicate_overtakes(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.publishing import Publishing
+    from malamute_py.broker.streams.publishing import Publishing
 
     def make(original: Any) -> Any:
         def duplicate(
@@ -552,7 +552,7 @@ def _duplicate_overtakes(stack: contextlib.ExitStack) -> None:
 
 
 def _fence_forgets(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.offers import Offers
+    from malamute_py.broker.services.workers import Offers
 
     def make(original: Any) -> Any:
         def back(self: Any, offer: Any, why: str, again_ms: Any) -> None:
@@ -565,7 +565,7 @@ def _fence_forgets(stack: contextlib.ExitStack) -> None:
 
 
 def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.groups import Groups
+    from malamute_py.broker.groups.groups import Groups
     from malamute_py.changelog.records import GroupDone
     from malamute_py.changelog.tables import with_done
 
@@ -585,7 +585,7 @@ def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
 
 
 def _one_attempt_less(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.requests import Requests
+    from malamute_py.broker.services.requests import Requests
 
     def make(original: Any) -> Any:
         def most(self: Any, service: Any) -> int:
@@ -597,7 +597,7 @@ def _one_attempt_less(stack: contextlib.ExitStack) -> None:
 
 
 def _since_ignored(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.cursors import Cursors
+    from malamute_py.broker.cursors.cursors import Cursors
 
     def make(original: Any) -> Any:
         def prepare_move(self: Any, link: Any, command: Any, frame: Any = None) -> Any:
@@ -609,7 +609,7 @@ def _since_ignored(stack: contextlib.ExitStack) -> None:
 
 
 def _coming_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.mailboxes import Mailboxes
+    from malamute_py.broker.mail.mailboxes import Mailboxes
 
     def make(original: Any) -> Any:
         def check_room(self: Any, mailbox: Any, count: int, size: int) -> None:

@@ -29,7 +29,7 @@ from malamute_py.broker.ready import (
     Send,
     StreamFacts,
 )
-from malamute_py.broker.recovery import recover_queues
+from malamute_py.broker.streams.recovery import recover_queues
 from malamute_py.config import CheckpointSection
 from malamute_py.journal import Follower
 from malamute_py.journal.errors import JournalError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from malamute_py.broker.log.stream import EPOCH_SHIFT
 from malamute_py.broker.ready import MAIL_STREAM
-from malamute_py.broker.streams import EPOCH_SHIFT
 from malamute_py.changelog import records as r
 from malamute_py.config import JournalSection
 from malamute_py.journal import inspect

@@ -1,0 +1,1 @@
+"""Cursors: named positions in streams."""

@@ -1,0 +1,636 @@
+"""Cursors: named positions of streams that the broker keeps, and the history that they pin.
+
+Owns MOVE_CURSOR, CURSOR_INFO, EDIT_CURSOR, REMOVE_CURSOR, the position that a start by name has,
+and the pins. The rules: a cursor moves forward only, and only from where its owner believes that it
+is; one that lies outside of its stream is clamped, by name: at start-up in the log, and at a trim
+for all who ask (the log follows when it moves); a pin holds history up to its bound, is warned of
+at four fifths and broken beyond, and is whole again once its cursor has moved; a cursor of a stream
+in memory lives in memory only. Source: docs/design.md (Journal; Queues and the checkpoint);
+SPEC.md, 4.8.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.address import name_fault
+from malamute_protocol.commands import (
+    CursorInfo,
+    EditCursor,
+    MoveCursor,
+    RemoveCursor,
+    StartKind,
+)
+from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
+from malamute_py.broker.log.stream import NEVER, Stream
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.named import Named, Place
+from malamute_py.broker.streams.start_positions import Begin, Starts
+from malamute_py.changelog.records import Change, CursorRemoved, CursorSet
+from malamute_py.changelog.settings import CursorSettings, queue_settings
+from malamute_py.changelog.tables import CursorRow
+
+REMOVED_AT_ONCE: Final = 1_000
+WARN_ABOVE: Final = 0.8
+"""Share of its bound from which on a pin is warned of."""
+MARKS_MAX: Final = 256
+"""Places of a stream whose LSN is remembered; beyond it every second one is forgotten."""
+MARK_MS: Final = 1_000
+"""How often pins are looked at."""
+LOOKS_MAX: Final = 512
+"""Pins that one tick looks at: 100,000 would hold the loop for 0.1 s."""
+
+
+class Cursor:
+    """One cursor at run time."""
+
+    __slots__ = ("broken", "clamped", "held_bytes", "name", "pinned_at", "row", "stream", "warned")
+
+    def __init__(self, stream: Stream, row: CursorRow) -> None:
+        self.stream = stream
+        self.name = row.name
+        self.row = row
+        """As the log has it."""
+        self.clamped = False
+        """A trim has passed it since it was moved, and that was said."""
+        self.warned = False
+        self.broken = False
+        """Its pin holds nothing until the cursor has moved."""
+        self.pinned_at: int | None = None
+        """The offset that the journal was told; None: no pin is set."""
+        self.held_bytes = 0
+
+    @property
+    def next(self) -> int:
+        """The position that holds: what was removed is passed over."""
+        return max(self.row.next, self.stream.first)
+
+
+class Marks:
+    """Where in its ring a stream's offsets lie, coarsely: a pin costs what the ring has kept."""
+
+    __slots__ = ("_before", "_first", "_least", "_lsns", "_offsets", "_pushes", "cursors")
+
+    def __init__(self, stream: Stream) -> None:
+        self.cursors: dict[Cursor, None] = {}
+        """Cursors of the stream that are to pin."""
+        self._pushes = count()
+        self._least: list[tuple[int, int, Cursor]] = []
+        """A heap of where they pin or pinned: 10,000 cursors that move in turn must not look for
+        the least of all at each step."""
+        self._offsets = [stream.next]
+        self._lsns = [stream.ring.end_lsn]
+        self._first = stream.first
+        self._before = stream.ledger.bytes
+        """Bytes of the stream before the first mark; its ring's are not known."""
+
+    def note(self, stream: Stream) -> None:
+        """Remember where the stream ends now."""
+        if stream.next <= self._offsets[-1]:
+            return
+        self._offsets.append(stream.next)
+        self._lsns.append(stream.ring.end_lsn)
+        if len(self._offsets) > MARKS_MAX:
+            # The first and the newest stay.
+            self._offsets[1:-1] = self._offsets[1:-1:2]
+            self._lsns[1:-1] = self._lsns[1:-1:2]
+
+    def pinned(self, cursor: Cursor) -> None:
+        """A cursor of the stream pins at another place now."""
+        assert cursor.pinned_at is not None
+        if len(self._least) > 2 * len(self.cursors) + 64:
+            # What has moved on stays until it is the least, or until it is most of the heap.
+            self._least = [
+                (one.pinned_at, next(self._pushes), one)
+                for one in self.cursors
+                if one.pinned_at is not None and one is not cursor
+            ]
+            heapify(self._least)
+        heappush(self._least, (cursor.pinned_at, next(self._pushes), cursor))
+
+    def least(self) -> int:
+        """The least offset that is pinned; NEVER when none is."""
+        heap = self._least
+        while heap and (heap[0][2].pinned_at != heap[0][0] or heap[0][2] not in self.cursors):
+            heappop(heap)
+        return heap[0][0] if heap else NEVER
+
+    def held(self, stream: Stream, offset: int) -> int:
+        """About how many bytes of the ring lie from an offset on."""
+        end = stream.ring.end_lsn
+        first = self._offsets[0]
+        if offset >= first:
+            return end - self._lsns[bisect_right(self._offsets, offset) - 1]
+        share = (first - offset) / max(1, first - self._first)
+        return end - self._lsns[0] + int(self._before * min(1.0, share))
+
+
+class Cursors:
+    """All cursors of one core."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        catalogue: Catalogue,
+        steps: Steps,
+        starts: Starts,
+        answers: Answers,
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._catalogue = catalogue
+        self._steps = steps
+        self._starts = starts
+        self._answers = answers
+        starts.cursor = self.position
+        self._cursors: Named[Cursor] = Named(shard.quotas, "cursors")
+        self._creators: dict[Place, str] = {}
+        """Links that create cursors which are on their way."""
+        self._coming: dict[Place, list[list[int]]] = {}
+        """Positions on their way into the log, in order."""
+        self._edits: dict[Place, CursorSettings] = {}
+        """Settings that are: the next edit begins from them."""
+        self._pinning: dict[Cursor, None] = {}
+        """Cursors whose setting is to pin."""
+        self._marks: dict[Stream, Marks] = {}
+        self.pins: list[tuple[str, str, int, int | None]] = []
+        """(ring, pin, stream, offset or None to unpin) that the shell is to be told."""
+        self._due_ms = 0
+        self._begun_ms = 0
+        self._turn: list[Cursor] = []
+        """Pins that were not looked at in this round."""
+
+    # --- facts ------------------------------------------------------------------------------
+
+    @property
+    def gauges(self) -> dict[str, int]:
+        """How much there is of what comes and goes."""
+        return {
+            "cursors": len(self._cursors),
+            "pins": sum(cursor.pinned_at is not None for cursor in self._pinning),
+            "pinned_bytes": sum(cursor.held_bytes for cursor in self._pinning),
+        }
+
+    def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
+        """What handles the commands that are no steps."""
+        return {
+            CursorInfo: self.cursor_info,
+            EditCursor: self.edit_cursor,
+            RemoveCursor: self.remove_cursor,
+        }
+
+    def position(self, stream: Stream, name: str) -> int | None:
+        """Where the cursor of this name stands; None: there is none."""
+        cursor = self._cursors.get((stream.number, name))
+        return None if cursor is None else cursor.next
+
+    @property
+    def due_ms(self) -> int | None:
+        """When tick() has something to do."""
+        return self._due_ms if self._pinning else None
+
+    def tick(self) -> None:
+        """Look at some of the pins, if it is time to: at all of them in each MARK_MS."""
+        now_ms = self._shard.now_ms
+        if not self._pinning or now_ms < self._due_ms:
+            return
+        if not self._turn:
+            self._begun_ms = now_ms
+            for stream, marks in self._marks.items():
+                marks.note(stream)
+            self._turn = list(self._pinning)
+        some, self._turn = self._turn[-LOOKS_MAX:], self._turn[:-LOOKS_MAX]
+        for cursor in some:
+            if cursor in self._pinning:
+                self._pin(cursor)
+        if self._turn:
+            ticks = -(-len(self._pinning) // LOOKS_MAX)
+            self._due_ms = now_ms + max(1, MARK_MS // (ticks + 1))
+        else:
+            self._due_ms = max(self._begun_ms + MARK_MS, now_ms + 1)
+
+    # --- over restarts ------------------------------------------------------------------------
+
+    def recovered(self) -> None:
+        """Take up the cursors that the log has; those that lie outside of their streams move."""
+        changes: list[Change] = []
+        for (number, name), row in list(self._shard.queues.cursors.items()):
+            stream = self._catalogue.by_number(number)
+            if stream is None:
+                changes.append(CursorRemoved(number, name))
+                continue
+            end = stream.position_end(row.epoch)
+            within = max(min(row.next, end), stream.first)
+            if within != row.next:
+                code = "rewound" if row.next > end else "retention"
+                self._say_clamped(stream, name, row.next, within, code)
+                row.next = within
+                changes.append(
+                    CursorSet(
+                        number, name, within, row.moved_ms, None, "clamped", row.by,
+                        self._shard.epoch,
+                    )
+                )  # fmt: skip
+            self._take_up(stream, row)
+        for at in range(0, len(changes), REMOVED_AT_ONCE):
+            self._steps.take([Part(changes[at : at + REMOVED_AT_ONCE])])
+
+    def _say_clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
+        self._shard.counters["cursors_clamped"] += 1
+        facts = {"stream": stream.name, "cursor": name, "from": before, "to": after, "code": code}
+        self._shard.event("cursor_clamped", "warning", **facts)
+
+    def _take_up(self, stream: Stream, row: CursorRow) -> Cursor:
+        """A row is new, or is another object than before."""
+        place = stream.number, row.name
+        cursor = self._cursors.get(place)
+        if cursor is None:
+            cursor = Cursor(stream, row)
+            self._cursors.add(place, cursor, row.by)
+        elif row.next != cursor.row.next or row.settings != cursor.row.settings:
+            cursor.clamped = cursor.broken = False
+        cursor.row = row
+        self._watch(cursor)
+        return cursor
+
+    def trimmed(self, stream: Stream) -> None:
+        """The journal has dropped what lies before a stream's first offset."""
+        for cursor in self._cursors.of(stream.number):
+            before = cursor.row.next
+            if before >= stream.first:
+                continue
+            if cursor.pinned_at is not None:
+                # The ring had no more space for it.
+                self._break(cursor, "the journal kept no more")
+            if not cursor.clamped:
+                cursor.clamped = True
+                self._say_clamped(stream, cursor.name, before, stream.first, "retention")
+
+    def stream_removed(self, stream: Stream) -> None:
+        """A stream is gone, and its cursors with it."""
+        removed = self._cursors.remove_stream(stream.number)
+        for cursor in removed.values():
+            self._unwatch(cursor)
+        changes: list[Change] = [CursorRemoved(stream.number, name) for name in removed]
+        for at in range(0, len(changes), REMOVED_AT_ONCE):
+            self._put(stream, changes[at : at + REMOVED_AT_ONCE])
+
+    # --- answering ----------------------------------------------------------------------------
+
+    def _put(self, stream: Stream, changes: list[Change], *effects: Effect) -> None:
+        """Let changes take effect: by way of the log, or at once for a stream in memory."""
+        self._steps.put(changes, *effects, memory=stream.ring.memory)
+
+    def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
+        """The stream of a command. Raises RequestRejected."""
+        if not self._shard.settings.permit(link.owner, action, name):
+            raise RequestRejected("forbidden", f"you may not {action} stream '{name}'")
+        stream = self._catalogue.get(name)
+        if stream is None:
+            raise RequestRejected("unknown_stream", f"there is no stream '{name}'")
+        return stream
+
+    # --- moving -------------------------------------------------------------------------------
+
+    def prepare_move(self, link: Link, command: MoveCursor, frame: Any = None) -> Part:
+        """Move a cursor, which this may bring into being. Raises RequestRejected."""
+        name = command.cursor
+        stream = self._stream(link, command.stream)
+        if command.force and not self._shard.settings.permit(link.owner, "admin", command.stream):
+            raise RequestRejected("forbidden", f"you may not reset cursors of '{command.stream}'")
+        next = command.next
+        if command.uuid and command.uuid != stream.uuid:
+            raise RequestRejected("conflict", f"stream '{stream.name}' is not the one of this uuid")
+        tail = stream.next + stream.coming
+        if next > tail:
+            raise RequestRejected("bad_start", f"the stream ends at {tail}")
+        if command.epoch and next > stream.epoch_end(command.epoch, tail):
+            raise RequestRejected(
+                "conflict", f"the log was rewound: {next} is no position of epoch {command.epoch}"
+            )
+        place = stream.number, name
+        stands = self._stands(place)
+        if stands is None:
+            self._check_new(name, link.owner)
+        elif not command.force:
+            first = stream.first
+            if command.from_ >= 0 and max(command.from_, first) != max(stands, first):
+                raise RequestRejected("conflict", f"cursor '{name}' stands at {stands}")
+            if next <= stands:
+                raise RequestRejected("conflict", f"cursor '{name}' stands at {stands} already")
+        why = "created" if stands is None else "reset" if command.force else "moved"
+        change = CursorSet(
+            stream.number, name, next, self._shard.now_ms, None, why, link.owner,
+            self._shard.epoch,
+        )  # fmt: skip
+        memory = self._shard.queues if stream.ring.memory else None
+        moving = _Moving(self, stream, name, [next], link.owner)
+        return changing([change], [moving], memory=memory, level=stream.level)
+
+    def _stands(self, place: Place) -> int | None:
+        """Where a cursor will stand once all is appended that is on its way."""
+        coming = self._coming.get(place)
+        if coming:
+            return coming[-1][0]
+        cursor = self._cursors.get(place)
+        return None if cursor is None else cursor.row.next
+
+    def _check_new(self, name: str, by: str) -> None:
+        fault = name_fault(name)
+        if fault:
+            raise RequestRejected("bad_name", f"cursor: {fault}")
+        most = self._shard.settings.cursors_max
+        if len(self._cursors) + len(self._coming) >= most:
+            raise RequestRejected("limit", f"at most {most} cursors")
+        self._shard.quotas.check(by, "cursors")
+
+    def _go(self, place: Place, going: list[int], by: str) -> None:
+        """A position, in a list of its own, is on its way; a new cursor counts from now on."""
+        coming = self._coming.get(place)
+        if coming is None:
+            coming = self._coming[place] = []
+            if self._cursors.get(place) is None:
+                self._creators[place] = by
+                self._shard.quotas.add(by, "cursors")
+        coming.append(going)
+
+    def _arrived(self, place: Place, going: list[int]) -> None:
+        """What was on its way has come, or will not."""
+        left = [other for other in self._coming.pop(place) if other is not going]
+        if left:
+            self._coming[place] = left
+        elif place in self._creators:
+            # From here on the cursor itself counts, if it came to be.
+            self._shard.quotas.add(self._creators.pop(place), "cursors", -1)
+
+    def _set(self, stream: Stream, name: str) -> None:
+        """A row of the table has changed."""
+        if not stream.removed:
+            self._take_up(stream, self._shard.queues.cursors[stream.number, name])
+
+    # --- settings -----------------------------------------------------------------------------
+
+    def edit_cursor(self, link: Link, command: EditCursor) -> None:
+        """Create a cursor or change its settings; answered when that is durable."""
+        try:
+            stream = self._stream(link, command.stream)
+            place = stream.number, command.cursor
+            cursor = self._cursors.get(place)
+            known = None if cursor is None else cursor.row.settings
+            settings = self._edited(place, command)
+            pins = settings.pin and (known is None or settings != known)
+            if pins and not self._shard.settings.permit(link.owner, "admin", command.stream):
+                raise RequestRejected("forbidden", f"you may not pin stream '{command.stream}'")
+            stands = self._stands(place)
+            if stands is None:
+                self._check_new(command.cursor, link.owner)
+        except RequestRejected as error:
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            return
+        if stands is not None:
+            self._edit(link, command, stream, stands, "edited")
+            return
+        start = command.start or [int(StartKind.EARLIEST)]
+        if start[0] == StartKind.LAST_PER_SUBJECT:
+            self._answers.refuse(link, command, "bad_start", "a cursor is one position")
+            return
+        if link.queries >= self._shard.settings.link_queries_max:
+            self._answers.refuse(
+                link, command, "wait", "too many unanswered questions on this link"
+            )
+            return
+        link.queries += 1
+
+        def found(begin: Begin | RequestRejected) -> None:
+            link.queries -= 1
+            if isinstance(begin, RequestRejected):
+                self._answers.refuse(link, command, begin.code, begin.reason, begin.retry_ms)
+            elif stream.removed:
+                self._answers.refuse(
+                    link, command, "stream_removed", f"'{stream.name}' was removed"
+                )
+            else:
+                # Another may have created it meanwhile.
+                stands = self._stands(place)
+                next = max(begin.next, stream.first) if stands is None else stands
+                why = "created" if stands is None else "edited"
+                self._edit(link, command, stream, next, why)
+
+        self._starts.resolve(
+            stream, start, False, ["all"], self._links.contained(link, "EDIT_CURSOR", found),
+            end=stream.next, asker=link, wanted=lambda: link.open,
+        )  # fmt: skip
+
+    def _edited(self, place: Place, command: EditCursor) -> CursorSettings:
+        """A cursor's settings as a command leaves them. Raises RequestRejected."""
+        cursor = self._cursors.get(place)
+        known = self._edits.get(place) or (None if cursor is None else cursor.row.settings)
+        return queue_settings(
+            CursorSettings, command.settings, self._shard.settings.settings_bytes_max, known
+        )
+
+    def _edit(self, link: Link, command: EditCursor, stream: Stream, next: int, why: str) -> None:
+        place = stream.number, command.cursor
+        try:
+            settings = self._edited(place, command)
+        except RequestRejected as error:
+            # Together with what another has set meanwhile it is too much.
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            return
+        change = CursorSet(
+            stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.owner
+        )
+        self._edits[place] = settings
+        moving = _Moving(self, stream, command.cursor, [next], link.owner, settings)
+        answer = Answer(self._answers, link, command, partial(self._facts_at, place))
+        self._put(stream, [change], moving, answer)
+
+    def remove_cursor(self, link: Link, command: RemoveCursor) -> None:
+        """Forget a cursor and its pin; answered when that is durable."""
+        try:
+            stream = self._stream(link, command.stream, "admin")
+        except RequestRejected as error:
+            self._answers.refuse(link, command, error.code, error.reason)
+            return
+        place = stream.number, command.cursor
+        if self._cursors.get(place) is None:
+            reason = f"there is no cursor '{command.cursor}'"
+            self._answers.refuse(link, command, "unknown_cursor", reason)
+            return
+        change = CursorRemoved(stream.number, command.cursor)
+        answer = Answer(self._answers, link, command)
+        self._put(stream, [change], Then(partial(self._drop, place)), answer)
+
+    def _drop(self, place: Place, _: int) -> None:
+        cursor = self._cursors.remove(place)
+        if cursor is not None:
+            self._unwatch(cursor)
+
+    # --- facts for clients ----------------------------------------------------------------------
+
+    def cursor_info(self, link: Link, command: CursorInfo) -> None:
+        """Facts about one cursor, or a page of them."""
+        name, settings = command.cursor, self._shard.settings
+        try:
+            stream = self._stream(link, command.stream) if command.stream else None
+            if stream is not None and name and not name.endswith("*"):
+                cursor = self._cursors.get((stream.number, name))
+                if cursor is None:
+                    raise RequestRejected("unknown_cursor", f"there is no cursor '{name}'")
+                self._answers.result(link, command, self._facts(cursor))
+                return
+        except RequestRejected as error:
+            self._answers.refuse(link, command, error.code, error.reason)
+            return
+        page, more = self._cursors.page(
+            self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,
+            name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
+        )  # fmt: skip
+        entries = [self._facts(cursor) for _, cursor in page]
+        self._answers.result(link, command, {"entries": entries, "more": more})
+
+    def _facts_at(self, place: Place) -> dict[str, Any]:
+        cursor = self._cursors.get(place)
+        return {} if cursor is None else self._facts(cursor)
+
+    def _facts(self, cursor: Cursor) -> dict[str, Any]:
+        stream, row = cursor.stream, cursor.row
+        if cursor.pinned_at is not None:
+            cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
+        return {
+            "stream": stream.name,
+            "cursor": cursor.name,
+            "next": cursor.next,
+            "first": stream.first,
+            "tail": stream.next,
+            "lag": stream.next - cursor.next,
+            "moved_ms": row.moved_ms,
+            "by": row.by,
+            "pinned": cursor.pinned_at is not None,
+            "pinned_bytes": cursor.held_bytes,
+            "settings": msgspec.structs.asdict(row.settings),
+        }
+
+    # --- pins ---------------------------------------------------------------------------------
+
+    def _watch(self, cursor: Cursor) -> None:
+        """Its position or its settings may have changed."""
+        if not cursor.row.settings.pin:
+            self._unwatch(cursor)
+            return
+        if cursor not in self._pinning:
+            self._pinning[cursor] = None
+            stream = cursor.stream
+            if stream not in self._marks:
+                self._marks[stream] = Marks(stream)
+            self._marks[stream].cursors[cursor] = None
+            self._due_ms = min(self._due_ms or NEVER, self._shard.now_ms + MARK_MS)
+        self._pin(cursor)
+
+    def _unwatch(self, cursor: Cursor) -> None:
+        if cursor not in self._pinning:
+            return
+        stream = cursor.stream
+        del self._pinning[cursor], self._marks[stream].cursors[cursor]
+        self._unpin(cursor)
+        cursor.held_bytes = 0
+        cursor.warned = cursor.broken = False
+        if not self._marks[stream].cursors:
+            del self._marks[stream]
+
+    def _pin(self, cursor: Cursor) -> None:
+        """Set, move, warn of or break the pin of a cursor."""
+        stream = cursor.stream
+        if cursor.broken:
+            return
+        bound = cursor.row.settings.pin_bytes_max or self._shard.settings.pin_bytes_max
+        held = cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
+        if held > bound:
+            self._break(cursor, f"it held back more than {bound} bytes")
+            return
+        warn = held >= WARN_ABOVE * bound
+        if warn and not cursor.warned:
+            self._shard.counters["pins_near_limit"] += 1
+            self._shard.event(
+                "pin_near_limit", "warning", stream=stream.name, cursor=cursor.name,
+                offset=cursor.next, bytes=held, pin_bytes_max=bound,
+            )  # fmt: skip
+        cursor.warned = warn
+        if cursor.pinned_at != cursor.next:
+            cursor.pinned_at = cursor.next
+            self._marks[stream].pinned(cursor)
+            self.pins.append((stream.ring.name, pin_name(cursor), stream.number, cursor.next))
+            self._spare(stream)
+
+    def _break(self, cursor: Cursor, reason: str) -> None:
+        stream = cursor.stream
+        self._shard.counters["pins_broken"] += 1
+        self._shard.event(
+            "pin_broken", "warning", stream=stream.name, cursor=cursor.name,
+            offset=cursor.row.next, bytes=cursor.held_bytes, reason=reason,
+        )  # fmt: skip
+        cursor.broken = True
+        cursor.held_bytes = 0
+        self._unpin(cursor)
+
+    def _unpin(self, cursor: Cursor) -> None:
+        if cursor.pinned_at is not None:
+            cursor.pinned_at = None
+            stream = cursor.stream
+            self.pins.append((stream.ring.name, pin_name(cursor), stream.number, None))
+            self._spare(stream)
+
+    def _spare(self, stream: Stream) -> None:
+        """What retention must leave of a stream."""
+        stream.pinned = self._marks[stream].least()
+
+
+class _Moving(Effect):
+    """A position on its way to a cursor, which it may bring into being."""
+
+    cursors: Cursors
+    stream: Stream
+    name: str
+    going: list[int]
+    """The position, in a list of its own."""
+    by: str
+    settings: CursorSettings | None = None
+    """What it is to have besides."""
+
+    @property
+    def place(self) -> Place:
+        """Which cursor it is."""
+        return self.stream.number, self.name
+
+    def taken(self, part: Part) -> None:
+        self.cursors._go(self.place, self.going, self.by)
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        self._come()
+        self.cursors._set(self.stream, self.name)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self._come()
+
+    def _come(self) -> None:
+        cursors, place = self.cursors, self.place
+        cursors._arrived(place, self.going)
+        if self.settings is not None and cursors._edits.get(place) is self.settings:
+            del cursors._edits[place]
+
+
+def pin_name(cursor: Cursor) -> str:
+    """What the journal calls the pin of a cursor."""
+    return f"cursor-{cursor.stream.number}-{cursor.name}"

@@ -1,0 +1,879 @@
+"""Sharing: who of a group gets which records of a batch.
+
+Owns the members of one group, what each kind of group allows them, and the slots of keyed groups.
+The rules: shared: to the member with the most free credit, at most its share of what waits, so that
+a lone batch is spread and a backlog goes out in whole batches, unless there are more members than
+it pays to give one record each: then at most what it has shown to be quick with; exclusive: to the
+holder, whose place is kept for a while when it is lost; keyed: to the member that the record's slot
+belongs to by rendezvous hash, and a slot moves only when its old member holds nothing of it, so
+records of one key are in one place, in order. A slot is one of 1,024 into which first keys hash:
+what is kept a key is bounded, and a batch costs by its distinct headers and by those who get
+something of it, not by its rows, nor by all members there are. Source: docs/design.md, Queues and
+the checkpoint; the hold window is that of LocalMQ (docs/design.md, References).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush
+from math import sqrt
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from malamute_protocol.content import Content
+from malamute_protocol.header import HeaderTable
+from malamute_py.broker.groups.holdings import (
+    PAGE,
+    Holdings,
+    Page,
+    Picked,
+    bits_of_rows,
+    first_bits,
+    rows_of_bits,
+)
+from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.subscriptions.selection import rows_of_headers, unexpired
+from malamute_py.changelog.records import Range
+from malamute_py.changelog.tables import GroupRow
+from malamute_py.matcher import compile_pattern
+
+if TYPE_CHECKING:
+    from malamute_protocol.commands import JoinGroup
+    from malamute_protocol.header import Header
+
+KINDS: Final = ("shared", "exclusive", "keyed")
+SLOTS: Final = 1_024
+NOBODY: Final = -1
+DEAL_MS: Final = 0.1
+"""The broker's time for one delivery and its acknowledgement: 20 to 40 us in the core and some
+50 us a message in the transport."""
+SPREAD_MIN: Final = 32
+"""Members among whom a batch is spread whatever they have shown: records are not all alike."""
+STALE_MAX: Final = 64
+"""Entries that hold no more in the order of a group's members, besides one for each of them."""
+DEALS_AT_ONCE: Final = 256
+"""Small deliveries that a keyed group makes in one turn, and of one batch in one go: each takes
+some 50 us."""
+DEAL_ROWS: Final = 2_048
+"""Rows of a batch that make each delivery of it take as much again: to look for those that a member
+gets among 60,000 takes 1.6 ms."""
+TABLES_MAX: Final = 256
+"""Header tables of which a group remembers what it selects and which slots they are."""
+
+Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+SlotsOfRows: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int16]]"
+
+
+class Member(Receiver):
+    """One subscription of one link that takes part in a group."""
+
+    __slots__ = (
+        "filed",
+        "group",
+        "held",
+        "hold_ms",
+        "identity",
+        "joined",
+        "joined_ms",
+        "pace_ms",
+        "pattern_bytes",
+        "place",
+        "served",
+        "session",
+        "timed",
+        "timed_deals",
+        "timed_left",
+        "timed_ms",
+    )
+
+    def __init__(
+        self, owner: Owner, link: Link, command: JoinGroup, now_ms: int, hold_ms: int
+    ) -> None:
+        super().__init__(
+            owner, link, command.subscription, command.credit_records, command.credit_bytes
+        )
+        self.group: Group | None = None
+        """None until its group is there."""
+        self.identity = link.identity
+        self.session = link.session
+        self.hold_ms = hold_ms
+        self.joined_ms = now_ms
+        self.pattern_bytes = 0
+        self.held = 0
+        """How many records it has and has not acknowledged."""
+        self.served = 0
+        """When it was served last, in deliveries of the group."""
+        self.joined = 0
+        """When it joined, in members of the group."""
+        self.filed = False
+        """Whether the member stands among those that may be given something."""
+        self.place = NOBODY
+        """Its number in the arrays of a keyed group."""
+        self.pace_ms = 0.0
+        """Milliseconds for a record of late, from hand-out to acknowledgement; 0: not known yet."""
+        self.timed = self.timed_left = self.timed_ms = self.timed_deals = 0
+        """Records that it had in hand at timed_ms, those of them that are left, and the deals until
+        then."""
+
+    @property
+    def able(self) -> bool:
+        """Whether it may be given something."""
+        return self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
+
+    # --- how quick it is ----------------------------------------------------------------------
+
+    def handed(self, count: int, now_ms: int, deals: int) -> None:
+        """Note that the member holds more records. deals: its group's deliveries before that."""
+        self.held += count
+        if not self.timed_left:
+            self.timed = self.timed_left = self.held
+            self.timed_ms, self.timed_deals = now_ms, deals
+
+    def acknowledged(self, count: int, now_ms: int, deals: int) -> None:
+        """Note that held records are done. deals: its group's deliveries until now.
+
+        What the broker spent on deliveries meanwhile is not the member's time: a thousand take
+        100 ms, and without that no member would ever be quick. That is an estimate, so a pace
+        comes down by half at the most; and rises by a quarter, for a time is often too long by
+        what the machine did beside. Should lots get too large, there are fewer deliveries to be
+        taken off, and the pace is what it is.
+        """
+        self.held -= count
+        if not self.timed_left:
+            return
+        self.timed_left -= count
+        if self.timed_left > 0:
+            return
+        self.timed_left = 0
+        # The clock counts whole milliseconds: it may have been almost one more.
+        took_ms = now_ms - self.timed_ms + 1
+        if not self.pace_ms:
+            self.pace_ms = took_ms / self.timed
+            return
+        own_ms = max(took_ms - (deals - self.timed_deals) * DEAL_MS, 1)
+        pace_ms = own_ms / self.timed
+        if pace_ms < self.pace_ms:
+            self.pace_ms = max(pace_ms, self.pace_ms / 2)
+        else:
+            self.pace_ms += (pace_ms - self.pace_ms) / 4
+
+    def returned(self, count: int) -> None:
+        """Note records that came back: the time of what is in hand is unknown then."""
+        self.held -= count
+        self.timed_left = 0
+
+    def lot(self, deals: int) -> int:
+        """How many records it may be given at once so that all of a batch are done soonest.
+
+        deals: deliveries if each record, or each member, had one of its own. Lots of n make it
+        deals / n deliveries, one after the other, and the last record wait for n - 1 others:
+        the sum is least where n * n = deals * DEAL_MS / pace. It has no more than that in hand.
+        """
+        if not self.pace_ms:
+            return 0
+        most = int(sqrt(deals * DEAL_MS / self.pace_ms))
+        return min(most, deals // SPREAD_MIN) - self.held
+
+    def is_again(self, lost: Member) -> bool:
+        """Whether this is a lost member that has come back."""
+        return self.session == lost.session or bool(self.identity == lost.identity != "")
+
+
+class Slots:
+    """Which member of a keyed group each slot belongs to."""
+
+    __slots__ = ("_best", "_holder", "_late", "_target", "held", "owner", "settled", "waiting")
+
+    def __init__(self) -> None:
+        self.owner: Places = np.full(SLOTS, NOBODY, np.int16)
+        """Owner of each slot now; NOBODY while the slot moves or something is late."""
+        self._target: Places = np.full(SLOTS, NOBODY, np.int16)
+        """Owner that each slot is to have."""
+        self._best = np.zeros(SLOTS, np.uint64)
+        """The weight by which that was decided."""
+        self._holder: Places = np.full(SLOTS, NOBODY, np.int16)
+        """Member that was given each slot's last records."""
+        self.held: Numbers = np.zeros(SLOTS, np.int64)
+        """Records in a member's hands, or leaving them."""
+        self._late: Numbers = np.zeros(SLOTS, np.int64)
+        self.waiting: Numbers = np.zeros(SLOTS, np.int64)
+        self.settled = True
+        """Every slot belongs to whom it is to belong to."""
+
+    def enter(self, member: Member) -> None:
+        """A member takes the slots in which it weighs most; those in hand stay until they are not.
+
+        What others have of each other is not looked at: a thousand may come or go in one step.
+        """
+        weight = _weights([member], np.arange(SLOTS))[0]
+        better = (weight > self._best) | (self._target == NOBODY)
+        self._target[better] = member.place
+        self._best[better] = weight[better]
+        self.settle()
+
+    def leave(self, places: list[int], members: list[Member]) -> None:
+        """The slots of members that have left go to those of the others who weigh most."""
+        lost = np.flatnonzero(np.isin(self._target, places))
+        if members and len(lost):
+            weights = _weights(members, lost)
+            first = weights.argmax(axis=0)
+            self._target[lost] = np.array([one.place for one in members], np.int16)[first]
+            self._best[lost] = weights[first, np.arange(len(lost))]
+        else:
+            self._target[lost] = NOBODY
+        self.settle()
+
+    def settle(self) -> None:
+        """Let slots go to whom they are to belong to, where nothing of them is in hand."""
+        free = (self.held == 0) | (self._holder == self._target)
+        free &= self._late == 0
+        self.owner = np.where(free, self._target, np.int16(NOBODY))
+        self.settled = bool(free.all())
+
+    def take_in(self, slots: SlotsOfRows) -> None:
+        """Records of these slots wait."""
+        _count(self.waiting, slots, 1)
+
+    def hand(self, slots: SlotsOfRows, place: int) -> None:
+        """Waiting records of these slots are in a member's hands."""
+        if len(slots) == 1:
+            slot = slots[0]
+            self.waiting[slot] -= 1
+            self.held[slot] += 1
+        else:
+            counts = np.bincount(slots, minlength=SLOTS)
+            self.waiting -= counts
+            self.held += counts
+        self._holder[slots] = place
+
+    def done(self, slots: SlotsOfRows) -> None:
+        """Take records out of the hands of their members."""
+        _count(self.held, slots, -1)
+        if not self.settled:
+            self.settle()
+
+    def back(self, slots: SlotsOfRows, *, settle: bool = True) -> None:
+        """Records in hand wait again. settle: False: leave() follows."""
+        _count(self.held, slots, -1)
+        _count(self.waiting, slots, 1)
+        if settle:
+            self.settle()
+
+    def closed(self, slots: SlotsOfRows) -> None:
+        """Waiting records are done."""
+        _count(self.waiting, slots, -1)
+
+    def delay(self, slots: SlotsOfRows) -> None:
+        """Records in hand are late: what follows them waits for them."""
+        _count(self.held, slots, -1)
+        _count(self._late, slots, 1)
+        self.settle()
+
+    def due(self, slots: SlotsOfRows) -> None:
+        """Late records wait again."""
+        _count(self._late, slots, -1)
+        _count(self.waiting, slots, 1)
+        self.settle()
+
+
+def _weights(members: list[Member], slots: Numbers) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """How much each member (a row) weighs in each of these slots (a column)."""
+    names = (one.session + one.number.to_bytes(16, "little", signed=True) for one in members)
+    seeds = [int.from_bytes(blake2b(name, digest_size=8).digest(), "little") for name in names]
+    numbers = (slots + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    weight = numbers ^ np.array(seeds, np.uint64)[:, np.newaxis]
+    weight = (weight ^ (weight >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    weight = (weight ^ (weight >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    found: np.ndarray[Any, np.dtype[np.uint64]] = weight ^ (weight >> np.uint64(31))
+    return found
+
+
+def _count(counts: Numbers, slots: SlotsOfRows, each: int) -> None:
+    """Count records of slots; one alone without a walk over all slots."""
+    if len(slots) == 1:
+        counts[slots[0]] += each
+    elif each > 0:
+        counts += np.bincount(slots, minlength=SLOTS)
+    else:
+        counts -= np.bincount(slots, minlength=SLOTS)
+
+
+class Looked(NamedTuple):
+    """The headers of one batch that a group selects, found in slices."""
+
+    base: int
+    chosen: np.ndarray[Any, np.dtype[np.bool_]]
+    """Whether each distinct header is selected."""
+    slots: list[int]
+    """The slot of each, of a keyed group."""
+    table: HeaderTable
+    """The batch's header table: it is not read again, from wherever the batch comes then."""
+
+
+class Group:
+    """One group at run time: its members, its reader's place, what is open behind it."""
+
+    __slots__ = (
+        "_deals",
+        "_joins",
+        "_order",
+        "_seen",
+        "_slots_of",
+        "by_place",
+        "dealt",
+        "deliveries",
+        "done",
+        "durable",
+        "everything",
+        "filed",
+        "flushing",
+        "ghost",
+        "gone",
+        "held_up",
+        "holder",
+        "holdings",
+        "idle_reads",
+        "kind",
+        "lost",
+        "members",
+        "moved_ms",
+        "name",
+        "pattern",
+        "predicate",
+        "prepared",
+        "queued",
+        "reading",
+        "reading_from",
+        "reads_all",
+        "returns_ms",
+        "row",
+        "slots",
+        "slow",
+        "stream",
+        "timer",
+        "waker",
+        "window",
+    )
+
+    def __init__(self, stream: Stream, row: GroupRow, window: int) -> None:
+        self.stream = stream
+        self.row = row
+        """As the log has it."""
+        self.name = row.name
+        self.kind = row.kind
+        self.window = window
+        self.durable = row.durable
+        """Its members see only what is visible."""
+        self.pattern: Any = msgspec.msgpack.decode(row.pattern)
+        compiled = compile_pattern(self.pattern)
+        self.everything = compiled.canonical == ("all",) or self.pattern == ["topic", "#"]
+        self.predicate = compiled.matches
+        self.slow = compiled.slow
+        self.prepared: Looked | None = None
+        self.holdings = Holdings(row.next)
+        self.done: list[Range] = list(row.done)
+        """Ranges still to be read that were done in an earlier run of the broker."""
+        self.members: list[Member] = []
+        """In the order of their joining; without the ghost."""
+        self._joins = 0
+        self.filed = 0
+        """How many members may be given something, as far as is known."""
+        self._order: list[tuple[int, int, int, Member]] = []
+        """A heap of them, the freest first, and of entries that hold no more."""
+        self.holder: Member | None = None
+        """Exclusive: who is given the records."""
+        self.ghost: Member | None = None
+        """Exclusive: a lost holder whose place is kept, with what it holds."""
+        self.returns_ms = 0
+        """Until when."""
+        self.slots = Slots() if row.kind == "keyed" else None
+        self.by_place: dict[int, Member] = {}
+        self._seen: dict[Any, tuple[Any, Any]] = {}
+        """Header table -> (headers chosen or None for all, slots of its headers)."""
+        self._slots_of: tuple[int, SlotsOfRows] = (NOBODY, np.empty(0, np.uint16))
+        """(base, slot of each row) of the batch that is handed out."""
+        self.deliveries = self._deals = 0
+        """All of them, and those before the batch that is handed out."""
+        self.dealt = 0
+        """Small deliveries that a keyed group has dealt; each member has one in each batch."""
+        self.moved_ms = 0
+        """When something was done last."""
+        self.lost = 0
+        """Records that were gone before anyone got them."""
+        self.reading = 0
+        """Token of its one read of history that is under way; 0: none."""
+        self.reading_from = 0
+        self.reads_all = False
+        """Its reader takes all of the journal's batches, for choosing among them has failed."""
+        self.idle_reads = 0
+        self.queued = False
+        self.flushing = False
+        """Whether a GroupDone is on its way that no member waits for."""
+        self.timer = 0
+        """When the next one is due; 0: nothing is to be said."""
+        self.gone = False
+        self.held_up = False
+        """Whether the group has read as far ahead as it may of what is not acknowledged; it is
+        watched."""
+        self.waker: Callable[[], None] | None = None
+        """The function that the stream calls when there is more to read; None without members."""
+
+    # --- members ------------------------------------------------------------------------------
+
+    def enter(self, member: Member) -> bool:
+        """Take up a member; True when a lost holder came back in it."""
+        member.group = self
+        self.members.append(member)
+        self._joins += 1
+        member.joined = self._joins
+        self.file(member)
+        if self.kind == "exclusive":
+            if self.ghost is not None and member.is_again(self.ghost):
+                self.hand_over(member)
+                return True
+            if self.holder is None and self.ghost is None:
+                self.holder = member
+        elif self.slots is not None:
+            place = 0
+            while place in self.by_place:
+                place += 1
+            member.place = place
+            self.by_place[place] = member
+            self.slots.enter(member)
+        return False
+
+    def hand_over(self, member: Member) -> None:
+        """A member goes on in the place of the ghost."""
+        ghost, self.ghost = self.ghost, None
+        self.holder = member
+        if ghost is not None:
+            self._release(ghost)
+
+    def leave(self, member: Member, keep_until_ms: int) -> int:
+        """A member has gone; returns how many records it held.
+
+        keep_until_ms: an exclusive holder may come back before; 0: it has left for good.
+        """
+        held = member.held
+        if self.kind != "exclusive":
+            self.leave_together([member])
+            return held
+        self.members.remove(member)
+        self._unfile(member)
+        self._trim()
+        if member is self.holder:
+            self.holder = None
+            again = next((other for other in self.members if other.is_again(member)), None)
+            if again is not None:
+                self.ghost = member
+                self.hand_over(again)
+                return held
+            if keep_until_ms:
+                self.ghost, self.returns_ms = member, keep_until_ms
+                return held
+            self.next_holder()
+        self._release(member)
+        return held
+
+    def leave_together(self, leaving: list[Member]) -> None:
+        """Members of a group that is not exclusive have gone: what they held is divided once.
+
+        For a link that ends with a thousand memberships: each alone would walk over all slots
+        for each page of the window.
+        """
+        gone = set(leaving)
+        self.members = [member for member in self.members if member not in gone]
+        for member in leaving:
+            self._unfile(member)
+            member.returned(member.held)
+        self._trim()
+        released = self.holdings.release(gone)
+        slots = self.slots
+        if slots is None:
+            return
+        for page, mask in released:
+            slots.back(slots_of(page, mask), settle=False)
+        for member in leaving:
+            del self.by_place[member.place]
+        slots.leave([member.place for member in leaving], self.members)
+
+    def give_up_ghost(self) -> None:
+        """The lost holder did not come back in time."""
+        ghost, self.ghost = self.ghost, None
+        if ghost is not None:
+            self._release(ghost)
+        self.next_holder()
+
+    def next_holder(self) -> None:
+        """The longest waiting member is the holder from here on."""
+        self.holder = self.members[0] if self.members else None
+
+    def _release(self, member: Member) -> None:
+        member.returned(member.held)
+        self.holdings.release({member})
+
+    # --- who may be given something -------------------------------------------------------------
+
+    def file(self, member: Member) -> None:
+        """A member's credit, its link's room or what it was given changed."""
+        if not member.able:
+            self._unfile(member)
+            return
+        if not member.filed:
+            member.filed = True
+            self.filed += 1
+        entry = -member.left_records, member.served, member.joined, member
+        heappush(self._order, entry)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Let go of entries that hold no more: they keep members, and links, that have gone."""
+        order = self._order
+        if not self.members:
+            order.clear()
+        elif len(order) > 2 * self.filed + STALE_MAX:
+            # One entry for each that is filed.
+            order[:] = [
+                (-one.left_records, one.served, one.joined, one)
+                for one in self.members
+                if one.filed
+            ]
+            heapify(order)
+
+    def _unfile(self, member: Member) -> None:
+        """Give a member nothing more; its entry is dropped when it comes up."""
+        if member.filed:
+            member.filed = False
+            self.filed -= 1
+
+    def _freest(self) -> Member | None:
+        """The member with the most free credit of those that may be given something.
+
+        It is the first in the order.
+        """
+        order = self._order
+        while order:
+            left, served, _, member = order[0]
+            # Of a member whose state has changed, or that is not filed, the entry is stale.
+            if member.filed and member.left_records == -left and member.served == served:
+                if member.able:
+                    return member
+                # Something else took its link's room, and what brings it back files it again.
+                self._unfile(member)
+            heappop(order)
+        return None
+
+    @property
+    def takes(self) -> bool:
+        """Whether some member may be given something."""
+        if self.kind == "exclusive":
+            return self.holder is not None and self.holder.able
+        return self._freest() is not None
+
+    # --- what to read next -----------------------------------------------------------------------
+
+    def wanted(self) -> int | None:
+        """The least offset that could be handed out now; None: there is no such."""
+        reads_on = self.reads_on
+        if not (self.holdings.waiting or reads_on) or not self.takes:
+            return None
+        offset = self._waiting_for() if self.holdings.waiting else None
+        return self.holdings.read if offset is None and reads_on else offset
+
+    @property
+    def tail(self) -> int:
+        """Offset after the newest record that its members may see."""
+        return self.stream.visible_next if self.durable else self.stream.next
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether the reader may go on: there is more, and the window has room."""
+        holdings = self.holdings
+        read = holdings.read
+        if read >= self.tail:
+            return False
+        return not holdings.open or read - holdings.low < self.window
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it reads no further until something is acknowledged."""
+        holdings = self.holdings
+        ahead = holdings.read - holdings.low
+        return bool(self.members) and holdings.read < self.tail and ahead >= self.window
+
+    def _waiting_for(self) -> int | None:
+        slots = self.slots
+        if slots is None:
+            for page in self.holdings.pages:
+                if page.waiting:
+                    return page.base + (page.waiting & -page.waiting).bit_length() - 1
+            return None
+        by_place = self.by_place
+        owners = np.unique(slots.owner[slots.waiting > 0]).tolist()
+        places = [place for place in owners if place != NOBODY and by_place[place].able]
+        if not places:
+            return None
+        able = np.isin(slots.owner, places)
+        for page in self.holdings.pages:
+            if page.waiting:
+                rows = np.flatnonzero(rows_of_bits(page.waiting, page.waiting.bit_length()))
+                assert page.slots is not None
+                found = rows[able[page.slots[rows]]]
+                if len(found):
+                    return page.base + int(found[0])
+        return None
+
+    # --- reading a batch -------------------------------------------------------------------------
+
+    def read_to(self, offset: int) -> None:
+        """The reader has come to an offset, and past what was done in an earlier run there."""
+        while self.done and self.done[0][0] <= offset:
+            offset = max(offset, self.done[0][1])
+            del self.done[0]
+        self.holdings.read = offset
+
+    def take_in(self, batch: Batch, now_ms: int) -> None:
+        """Read a batch for the first time, from where the reader stands: what is selected waits."""
+        holdings = self.holdings
+        base, end, content = batch.base, batch.next, batch.content
+        count = end - base
+        chosen, slots = self._of_table(content, base)
+        rows = rows_of_headers(content, chosen)
+        alive = unexpired(content, now_ms)
+        if alive is not None:
+            rows = alive if rows is None else rows & alive
+        bits = (1 << count) - 1 if rows is None else bits_of_rows(rows)
+        if holdings.read > base:
+            skipped = holdings.read - base
+            bits = bits >> skipped << skipped
+        for first, stop in self.done:
+            if first >= end:
+                break
+            first, stop = max(first, base), min(stop, end)
+            bits &= ~(((1 << (stop - first)) - 1) << (first - base))
+        row_slots: Any = None
+        if self.slots is not None and bits:
+            # Before anything is changed: a content that cannot be read raises.
+            _, codes = content.headers()
+            row_slots = np.full(count, slots[0], np.uint16) if codes is None else slots[codes]
+        self.read_to(end)
+        if not bits:
+            return
+        holdings.take_in(base, bits)
+        if self.slots is None:
+            return
+        self.slots.take_in(row_slots[rows_of_bits(bits, count)])
+        for page, _ in holdings.within(base, end):
+            if page.slots is None:
+                page.slots = np.zeros(PAGE, np.uint16)
+            first, stop = max(base, page.base), min(end, page.base + PAGE)
+            page.slots[first - page.base : stop - page.base] = row_slots[first - base : stop - base]
+
+    def knows(self, content: Content) -> bool:
+        """Whether the headers of a batch need not be matched."""
+        return self.everything or content.headers_key in self._seen
+
+    def _of_table(self, content: Content, base: int) -> tuple[Any, Any]:
+        """(headers chosen, None for all; slot of each distinct header, when keyed).
+
+        base: where the batch begins.
+        """
+        if self.everything and self.slots is None:
+            return None, None
+        prepared = self.prepared
+        chosen = slots = None
+        if prepared is not None and prepared.base == base:
+            self.prepared = None
+            count = len(prepared.chosen)
+            chosen = None if prepared.chosen.all() else prepared.chosen
+            if self.slots is not None:
+                slots = np.array(prepared.slots, np.uint16)
+        else:
+            found = self._seen.get(content.headers_key)
+            if found is not None:
+                return found
+            headers, _ = content.headers()
+            count = len(headers)
+            if not self.everything:
+                predicate = self.predicate
+                each = (predicate(header.keys, header.fields) for header in headers)
+                chosen = np.fromiter(each, np.bool_, count)
+                if chosen.all():
+                    chosen = None
+            if self.slots is not None:
+                slots = np.fromiter(map(slot_of, headers), np.uint16, count)
+        if count <= TABLES_MAX:
+            if len(self._seen) >= TABLES_MAX:
+                self._seen.clear()
+            self._seen[content.headers_key] = chosen, slots
+        return chosen, slots
+
+    # --- dividing what waits of a batch ---------------------------------------------------------
+
+    def divided(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
+        """Yield each member with the waiting rows of a batch that it is to be given.
+
+        Each is to be handed out before the next is asked for.
+        """
+        self._deals = self.deliveries
+        if self.slots is not None:
+            yield from self._by_slot(batch, bits)
+            return
+        if self.kind == "exclusive":
+            holder = self.holder
+            if holder is not None and holder.able:
+                yield holder, _at_most(bits, holder.left_records)
+            return
+        given: list[Member] = []
+        while bits and self.filed:
+            total = self.holdings.waiting + self.tail - self.holdings.read
+            share, deals = -(-total // self.filed), min(total, self.filed)
+            while bits:
+                member = self._freest()
+                if member is None:
+                    break
+                # Until all others have had their turn.
+                heappop(self._order)
+                self._unfile(member)
+                given.append(member)
+                most = min(member.left_records, max(share, member.lot(deals)))
+                rows = bits if bits.bit_count() <= most else first_bits(bits, most)
+                yield member, rows
+                bits ^= rows
+            if not given:
+                return
+            for member in given:
+                self.file(member)
+            given.clear()
+
+    def _by_slot(self, batch: Batch, bits: int) -> Iterator[tuple[Member, int]]:
+        assert self.slots is not None
+        began = self.dealt
+        for place, mine in _parts(self.slots.owner[self._row_slots(batch)], bits):
+            member = self.by_place.get(place)
+            if member is not None and member.able:
+                yield member, _at_most(mine, member.left_records)
+                self.file(member)
+                if self.dealt - began >= DEALS_AT_ONCE:
+                    # What still waits is wanted first in the group's next turn.
+                    return
+
+    def _row_slots(self, batch: Batch) -> SlotsOfRows:
+        """Slot of each row of a batch that was taken in; any for rows that do not wait.
+
+        From the pages, which have them: thousands of distinct first keys are hashed once.
+        """
+        base, end = batch.base, batch.next
+        if self._slots_of[0] != base or len(self._slots_of[1]) != end - base:
+            found = np.zeros(end - base, np.uint16)
+            for page, _ in self.holdings.within(base, end):
+                if page.slots is not None:
+                    first, stop = max(base, page.base), min(end, page.base + PAGE)
+                    found[first - base : stop - base] = page.slots[
+                        first - page.base : stop - page.base
+                    ]
+            self._slots_of = base, found
+        return self._slots_of[1]
+
+    def hand(self, batch: Batch, member: Member, bits: int, now_ms: int) -> int:
+        """Put rows into a member's hands; returns how many."""
+        self.holdings.hand(batch.base, bits, member, now_ms)
+        count = bits.bit_count()
+        member.handed(count, now_ms, self._deals)
+        self.deliveries += 1
+        member.served = self.deliveries
+        if self.slots is not None:
+            self.dealt += 1 + (batch.next - batch.base) // DEAL_ROWS
+            rows = rows_of_bits(bits, batch.next - batch.base)
+            self.slots.hand(self._row_slots(batch)[rows], member.place)
+        return count
+
+    # --- what is done or comes back --------------------------------------------------------------
+
+    def close(self, base: int, bits: int) -> None:
+        """Waiting rows from an offset on are done: they have expired."""
+        for page, mask in self.holdings.pieces(base, bits):
+            self.holdings.close(page, mask)
+            if self.slots is not None:
+                self.slots.closed(slots_of(page, mask))
+
+    def close_before(self, first: int) -> int:
+        """Drop all records before an offset that wait or are unread; returns their number."""
+        holdings = self.holdings
+        gone = 0
+        for page, mask in holdings.close_waiting(holdings.low, first):
+            gone += mask.bit_count()
+            if self.slots is not None:
+                self.slots.closed(slots_of(page, mask))
+        if holdings.read < first:
+            gone += first - holdings.read
+            self.read_to(first)
+        return gone
+
+    def close_between(self, first: int, end: int) -> int:
+        """Close the offsets of [first, end), which the reader has come to."""
+        holdings = self.holdings
+        gone = 0
+        for page, mask in holdings.close_waiting(first, end):
+            gone += mask.bit_count()
+            if self.slots is not None:
+                self.slots.closed(slots_of(page, mask))
+        if first <= holdings.read < end:
+            gone += end - holdings.read
+            self.read_to(end)
+        return gone
+
+    def acknowledged(self, picked: Picked) -> None:
+        """The acknowledgement of these records is in the log."""
+        for page, mask in picked:
+            self.holdings.left(page, mask)
+            if self.slots is not None:
+                self.slots.done(slots_of(page, mask))
+
+    @property
+    def moved(self) -> bool:
+        """Whether something is done that the log does not say is."""
+        if self.holdings.low > self.row.next:
+            return True
+        return any(page.dirty for page in self.holdings.pages)
+
+
+def slot_of(header: Header) -> int:
+    """The slot of a record with this header, in a keyed group."""
+    return crc32(header.keys[0].encode()) % SLOTS
+
+
+def slots_of(page: Page, mask: int) -> SlotsOfRows:
+    """Slots of some offsets of a page of a keyed group."""
+    assert page.slots is not None
+    found: SlotsOfRows = page.slots[: mask.bit_length()][rows_of_bits(mask, mask.bit_length())]
+    return found
+
+
+def _at_most(bits: int, most: int) -> int:
+    """The first so many rows of some."""
+    return bits if bits.bit_count() <= most else first_bits(bits, most)
+
+
+def _parts(owners: Places, bits: int) -> list[tuple[int, int]]:
+    """(place of its owner, rows) of each owner that some rows of a batch have."""
+    count = len(owners)
+    rows = np.flatnonzero(rows_of_bits(bits, count))
+    mine = owners[rows]
+    if (mine == mine[0]).all():
+        return [(int(mine[0]), bits)]
+    order = np.argsort(mine, kind="stable")
+    mine, rows = mine[order], rows[order]
+    firsts = np.flatnonzero(np.concatenate(([True], mine[1:] != mine[:-1])))
+    found = []
+    for place, some in zip(mine[firsts].tolist(), np.split(rows, firsts[1:]), strict=True):
+        chosen = np.zeros(count, np.bool_)
+        chosen[some] = True
+        found.append((place, bits_of_rows(chosen)))
+    return found

@@ -1,0 +1,1 @@
+"""The clients that are connected: each one, its receivers, and all of them."""

@@ -1,0 +1,740 @@
+"""Client links: states, identity, sessions, heartbeat, expiry, receivers, and what is to be sent.
+
+Owns every fact about one connected client, with its outbox and its receivers: the table of what it
+has under numbers, the bound of that table, CREDIT and UNSUBSCRIBE. The rules: what a client may
+send in which state the protocol's table says and nothing else; a newer HELLO of a session ends the
+older link, and one that asks for an identity by name ends the link of another session that had
+asked for it (those that have it from their credential alone may be many); credit is cumulative and
+only rises; what a peer has not shown to have read is bounded by its share (a PONG shows it), and
+what is kept for one that does not read at all by a count. Source: SPEC.md, sections 2 and 8;
+docs/design.md (The core and its shell; Flow control; Queues and the checkpoint; Safety).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+from malamute_protocol.address import is_template, name_fault, template_fault
+from malamute_protocol.commands import (
+    Bye,
+    Command,
+    Credit,
+    Hello,
+    Ping,
+    Pong,
+    Refused,
+    Unsubscribe,
+    Welcome,
+)
+from malamute_protocol.content import Content
+from malamute_protocol.errors import RequestRejected
+from malamute_protocol.framing import NUMBERS
+from malamute_protocol.link import TRANSITIONS, Moves, Side, State
+from malamute_protocol.version import VERSIONS, Feature, negotiate
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.replicas import Replicas
+from malamute_py.broker.quotas import UNMETERED
+from malamute_py.broker.ready import Send
+
+FEATURES = int(Feature.MAIL | Feature.SERVICES | Feature.CURSORS | Feature.ATOMIC | Feature.TYPED)
+"""What this broker serves beyond the streams themselves."""
+LATER_MS = 5
+"""How long what no peer waits for may wait for company."""
+BEAT_SLOTS = 32
+"""In so many parts of a heartbeat the links are looked at together: with 10,000 idle clients, each
+at a time of its own, every PING and every PONG had a turn of the loop to itself."""
+FEW_DELIVERIES = 512
+"""After so many deliveries of a few rows a link is asked how far it has read, and twice as many are
+all it is given meanwhile: each costs a client what several KiB do, however few its bytes."""
+PROBE_TOKENS = 1 << 32
+"""Tokens of PINGs that ask how far the peer has read begin here; those below keep alive."""
+
+
+ERRED = "the broker met an error of its own; its log has the cause"
+
+
+RECEIVES: dict[State, Moves] = {state: TRANSITIONS[state][Side.CLIENT] for state in State}
+"""What a client may send in each state, as the protocol's table has it. A link is never left
+GREETED here: a HELLO is answered in the step that takes it."""
+
+
+class Link:
+    """One connected client."""
+
+    __slots__ = (
+        "blocked",
+        "cleared_bytes",
+        "credential",
+        "delivered_bytes",
+        "expiry_ms",
+        "frames",
+        "half",
+        "happened",
+        "heard_ms",
+        "heartbeat_ms",
+        "holder",
+        "identity",
+        "later",
+        "named",
+        "number",
+        "opened_ms",
+        "out",
+        "owner",
+        "probe",
+        "probe_bytes",
+        "publishing",
+        "queries",
+        "reading",
+        "receivers",
+        "requesting",
+        "results",
+        "room",
+        "said_ms",
+        "session",
+        "software",
+        "state",
+        "template",
+        "timer",
+        "unconfirmed_bytes",
+        "usage",
+    )
+
+    def __init__(self, number: int, credential: str, now_ms: int) -> None:
+        self.number = number
+        self.credential = credential
+        """The credential that the shell authenticated; "" without one."""
+        self.identity = credential
+        self.owner = credential
+        """By whose name it is allowed and counted: its credential's, else that of its template or
+        identity."""
+        self.template = ""
+        """The template that its identity was made of; empty: its identity was made of none."""
+        self.holder = ""
+        """By what name it sends mail and holds work: its identity, or `~` and a digest of its
+        session."""
+        self.state = State.NEW
+        self.session = b""
+        self.software = ""
+        self.opened_ms = now_ms
+        self.heard_ms = now_ms
+        self.said_ms = now_ms
+        self.heartbeat_ms = 0
+        self.expiry_ms = 0
+        self.out: list[Command] = []
+        self.frames: list[Any] = []
+        self.later: list[Command] = []
+        """Without frames; to be said with the next that is, or when it has waited long enough."""
+        self.blocked = False
+        self.room = 0
+        """Bytes of records that may still go to this link; none while it is blocked."""
+        self.half = 0
+        """Below so much room it is asked how far it has read."""
+        self.delivered_bytes = 0
+        self.cleared_bytes = 0
+        """Bytes of the delivered ones that the peer has shown to have read."""
+        self.probe = 0
+        """Token of the PING that asks; 0: none is under way."""
+        self.probe_bytes = 0
+        self.unconfirmed_bytes = 0
+        self.publishing: dict[str, Any] = {}
+        """Streams that this link was seen to be allowed to write to."""
+        self.receivers: dict[int, Receiver] = {}
+        """All that the link has under a number, in the order of their opening."""
+        self.requesting: dict[str, Any] = {}
+        """Services that this link was seen to be allowed to ask."""
+        self.named = False
+        """Its identity was asked for in HELLO: no other session has it at the same time."""
+        self.happened = ""
+        """How it ended: `bye`, `lost`, `fenced`, ...; empty while it has not."""
+        self.reading: list[Content] = []
+        """Contents of its next message whose header tables are read in steps."""
+        self.queries = 0
+        """Questions to the journal that this link waits for."""
+        self.results = 0
+        """RESULTs in the outbox: these may be large."""
+        self.timer = 0
+        """Number of its one timer that counts."""
+        self.usage = UNMETERED
+        """What its identity holds of what all share; known once it is open."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it was welcomed and has not ended."""
+        return self.state is State.OPEN
+
+    def owns(self, mailbox: str) -> bool:
+        """Whether a mailbox is its own: that of its identity, or of its credential."""
+        return mailbox == self.identity or mailbox == self.credential != ""
+
+
+class Owner(Protocol):
+    """A part that has the receivers of one kind: it decides what they are given, and ends them."""
+
+    def resume(self, receiver: Any) -> None:
+        """Let a receiver have its turn: it has more credit, or its link more room."""
+
+    def end(self, receiver: Any, code: str) -> None:
+        """Say ENDED with a code, and forget the receiver."""
+
+    def link_ended(self, link: Link, receivers: list[Any]) -> None:
+        """Forget the receivers of a link that has ended: all that it has of this kind."""
+
+
+class Receiver:
+    """A subscription, an inbox, an offer or a membership: anything that a link has under a number.
+
+    A receiver is given something within its credit, which is cumulative: SPEC.md, section 8.
+    """
+
+    __slots__ = (
+        "covered",
+        "credit_bytes",
+        "credit_records",
+        "ended",
+        "left_bytes",
+        "left_records",
+        "link",
+        "number",
+        "owner",
+    )
+
+    def __init__(
+        self, owner: Owner, link: Link, number: int, credit_records: int, credit_bytes: int
+    ) -> None:
+        self.owner = owner
+        self.link = link
+        self.number = number
+        self.credit_records = credit_records
+        self.credit_bytes = credit_bytes
+        self.left_records = credit_records
+        """Credit that is not used up; below zero: overdrawn."""
+        self.left_bytes = credit_bytes
+        self.covered = 0
+        """Offset up to which its client was told what there is; 0: it reads no stream."""
+        self.ended = False
+
+    def leave(self) -> None:
+        """Give the number back to the link."""
+        self.ended = True
+        del self.link.receivers[self.number]
+
+
+class Links:
+    """All links, their timers and their outboxes."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self.table: dict[int, Link] = {}
+        self._sessions: dict[bytes, Link] = {}
+        self._identities: dict[str, Link] = {}
+        """Identity -> the one link that asked for it by name."""
+        self.replicas = Replicas(shard)
+        self._timers: list[tuple[int, int, Link]] = []
+        self._armed = 0
+        self._closes: dict[int, None] = {}
+        """Numbers of links that ended in this turn, which the shell still has to forget."""
+        self._probes = PROBE_TOKENS
+        self._later: dict[Link, int] = {}
+        """When what is said later leaves at the latest, ascending."""
+        self.dirty: list[Link] = []
+        """Links whose outbox may have become non-empty."""
+        self.ended: list[Link] = []
+        """Links that closed since the last step; their receivers are to be forgotten."""
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __iter__(self) -> Any:
+        return iter(self.table.values())
+
+    def get(self, number: int) -> Link | None:
+        """The link of this number, unless it has ended."""
+        return self.table.get(number)
+
+    def session(self, session: bytes) -> Link | None:
+        """The open link of this session."""
+        return self._sessions.get(session)
+
+    def heard(self, number: int, credential: str) -> Link | None:
+        """The link that something arrived on, made on the first sound of it.
+
+        None: the link ended in this turn, and what still arrives is ignored; or there is no room
+        for it, and the peer was told.
+        """
+        shard = self._shard
+        link = self.table.get(number)
+        if link is None:
+            if number in self._closes:
+                return None
+            link = Link(number, credential, shard.now_ms)
+            self.table[number] = link
+            shard.counters["links_opened"] += 1
+            self._arm(link, shard.settings.heartbeat_ms * shard.settings.expiry_beats)
+            if len(self.table) > shard.settings.links_max:
+                self.refuse(link, 0, 0, "limit", f"at most {shard.settings.links_max} links")
+                self.close(link, "refused", "limit", "")
+                return None
+        link.heard_ms = shard.now_ms
+        return link
+
+    # --- opening and ending ---------------------------------------------------------
+
+    def hello(self, link: Link, hello: Hello) -> None:
+        """Welcome a link, or refuse it and end it."""
+        shard, settings = self._shard, self._shard.settings
+        version = negotiate(VERSIONS, hello.versions)
+        refusal: tuple[str, str] | None = None
+        template = hello.identity if is_template(hello.identity) else ""
+        wanted = hello.identity or link.credential
+        if version is None:
+            ours, theirs = (f"{low} to {high}" for low, high in (VERSIONS, hello.versions))
+            refusal = "version", f"this broker speaks versions {ours}, you {theirs}"
+        elif len(hello.session) != 16:
+            refusal = "malformed", f"a session has 16 bytes, not {len(hello.session)}"
+        elif hello.identity not in ("", link.credential):
+            refusal = self._may_be_called(link.credential, wanted, template)
+        older = self._sessions.get(hello.session)
+        if (
+            refusal is None
+            and older is not None
+            and (
+                older.credential != link.credential or (older.template or older.identity) != wanted
+            )
+        ):
+            refusal = "forbidden", "the session belongs to another identity"
+        owner = link.credential or wanted
+        retry_ms = 0
+        if refusal is None:
+            try:
+                if older is None and (template or hello.identity not in self._identities):
+                    # Else it takes the place of one that is counted.
+                    shard.quotas.check(owner, "links")
+                if template:
+                    wanted = self.replicas.take(
+                        link.credential, template, hello.session, hello.number, self._identities
+                    )
+            except RequestRejected as error:
+                refusal, retry_ms = (error.code, error.reason), error.retry_ms
+        if version is None or refusal is not None:
+            assert refusal is not None
+            self.refuse(link, 1, 0, *refusal, retry_ms)
+            self.close(link, "refused", *refusal)
+            return
+        if older is not None and older is not link:
+            shard.counters["links_fenced"] += 1
+            # Its number goes on with its session.
+            older.template = ""
+            self.close(older, "fenced", "replaced", "another link of this session took over")
+        link.owner, link.template = owner, template
+        if hello.identity:
+            self._take_identity(link, wanted)
+        asked = hello.heartbeat_ms or settings.heartbeat_ms
+        link.heartbeat_ms = max(settings.heartbeat_min_ms, min(asked, settings.heartbeat_max_ms))
+        link.expiry_ms = link.heartbeat_ms * settings.expiry_beats
+        link.identity = wanted
+        link.session = hello.session
+        # Others are told it: the session itself would let them take the link over.
+        link.holder = wanted or f"~{blake2b(hello.session, digest_size=16).hexdigest()}"
+        link.software = hello.software[:200]
+        link.usage = shard.quotas.of(owner)
+        shard.quotas.add(owner, "links")
+        self._sessions[hello.session] = link
+        link.state = State.OPEN
+        link.room = self._share()
+        link.half = link.room // 2
+        limits = settings.limits
+        self.say(
+            link,
+            Welcome(
+                version=version,
+                broker=shard.uuid,
+                epoch=shard.epoch,
+                heartbeat_ms=link.heartbeat_ms,
+                expiry_ms=link.expiry_ms,
+                window_bytes=settings.window_bytes,
+                record_bytes_max=limits.record_bytes_max,
+                batch_bytes_max=limits.batch_bytes_max,
+                batch_records_max=limits.batch_records_max,
+                message_commands_max=limits.message_commands_max,
+                identity=wanted,
+                software=settings.software,
+                features=FEATURES,
+                now_ms=shard.now_ms,
+            ),
+        )
+        self._arm(link, link.heartbeat_ms)
+        shard.event("link_opened", link=link.number, identity=wanted, software=link.software)
+
+    def _may_be_called(self, credential: str, wanted: str, template: str) -> tuple[str, str] | None:
+        """Code and reason why a credential may not have an identity or use a template."""
+        fault = template_fault(template) if template else name_fault(wanted)
+        if fault:
+            return "bad_name", f"identity: {fault}"
+        kind = "template" if template else "identity"
+        if not self._shard.settings.permit(credential, kind, wanted):
+            carries = "give identities of the template" if template else "carry the identity"
+            return "forbidden", f"your credential does not {carries} '{wanted}'"
+        family = None if template else self.replicas.reserved(wanted)
+        if family is not None:
+            return "in_use", f"the identity '{wanted}' is a replica's, of '{family.template}'"
+        return None
+
+    def _take_identity(self, link: Link, identity: str) -> None:
+        """An identity asked for by name belongs to the newest session that asks."""
+        older = self._identities.get(identity)
+        if older is not None and older is not link:
+            self._shard.counters["links_fenced"] += 1
+            self._shard.event(
+                "identity_taken", "warning", identity=identity, link=older.number, by=link.number
+            )
+            reason = (
+                f"another session took the identity '{identity}': give each process one of its "
+                f"own, or '{identity}-{{n}}' to all of them"
+            )
+            self.close(older, "fenced", "fenced", reason)
+        self._identities[identity] = link
+        link.named = True
+
+    def close(self, link: Link, happened: str, code: str, reason: str) -> None:
+        """End a link; unless it is lost, the peer gets a BYE with the code first."""
+        if link.state is State.CLOSED:
+            return
+        shard = self._shard
+        if happened != "lost":
+            if link.blocked:
+                # What it could not take before it will not take now.
+                link.out, link.frames = [], []
+            self.say(link, Bye(code, reason))
+        if link.state is State.OPEN:
+            shard.quotas.add(link.owner, "links", -1)
+        link.state = State.CLOSED
+        link.room = 0
+        self.table.pop(link.number, None)
+        self._later.pop(link, None)
+        if self._sessions.get(link.session) is link:
+            del self._sessions[link.session]
+        if link.named and self._identities.get(link.identity) is link:
+            del self._identities[link.identity]
+        if link.template:
+            self.replicas.left(link.credential, link.template, link.session, happened)
+        link.happened = happened
+        self.ended.append(link)
+        self._closes[link.number] = None
+        shard.counters["links_closed"] += 1
+        level = "info" if happened in ("bye", "lost", "fenced", "draining") else "warning"
+        shard.event(
+            "link_closed", level, link=link.number, identity=link.identity,
+            happened=happened, code=code, reason=reason,
+        )  # fmt: skip
+
+    def fail(
+        self, link: Link, doing: str, error: Exception, command: int = 0, reference: int = 0
+    ) -> None:
+        """End a link on whose behalf an error arose that no code foresaw.
+
+        command, reference: what it was about, as REFUSED names it; 0: the link as a whole.
+        """
+        self._shard.erred(
+            doing, error, link=link.number, identity=link.identity, command=command,
+            reference=reference,
+        )  # fmt: skip
+        self.refuse(link, command, reference, "internal", ERRED)
+        self.close(link, "failed", "internal", ERRED)
+
+    def contained(
+        self, link: Link, doing: str, call: Callable[..., None], command: int = 0,
+        reference: int = 0,
+    ) -> Callable[..., None]:  # fmt: skip
+        """A call that is to be made for a link later; what it raises ends that link only."""
+
+        def run(*arguments: Any) -> None:
+            try:
+                call(*arguments)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self.fail(link, doing, error, command, reference)
+
+        return run
+
+    # --- receivers --------------------------------------------------------------------
+
+    def check_number(self, link: Link, number: int) -> None:
+        """Raise RequestRejected unless a link may have one more receiver, under this number."""
+        if number in link.receivers:
+            raise RequestRejected("subscription_exists", f"subscription {number} exists")
+        most = self._shard.settings.link_subscriptions_max
+        if len(link.receivers) >= most:
+            reason = f"at most {most} subscriptions, inboxes, offers and memberships a link"
+            raise RequestRejected("limit", reason)
+
+    def credit(self, link: Link, command: Credit) -> None:
+        """Raise the credit of a receiver, which never falls."""
+        receiver = link.receivers.get(command.subscription)
+        if receiver is None:
+            # It may have reached its end while the CREDIT was under way.
+            self._refuse_unknown(link, command)
+            return
+        records = command.credit_records - receiver.credit_records
+        if records > 0:
+            receiver.credit_records += records
+            receiver.left_records += records
+        size = command.credit_bytes - receiver.credit_bytes
+        if size > 0:
+            receiver.credit_bytes += size
+            receiver.left_bytes += size
+        receiver.owner.resume(receiver)
+
+    def unsubscribe(self, link: Link, command: Unsubscribe) -> None:
+        """End a receiver at its client's wish."""
+        receiver = link.receivers.get(command.subscription)
+        if receiver is None:
+            self._refuse_unknown(link, command)
+        else:
+            receiver.owner.end(receiver, "cancelled")
+
+    def _refuse_unknown(self, link: Link, command: Credit | Unsubscribe) -> None:
+        number = command.subscription
+        self.refuse(
+            link, NUMBERS[type(command)], number, "unknown_subscription",
+            f"no subscription {number}",
+        )  # fmt: skip
+
+    def _resume(self, link: Link) -> None:
+        """A link has room again: its receivers may go on."""
+        for receiver in link.receivers.values():
+            receiver.owner.resume(receiver)
+
+    def forget_receivers(self, link: Link) -> None:
+        """A link has ended: each owner forgets what is its own, in one go."""
+        by_owner: dict[Owner, list[Receiver]] = {}
+        for receiver in link.receivers.values():
+            by_owner.setdefault(receiver.owner, []).append(receiver)
+        for owner, receivers in by_owner.items():
+            owner.link_ended(link, receivers)
+
+    # --- saying -----------------------------------------------------------------------
+
+    def say(self, link: Link, command: Command) -> None:
+        """Put a command into the outbox of a link, unless that has ended."""
+        if link.state is State.CLOSED:
+            return
+        out = link.out
+        if not out:
+            self.dirty.append(link)
+        out.append(command)
+        if len(out) > self._shard.settings.outbox_commands_max and link.blocked:
+            self.close(link, "limit", "limit", "the peer does not read its answers")
+
+    def say_later(self, link: Link, command: Command) -> None:
+        """Have a command without frames leave with what is said next, or after LATER_MS.
+
+        For what no peer waits for: a message costs either side some 50 us, and its reader a turn.
+        """
+        if link.out or link.blocked:
+            self.say(link, command)
+        elif link.state is not State.CLOSED:
+            link.later.append(command)
+            if link not in self._later:
+                self._later[link] = self._shard.now_ms + LATER_MS
+
+    def _say_due(self) -> None:
+        """What was to be said later and has waited long enough is said."""
+        later, now_ms = self._later, self._shard.now_ms
+        while later:
+            link = next(iter(later))
+            if later[link] > now_ms:
+                return
+            if not link.out:
+                self.dirty.append(link)
+            self._take_later(link)
+
+    def _take_later(self, link: Link) -> None:
+        """Before what else is said: a BYE is the last."""
+        link.out[:0] = link.later
+        link.later = []
+        self._later.pop(link, None)
+
+    def refuse(
+        self, link: Link, command: int, reference: int, code: str, reason: str, retry_ms: int = 0
+    ) -> None:
+        """Answer a command with REFUSED."""
+        if link.state is State.CLOSED:
+            return
+        self._shard.counters["refused_" + code] += 1
+        reason = reason[: self._shard.settings.reason_max]
+        self.say(link, Refused(command, reference, code, reason, retry_ms))
+
+    def take(self) -> tuple[list[Send], list[int]]:
+        """What to send now, one message a link where limits allow, and whom to forget then."""
+        sends: list[Send] = []
+        if self._later:
+            self._say_due()
+        if not self.dirty and not self._closes:
+            return sends, []
+        now_ms = self._shard.now_ms
+        limits = self._shard.settings.limits
+        if len(self.dirty) > 1:
+            # What a peer waits for goes before what only confirms: each message costs the
+            # transport some 50 us, and the others wait for it.
+            self.dirty.sort(key=_carries_nothing)
+        for link in self.dirty:
+            out = link.out
+            if not out or (link.blocked and link.state is not State.CLOSED):
+                continue
+            if link.later:
+                self._take_later(link)
+            frames = link.frames
+            link.out, link.frames = [], []
+            link.results = 0
+            link.said_ms = now_ms
+            if len(out) <= limits.message_commands_max and len(frames) < limits.message_frames_max:
+                sends.append(Send(link.number, out, frames))
+            else:
+                sends.extend(
+                    split(
+                        link.number, out, frames,
+                        limits.message_commands_max, limits.message_frames_max - 1,
+                    )
+                )  # fmt: skip
+        self.dirty.clear()
+        closes, self._closes = self._closes, {}
+        return sends, list(closes)
+
+    # --- what the transport and the peer have taken -------------------------------------
+
+    def _share(self) -> int:
+        settings = self._shard.settings
+        share = settings.outstanding_bytes // max(1, len(self.table))
+        return max(settings.share_min_bytes, min(share, settings.share_max_bytes))
+
+    def spent(self, link: Link) -> None:
+        """Records were given to a link: ask it how far it has read before its room is used up."""
+        if not link.probe and link.room < link.half:
+            self._probes += 1
+            link.probe = self._probes
+            link.probe_bytes = link.delivered_bytes
+            self.say(link, Ping(link.probe))
+
+    def pong(self, link: Link, pong: Pong) -> None:
+        """The peer answered a PING: what it was sent before that it has read."""
+        if link.probe and pong.token == link.probe:
+            link.probe = 0
+            link.cleared_bytes = link.probe_bytes
+            self._make_room(link)
+
+    def _make_room(self, link: Link) -> None:
+        """Work out anew what may be given to a link; its receivers go on if that is something."""
+        if link.blocked or link.state is not State.OPEN:
+            link.room = 0
+            return
+        share = self._share()
+        link.half = share // 2
+        link.room = share - (link.delivered_bytes - link.cleared_bytes)
+        self.spent(link)
+        if link.room > 0:
+            self._resume(link)
+
+    def block(self, link: Link) -> None:
+        """The transport cannot take more for this peer."""
+        link.blocked = True
+        link.room = 0
+        self._shard.counters["links_blocked"] += 1
+
+    def unblock(self, link: Link) -> None:
+        """The transport takes again what is for this peer."""
+        link.blocked = False
+        if link.out:
+            self.dirty.append(link)
+        self._make_room(link)
+
+    # --- time ---------------------------------------------------------------------------
+
+    def _arm(self, link: Link, after_ms: int) -> None:
+        self._armed += 1
+        link.timer = self._armed
+        heappush(self._timers, (self._shard.now_ms + after_ms, self._armed, link))
+
+    def _arm_beat(self, link: Link) -> None:
+        """Have the link looked at in a heartbeat, together with those that are due about then.
+
+        A little early, never late; and not just before its silence is long enough.
+        """
+        now_ms = self._shard.now_ms
+        slot_ms = link.heartbeat_ms // BEAT_SLOTS or 1
+        due_ms = now_ms + link.heartbeat_ms
+        due_ms -= due_ms % slot_ms
+        expires_at_ms = link.heard_ms + link.expiry_ms
+        if due_ms < expires_at_ms <= due_ms + slot_ms:
+            due_ms = expires_at_ms
+        self._arm(link, due_ms - now_ms)
+
+    @property
+    def wake_at_ms(self) -> int | None:
+        """When the next timer is due."""
+        wake = self._timers[0][0] if self._timers else None
+        if self._later:
+            later = next(iter(self._later.values()))
+            wake = later if wake is None else min(wake, later)
+        return wake
+
+    def beat(self) -> list[Link]:
+        """Expire the silent, PING the idle; return the open links whose heartbeat is due."""
+        due: list[Link] = []
+        now_ms = self._shard.now_ms
+        timers = self._timers
+        while timers and timers[0][0] <= now_ms:
+            _, timer, link = heappop(timers)
+            if link.state is State.CLOSED or timer != link.timer:
+                continue
+            if link.state is State.NEW:
+                self.refuse(link, 0, 0, "silent", "no HELLO came")
+                self.close(link, "silent", "silent", "no HELLO came")
+                continue
+            if now_ms - link.heard_ms >= link.expiry_ms:
+                silent_ms = now_ms - link.heard_ms
+                self.close(link, "silent", "silent", f"nothing was heard for {silent_ms} ms")
+                continue
+            due.append(link)
+            self._arm_beat(link)
+        return due
+
+    def keep_alive(self, link: Link) -> None:
+        """After what else a heartbeat brings: PING a link to which nothing was said."""
+        # As early as its timer may have been.
+        beat = link.heartbeat_ms - link.heartbeat_ms // BEAT_SLOTS
+        now_ms = self._shard.now_ms
+        if not link.out and (now_ms - link.said_ms >= beat or now_ms - link.heard_ms >= beat):
+            self.say(link, Ping(0))
+
+    def answer_ping(self, link: Link, ping: Ping) -> None:
+        """PONG with the same token."""
+        self.say(link, Pong(ping.token))
+
+
+def split(
+    number: int, commands: list[Command], frames: list[Any], commands_max: int, frames_max: int
+) -> list[Send]:
+    """Cut an outbox into messages within both limits; a command stays with its frames."""
+    sends: list[Send] = []
+    first = frame = first_frame = 0
+    for place, command in enumerate(commands):
+        owned = command.content_frames
+        full = place - first >= commands_max or frame + owned - first_frame > frames_max
+        if full and place > first:
+            sends.append(Send(number, commands[first:place], frames[first_frame:frame]))
+            first, first_frame = place, frame
+        frame += owned
+    sends.append(Send(number, commands[first:], frames[first_frame:]))
+    return sends
+
+
+def cost_of_few(link: Link) -> int:
+    """What a delivery of a few rows takes of a link's room beside its bytes."""
+    # All receivers of a link are to have one each within half of its room.
+    return link.half // max(FEW_DELIVERIES, 2 * len(link.receivers))
+
+
+def _carries_nothing(link: Link) -> bool:
+    return not link.frames

@@ -1,0 +1,128 @@
+"""Numbers of replicas: which session has which identity of a template.
+
+Owns the identities that were derived from templates, and the sessions for which they are kept. The
+rules: a session that asks anew gets the least free number; a number stays its session's for a grace
+time after the link, unless the client ended that in order; a name that belongs to another
+credential, or that a client asked for as it is, is never derived. Source: SPEC.md, section 4.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, Final
+
+from malamute_protocol.address import replica_name
+from malamute_protocol.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from malamute_py.broker.context import Shard
+
+ENDED: Final = frozenset({"bye", "kicked"})
+"""Ends of a link that free its number at once: its session does not come back."""
+
+
+class Family:
+    """Replicas of one template under one credential."""
+
+    __slots__ = ("credential", "numbers", "sessions", "template")
+
+    def __init__(self, credential: str, template: str) -> None:
+        self.credential = credential
+        self.template = template
+        self.numbers: dict[int, bytes] = {}
+        """Number -> the session that has it."""
+        self.sessions: dict[bytes, int] = {}
+
+
+class Replicas:
+    """All derived identities."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._families: dict[tuple[str, str], Family] = {}
+        self.names: dict[str, Family] = {}
+        """Derived identity -> whose it is."""
+        self._absent: dict[tuple[Family, bytes], int] = {}
+        """Sessions without a link, and until when their numbers are kept: ascending."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def take(
+        self, credential: str, template: str, session: bytes, wanted: int, taken: Container[str]
+    ) -> str:
+        """The identity of a session: the one that it has, the one that it had, or the next.
+
+        wanted: the number that the session had, as its client says; -1: none. taken: identities
+        that clients have as they are. Raises RequestRejected `limit`: every number is taken.
+        """
+        self._forget_absent()
+        key = credential, template
+        family = self._families.get(key)
+        if family is None:
+            family = Family(credential, template)
+        number = family.sessions.get(session, -1)
+        if number < 0:
+            number = self._pick(family, wanted, taken)
+            self._families[key] = family
+            family.sessions[session] = number
+            family.numbers[number] = session
+            self.names[replica_name(template, number)] = family
+        self._absent.pop((family, session), None)
+        return replica_name(template, number)
+
+    def _pick(self, family: Family, wanted: int, taken: Container[str]) -> int:
+        most = self._shard.settings.replicas_max
+        if 0 <= wanted < most and self._free(family, wanted, taken):
+            return wanted
+        for number in range(most):
+            if number not in family.numbers and self._free(family, number, taken):
+                return number
+        self._shard.counters["replicas_refused"] += 1
+        raise RequestRejected(
+            "limit",
+            f"each of the {most} numbers of '{family.template}' is taken (links.replicas_max)",
+            self._shard.settings.retry_ms,
+        )
+
+    def _free(self, family: Family, number: int, taken: Container[str]) -> bool:
+        name = replica_name(family.template, number)
+        if name in self.names or name in taken:
+            return False
+        return self._shard.settings.carrier(name) == family.credential
+
+    def left(self, credential: str, template: str, session: bytes, happened: str) -> None:
+        """The link of a session has ended: its number is kept for a while, or free at once."""
+        family = self._families[credential, template]
+        if happened in ENDED:
+            self._free_number(family, session)
+            return
+        settings = self._shard.settings
+        if len(self._absent) >= settings.links_max:
+            first = next(iter(self._absent))
+            del self._absent[first]
+            self._free_number(*first)
+        self._absent[family, session] = self._shard.now_ms + settings.replica_grace_ms
+
+    def _forget_absent(self) -> None:
+        now_ms, absent = self._shard.now_ms, self._absent
+        while absent:
+            first = next(iter(absent))
+            if absent[first] > now_ms:
+                return
+            del absent[first]
+            self._free_number(*first)
+
+    def _free_number(self, family: Family, session: bytes) -> None:
+        number = family.sessions.pop(session)
+        del family.numbers[number]
+        del self.names[replica_name(family.template, number)]
+        if not family.numbers:
+            del self._families[family.credential, family.template]
+
+    def reserved(self, name: str) -> Family | None:
+        """The replicas of which one has this identity, or may come back to it."""
+        if name not in self.names:
+            return None
+        self._forget_absent()
+        return self.names.get(name)

@@ -1,0 +1,1 @@
+"""The way into the journal: steps, what is visible, bodies, and the answers that wait for it."""

@@ -1,0 +1,95 @@
+"""Answers: RESULT, REFUSED, and RESULT once a change is durable.
+
+Owns how the answer to a command is made. The rules: a refusal names the command, and the number by
+which its sender knows it; a refusal `wait` always says when to try again; a change is answered when
+ring main is visible up to its end, and at once if no ring has it. Source: SPEC.md, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from malamute_protocol.commands import Command, Result
+from malamute_protocol.framing import NUMBERS
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.log.steps import Effect, Part
+from malamute_py.broker.log.stream import Settlement
+
+
+class Answers:
+    """Answers to the commands of links."""
+
+    def __init__(
+        self, shard: Shard, links: Links, when_visible: Callable[[int, Settlement], None]
+    ) -> None:
+        """when_visible: of ring main; see Publishing."""
+        self._shard = shard
+        self._links = links
+        self._when_visible = when_visible
+
+    def result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
+        """Answer a command with RESULT, unless its link has ended."""
+        if link.open:
+            link.results += 1
+            self._links.say(link, Result(command.request, value))
+
+    def refuse(
+        self, link: Link, command: Command, code: str, reason: str, retry_ms: int = 0
+    ) -> None:
+        """Answer a command with REFUSED."""
+        if code == "wait" and not retry_ms:
+            retry_ms = self._shard.settings.retry_ms
+        number = NUMBERS[type(command)]
+        self._links.refuse(link, number, reference_of(command), code, reason, retry_ms)
+
+    def settle(self, end_lsn: int, call: Settlement) -> None:
+        """Call with None once a change is durable, or with why it never will be.
+
+        end_lsn: where ring main has the change; 0: it is in memory only.
+        """
+        if end_lsn:
+            self._when_visible(end_lsn, call)
+        else:
+            call(None)
+
+
+class Answer(Effect):
+    """The answer to a command: RESULT once its change is durable, or why there is none."""
+
+    answers: Answers
+    link: Link
+    command: Any
+    value: Callable[[], dict[str, Any]] = dict
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Answer once this is durable."""
+        self.after(end_lsn)
+
+    def after(self, end_lsn: int) -> None:
+        """Answer once ring main is durable up to an LSN; 0: at once."""
+        self.answers.settle(end_lsn, self._settled)
+
+    def _settled(self, failure: tuple[str, str] | None) -> None:
+        if failure is None:
+            self.answers.result(self.link, self.command, self.value())
+        else:
+            self.refuse(*failure)
+
+    def refuse(self, code: str, reason: str, retry_ms: int = 0) -> None:
+        """Answer with REFUSED."""
+        self.answers.refuse(self.link, self.command, code, reason, retry_ms)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Answer with why the log took nothing."""
+        self.refuse(code, reason, retry_ms)
+
+
+def reference_of(command: Command) -> int:
+    """The number by which its sender knows a command: tracker, subscription or request."""
+    for name in ("tracker", "subscription", "request"):
+        number = getattr(command, name, None)
+        if isinstance(number, int):
+            return number
+    return 0

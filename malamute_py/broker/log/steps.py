@@ -1,0 +1,611 @@
+"""Steps: what happens together, from commands to one bundle of ring main.
+
+Owns every change that was taken and has not been appended, and the contents that go with it: mail,
+requests and replies, a lone change of a setting, an atomic step. The rules: what one step holds
+lies in one bundle, so all of it happens or nothing; the steps of one turn share bundles and change
+batches; numbers are given when a bundle is handed over; a change takes effect when it is appended,
+through `apply` and nothing else; what else a part does is its effects, in their order, and a
+refusal undoes what they reserved; an effect is given its part and never holds it; a key is accepted
+once, whether it names a step or a part of one. Source: docs/design.md (The core and its shell;
+Promises; Queues and the checkpoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.content import Content
+from malamute_protocol.encode import encode
+from malamute_protocol.errors import RequestRejected
+from malamute_protocol.stamp import CHANGE, STAMP_BYTES
+from malamute_py.broker.context import Inconsistent, Shard
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.confirms import NONE, STORED, SYNCED, Confirms, Waiter
+from malamute_py.broker.log.stream import EPOCH_SHIFT, RingState, Settled, Stream
+from malamute_py.broker.ready import (
+    CHANGE_STREAM,
+    MAIL_STREAM,
+    Append,
+    AppendBundle,
+    Appended,
+    AppendRefused,
+)
+from malamute_py.changelog.records import Change, encode_change
+from malamute_py.changelog.tables import Key, KeyRow, Keys, Queues, Tables, apply
+
+BUNDLE_BYTES: Final = 1 << 20
+"""A bundle takes no further step once it is so large."""
+BUNDLE_STEPS: Final = 4_096
+"""Nor once it has so many."""
+BUNDLE_CHANGES: Final = 32_768
+"""Nor so many changes: a change batch has at most 65,536 records."""
+STEP_CHANGES: Final = 65_536
+"""A step of more changes is refused."""
+STEP_CHANGE_BYTES: Final = 8 << 20
+"""One whose changes take more is refused too: that is what a record may have."""
+CHANGE_BYTES: Final = 256
+"""About what a change takes: its own bytes are known when it is encoded, at the handing over."""
+CRC_AT: Final = 8
+"""Where a content states its checksum."""
+MEMORY_KEYS_MAX: Final = 65_536
+"""Keys of batches in memory that are remembered: the fewest that SPEC.md, section 4.8, allows."""
+
+
+class Effect(msgspec.Struct, eq=False):
+    """What a part of a step does at run time beside its changes, at four moments.
+
+    An effect is given its part and never holds it: both go without Python's collector.
+    """
+
+    def taken(self, part: Part) -> None:
+        """Reserve what the part needs."""
+
+    def based(self, part: Part) -> None:
+        """Take note of the part's base; its changes are not encoded yet."""
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Take effect: the changes are applied. end_lsn: where the bundle ends; 0 in memory."""
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Undo what `taken` reserved."""
+
+
+class Applying(Effect):
+    """Lets changes of what is in memory only take effect."""
+
+    queues: Queues
+    changes: list[Change]
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Apply them."""
+        for change in self.changes:
+            apply(NO_TABLES, self.queues, change)
+
+
+class Then(Effect):
+    """Calls for a change: one when it is there, with the LSN, or another when it is refused."""
+
+    done: Callable[[int], None] | None = None
+    failed: Callable[[str, str, int], None] | None = None
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Call, if there is something to do."""
+        if self.done is not None:
+            self.done(end_lsn)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Call with why, if there is something to do."""
+        if self.failed is not None:
+            self.failed(code, reason, retry_ms)
+
+
+class Counting(Effect):
+    """Counts what has happened."""
+
+    counters: dict[str, int]
+    count: int
+    names: tuple[str, ...]
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Add to each counter."""
+        for name in self.names:
+            self.counters[name] += self.count
+
+
+class Part(msgspec.Struct, eq=False):
+    """What one command adds to a step; made by a `prepare`, which has checked it all."""
+
+    changes: list[Change] = []
+    content: Content | None = None
+    """Content of the mail stream, checked; or of `stream`."""
+    frame: Any = None
+    stream: Stream | None = None
+    """A PUBLISH: what it writes to."""
+    effects: list[Effect] = []
+    """In the order in which they are given each moment."""
+    level: int = SYNCED
+    """What level 0 stands for."""
+    memory: bool = False
+    """Nothing of it is logged: it takes effect at once."""
+    base: int = -1
+    """Number (or offset) of the content's first record, once it is known."""
+    stamp: bytes = b""
+    """Stamp of the content, once it is appended; empty in memory."""
+    time_ms: int = 0
+    """Append time that was asked for; see `stamp` for what it became."""
+    also: list[Part] = []
+    """Further parts that happen with it."""
+    notice: bool = False
+    """Its content is the broker's own: the sender's confirm does not name it."""
+    key: Key | None = None
+    """Key of a batch within a step, which has another or none."""
+
+    @property
+    def size(self) -> int:
+        """About the bytes that it takes in the log."""
+        changes = CHANGE_BYTES * len(self.changes)
+        return changes if self.content is None else changes + content_size(self.content)
+
+    def reserve(self) -> None:
+        """Reserve what it needs, and what happens with it."""
+        for part in (self, *self.also):
+            for effect in part.effects:
+                effect.taken(part)
+
+    def undo(self, code: str, reason: str, retry_ms: int) -> None:
+        """Give back what it and what happens with it had reserved."""
+        for part in (self, *self.also):
+            for effect in part.effects:
+                effect.refused(part, code, reason, retry_ms)
+
+
+def changing(
+    changes: list[Change],
+    effects: Iterable[Effect] = (),
+    *,
+    memory: Queues | None,
+    level: int = SYNCED,
+) -> Part:
+    """Return a part that changes tables. memory: those of what is in memory only, at once."""
+    if memory is None:
+        return Part(changes, effects=[*effects], level=level)
+    return Part(effects=[Applying(memory, changes), *effects], level=level, memory=True)
+
+
+def content_size(content: Content) -> int:
+    """Bytes of a batch with this content."""
+    return STAMP_BYTES + content.head.content_bytes
+
+
+class Step(msgspec.Struct, eq=False):
+    """Parts that happen together."""
+
+    parts: list[Part]
+    size: int
+    waiter: Waiter | None = None
+    keys: dict[Key, Part | None] | None = None
+    """Its own key, and those of batches within it with their parts."""
+    followers: list[tuple[Waiter, Part | None]] | None = None
+    """Waiters of the same step, or a batch of it, sent again while it was on its way."""
+    first: Part | None = None
+    """The first of its sender's own contents: a confirm names where that went."""
+
+
+class Steps:
+    """The way of changes into the journal."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        confirms: Confirms,
+        main: RingState,
+        change_next: int,
+        mail_next: int,
+        apply: Callable[[Change, int], None],
+        publish: Callable[[Part, int], None],
+        unpublish: Callable[[Part], None],
+    ) -> None:
+        """publish: a PUBLISH part was appended, up to this LSN. unpublish: it was refused."""
+        self._shard = shard
+        self._confirms = confirms
+        self._main = main
+        self.change_next = change_next
+        """The next offset of the change log."""
+        self.mail_next = mail_next
+        """The next number of the mail stream."""
+        self._memory_next = shard.epoch << EPOCH_SHIFT
+        self._apply = apply
+        self._publish = publish
+        self._unpublish = unpublish
+        self._queue: list[Step] = []
+        self._urgent: list[Step] = []
+        self._handed: dict[int, list[Step]] = {}
+        self._under_way: dict[Key, Step] = {}
+        self._memory_keys = Keys()
+        self.unsettled_bytes = 0
+        """Queued or handed to the journal; what is appended and not visible the ring knows."""
+        self.pressed = False
+        """Ring main is nearly full of what no checkpoint holds yet."""
+
+    # --- taking -------------------------------------------------------------------------
+
+    def check(self, link: Link, size: int, *, adds: bool, awaited: bool) -> None:
+        """Whether a step may be taken now. adds: it brings mail, requests or records.
+
+        size: of its contents, with what the window counts for each; 0 when it owns none.
+        awaited: they will be confirmed, so the window counts them.
+        Raises RequestRejected: `window`, `wait`, or why ring main takes nothing more.
+        """
+        settings = self._shard.settings
+        self.check_ring()
+        waiting = link.unconfirmed_bytes
+        if awaited and size and waiting and waiting + size > settings.window_bytes:
+            raise RequestRejected(
+                "window", f"more than {settings.window_bytes} unconfirmed bytes on this link"
+            )
+        if adds and self.pressed:
+            raise RequestRejected(
+                "wait", "the log waits for its checkpoint: only what frees it is taken",
+                settings.retry_ms,
+            )  # fmt: skip
+        if size and self.unsettled_bytes + size > settings.unsynced_bytes_max:
+            raise RequestRejected("wait", "too much waits for the disk", settings.retry_ms)
+
+    def check_ring(self) -> None:
+        """Raise RequestRejected when ring main takes nothing more."""
+        failed = self._main.failed
+        if failed is not None:
+            raise RequestRejected(*failed)
+
+    def known(self, key: Key, waiter: Waiter | None) -> bool:
+        """Whether this key was taken before; if so what confirms it is on its way too."""
+        step = self._under_way.get(key)
+        if step is not None:
+            if waiter is not None:
+                if step.followers is None:
+                    step.followers = []
+                self._hold(waiter)
+                waiter.duplicate = True
+                assert step.keys is not None
+                step.followers.append((waiter, step.keys[key]))
+            self._shard.counters["steps_duplicate"] += 1
+            return True
+        memory = self._memory_keys.get(key)
+        row = self._shard.queues.keys.get(key) if memory is None else memory
+        if row is None:
+            return False
+        self._shard.counters["steps_duplicate"] += 1
+        if waiter is not None:
+            self._hold(waiter)
+            waiter.duplicate = True
+            waiter.offset, waiter.append_time_ms = row.base, row.at_ms
+            waiter.epoch = self._shard.epoch
+            if memory is not None:
+                self._confirms.confirm(waiter, NONE)
+            else:
+                # Its own end LSN is not remembered: the ring's end covers it.
+                self._confirms.settle_by(self._main, waiter, self._main.end_lsn)
+        return True
+
+    def under_way(self, key: Key) -> bool:
+        """Whether what has this key is queued or handed over."""
+        return key in self._under_way
+
+    def taken(self, key: Key) -> KeyRow | None:
+        """Where the batch or step of a key went; None: it is not remembered."""
+        row = self._memory_keys.get(key)
+        return self._shard.queues.keys.get(key) if row is None else row
+
+    def take(
+        self,
+        parts: list[Part],
+        waiter: Waiter | None = None,
+        key: Key | None = None,
+        *,
+        reserved: bool = False,
+    ) -> None:
+        """Take a step: all its parts happen, or none. reserved: what they need is already."""
+        # Plain loops: a generator for each question was a third of what this costs.
+        for part in parts:
+            if part.also:
+                parts = [one for part in parts for one in (part, *part.also)]
+                break
+        if not reserved:
+            for part in parts:
+                for effect in part.effects:
+                    effect.taken(part)
+        if waiter is not None:
+            self._hold(waiter)
+        first: Part | None = None
+        memory = True
+        size = 0
+        for part in parts:
+            if first is None and part.content is not None and not part.notice:
+                first = part
+            memory = memory and part.memory
+            size += part.size
+        if memory:
+            try:
+                self._happen(parts, waiter, key)
+            except Exception as error:
+                raise Inconsistent("a step in memory took effect in part") from error
+            return
+        keys: dict[Key, Part | None] | None = None if key is None else {key: None}
+        if reserved:
+            for part in parts:
+                if part.key is not None:
+                    keys = {} if keys is None else keys
+                    keys[part.key] = part
+        step = Step(parts, size, waiter, keys, None, first)
+        if keys is not None:
+            for one in keys:
+                self._under_way[one] = step
+        self.unsettled_bytes += size
+        self._queue.append(step)
+
+    def propose(self, change: Change, *effects: Effect) -> None:
+        """Put a lone change on its way; it takes effect when it is appended."""
+        self.take([Part([change], effects=[*effects])])
+
+    def propose_first(self, change: Change, effect: Effect) -> None:
+        """Put a lone change into a bundle before all that was published in this turn."""
+        part = Part([change], effects=[effect])
+        self.unsettled_bytes += part.size
+        self._urgent.append(Step([part], part.size))
+
+    def put(self, changes: list[Change], *effects: Effect, memory: bool) -> None:
+        """Let changes take effect: by way of the log, or at once for what is in memory only."""
+        self.take([changing(changes, effects, memory=self._shard.queues if memory else None)])
+
+    @property
+    def memory_next(self) -> int:
+        """The next number of what is kept in memory only."""
+        return self._memory_next
+
+    def memory_number(self, count: int) -> int:
+        """The first of `count` numbers for what is kept in memory only; never given twice."""
+        number = self._memory_next
+        self._memory_next += count
+        return number
+
+    def _hold(self, waiter: Waiter) -> None:
+        waiter.link.unconfirmed_bytes += waiter.size
+
+    def _happen(self, parts: list[Part], waiter: Waiter | None, key: Key | None) -> None:
+        """A step in memory takes effect at once."""
+        first = count = 0
+        now_ms = self._shard.now_ms
+        for part in parts:
+            if part.content is not None:
+                part.base = self.memory_number(part.content.head.count)
+                part.time_ms = now_ms
+                if not first:
+                    first, count = part.base, part.content.head.count
+                for effect in part.effects:
+                    effect.based(part)
+            for effect in part.effects:
+                effect.appended(part, 0)
+        if key is not None:
+            self._memory_keys.remember(key, KeyRow(first, count, now_ms), MEMORY_KEYS_MAX)
+        if waiter is not None:
+            waiter.epoch, waiter.offset, waiter.append_time_ms = self._shard.epoch, first, now_ms
+            self._confirms.confirm(waiter, NONE)
+
+    # --- handing over -------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to hand over."""
+        return not self._queue and not self._urgent
+
+    def hand_over(self) -> tuple[list[AppendBundle], list[AppendBundle]]:
+        """The bundles for ring main, to be written before and after what was published.
+
+        Each must be answered before the next call. To be called after the handing over of
+        what was published: a stream's offsets are given in the order of the calls.
+        """
+        assert not self._handed, "hand_over() before every bundle of the last one was answered"
+        urgent, self._urgent = self._urgent, []
+        queue, self._queue = self._queue, []
+        places = self.change_next, self.mail_next
+        first, places = self._bundles(urgent, places)
+        last, _ = self._bundles(queue, places)
+        return first, last
+
+    def _bundles(
+        self, queue: list[Step], places: tuple[int, int]
+    ) -> tuple[list[AppendBundle], tuple[int, int]]:
+        bundles: list[AppendBundle] = []
+        change_next, mail_next = places
+        steps: list[Step] = []
+        batches: list[Append] = []
+        records: list[bytes] = []
+        size = 0
+        for step in queue:
+            own, changes, following = self._lay(step, mail_next)
+            taken = sum(map(len, changes))
+            if taken > STEP_CHANGE_BYTES or len(changes) > STEP_CHANGES:
+                self._take_back(step, len(changes), taken)
+                continue
+            # What changes take was guessed when the step was taken; some name very much.
+            taken = step.size + max(0, taken - CHANGE_BYTES * len(changes))
+            if steps and (
+                size + taken > BUNDLE_BYTES
+                or len(steps) == BUNDLE_STEPS
+                or len(records) + len(changes) > BUNDLE_CHANGES
+            ):
+                bundles.append(self._bundle(steps, batches, records, change_next))
+                change_next += len(records)
+                steps, batches, records, size = [], [], [], 0
+            steps.append(step)
+            batches += own
+            records += changes
+            size += taken
+            mail_next = following
+        if steps:
+            bundles.append(self._bundle(steps, batches, records, change_next))
+            change_next += len(records)
+        return bundles, (change_next, mail_next)
+
+    def _bundle(
+        self, steps: list[Step], batches: list[Append], records: list[bytes], change_next: int
+    ) -> AppendBundle:
+        """The contents of steps in order, then one batch of all their changes."""
+        if records:
+            frame = encode(records, subject="change")
+            crc = int.from_bytes(frame[CRC_AT : CRC_AT + 4], "little")
+            batches.append(
+                Append(
+                    CHANGE_STREAM, change_next, len(records), self._shard.now_ms, frame, crc, None,
+                    CHANGE,
+                )
+            )  # fmt: skip
+        token = self._shard.token()
+        self._handed[token] = steps
+        return AppendBundle(self._main.name, token, tuple(batches))
+
+    def _lay(self, step: Step, mail_next: int) -> tuple[list[Append], list[bytes], int]:
+        """What a step appends: contents, changes, and the number that the next one begins with."""
+        now_ms = self._shard.now_ms
+        batches: list[Append] = []
+        records: list[bytes] = []
+        for part in step.parts:
+            content = part.content
+            part.time_ms = now_ms
+            if content is not None:
+                head = content.head
+                stream = part.stream
+                if stream is None:
+                    number, base, keys = MAIL_STREAM, mail_next, None
+                    mail_next += head.count
+                else:
+                    number, base, keys = stream.number, stream.handed, content.table
+                    stream.handed = base + head.count
+                    part.time_ms = max(now_ms, stream.last_time_ms)
+                part.base = base
+                for effect in part.effects:
+                    effect.based(part)
+                batches.append(
+                    Append(
+                        number, base, head.count, part.time_ms, part.frame,
+                        head.content_crc, keys,
+                    )
+                )  # fmt: skip
+            records.extend(map(encode_change, part.changes))
+        return batches, records, mail_next
+
+    def _take_back(self, step: Step, count: int, size: int) -> None:
+        """Refuse a step that no bundle takes; those after it get the numbers that it had."""
+        for part in step.parts:
+            if part.stream is not None and part.content is not None:
+                part.stream.handed -= part.content.head.count
+        self._drop(
+            step, "too_large",
+            f"{count} changes of {size} bytes: at most {STEP_CHANGES} of {STEP_CHANGE_BYTES} go "
+            "together", 0,
+        )  # fmt: skip
+
+    # --- answered -----------------------------------------------------------------------
+
+    def owns(self, token: int) -> bool:
+        """Whether a bundle of this token was handed over here."""
+        return token in self._handed
+
+    def appended(self, answer: Appended) -> None:
+        """The journal has a bundle: its changes apply, its parts take effect."""
+        steps = self._handed.pop(answer.token)
+        main = self._main
+        end_lsn = main.end_lsn = answer.end_lsn
+        if main.memory:
+            main.visible = end_lsn
+        stamps = iter(answer.stamps)
+        size = 0
+        later: list[Waiter] = []
+        for step in steps:
+            size += step.size
+            for part in step.parts:
+                if part.content is not None:
+                    part.stamp = next(stamps)
+                    if part.stream is None:
+                        self.mail_next = part.base + part.content.head.count
+                self.change_next += len(part.changes)
+            for key in step.keys or ():
+                self._under_way.pop(key, None)
+            for part in step.parts:
+                for change in part.changes:
+                    self._apply(change, end_lsn)
+                if part.stream is not None:
+                    self._publish(part, end_lsn)
+                for effect in part.effects:
+                    effect.appended(part, end_lsn)
+            if step.waiter is not None or step.followers is not None:
+                self._confirm_stored(step, later)
+        self.unsettled_bytes -= size
+        if main.visible >= end_lsn:
+            for waiter in later:
+                self._confirms.confirm(waiter, SYNCED)
+        else:
+            self.unsettled_bytes += size
+            main.unsettled.append(
+                Settled(end_lsn, 0, None, tuple(later), partial(self._settled, size))
+            )
+            if later:
+                main.awaited = end_lsn
+
+    def _settled(self, size: int, failure: tuple[str, str] | None) -> None:
+        self.unsettled_bytes -= size
+
+    def _confirm_stored(self, step: Step, later: list[Waiter]) -> None:
+        """Confirm who asked for no more than `stored`; the others wait for the disk."""
+        first = step.first
+        waiters = [] if step.waiter is None else [(step.waiter, first)]
+        for waiter, batch in step.followers or ():
+            waiters.append((waiter, first if batch is None else batch))
+        for waiter, named in waiters:
+            waiter.epoch = self._shard.epoch
+            waiter.offset = named.base if named is not None else 0
+            waiter.append_time_ms = (named or step.parts[0]).time_ms
+            if self._main.memory:
+                self._confirms.confirm(waiter, NONE)
+            elif waiter.level <= STORED:
+                self._confirms.confirm(waiter, STORED)
+            else:
+                later.append(waiter)
+
+    def refused(self, answer: AppendRefused) -> None:
+        """The journal took nothing of a bundle: undo it, and tell all links that wait."""
+        steps = self._handed.pop(answer.token)
+        self._shard.counters["appends_refused"] += 1
+        for step in steps:
+            for part in step.parts:
+                if part.stream is not None:
+                    self._unpublish(part)
+            self._drop(step, answer.code, answer.reason, answer.retry_ms)
+
+    def ring_failed(self, code: str, reason: str) -> None:
+        """Ring main takes nothing more: what is queued will never be appended."""
+        queue, self._queue = self._urgent + self._queue, []
+        self._urgent = []
+        for step in queue:
+            self._drop(step, code, reason, 0)
+
+    def _drop(self, step: Step, code: str, reason: str, retry_ms: int) -> None:
+        self.unsettled_bytes -= step.size
+        for key in step.keys or ():
+            self._under_way.pop(key, None)
+        for part in step.parts:
+            part.base = -1
+            for effect in part.effects:
+                effect.refused(part, code, reason, retry_ms)
+        if step.waiter is not None:
+            self._confirms.refuse(step.waiter, code, reason, retry_ms)
+        for waiter, _ in step.followers or ():
+            self._confirms.refuse(waiter, code, reason, retry_ms)
+
+
+NO_TABLES: Final = Tables()
+"""What concerns queues only touches no table."""

@@ -1,0 +1,329 @@
+"""Streams and rings at run time: positions, hot window, who subscribes.
+
+Owns what the core keeps in memory of every stream and ring beside the durable tables. The rules:
+`next` moves only when the journal has appended; `first` only when it has trimmed; offsets are never
+given twice, not even by a stream in memory over a restart. Source: docs/design.md (The core and its
+shell; Journal).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from malamute_protocol.commands import Level
+from malamute_protocol.content import Content
+from malamute_protocol.gather import weight_of
+from malamute_protocol.header import Header, HeaderTable
+from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
+from malamute_py.broker.streams.retention import Ledger
+from malamute_py.changelog.settings import StreamSettings
+from malamute_py.changelog.tables import StreamRow
+from malamute_py.matcher import Classing, Index
+
+if TYPE_CHECKING:
+    from malamute_py.broker.log.confirms import Waiter
+    from malamute_py.broker.subscriptions.selection import Groups
+    from malamute_py.broker.subscriptions.subscriptions import Subscription
+
+EPOCH_SHIFT = 40
+"""A stream in memory goes on at epoch << 40 after a restart: no offset comes twice."""
+NEVER = 1 << 63
+"""As an end: none."""
+BATCH_OVERHEAD = 2_000
+"""About what a batch in the hot window takes beside its bytes."""
+HEADER_OVERHEAD = 300
+"""Bytes that each of its distinct subjects and field maps takes besides."""
+MATCHED_HEADERS_MAX = 16_384
+"""Headers whose matches a stream remembers, beside the index."""
+MATCHED_WEIGHT_MAX = 1 << 19
+"""Words that this takes, about: one for each pattern that matches a header."""
+_HEADER_WEIGHT = 8
+"""Words that each header takes besides."""
+
+
+class Matched(NamedTuple):
+    """What a stream remembers of a header."""
+
+    numbers: tuple[int, ...]
+    """Numbers of the patterns that match it."""
+    bytes: int
+    """What its texts take in a batch."""
+
+
+class Batch(msgspec.Struct, eq=False):
+    """One appended batch in memory: the stamp, and the very frame that the producer sent."""
+
+    stream: Stream
+    stamp: bytes
+    frame: Any
+    content: Content
+    base: int
+    next: int
+    size: int
+
+    @property
+    def memory(self) -> int:
+        """About what it takes in memory."""
+        head = self.content.head
+        headers = head.subjects_count + head.fieldmaps_count
+        return self.size + BATCH_OVERHEAD + HEADER_OVERHEAD * headers
+
+
+Settlement: TypeAlias = Callable[[tuple[str, str] | None], None]
+"""Called with None, or with the code and reason why it will never be."""
+
+
+class Settled(msgspec.Struct, eq=False):
+    """Something that waits for a ring to be visible up to an LSN."""
+
+    end_lsn: int
+    bytes: int
+    batch: Batch | None = None
+    waiters: tuple[Waiter, ...] = ()
+    call: Settlement | None = None
+    """What is to be called, for a change."""
+
+
+class Late(msgspec.Struct, eq=False):
+    """A batch whose headers are being matched, or that came after one."""
+
+    batch: Batch
+    durable: bool
+    """Whether the batch is for readers that see only what is durable."""
+    job: Classing | None = None
+
+
+class RingState:
+    """What the core knows of one ring."""
+
+    __slots__ = (
+        "awaited", "end_lsn", "failed", "memory", "name", "numbers", "unsettled", "visible",
+    )  # fmt: skip
+
+    def __init__(self, name: str, memory: bool, facts: RingFacts | None) -> None:
+        self.name = name
+        self.memory = memory
+        """Whether the ring is in memory: what is appended is as durable as it will ever be."""
+        self.end_lsn = facts.end_lsn if facts else 0
+        self.visible = self.end_lsn
+        """Up to here nothing can be taken back: the least of all that must have happened."""
+        self.unsettled: deque[Settled] = deque()
+        self.awaited = self.end_lsn
+        """LSN up to which a peer waits for the ring to be visible; the rest may be synced later."""
+        self.failed: tuple[str, str] | None = None
+        """Code and reason, once the ring takes nothing more."""
+        self.numbers: set[int] = set()
+        """Numbers of the streams that live in the ring."""
+
+
+class Stream:
+    """One stream at run time."""
+
+    __slots__ = (
+        "_index",
+        "body_kind",
+        "bounded",
+        "coming",
+        "created_lsn",
+        "durable",
+        "durable_readers",
+        "epochs",
+        "everyone",
+        "first",
+        "grouped_headers",
+        "groups",
+        "handed",
+        "hot",
+        "kinds",
+        "last_time_ms",
+        "late",
+        "late_bases",
+        "late_bytes",
+        "least_stop",
+        "ledger",
+        "level",
+        "live",
+        "lost_before",
+        "matched",
+        "matched_weight",
+        "name",
+        "next",
+        "number",
+        "numbers",
+        "pinned",
+        "readers",
+        "removed",
+        "ring",
+        "row",
+        "subscriptions",
+        "trim_asked",
+        "uuid",
+        "visible_next",
+    )
+
+    def __init__(self, row: StreamRow, ring: RingState, facts: StreamFacts | None) -> None:
+        self.row = row
+        self.number = row.number
+        self.name = row.name
+        self.uuid = row.uuid
+        self.ring = ring
+        self.created_lsn = 0
+        """In ring main; a ring of its own takes nothing before this is visible."""
+        self.first = facts.first if facts else 0
+        self.next = facts.next if facts else 0
+        self.handed = self.next
+        """The next offset, counting what the journal was handed and has not answered."""
+        self.coming = 0
+        """Records of atomic steps that were taken and not appended: a cursor may move to them."""
+        self.visible_next = self.next
+        """Offset after the newest record that no power loss can take back."""
+        self.epochs: list[tuple[int, int]] = [(e, o) for e, o in facts.epochs] if facts else []
+        self.last_time_ms = facts.last_time_ms if facts else 0
+        self.lost_before = 0
+        """Records before were in memory only, and are gone with an earlier run of the broker."""
+        self.hot: deque[Batch] = deque()
+        self._index: Index | None = None
+        self.readers: list[Callable[[], None]] = []
+        """Groups with members: what wakes them when there is more to read."""
+        self.durable_readers: list[Callable[[], None]] = []
+        """Groups whose members get only what is visible: what wakes them."""
+        self.subscriptions: set[Subscription] = set()
+        self.durable = 0
+        """How many of them, and of the groups with members, see only what is visible."""
+        self.numbers: dict[int, dict[Subscription, None]] = {}
+        """Pattern number -> its subscriptions in their order, whether live or not. No lists: of
+        10,000 clients that leave together each would be looked for among all the others."""
+        self.everyone: dict[Subscription, None] = {}
+        """Subscriptions whose pattern matches every header: the index is not asked about them."""
+        self.groups: dict[HeaderTable | tuple[Any, ...], Groups] = {}
+        """Groups of a batch by its header table; empty after any change."""
+        self.grouped_headers = 0
+        """Distinct headers of these tables."""
+        self.matched: dict[Header, Matched] = {}
+        """Headers seen of late; empty after any change."""
+        self.matched_weight = 0
+        self.live = 0
+        """How many subscriptions take batches as they come."""
+        self.late: deque[Late] = deque()
+        """What live subscriptions get next, in order; mostly nothing."""
+        self.late_bases: tuple[deque[int], deque[int]] = (deque(), deque())
+        """Where these begin: for those who see everything, and for who sees what is durable."""
+        self.late_bytes = 0
+        self.bounded: set[Subscription] = set()
+        """Live subscriptions that stop somewhere."""
+        self.least_stop = NEVER
+        """None of them stops before."""
+        self.removed = False
+        self.trim_asked = self.first
+        self.pinned = NEVER
+        """Retention leaves everything from here on: a cursor pins it."""
+        self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
+        self.level = 0
+        self.body_kind = -1
+        self.kinds = 0
+        self.settle(row.settings)
+
+    def settle(self, settings: StreamSettings) -> None:
+        """Take up changed settings."""
+        self.level = int(Level[settings.level.upper()])
+        self.body_kind = ("blob", "list", "arrow").index(settings.body_kind or "blob")
+        if not settings.body_kind:
+            self.body_kind = -1
+
+    @property
+    def index(self) -> Index:
+        """The patterns of its subscriptions; made when they are asked for.
+
+        Most streams have none; an empty one takes 9 KB and a quarter of a start with 10,000.
+        """
+        if self._index is None:
+            self._index = Index()
+        return self._index
+
+    @property
+    def patterns(self) -> int:
+        """How many different patterns its subscriptions have."""
+        return (0 if self._index is None else len(self._index)) + bool(self.everyone)
+
+    @property
+    def settings(self) -> StreamSettings:
+        """As the change log has them."""
+        return self.row.settings
+
+    @property
+    def hot_first(self) -> int:
+        """Offset of the oldest record in the hot window; `next` when it is empty."""
+        return self.hot[0].base if self.hot else self.next
+
+    def hot_place(self, offset: int) -> int:
+        """Place in the hot window of the batch that holds an offset, or the one after it."""
+        return max(0, bisect_right(self.hot, offset, key=_base) - 1)
+
+    def late_from(self, durable: bool, tail: int) -> int:
+        """Before it live subscriptions were given everything; the tail, mostly."""
+        bases = self.late_bases[durable]
+        return bases[0] if bases else tail
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch in which the record at this offset was written."""
+        found = self.epochs[0][0] if self.epochs else 0
+        for epoch, first in self.epochs:
+            if first > offset:
+                break
+            found = epoch
+        return found
+
+    def epoch_end(self, epoch: int, tail: int) -> int:
+        """Where the records written in an epoch, or in those before it, end."""
+        for later, first in self.epochs:
+            if later > epoch:
+                return first
+        return tail
+
+    def position_end(self, epoch: int) -> int:
+        """Where what was a position of the stream in an epoch ends now; 0: nothing is known."""
+        return self.epoch_end(epoch, self.next) if epoch else self.next
+
+    def regroup(self) -> None:
+        """Its subscriptions changed."""
+        self.groups.clear()
+        self.grouped_headers = 0
+        self._forget_matched()
+
+    def _forget_matched(self) -> None:
+        self.matched.clear()
+        self.matched_weight = 0
+
+    def matching(self, header: Header) -> Matched:
+        """What matches a header; of those seen of late it is in `matched`."""
+        numbers = tuple(self.index.match(header.keys, header.fields))
+        weight = len(numbers) + _HEADER_WEIGHT
+        if (
+            len(self.matched) >= MATCHED_HEADERS_MAX
+            or self.matched_weight + weight > MATCHED_WEIGHT_MAX
+        ):
+            self._forget_matched()
+        self.matched_weight += weight
+        found = self.matched[header] = Matched(numbers, weight_of(header))
+        return found
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Note that records of this epoch begin at `next`; costs nothing the second time."""
+        if not self.epochs or self.epochs[-1][0] != epoch:
+            self.epochs.append((epoch, self.next))
+
+
+def _base(batch: Batch) -> int:
+    return batch.base
+
+
+def ring_name(settings: StreamSettings, uuid: bytes) -> str:
+    """The ring that a stream of these settings lives in."""
+    if settings.ring_bytes:
+        return f"{'memory' if settings.memory else 'stream'}-{uuid.hex()}"
+    return "memory" if settings.memory else MAIN

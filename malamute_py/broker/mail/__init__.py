@@ -1,0 +1,1 @@
+"""Mailboxes: messages that wait, and the inboxes that read them."""

@@ -1,0 +1,617 @@
+"""Administration of mailboxes: look into one, list them, set, empty and remove them.
+
+Owns the commands about mailboxes that a RESULT answers, and the work that goes over a whole
+mailbox. The rules: whatever is listed is bounded and paged; what goes over a whole mailbox does so
+in bounded pieces, each a step of its own, and is answered when the last is durable; what a reader
+holds is never taken from it. Source: SPEC.md, section 4.4; docs/design.md, Safety.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.commands import (
+    Command,
+    EditMailbox,
+    MailboxInfo,
+    PeekMail,
+    PurgeMail,
+    RemoveMailbox,
+)
+from malamute_protocol.content import ARROW
+from malamute_protocol.errors import BatchError, MalamuteError, RequestRejected
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.bodies import Bodies, Body
+from malamute_py.broker.log.steps import Steps, Then
+from malamute_py.broker.mail.inboxes import why_of
+from malamute_py.broker.mail.mailbox import STANDING, Mailbox, temporary_name
+from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.mail.parts import Leaver, Leaving, done_of
+from malamute_py.changelog.records import MailboxRemoved, MailDone
+from malamute_py.changelog.settings import MailboxSettings, queue_settings
+from malamute_py.changelog.tables import MessageRow
+
+PIECE_PUTS: Final = 2_048
+"""Puts that one step takes out of a mailbox that is being emptied."""
+PIECE_ROWS: Final = 8 << 20
+"""Rows of these puts, about: where the log names them, each is a bit of a step's 8 MiB."""
+PIECE_NAMES: Final = 2_000
+"""Mailboxes that one step looks at for a page of them: who may see few has them all looked at."""
+RESULT_BYTES: Final = 512 << 10
+"""What a page of PEEK_MAIL holds at most: a command frame has a bound."""
+ENTRY_BYTES: Final = 200
+"""About what an entry of a page takes besides its texts and body."""
+
+
+class Emptying(msgspec.Struct, eq=False):
+    """One mailbox that is being emptied, piece by piece."""
+
+    mailbox: Mailbox
+    upto: int | None = None
+    """Nothing after this number; None: until nothing is left."""
+    answer: Answer | None = None
+    """None: the mailbox is a temporary one, which has ended."""
+    at: int = -1
+    count: int = 0
+    end_lsn: int = 0
+    waiting: bool = False
+    """A piece is on its way."""
+
+    @property
+    def why(self) -> str:
+        """As the log has it."""
+        return "removed" if self.answer is None else "purged"
+
+
+class Listing:
+    """One page of mailboxes that is being put together."""
+
+    __slots__ = ("after", "command", "first", "link", "more", "page", "prefix", "size")
+
+    def __init__(self, link: Link, command: MailboxInfo) -> None:
+        self.link = link
+        self.command = command
+        self.prefix = prefix = command.mailbox[:-1]
+        self.after = max(command.after, prefix)
+        """Names after this one are still to be looked at."""
+        self.first = prefix > command.after
+        """So is the prefix itself."""
+        self.page: list[dict[str, Any]] = []
+        self.size = 0
+        self.more = False
+
+
+class MailboxAdmin:
+    """The commands about mailboxes that ask for a RESULT."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        steps: Steps,
+        mailboxes: Mailboxes,
+        bodies: Bodies,
+        answers: Answers,
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._steps = steps
+        self._mailboxes = mailboxes
+        self._bodies = bodies
+        self._answers = answers
+        self._jobs: Final[deque[Emptying]] = deque()
+        self._listings: Final[deque[Listing]] = deque()
+        self._peeks: Final[dict[Link, deque[Peeking]]] = {}
+        """Looks into mailboxes that wait, by link, in the order of their turns."""
+        self.peeking = False
+        """A look into a mailbox is under way."""
+        self.queues: Final = (self._jobs, self._listings, self._peeks)
+        """While all of them are empty, nothing can be done at once."""
+        mailboxes.on_ending = self._ending
+
+    def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """What handles the commands."""
+        return {
+            PeekMail: self.peek,
+            PurgeMail: self.purge,
+            MailboxInfo: self.info,
+            EditMailbox: self.edit,
+            RemoveMailbox: self.remove,
+        }
+
+    # --- answering ------------------------------------------------------------------------------
+
+    def _allowed(self, link: Link, action: str, name: str) -> bool:
+        if action == "receive" and (link.owns(name) or name == temporary_name(link)):
+            return True
+        return self._shard.settings.permit(link.owner, action, name)
+
+    def _mailbox(self, link: Link, command: Any, action: str) -> Mailbox | None:
+        """The mailbox of a command if it may be touched; else the command was refused."""
+        name = command.mailbox
+        if not self._allowed(link, action, name):
+            did = "read" if action == "receive" else action
+            self._answers.refuse(link, command, "forbidden", f"you may not {did} mailbox '{name}'")
+            return None
+        mailbox = self._mailboxes.get(name)
+        if mailbox is None or mailbox.state != STANDING:
+            self._answers.refuse(link, command, "unknown_mailbox", f"there is no mailbox '{name}'")
+            return None
+        return mailbox
+
+    # --- facts ----------------------------------------------------------------------------------
+
+    def info(self, link: Link, command: MailboxInfo) -> None:
+        """Facts about one mailbox, or a page of them."""
+        if not command.mailbox.endswith("*"):
+            mailbox = self._mailbox(link, command, "receive")
+            if mailbox is not None:
+                self._answers.result(link, command, self.facts(mailbox))
+            return
+        if self._asked(link, command):
+            self._listings.append(Listing(link, command))
+
+    def _asked(self, link: Link, command: Any) -> bool:
+        """Count a question that is answered later; False: there were too many, it was refused."""
+        if link.queries >= self._shard.settings.link_queries_max:
+            self._answers.refuse(
+                link, command, "wait", "too many unanswered questions on this link"
+            )
+            return False
+        link.queries += 1
+        return True
+
+    def _list(self, listing: Listing) -> bool:
+        """Look at some more of the names that a page may hold; True: it is answered."""
+        link, command, prefix = listing.link, listing.command, listing.prefix
+        limit = max(1, min(command.limit, self._shard.settings.page_max))
+        page = listing.page
+        names = self._mailboxes.names.after(listing.after)
+        looked = 0
+        for name in chain((prefix,) if listing.first else (), names):
+            if not link.open:
+                break
+            if looked == PIECE_NAMES:
+                return False
+            if not name.startswith(prefix):
+                break
+            looked += 1
+            listing.after, listing.first = name, False
+            mailbox = self._mailboxes.get(name)
+            if mailbox is None or not self._listed(link, mailbox, prefix):
+                continue
+            if len(page) >= limit or listing.size > RESULT_BYTES:
+                listing.more = True
+                break
+            page.append(self.facts(mailbox))
+            listing.size += ENTRY_BYTES + len(name) + len(mailbox.settings.description)
+        link.queries -= 1
+        self._answers.result(link, command, {"entries": page, "more": listing.more})
+        return True
+
+    def _listed(self, link: Link, mailbox: Mailbox, prefix: str) -> bool:
+        if mailbox.state != STANDING or (mailbox.temporary and not prefix.startswith("~")):
+            return False
+        return self._allowed(link, "receive", mailbox.name)
+
+    def facts(self, mailbox: Mailbox) -> dict[str, Any]:
+        """What is known of a mailbox."""
+        settings = mailbox.settings
+        oldest_ms = 0
+        if mailbox.order:
+            oldest_ms = mailbox.rows[mailbox.number, mailbox.order.first].at_ms
+        return {
+            "name": mailbox.name,
+            "number": mailbox.number,
+            "messages": mailbox.messages,
+            "bytes": mailbox.bytes,
+            "oldest_ms": oldest_ms,
+            "readers": len(mailbox.readers),
+            "held": mailbox.held,
+            "delayed": mailbox.delayed,
+            "memory": mailbox.memory,
+            "temporary": mailbox.temporary,
+            "settings": {name: getattr(settings, name) for name in settings.__struct_fields__},
+            "created_ms": mailbox.created_ms,
+            "by": mailbox.created_by,
+        }
+
+    # --- settings -------------------------------------------------------------------------------
+
+    def edit(self, link: Link, command: EditMailbox) -> None:
+        """Create a mailbox or change its settings; answered when that is durable."""
+        name = command.mailbox
+        settings = self._shard.settings
+        if not settings.permit(link.owner, "admin", name):
+            self._answers.refuse(link, command, "forbidden", f"you may not admin mailbox '{name}'")
+            return
+        mailbox = self._mailboxes.get(name)
+        try:
+            if mailbox is not None and mailbox.temporary:
+                raise RequestRejected("bad_name", "a temporary mailbox has no settings")
+            wanted = queue_settings(
+                MailboxSettings,
+                command.settings if mailbox else {**settings.default_mailbox, **command.settings},
+                settings.settings_bytes_max,
+                mailbox.settings if mailbox is not None else None,
+            )
+            if mailbox is None:
+                mailbox = self._mailboxes.use(name, link.owner, wanted)
+            elif mailbox.removing:
+                raise RequestRejected("wait", f"mailbox '{name}' is being removed")
+            elif wanted.memory != mailbox.settings.memory:
+                raise RequestRejected(
+                    "bad_setting", "memory cannot be changed: messages lie where they lie"
+                )
+        except RequestRejected as error:
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+            return
+        # At once, so that a command that creates it on the way says the same.
+        mailbox.take_up(wanted)
+        answer = Answer(self._answers, link, command, partial(self.facts, mailbox))
+        told = partial(self._edited, mailbox, link.identity)
+        editing = Then(told, partial(self._not_edited, mailbox, wanted))
+        self._mailboxes.create(mailbox, editing, answer)
+
+    def _edited(self, mailbox: Mailbox, by: str, _: int) -> None:
+        self._shard.event("mailbox_edited", mailbox=mailbox.name, by=by)
+
+    def _not_edited(self, mailbox: Mailbox, wanted: MailboxSettings, *_: Any) -> None:
+        kept = self._shard.queues.mailboxes.get(mailbox.number)
+        if kept is not None and mailbox.settings is wanted:
+            # What the log says: what held before this may have been refused as well.
+            mailbox.take_up(kept.settings)
+
+    # --- emptying -------------------------------------------------------------------------------
+
+    def purge(self, link: Link, command: PurgeMail) -> None:
+        """Take out everything that no reader holds; answered when the last of it is durable."""
+        mailbox = self._mailbox(link, command, "admin")
+        if mailbox is None or not self._confirmed(link, command):
+            return
+        if not self._asked(link, command):
+            return
+        upto = mailbox.order.last if mailbox.order else -1
+        self._jobs.append(Emptying(mailbox, upto, Answer(self._answers, link, command)))
+
+    def _purged(self, job: Emptying, answer: Answer) -> None:
+        link, mailbox = answer.link, job.mailbox
+        link.queries -= 1
+        self._shard.counters["mail_purged"] += job.count
+        self._shard.event("mailbox_purged", mailbox=mailbox.name, count=job.count, by=link.identity)
+        answer.value = partial(dict, count=job.count, held=mailbox.held)
+        answer.after(job.end_lsn)
+
+    def _confirmed(self, link: Link, command: PurgeMail | RemoveMailbox) -> bool:
+        if command.confirm == command.mailbox:
+            return True
+        self._answers.refuse(
+            link, command, "bad_name", f"confirm repeats the name: '{command.mailbox}' is not "
+            f"'{command.confirm}'",
+        )  # fmt: skip
+        return False
+
+    def remove(self, link: Link, command: RemoveMailbox) -> None:
+        """Remove a mailbox that has no readers, and what lies in it."""
+        mailbox = self._mailbox(link, command, "admin")
+        if mailbox is None or not self._confirmed(link, command):
+            return
+        name = mailbox.name
+        if mailbox.readers:
+            self._answers.refuse(
+                link, command, "in_use", f"mailbox '{name}' has {len(mailbox.readers)} readers"
+            )
+            return
+        if mailbox.removing:
+            self._answers.refuse(link, command, "wait", f"mailbox '{name}' is being removed")
+            return
+        if mailbox.temporary:
+            self._answers.refuse(
+                link, command, "bad_name", "a temporary mailbox ends with its session"
+            )
+            return
+        mailbox.removing = True
+        self._jobs.append(Emptying(mailbox, None, Answer(self._answers, link, command)))
+
+    def _removed(self, job: Emptying, answer: Answer, lsn: int) -> None:
+        mailbox = job.mailbox
+        self._mailboxes.remove(mailbox)
+        self._shard.counters["mailboxes_removed"] += 1
+        self._shard.event(
+            "mailbox_removed", mailbox=mailbox.name, number=mailbox.number, count=job.count,
+            by=answer.link.identity,
+        )  # fmt: skip
+        answer.value = partial(dict, count=job.count)
+        answer.after(lsn)
+
+    def _ending(self, mailbox: Mailbox) -> None:
+        """A temporary mailbox has ended."""
+        self._jobs.append(Emptying(mailbox))
+
+    def _ended(self, job: Emptying) -> None:
+        self._mailboxes.remove(job.mailbox)
+        self._shard.counters["temporary_mailboxes_ended"] += 1
+        self._shard.counters["mail_unread"] += job.count
+
+    def _done(self, job: Emptying) -> None:
+        """A mailbox is empty, or was emptied as far as was asked."""
+        answer = job.answer
+        if answer is None:
+            self._ended(job)
+        elif job.upto is not None:
+            self._purged(job, answer)
+        else:
+            change = MailboxRemoved(job.mailbox.number, self._shard.now_ms)
+            removed = partial(self._removed, job, answer), partial(self._not_emptied, job, answer)
+            self._steps.propose(change, Then(*removed))
+
+    def _not_emptied(self, job: Emptying, answer: Answer, *why: Any) -> None:
+        if job.upto is None:
+            job.mailbox.removing = False
+        else:
+            answer.link.queries -= 1
+        answer.refuse(*why)
+
+    def _went(self, job: Emptying, lsn: int) -> None:
+        job.waiting = False
+        job.end_lsn = lsn
+
+    def _stayed(self, job: Emptying, *why: Any) -> None:
+        self._jobs.remove(job)
+        assert job.answer is not None, "what is in memory only is not refused"
+        self._not_emptied(job, job.answer, *why)
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more can be done at once."""
+        jobs = self._jobs
+        return (
+            bool(self._listings)
+            or (bool(self._peeks) and not self.peeking)
+            or (bool(jobs) and not jobs[0].waiting)
+        )
+
+    def work(self) -> None:
+        """Do a piece of what goes over a whole mailbox, or over all of them."""
+        listings = self._listings
+        if listings:
+            listing = listings.popleft()
+            if not self._list(listing):
+                listings.append(listing)
+        if self._peeks and not self.peeking:
+            self._peek_once()
+        jobs = self._jobs
+        if not jobs or jobs[0].waiting:
+            return
+        job = jobs[0]
+        mailbox = job.mailbox
+        rows = self._piece(job)
+        if not rows:
+            if job.upto is None and (mailbox.order or mailbox.pending or mailbox.returning):
+                # What is on its way is there in a moment, and the others have their turn.
+                job.at = -1
+                jobs.rotate(-1)
+                return
+            jobs.popleft()
+            self._done(job)
+            return
+        for _, mask, row in rows:
+            self._mailboxes.leaving(mailbox, row, mask)
+            job.count += mask.bit_count()
+        job.waiting = True
+        change = MailDone(mailbox.number, done_of(rows), job.why)
+        leaving = Leaving(self._mailboxes, mailbox, rows)
+        piece = Then(partial(self._went, job), partial(self._stayed, job))
+        self._steps.take([self._mailboxes.part(mailbox, change, leaving, piece)])
+
+    def _piece(self, job: Emptying) -> list[Leaver]:
+        """The next puts of which rows are free."""
+        mailbox = job.mailbox
+        rows: list[Leaver] = []
+        table, number, out = mailbox.rows, mailbox.number, mailbox.out
+        named = 0
+        for base in islice(mailbox.order.after(job.at), PIECE_PUTS):
+            if (job.upto is not None and base > job.upto) or named > PIECE_ROWS:
+                break
+            job.at = base
+            row = table[number, base]
+            named += row.count
+            known = out.get(base)
+            mask = row.left if known is None else row.left & ~known.held
+            if mask:
+                rows.append((base, mask, row))
+        return rows
+
+    # --- looking into one -----------------------------------------------------------------------
+
+    def peek(self, link: Link, command: PeekMail) -> None:
+        """Describe messages without giving them to a reader; answered when they were read."""
+        mailbox = self._mailbox(link, command, "receive")
+        if mailbox is None:
+            return
+        if mailbox.temporary and mailbox.name != temporary_name(link):
+            self._answers.refuse(
+                link, command, "forbidden", "a temporary mailbox is its session's own"
+            )
+        elif self._asked(link, command):
+            peeking = Peeking(self, link, command, mailbox)
+            self._peeks.setdefault(link, deque()).append(peeking)
+
+    def _peek_once(self) -> None:
+        """Begin one look into a mailbox: of each link one, in turn, and one at a time.
+
+        Each reads up to peek_bytes_max and takes its bodies apart: all at once would stop the loop
+        and hold as much for each.
+        """
+        link = next(iter(self._peeks))
+        waiting = self._peeks.pop(link)
+        peeking = waiting.popleft()
+        if waiting:
+            self._peeks[link] = waiting
+        self.peeking = True
+        try:
+            peeking.begin()
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self.peeking = False
+            self._links.fail(link, "PEEK_MAIL", error)
+
+
+class Peeking:
+    """One PEEK_MAIL that waits for its turn, then for bodies."""
+
+    def __init__(
+        self, admin: MailboxAdmin, link: Link, command: PeekMail, mailbox: Mailbox
+    ) -> None:
+        self._admin = admin
+        self._link = link
+        self._command = command
+        self._mailbox = mailbox
+        self._limit = max(1, min(command.limit, admin._shard.settings.page_max))
+        self._rows: list[MessageRow] = []
+        self._found: dict[int, Body | None] = {}
+        self._waiting = 1
+        self._more = False
+
+    def begin(self) -> None:
+        """Choose what to read, and ask for it."""
+        if not self._link.open:
+            self._arrived()
+            return
+        mailbox, after = self._mailbox, self._command.after
+        table, number = mailbox.rows, mailbox.number
+        count = size = 0
+        first = mailbox.order.floor(after) if after >= 0 else None
+        begun = -1 if first is None else first - 1
+        for base in mailbox.order.after(begun):
+            row = table[number, base]
+            left = row.left
+            if base <= after:
+                seen = min(after + 1 - base, row.count)
+                left = left >> seen << seen
+            if not left:
+                continue
+            if count >= self._limit or (
+                self._rows and size + row.size > self._admin._shard.settings.peek_bytes_max
+            ):
+                self._more = True
+                break
+            self._rows.append(row)
+            count += left.bit_count()
+            size += row.size
+        for row in self._rows:
+            self._waiting += 1
+            taken = self._admin._links.contained(
+                self._link, "PEEK_MAIL", partial(self._take, row.base)
+            )
+            self._admin._bodies.want(row.base, row.size, taken)
+        self._arrived()
+
+    def _take(self, base: int, body: Body | None) -> None:
+        self._found[base] = body
+        self._arrived()
+
+    def _arrived(self) -> None:
+        self._waiting -= 1
+        if self._waiting:
+            return
+        # Before anything that may raise: the next one is to have its turn.
+        self._admin.peeking = False
+        link = self._link
+        link.queries -= 1
+        if not link.open:
+            return
+        messages: list[dict[str, Any]] = []
+        size = 0
+        full = False
+        after = self._command.after
+        for row in self._rows:
+            left = row.left
+            if row.base <= after:
+                seen = min(after + 1 - row.base, row.count)
+                left = left >> seen << seen
+            while left:
+                place = (left & -left).bit_length() - 1
+                left &= left - 1
+                if len(messages) >= self._limit:
+                    self._more = full = True
+                    break
+                entry = self._entry(row, place)
+                size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
+                size += sum(len(name) + len(value) for name, value in entry["fields"].items())
+                if messages and size > RESULT_BYTES:
+                    self._more = full = True
+                    break
+                messages.append(entry)
+            if full:
+                break
+        self._admin._answers.result(link, self._command, {"messages": messages, "more": self._more})
+
+    def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
+        rare, out = row.rare, self._mailbox.out.get(row.base)
+        bit = 1 << place
+        not_before_ms = 0
+        attempts = row.attempts
+        held = False
+        if out is not None:
+            held = bool(out.held & bit)
+            attempts = out.attempt(bit)[0] - 1
+            for at_ms, rows in (out.times or {}).items():
+                if rows & bit:
+                    not_before_ms = at_ms
+        expires_at_ms = row.expires_at_ms
+        if rare is not None and rare.expiries:
+            expires_at_ms = rare.expiries[place]
+        entry: dict[str, Any] = {
+            "number": row.base + place,
+            "sender": row.sender,
+            "at_ms": row.at_ms,
+            "bytes": 0,
+            "subject": "",
+            "fields": {},
+            "priority": row.priority,
+            "attempts": attempts,
+            "held": held,
+            "not_before_ms": not_before_ms,
+            "expires_at_ms": expires_at_ms,
+            "why": "" if rare is None else why_of(rare, bit),
+        }
+        body = self._found.get(row.base)
+        if body is not None:
+            try:
+                self._look_into(entry, body, place)
+            except (BatchError, MalamuteError) as error:
+                entry["why"] = entry["why"] or f"unreadable: {error}"
+        return entry
+
+    def _look_into(self, entry: dict[str, Any], body: Body, place: int) -> None:
+        content = body.content
+        headers, codes = content.headers()
+        header = headers[0 if codes is None else int(codes[place])]
+        entry["subject"] = header.subject
+        entry["fields"] = dict(header.fields)
+        if content.head.body_kind == ARROW:
+            entry["bytes"] = content.head.body_raw_bytes
+            return
+        bodies = content.bodies()
+        shown = min(self._command.body_bytes, RESULT_BYTES)
+        first, end = int(bodies.offsets[place]), int(bodies.offsets[place + 1])
+        parts = bodies.parts
+        if parts is not None:
+            pieces = [
+                bytes(bodies.blob[int(parts[at]) : int(parts[at + 1])]) for at in range(first, end)
+            ]
+            entry["bytes"] = sum(map(len, pieces))
+            if shown > 0:
+                entry["body"] = msgspec.msgpack.encode(pieces)[:shown]
+            return
+        entry["bytes"] = end - first
+        if shown > 0:
+            entry["body"] = bytes(bodies.blob[first : min(end, first + shown)])

@@ -1,0 +1,673 @@
+"""Inboxes: the readers of mailboxes, what each was given and has not acknowledged.
+
+Owns OPEN_INBOX, delivery, and acknowledgement. The rules: a message has one reader at a time, and
+the next one only when that reader has given it back or ended; for one reader the order is that of
+the mailbox, what came back before what is new; credit is exact, but one message is always allowed
+when none is outstanding; a step delivers a bounded number of puts, whatever waits. Source:
+docs/design.md, Flow control; SPEC.md, sections 4.8 and 8.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from malamute_protocol.commands import AckMail, Command, Ended, Mail, OpenInbox, Subscribed
+from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links, Owner, Receiver
+from malamute_py.broker.log.bodies import Bodies, Body
+from malamute_py.broker.log.steps import Effect, Part, Steps, Then
+from malamute_py.broker.mail.mailbox import NOBODY, STANDING, Mailbox, expired, temporary_name
+from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.mail.parts import Leaver, done_of
+from malamute_py.changelog.records import MailAgain, MailDone, Run
+from malamute_py.changelog.settings import MailboxSettings, queue_settings
+from malamute_py.changelog.tables import MessageRow, Rare
+
+OPEN_INBOX: Final = 41
+TURN_PUTS: Final = 128
+"""Puts that one mailbox delivers in its turn."""
+STEP_PUTS: Final = 1_024
+"""Puts that one step delivers, or takes back from readers that have ended."""
+RETURN_PUTS: Final = 512
+"""Puts among them that a step takes back at most: other mailboxes do not wait for one link."""
+
+
+class Handout:
+    """Rows of one put that were given to a reader and wait for their bodies."""
+
+    __slots__ = ("attempts", "body", "mask", "missing", "row")
+
+    def __init__(self, row: MessageRow, mask: int, attempts: int) -> None:
+        self.row = row
+        self.mask = mask
+        self.attempts = attempts
+        self.body: Body | None = None
+        self.missing = False
+
+
+class Inbox(Receiver):
+    """One reader of a mailbox."""
+
+    __slots__ = (
+        "held",
+        "mailbox",
+        "outstanding",
+        "pipe",
+        "pipe_bytes",
+        "queued",
+        "started",
+    )
+
+    def __init__(self, owner: Owner, link: Link, command: OpenInbox, mailbox: Mailbox) -> None:
+        super().__init__(
+            owner, link, command.subscription, command.credit_records, command.credit_bytes
+        )
+        self.mailbox = mailbox
+        self.held: dict[int, int] = {}
+        """Number of a put -> its rows that this reader has and has not acknowledged."""
+        self.outstanding = 0
+        """Messages of these."""
+        self.pipe: deque[Handout] = deque()
+        """Handouts among them that wait for bodies, in order."""
+        self.pipe_bytes = 0
+        self.started = False
+        self.queued = False
+        """Stands among those that may be given something."""
+
+    @property
+    def wants(self) -> bool:
+        """Whether it may be given anything at all."""
+        if not self.started or self.link.room <= 0:
+            return False
+        if self.outstanding:
+            return self.left_records > 0 and self.left_bytes > 0
+        return self.left_records > 0 or self.left_bytes > 0
+
+
+class Inboxes:
+    """All readers of one core."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        steps: Steps,
+        mailboxes: Mailboxes,
+        bodies: Bodies,
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._steps = steps
+        self._mailboxes = mailboxes
+        self._bodies = bodies
+        self.count = 0
+        self._returning: Final[deque[Inbox]] = deque()
+        """Readers that have ended and hold something."""
+        self.queues: Final = (self._returning,)
+        """While all of them are empty, nothing can be done at once."""
+        self._bytes_min = shard.settings.extract_bytes_min
+        self._share = shard.settings.extract_share
+        self._puts_max = shard.settings.inbox_puts_max
+
+    @property
+    def gauges(self) -> dict[str, int]:
+        """How much there is."""
+        return {"inboxes": self.count}
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more can be done at once."""
+        return bool(self._mailboxes.hungry) or bool(self._returning)
+
+    def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """What handles the commands that are no steps."""
+        return {OpenInbox: self.open}
+
+    def in_memory(self, link: Link, number: int) -> bool:
+        """Whether a number is an inbox's of that link whose mailbox is kept in memory only."""
+        inbox = link.receivers.get(number)
+        return isinstance(inbox, Inbox) and inbox.mailbox.memory
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def open(self, link: Link, command: OpenInbox) -> None:
+        """Read a mailbox, which first use creates."""
+        try:
+            mailbox = self._mailbox(link, command)
+        except RequestRejected as error:
+            self._refuse(link, command.subscription, error.code, error.reason, error.retry_ms)
+            return
+        inbox = Inbox(self, link, command, mailbox)
+        link.receivers[inbox.number] = inbox
+        self.count += 1
+        self._shard.quotas.add(link.owner, "subscriptions")
+        if not mailbox.readers and mailbox.able is NOBODY:
+            mailbox.able = deque()
+        mailbox.readers[inbox] = None
+        self._shard.counters["inboxes_opened"] += 1
+        if mailbox.state == STANDING:
+            self._start(inbox)
+            return
+        opening = Then(partial(self._start, inbox), partial(self._not_opened, inbox))
+        self._mailboxes.create(mailbox, opening)
+
+    def _mailbox(self, link: Link, command: OpenInbox) -> Mailbox:
+        settings = self._shard.settings
+        self._links.check_number(link, command.subscription)
+        if self.count >= settings.subscriptions_max:
+            raise RequestRejected("limit", f"at most {settings.subscriptions_max} inboxes in all")
+        self._shard.quotas.check(link.owner, "subscriptions")
+        name = command.mailbox or link.identity
+        if not name or name.startswith("~"):
+            own = temporary_name(link)
+            if name not in ("", "~", own):
+                raise RequestRejected("forbidden", "a temporary mailbox is its session's own")
+            mailbox = self._mailboxes.get(self._mailboxes.temporary(link))
+            assert mailbox is not None
+            return mailbox
+        if not link.owns(name) and not settings.permit(link.owner, "receive", name):
+            raise RequestRejected("forbidden", f"you may not read mailbox '{name}'")
+        known = self._mailboxes.get(name)
+        if known is None and command.settings:
+            wanted = queue_settings(
+                MailboxSettings, {**settings.default_mailbox, **command.settings},
+                settings.settings_bytes_max, None,
+            )  # fmt: skip
+            return self._mailboxes.use(name, link.owner, wanted)
+        return self._mailboxes.use(name, link.owner)
+
+    def _refuse(self, link: Link, number: int, code: str, reason: str, retry_ms: int) -> None:
+        self._links.refuse(link, OPEN_INBOX, number, code, reason, retry_ms)
+
+    def _not_opened(self, inbox: Inbox, code: str, reason: str, retry_ms: int) -> None:
+        if not inbox.ended:
+            self._refuse(inbox.link, inbox.number, code, reason, retry_ms)
+            self._drop(inbox)
+            self._mailboxes.unused(inbox.mailbox)
+
+    def _start(self, inbox: Inbox, _: int = 0) -> None:
+        if inbox.ended:
+            return
+        inbox.started = True
+        steps = self._steps
+        next = steps.memory_next if inbox.mailbox.memory else steps.mail_next
+        self._links.say(
+            inbox.link,
+            Subscribed(inbox.number, b"", self._shard.epoch, next, next, next),
+        )
+        self.resume(inbox)
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def end(self, inbox: Inbox, code: str) -> None:
+        """End a reader, and take back what it holds."""
+        self._links.say(inbox.link, Ended(inbox.number, 0, code))
+        self._drop(inbox)
+        self._mailboxes.unused(inbox.mailbox)
+
+    def link_ended(self, link: Link, inboxes: list[Inbox]) -> None:
+        """Take back what the readers of a link hold."""
+        for inbox in inboxes:
+            self._drop(inbox)
+
+    def _drop(self, inbox: Inbox) -> None:
+        inbox.leave()
+        inbox.started = False
+        self.count -= 1
+        self._shard.quotas.add(inbox.link.owner, "subscriptions", -1)
+        inbox.pipe.clear()
+        mailbox = inbox.mailbox
+        mailbox.readers.pop(inbox, None)
+        if inbox.queued:
+            # It goes when its turn comes, which may be never; searching for each costs too much.
+            mailbox.stale += 1
+            if 2 * mailbox.stale > len(mailbox.able):
+                mailbox.able = deque(other for other in mailbox.able if not other.ended)
+                mailbox.stale = 0
+        if inbox.held:
+            mailbox.returning += 1
+            self._returning.append(inbox)
+
+    def resume(self, inbox: Inbox) -> None:
+        """Something about a reader changed: let it have its turn if it can take anything."""
+        if inbox.wants:
+            mailbox = inbox.mailbox
+            if not inbox.queued:
+                inbox.queued = True
+                mailbox.able.append(inbox)
+            if not mailbox.queued and mailbox.waits:
+                mailbox.queued = True
+                self._mailboxes.hungry.append(mailbox)
+
+    # --- delivery -------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """Take back what ended readers held, then let mailboxes deliver, each in its turn."""
+        most = RETURN_PUTS
+        while self._returning and most > 0:
+            most = self._take_back(self._returning[0], most)
+        budget = STEP_PUTS - RETURN_PUTS + most
+        hungry = self._mailboxes.hungry
+        more = self._shard.share()
+        while hungry and budget > 0:
+            mailbox = hungry.popleft()
+            mailbox.queued = False
+            if mailbox.returning:
+                # What comes back goes before what is new; it is asked again then.
+                continue
+            budget -= self._turn(mailbox)
+            self._mailboxes.wake(mailbox)
+            if not more():
+                return
+
+    def _take_back(self, inbox: Inbox, budget: int) -> int:
+        mailbox, held = inbox.mailbox, inbox.held
+        release = self._mailboxes.release
+        rows = mailbox.rows
+        count = 0
+        while held and budget > 0:
+            base, mask = held.popitem()
+            release(mailbox, rows[mailbox.number, base], mask)
+            count += mask.bit_count()
+            budget -= 1
+        self._shard.counters["mail_redelivered"] += count
+        if not held:
+            self._returning.popleft()
+            mailbox.returning -= 1
+            self._shard.event(
+                "mail_redelivered", mailbox=mailbox.name, link=inbox.link.number,
+                identity=inbox.link.identity, count=inbox.outstanding,
+            )  # fmt: skip
+            self._mailboxes.wake(mailbox)
+        return budget
+
+    def _turn(self, mailbox: Mailbox) -> int:
+        """Give puts to the readers of a mailbox, in turn; returns how many were looked at."""
+        able = mailbox.able
+        rows, number = mailbox.rows, mailbox.number
+        done = 0
+        while able and done < TURN_PUTS and mailbox.waits:
+            inbox = able[0]
+            if inbox.ended or not inbox.wants:
+                able.popleft()
+                inbox.queued = False
+                mailbox.stale -= inbox.ended
+                continue
+            row = rows[number, mailbox.head()]
+            done += 1
+            try:
+                given = self._give(mailbox, inbox, row)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._links.fail(inbox.link, "MAIL", error, OPEN_INBOX, inbox.number)
+                given = False
+            if not given:
+                able.popleft()
+                inbox.queued = False
+            elif len(able) > 1:
+                able.rotate(-1)
+        return max(done, 1)
+
+    def _give(self, mailbox: Mailbox, inbox: Inbox, row: MessageRow) -> bool:
+        """Give a reader what it can take of the first put; False: it can take nothing now."""
+        base = row.base
+        out = mailbox.out.get(base)
+        free = every = row.left if out is None else row.left & ~(out.held | out.delayed)
+        if row.expires_at_ms and row.expires_at_ms <= self._shard.now_ms:
+            over, _ = expired(mailbox, row, self._shard.now_ms)
+            free &= ~over
+            if not free:
+                # The timer takes it out; until then no reader gets it.
+                self._mailboxes.expire_soon(mailbox, row)
+        if not free:
+            mailbox.pull(base, row.priority)
+            return True
+        if out is None:
+            out = mailbox.out_of(row)
+        attempts, mask = out.attempt(free)
+        if row.rare is not None and row.rare.why:
+            mask = _same_why(row.rare, mask)
+        held = inbox.held
+        if len(held) >= self._puts_max and base not in held:
+            return False
+        count = mask.bit_count()
+        if count > inbox.left_records:
+            # It may have one at least: `wants` said so.
+            count = max(inbox.left_records, 1)
+            mask = _lowest(mask, count)
+        body = self._bodies.get(base)
+        size = row.size
+        if size > inbox.left_bytes:
+            fitting = self._fitting(inbox, row, mask, body)
+            if not fitting:
+                return False
+            if fitting != mask:
+                mask, count = fitting, fitting.bit_count()
+        if inbox.pipe:
+            settings = self._shard.settings
+            if (
+                len(inbox.pipe) >= settings.inbox_reads
+                or inbox.pipe_bytes + size > settings.inbox_read_bytes
+            ):
+                return False
+        # From here on it is this reader's.
+        if mask == every:
+            mailbox.pull(base, row.priority)
+        out.held |= mask
+        out.delivered(mask)
+        mailbox.held += count
+        held[base] = held.get(base, 0) | mask
+        inbox.outstanding += count
+        inbox.left_records -= count
+        if body is not None and not inbox.pipe:
+            self._send(inbox, row, mask, count, attempts, body)
+            return True
+        inbox.left_bytes -= size
+        inbox.pipe_bytes += size
+        handout = Handout(row, mask, attempts)
+        handout.body = body
+        inbox.pipe.append(handout)
+        if body is None:
+            self._fetch(inbox, handout)
+        return True
+
+    def _fitting(self, inbox: Inbox, row: MessageRow, mask: int, body: Body | None) -> int:
+        """Rows that the credit in bytes has room for, though not for the whole batch."""
+        if body is not None and inbox.left_bytes > 0:
+            # A guess from the mean, proved by extracting.
+            count = min(mask.bit_count(), inbox.left_bytes * row.count // row.size)
+            while count:
+                some = _lowest(mask, count)
+                frames = body.extracted(some)
+                if frames is None:
+                    break
+                if sum(map(len, frames)) <= inbox.left_bytes:
+                    return some
+                count //= 2
+        return 0 if inbox.outstanding else mask & -mask
+
+    def _fetch(self, inbox: Inbox, handout: Handout) -> None:
+        row = handout.row
+
+        def found(body: Body | None) -> None:
+            if inbox.ended:
+                return
+            if body is None:
+                handout.missing = True
+            handout.body = body
+            self._flush(inbox)
+
+        self._bodies.want(
+            row.base, row.size,
+            self._links.contained(inbox.link, "MAIL", found, OPEN_INBOX, inbox.number),
+        )  # fmt: skip
+
+    def _flush(self, inbox: Inbox) -> None:
+        """Send what has its bodies, in order."""
+        pipe = inbox.pipe
+        mailbox = inbox.mailbox
+        now_ms = self._shard.now_ms
+        while pipe and (pipe[0].body is not None or pipe[0].missing):
+            handout = pipe.popleft()
+            row, mask = handout.row, handout.mask
+            inbox.pipe_bytes -= row.size
+            inbox.left_bytes += row.size
+            if handout.body is None:
+                self._unreadable(inbox, handout)
+                continue
+            if row.expires_at_ms and row.expires_at_ms <= now_ms:
+                over = expired(mailbox, row, now_ms)[0] & mask
+                if over:
+                    self._take_from(inbox, row, over)
+                    self._mailboxes.release(mailbox, row, over)
+                    mask &= ~over
+                    if not mask:
+                        continue
+            self._send(inbox, row, mask, mask.bit_count(), handout.attempts, handout.body)
+        self.resume(inbox)
+
+    def _take_from(self, inbox: Inbox, row: MessageRow, mask: int) -> None:
+        """A reader does not have these rows, which it had not been sent."""
+        count = mask.bit_count()
+        kept = inbox.held[row.base] & ~mask
+        if kept:
+            inbox.held[row.base] = kept
+        else:
+            del inbox.held[row.base]
+        inbox.outstanding -= count
+        inbox.left_records += count
+
+    def _unreadable(self, inbox: Inbox, handout: Handout) -> None:
+        """The bodies of a hand-out could not be read, or are nowhere."""
+        row, mask = handout.row, handout.mask
+        mailbox, boxes = inbox.mailbox, self._mailboxes
+        self._take_from(inbox, row, mask)
+        failed = self._bodies.failed
+        if not failed:
+            boxes.lost(mailbox, row, mask)
+            return
+        self._shard.counters["mail_reads_failed"] += 1
+        self._shard.event(
+            "mail_read_failed", "error", mailbox=mailbox.name, number=row.base, reason=failed
+        )
+        boxes.postpone(mailbox, row, mask, boxes.much_later_ms)
+
+    def _send(
+        self, inbox: Inbox, row: MessageRow, mask: int, count: int, attempts: int, body: Body
+    ) -> None:
+        """Put rows of a put into the outbox of a reader."""
+        rows: bytes | None = None
+        frames, size = body.frames, body.size
+        if count != row.count:
+            frames, marked, size = body.rows(mask, self._bytes_min, self._share)
+            cut = body.extracted(mask) if marked and size > inbox.left_bytes else None
+            if cut is not None:
+                frames, marked, size = cut, False, sum(map(len, cut))
+            if marked:
+                rows = mask.to_bytes((row.count + 7) // 8, "little")
+        link = inbox.link
+        out = link.out
+        if not out:
+            self._links.dirty.append(link)
+        rare = row.rare
+        if rare is None:
+            out.append(Mail(inbox.number, row.sender, attempts, len(frames), rows))
+        else:
+            out.append(
+                Mail(
+                    inbox.number, row.sender, attempts, len(frames), rows,
+                    about_of(rare.about, mask, row.count), rare.last, why_of(rare, mask),
+                )
+            )  # fmt: skip
+        link.frames += frames
+        inbox.left_bytes -= size
+        link.room -= size
+        link.delivered_bytes += size
+        if link.room < link.half:
+            self._links.spent(link)
+        counters = self._shard.counters
+        counters["mail_out"] += count
+        counters["mail_deliveries"] += 1
+
+    # --- acknowledgement ------------------------------------------------------------------------
+
+    def prepare_ack(self, link: Link, command: AckMail, frame: Any = None) -> Part:
+        """An ACK_MAIL as part of a step. Raises RequestRejected: nothing was done."""
+        inbox = link.receivers.get(command.subscription)
+        if not isinstance(inbox, Inbox):
+            raise RequestRejected(
+                "unknown_subscription", f"no inbox {command.subscription} on this link"
+            )
+        rows = self._held_rows(inbox, command)
+        mailbox = inbox.mailbox
+        number, done = mailbox.number, done_of(rows)
+        if command.again_ms < 0:
+            return self._mailboxes.part(mailbox, MailDone(number, done), _Ack(self, inbox, rows))
+        not_before_ms = self._shard.now_ms + command.again_ms if command.again_ms else 0
+        change = MailAgain(number, done, not_before_ms, command.again_ms)
+        return self._mailboxes.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
+
+    def _held_rows(self, inbox: Inbox, command: AckMail) -> list[Leaver]:
+        """The rows that an ACK_MAIL names; raises RequestRejected `not_held`."""
+        held, mailbox = inbox.held, inbox.mailbox
+        rows, number = mailbox.rows, mailbox.number
+        unsent: dict[int, int] = {}
+        for handout in inbox.pipe:
+            base = handout.row.base
+            unsent[base] = unsent.get(base, 0) | handout.mask
+        found: list[Leaver] = []
+        ranges = command.ranges
+        place = at = 0
+        while place < len(ranges):
+            at = max(at, ranges[place][0])
+            base = at
+            has = held.get(at, 0)
+            if not has:
+                base = mailbox.order.floor(at) or 0
+                has = held.get(base, 0)
+            if not has:
+                raise RequestRejected("not_held", f"message {at} is not in this inbox's hands")
+            row = rows[number, base]
+            behind = base + row.count
+            # All ranges of one batch together: each for itself would go through all its rows.
+            last = bisect_left(ranges, (behind,), place + 1)
+            mask = _rows_between(ranges, place, last, at, base, row.count) if at < behind else 0
+            stop = min(ranges[last - 1][1], behind)
+            if unsent:
+                has &= ~unsent.get(base, 0)
+            if not mask or mask & ~has:
+                raise RequestRejected(
+                    "not_held", f"of messages {at} to {stop} not all are in this inbox's hands"
+                )
+            found.append((base, mask, row))
+            place, at = (last, 0) if ranges[last - 1][1] <= behind else (last - 1, behind)
+        return found
+
+
+class _Ack(Effect):
+    """An acknowledgement on its way: what a reader is done with."""
+
+    inboxes: Inboxes
+    inbox: Inbox
+    rows: list[Leaver]
+
+    def taken(self, part: Part) -> None:
+        inbox = self.inbox
+        held = inbox.held
+        for base, mask, _ in self.rows:
+            kept = held[base] & ~mask
+            if kept:
+                held[base] = kept
+            else:
+                del held[base]
+            inbox.outstanding -= mask.bit_count()
+        self.inboxes.resume(inbox)
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        mailbox = self.inbox.mailbox
+        left = self.inboxes._mailboxes.left
+        count = 0
+        for base, mask, row in self.rows:
+            left(mailbox, base, mask, row)
+            count += mask.bit_count()
+        self.inboxes._shard.counters["mail_acknowledged"] += count
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        inbox = self.inbox
+        for base, mask, row in self.rows:
+            if inbox.ended:
+                self.inboxes._mailboxes.release(inbox.mailbox, row, mask)
+            else:
+                inbox.held[base] = inbox.held.get(base, 0) | mask
+                inbox.outstanding += mask.bit_count()
+
+
+class _Again(_Ack):
+    """Messages that a reader has given back: they wait again, or for their time."""
+
+    not_before_ms: int
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        boxes, mailbox = self.inboxes._mailboxes, self.inbox.mailbox
+        for _, mask, row in self.rows:
+            self.inboxes._shard.counters["mail_again"] += mask.bit_count()
+            if self.not_before_ms > boxes.now_ms:
+                boxes.postpone(mailbox, row, mask, self.not_before_ms)
+            else:
+                boxes.release(mailbox, row, mask)
+
+
+def _rows_between(
+    ranges: Sequence[tuple[int, int]], place: int, last: int, at: int, base: int, count: int
+) -> int:
+    """The rows of a batch that ranges[place:last] name from the number `at` on, as a mask."""
+    if last == place + 1:
+        stop = min(ranges[place][1] - base, count)
+        return ((1 << stop) - 1) >> (at - base) << (at - base)
+    bounds = np.array(ranges[place:last], np.int64) - base
+    np.clip(bounds, at - base, count, out=bounds)
+    steps = np.zeros(count + 1, np.int8)
+    # Neighbours may touch, so beginnings and ends are counted one after the other.
+    steps[bounds[:, 0]] += 1
+    steps[bounds[:, 1]] -= 1
+    bits = np.packbits(np.cumsum(steps[:-1], dtype=np.int8) > 0, bitorder="little")
+    return int.from_bytes(bits.tobytes(), "little")
+
+
+def _lowest(mask: int, count: int) -> int:
+    """The first so many rows of a mask."""
+    if mask.bit_count() <= count:
+        return mask
+    low, high = 0, mask.bit_length()
+    while low < high:
+        middle = (low + high) // 2
+        if (mask & ((1 << middle) - 1)).bit_count() < count:
+            low = middle + 1
+        else:
+            high = middle
+    return mask & ((1 << low) - 1)
+
+
+def _same_why(rare: Rare, mask: int) -> int:
+    """The first rows of a mask, up to one that lies there for another reason."""
+    low = mask & -mask
+    seen = 0
+    for rows, _ in reversed(rare.why):
+        some = int.from_bytes(rows, "little") & ~seen
+        if some & low:
+            others = mask & ~some
+            return mask & ((others & -others) - 1) if others else mask
+        seen |= some
+    return mask
+
+
+def why_of(rare: Rare, mask: int) -> str:
+    """Why the first row of a mask lies there."""
+    low = mask & -mask
+    for rows, why in reversed(rare.why):
+        if int.from_bytes(rows, "little") & low:
+            return why
+    return ""
+
+
+def about_of(about: list[Run], mask: int, count: int) -> list[Run]:
+    """What some rows of a put of replies answer."""
+    if not about or mask == (1 << count) - 1:
+        return about
+    runs: list[Run] = []
+    at = 0
+    for key, first, length in about:
+        for place in range(length):
+            if mask >> (at + place) & 1:
+                if runs and runs[-1][0] == key and runs[-1][1] + runs[-1][2] == first + place:
+                    runs[-1] = key, runs[-1][1], runs[-1][2] + 1
+                else:
+                    runs.append((key, first + place, 1))
+        at += length
+    return runs

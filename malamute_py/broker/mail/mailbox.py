@@ -1,0 +1,296 @@
+"""One mailbox at run time: what waits in it, who reads it, which rows a reader has.
+
+Owns the state of a mailbox and of a put that does not simply wait. The rules: rows are masks, so a
+batch costs about what a message costs; what is kept of a put besides its row in the tables is kept
+only once a reader was given it, or it waits for a time. Source: docs/design.md, Queues and the
+checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from malamute_protocol.commands import Level
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.structures.sorted_values import Ordered
+from malamute_py.changelog.settings import MailboxSettings
+from malamute_py.changelog.tables import MessageRow
+
+if TYPE_CHECKING:
+    from malamute_py.broker.mail.inboxes import Inbox
+
+DRAFT, CREATING, STANDING, GONE = range(4)
+"""A mailbox: not in the log, in a bundle that creates it, there, removed."""
+
+
+class Out(msgspec.Struct, eq=False, gc=False):
+    """What is known at run time of a put that does not simply wait."""
+
+    before: int
+    """How often it had been given back before this run of the broker."""
+    held: int = 0
+    """Rows that a reader holds, or that are about to leave."""
+    delayed: int = 0
+    """Rows that wait for a time."""
+    once: int = 0
+    """Rows that were delivered."""
+    often: dict[int, int] | None = None
+    """How often -> rows, for those that were delivered more than once."""
+    times: dict[int, int] | None = None
+    """Time -> rows that wait for it."""
+    expiries: Any = None
+    """When each of many rows expires, as a column, once that was asked."""
+
+    def attempt(self, free: int) -> tuple[int, int]:
+        """The next attempt at the first free rows: (its number, rows up to one with another)."""
+        low = free & -free
+        times = 0
+        if not self.once & low:
+            same = free & ~self.once
+        else:
+            times, same = 1, free & self.once
+            for count, rows in (self.often or {}).items():
+                if rows & low:
+                    times, same = count, free & rows
+                    break
+                same &= ~rows
+        others = free & ~same
+        if others:
+            same &= (others & -others) - 1
+        return self.before + times + 1, same
+
+    def delivered(self, mask: int) -> None:
+        """Count one more delivery of rows."""
+        again = self.once & mask
+        self.once |= mask
+        if not again:
+            return
+        often = self.often or {}
+        moved: dict[int, int] = {}
+        rest = again
+        for count, rows in often.items():
+            here = rows & again
+            rest &= ~here
+            for number, some in ((count, rows & ~again), (count + 1, here)):
+                if some:
+                    moved[number] = moved.get(number, 0) | some
+        if rest:
+            moved[2] = moved.get(2, 0) | rest
+        self.often = moved
+
+    def delay(self, mask: int, at_ms: int) -> int:
+        """Make rows wait for a time; returns the first time that any row waits for."""
+        self.delayed |= mask
+        if self.times is None:
+            self.times = {}
+        self.times[at_ms] = self.times.get(at_ms, 0) | mask
+        return min(self.times)
+
+    def undelay(self, mask: int) -> int:
+        """End the waiting of rows; returns the first time that is left, or 0."""
+        self.delayed &= ~mask
+        if self.times is None:
+            return 0
+        kept = {at_ms: rows & ~mask for at_ms, rows in self.times.items() if rows & ~mask}
+        self.times = kept or None
+        return min(kept, default=0)
+
+
+FEW_ROWS: Final = 64
+"""Up to so many, rows are looked at one by one."""
+NOBODY: deque[Inbox] = deque()
+"""Readers of all mailboxes that never had one, always empty: a deque takes 760 bytes."""
+
+
+class Mailbox:
+    """One mailbox at run time."""
+
+    __slots__ = (
+        "able",
+        "bytes",
+        "coming",
+        "coming_bytes",
+        "created_by",
+        "created_ms",
+        "delayed",
+        "expired",
+        "held",
+        "level",
+        "memory",
+        "messages",
+        "name",
+        "number",
+        "order",
+        "others",
+        "out",
+        "pending",
+        "queued",
+        "readers",
+        "ready",
+        "removing",
+        "resource",
+        "returning",
+        "rows",
+        "settings",
+        "stale",
+        "state",
+        "tell_expired_ms",
+        "temporary",
+        "told_full",
+    )
+
+    def __init__(
+        self, number: int, name: str, rows: Any, settings: MailboxSettings, by: str, at_ms: int
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.rows = rows
+        """(mailbox, number) -> row: the tables of the log, or those in memory."""
+        self.created_by = by
+        self.created_ms = at_ms
+        self.state = DRAFT
+        self.temporary = False
+        self.removing = False
+        """Whether the mailbox takes nothing more."""
+        self.messages = 0
+        self.bytes = 0
+        """Bytes of the batches of which a row is left."""
+        self.coming = 0
+        """Messages that steps on their way will put."""
+        self.coming_bytes = 0
+        self.held = 0
+        self.delayed = 0
+        self.pending = 0
+        """Steps on their way that need it."""
+        self.told_full = False
+        self.expired = 0
+        """Messages of which no event has told yet."""
+        self.tell_expired_ms = 0
+        self.order: Ordered[int] = Ordered()
+        """Numbers of its puts."""
+        self.ready: Ordered[int] = Ordered()
+        """Puts of priority 0 with a row that may be delivered."""
+        self.others: dict[int, Ordered[int]] | None = None
+        """Puts of other priorities with such a row, by priority."""
+        self.out: dict[int, Out] = {}
+        self.readers: dict[Inbox, None] = {}
+        self.able = NOBODY
+        """Readers that may be given something, in turn."""
+        self.stale = 0
+        """Readers in `able` that have ended."""
+        self.returning = 0
+        """Readers that have ended and whose rows are not free yet: others wait for these."""
+        self.queued = False
+        """Waits for its turn to deliver."""
+        self.take_up(settings)
+
+    def take_up(self, settings: MailboxSettings) -> None:
+        """Apply settings from now on."""
+        self.settings = settings
+        self.memory = settings.memory
+        self.resource = "mail_memory_bytes" if settings.memory else "mail_bytes"
+        """As what its bytes count for who sent them."""
+        self.level = int(Level[settings.level.upper()])
+
+    # --- what waits -----------------------------------------------------------------------------
+
+    def push(self, base: int, priority: int) -> None:
+        """A put has a row that may be delivered."""
+        if not priority:
+            self.ready.add(base)
+            return
+        if self.others is None:
+            self.others = {}
+        waiting = self.others.get(priority)
+        if waiting is None:
+            waiting = self.others[priority] = Ordered()
+        waiting.add(base)
+
+    def pull(self, base: int, priority: int) -> None:
+        """A put has no row any more that may be delivered."""
+        if not priority:
+            self.ready.discard(base)
+        elif self.others is not None:
+            waiting = self.others.get(priority)
+            if waiting is not None:
+                waiting.discard(base)
+                if not waiting:
+                    del self.others[priority]
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything may be delivered."""
+        return bool(self.ready) or bool(self.others)
+
+    def head(self) -> int:
+        """Number of the put that is to be delivered first; there must be one."""
+        if self.others:
+            highest = max(self.others)
+            if highest > 0 or not self.ready:
+                return self.others[highest].first
+        return self.ready.first
+
+    def out_of(self, row: MessageRow) -> Out:
+        """What is known at run time of a put, made when there is nothing yet."""
+        out = self.out.get(row.base)
+        if out is None:
+            out = self.out[row.base] = Out(row.attempts)
+            if row.rare is not None:
+                for times, rows in row.rare.tries:
+                    mask = int.from_bytes(rows, "little")
+                    out.once |= mask
+                    if times > 1:
+                        out.often = {**(out.often or {}), times: mask}
+        return out
+
+    def free(self, row: MessageRow) -> int:
+        """Rows that may be delivered, as far as no reader has them."""
+        out = self.out.get(row.base)
+        return row.left if out is None else row.left & ~(out.held | out.delayed)
+
+
+def expired(mailbox: Mailbox, row: MessageRow, now_ms: int) -> tuple[int, int]:
+    """Rows of a put that have expired, and when the next does (0: none will)."""
+    rare = row.rare
+    if rare is None or not rare.expiries:
+        if row.expires_at_ms <= now_ms:
+            return row.left, 0
+        return 0, row.expires_at_ms
+    if len(rare.expiries) > FEW_ROWS:
+        return _expired_of_many(mailbox, row, rare.expiries, now_ms)
+    mask = following = 0
+    left = row.left
+    for place, at_ms in enumerate(rare.expiries):
+        if not at_ms or not left >> place & 1:
+            continue
+        if at_ms <= now_ms:
+            mask |= 1 << place
+        elif not following or at_ms < following:
+            following = at_ms
+    return mask, following
+
+
+def _expired_of_many(
+    mailbox: Mailbox, row: MessageRow, expiries: list[int], now_ms: int
+) -> tuple[int, int]:
+    """Find expired rows by columns, which are kept: each of 65,536 rows may have its own time."""
+    out = mailbox.out_of(row)
+    times = out.expiries
+    if times is None:
+        times = out.expiries = np.array(expiries, np.int64)
+    later = times > now_ms
+    over = (times != 0) & ~later
+    mask = int.from_bytes(np.packbits(over, bitorder="little").tobytes(), "little") & row.left
+    return mask, int(times[later].min()) if later.any() else 0
+
+
+def temporary_name(link: Link) -> str:
+    """Name of the temporary mailbox of a link's session."""
+    if link.holder.startswith("~"):
+        return link.holder
+    return f"~{blake2b(link.session, digest_size=16).hexdigest()}"

@@ -1,0 +1,1 @@
+"""Services: requests that wait, and the workers that they are handed to."""

@@ -1,0 +1,1 @@
+"""Streams: the catalogue, publishing, producers, where readers start, retention, administration."""

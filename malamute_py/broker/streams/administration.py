@@ -1,0 +1,398 @@
+"""Administration: streams, facts, plans, links.
+
+Owns the commands that a RESULT answers. The rules: whatever is listed is bounded and paged; a
+change is answered when it is durable; what must be asked of the journal is answered when it has.
+Source: SPEC.md, section 4; docs/design.md, Safety.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from malamute_protocol.commands import (
+    BrokerInfo,
+    CreateStream,
+    EditStream,
+    FindOffset,
+    Kick,
+    ListLinks,
+    ListStreams,
+    OpenProducer,
+    PlanRead,
+    RemoveStream,
+    StreamInfo,
+)
+from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.steps import Steps, Then
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.ready import IndexFailure
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.producers import Producer, Producers
+from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.broker.streams.start_positions import Begin, Starts, may_match
+from malamute_py.broker.subscriptions.subscriptions import Subscription
+from malamute_py.changelog.records import ProducerOpened
+from malamute_py.matcher import compile_pattern
+
+
+class Admin:
+    """The commands that ask for a RESULT."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        catalogue: Catalogue,
+        publishing: Publishing,
+        producers: Producers,
+        starts: Starts,
+        steps: Steps,
+        answers: Answers,
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._catalogue = catalogue
+        self._publishing = publishing
+        self._producers = producers
+        self._starts = starts
+        self._steps = steps
+        self._answers = answers
+        self._opening = 0
+        """New producers on their way into the log."""
+
+    # --- answering --------------------------------------------------------------------------
+
+    def _stream(self, link: Link, command: Any, action: str) -> Stream | None:
+        """The stream of a command if it may be touched; else the command was refused."""
+        name = command.stream
+        if not self._shard.settings.permit(link.owner, action, name):
+            self._answers.refuse(
+                link, command, "forbidden", f"you may not {action} stream '{name}'"
+            )
+            return None
+        stream = self._catalogue.get(name)
+        if stream is None:
+            self._answers.refuse(link, command, "unknown_stream", f"there is no stream '{name}'")
+        return stream
+
+    def _asks(self, link: Link, command: Any) -> bool:
+        """Whether a link may ask the journal one more question; else refused."""
+        if link.queries < self._shard.settings.link_queries_max:
+            link.queries += 1
+            return True
+        self._answers.refuse(link, command, "wait", "too many unanswered questions on this link")
+        return False
+
+    # --- streams ----------------------------------------------------------------------------
+
+    def create_stream(self, link: Link, command: CreateStream) -> None:
+        """Create a stream; answered when that is durable."""
+        if not self._shard.settings.permit(link.owner, "create", command.stream):
+            self._answers.refuse(
+                link, command, "forbidden", f"you may not create stream '{command.stream}'"
+            )
+            return
+        self._catalogue.create(
+            command.stream, command.settings, link.owner, partial(self._created, link, command),
+            partial(self._answers.refuse, link, command),
+        )  # fmt: skip
+
+    def _created(self, link: Link, command: CreateStream, stream: Stream) -> None:
+        facts = partial(self._facts, stream)
+        Answer(self._answers, link, command, facts).after(stream.created_lsn)
+
+    def edit_stream(self, link: Link, command: EditStream) -> None:
+        """Change settings; answered when that is durable."""
+        stream = self._stream(link, command, "admin")
+        if stream is None:
+            return
+        answer = Answer(self._answers, link, command, partial(self._facts, stream))
+        try:
+            self._catalogue.edit(stream, command.settings, answer)
+        except RequestRejected as error:
+            self._answers.refuse(link, command, error.code, error.reason)
+
+    def remove_stream(self, link: Link, command: RemoveStream) -> None:
+        """Remove a stream; answered when that is durable."""
+        stream = self._stream(link, command, "admin")
+        if stream is not None:
+            self._catalogue.remove(stream, Answer(self._answers, link, command))
+
+    def stream_info(self, link: Link, command: StreamInfo) -> None:
+        """Facts about one stream."""
+        stream = self._stream(link, command, "read")
+        if stream is not None:
+            self._answers.result(link, command, self._facts(stream))
+
+    def _facts(self, stream: Stream) -> dict[str, Any]:
+        live = sum(1 for sub in stream.subscriptions if sub.live)
+        return {
+            **_short(stream),
+            "epoch": self._shard.epoch,
+            "epochs": [list(pair) for pair in stream.epochs[-64:]],
+            "ring": stream.ring.name,
+            "visible": stream.visible_next,
+            "last_time_ms": stream.last_time_ms,
+            "settings": _settings(stream),
+            "subscriptions": len(stream.subscriptions),
+            "live": live,
+            "patterns": stream.patterns,
+            "created_ms": stream.row.created_ms,
+            "created_by": stream.row.by,
+        }
+
+    def list_streams(self, link: Link, command: ListStreams) -> None:
+        """One page of names and short facts."""
+        limit = max(1, min(command.limit, self._shard.settings.page_max))
+        permit = self._shard.settings.permit
+        page: list[dict[str, Any]] = []
+        more = False
+        for name in self._catalogue.names_after(command.after, command.prefix):
+            if len(page) == limit:
+                more = True
+                break
+            stream = self._catalogue.get(name)
+            if stream is not None and permit(link.owner, "read", name):
+                page.append(_short(stream))
+        self._answers.result(link, command, {"streams": page, "more": more})
+
+    # --- positions --------------------------------------------------------------------------
+
+    def find_offset(self, link: Link, command: FindOffset) -> None:
+        """Resolve a start to an offset."""
+        stream = self._stream(link, command, "read")
+        if stream is None or not self._asks(link, command):
+            return
+
+        def found(begin: Begin | RequestRejected) -> None:
+            link.queries -= 1
+            if isinstance(begin, RequestRejected):
+                self._answers.refuse(link, command, begin.code, begin.reason)
+                return
+            self._answers.result(
+                link, command,
+                {
+                    "stream": stream.uuid, "epoch": self._shard.epoch, "offset": begin.next,
+                    "first": stream.first, "tail": stream.next,
+                    "rewound": begin.rewound_from is not None,
+                },
+            )  # fmt: skip
+
+        self._starts.resolve(
+            stream, command.start, False, ["all"],
+            self._links.contained(link, "FIND_OFFSET", found),
+            end=stream.next, asker=link, wanted=lambda: link.open,
+        )  # fmt: skip
+
+    def plan_read(self, link: Link, command: PlanRead) -> None:
+        """Plan a bounded read from the journal's index."""
+        stream = self._stream(link, command, "read")
+        if stream is None:
+            return
+        try:
+            compile_pattern(command.pattern)
+        except RequestRejected as error:
+            self._answers.refuse(link, command, error.code, error.reason)
+            return
+        if not self._asks(link, command):
+            return
+        durable = command.visibility != 0
+
+        def begun(begin: Begin | RequestRejected) -> None:
+            if isinstance(begin, RequestRejected):
+                link.queries -= 1
+                self._answers.refuse(link, command, begin.code, begin.reason)
+            else:
+                self._plan(link, command, stream, begin, durable)
+
+        self._starts.resolve(
+            stream, command.start, durable, command.pattern,
+            self._links.contained(link, "PLAN_READ", begun),
+            end=stream.next, asker=link, wanted=lambda: link.open,
+        )  # fmt: skip
+
+    def _plan(
+        self, link: Link, command: PlanRead, stream: Stream, begin: Begin, durable: bool
+    ) -> None:
+        tail = stream.visible_next if durable else stream.next
+        end = tail if command.end < 0 else min(command.end, tail)
+        first = max(begin.next, stream.first)
+        value = {
+            "stream": stream.uuid, "epoch": self._shard.epoch, "first": stream.first,
+            "tail": tail, "from": begin.next, "to": max(end, begin.next), "splits": [],
+            "records": 0, "bytes": 0, "rewound": begin.rewound_from is not None,
+        }  # fmt: skip
+        if first >= end:
+            link.queries -= 1
+            self._answers.result(link, command, value)
+            return
+
+        def planned(answer: Any) -> None:
+            link.queries -= 1
+            if isinstance(answer, IndexFailure):
+                self._answers.refuse(link, command, answer.code, answer.reason)
+            else:
+                self._answers.result(link, command, {**value, **answer})
+
+        self._shard.ask(
+            stream.ring.name, stream.number, "plan",
+            {
+                "from": first, "end": end, "pattern": command.pattern,
+                "candidates": partial(may_match, command.pattern),
+                "records_max": command.records_max, "bytes_max": command.bytes_max,
+                "split_bytes": command.split_bytes, "client_time": command.client_time,
+                "splits_max": self._shard.settings.splits_max,
+            },
+            self._links.contained(link, "PLAN_READ", planned), link, lambda: link.open,
+        )  # fmt: skip
+
+    # --- producers --------------------------------------------------------------------------
+
+    def open_producer(self, link: Link, command: OpenProducer) -> None:
+        """Give a producer id, or resume one; answered when a change that it needs is durable."""
+        producers = self._producers
+        if command.id == 0:
+            publishing = self._publishing
+            most = self._shard.settings.producers_max + publishing.forgetting
+            if len(producers) + self._opening >= most:
+                # The identity with the most producers loses those that it used least of late.
+                if publishing.forgetting or not len(producers):
+                    self._answers.refuse(
+                        link, command, "wait", "producers that were long unused make room"
+                    )
+                    return
+                publishing.forget_producers(producers.in_the_way())
+            self._opening += 1
+            self._open(link, command, ProducerOpened(producers.mint(), link.identity, 0))
+            return
+        known = producers.get(command.id)
+        if known is None or known.identity != link.identity:
+            self._refuse_unknown(link, command)
+        elif command.fence:
+            self._open(
+                link, command, ProducerOpened(known.id, link.identity, known.epoch, fence=True)
+            )
+        elif command.epoch != known.epoch:
+            code = "fenced" if command.epoch < known.epoch else "unknown_producer"
+            self._answers.refuse(link, command, code, f"the producer is at epoch {known.epoch}")
+        else:
+            producers.used(known.id)
+            self._answers.result(link, command, self._producer_facts(known))
+
+    def _open(self, link: Link, command: OpenProducer, change: ProducerOpened) -> None:
+        answer = Answer(self._answers, link, command)
+        opened = partial(self._opened, change, answer), partial(self._not_opened, change, answer)
+        self._steps.propose(change, Then(*opened))
+
+    def _opened(self, change: ProducerOpened, answer: Answer, end_lsn: int) -> None:
+        self._opening -= not change.fence
+        producer = self._producers.get(change.id)
+        if producer is None:
+            self._refuse_unknown(answer.link, answer.command)
+            return
+        # As this change leaves it: the next one may raise the epoch before it is durable.
+        answer.value = partial(dict, self._producer_facts(producer))
+        answer.after(end_lsn)
+
+    def _not_opened(self, change: ProducerOpened, answer: Answer, *why: Any) -> None:
+        self._opening -= not change.fence
+        answer.refuse(*why)
+
+    def _refuse_unknown(self, link: Link, command: OpenProducer) -> None:
+        self._answers.refuse(
+            link, command, "unknown_producer",
+            f"there is no producer {command.id} of this identity",
+        )  # fmt: skip
+
+    def _producer_facts(self, producer: Producer) -> dict[str, Any]:
+        next: dict[str, int] = {}
+        for number, place in producer.streams.items():
+            stream = self._catalogue.by_number(number)
+            if stream is not None and place.epoch == producer.epoch:
+                next[stream.name] = place.next
+        return {"id": producer.id, "epoch": producer.epoch, "next": next}
+
+    # --- the broker and its links -----------------------------------------------------------
+
+    def broker_info(self, link: Link, command: BrokerInfo) -> None:
+        """Facts about the broker; where its data lies only for one that may administrate."""
+        shard = self._shard
+        facts = dict(shard.settings.facts())
+        if not shard.settings.permit(link.owner, "admin", "broker"):
+            facts.pop("data", None)
+        rings = {
+            ring.name: {
+                "end_lsn": ring.end_lsn, "visible": ring.visible, "memory": ring.memory,
+                "failed": ring.failed[0] if ring.failed else "",
+            }
+            for _, ring in zip(range(shard.settings.page_max), self._catalogue.rings.values(),
+                               strict=False)
+        }  # fmt: skip
+        self._answers.result(
+            link, command,
+            {
+                "software": shard.settings.software, "uuid": shard.uuid, "epoch": shard.epoch,
+                "now_ms": shard.now_ms, "links": len(self._links),
+                "streams": len(self._catalogue), "producers": len(self._producers),
+                "rings": rings, "counters": dict(shard.counters), **facts,
+            },
+        )  # fmt: skip
+
+    def list_links(self, link: Link, command: ListLinks) -> None:
+        """The links, at most a page of them; only to whom may administrate."""
+        if not self._shard.settings.permit(link.owner, "admin", "links"):
+            self._answers.refuse(link, command, "forbidden", "you may not list links")
+            return
+        limit = max(1, min(command.limit, self._shard.settings.page_max))
+        page = [_link_facts(other) for _, other in zip(range(limit), self._links, strict=False)]
+        self._answers.result(link, command, {"links": page, "more": len(self._links) > limit})
+
+    def kick(self, link: Link, command: Kick) -> None:
+        """End another link."""
+        if not self._shard.settings.permit(link.owner, "admin", "links"):
+            self._answers.refuse(link, command, "forbidden", "you may not end links")
+            return
+        other = self._links.get(command.link)
+        if other is None or not other.open:
+            self._answers.refuse(link, command, "unknown_link", f"there is no link {command.link}")
+            return
+        self._answers.result(link, command, {})
+        self._links.close(other, "kicked", "kicked", command.reason[:200])
+
+
+def _settings(stream: Stream) -> dict[str, Any]:
+    settings = stream.settings
+    return {name: getattr(settings, name) for name in settings.__struct_fields__}
+
+
+def _short(stream: Stream) -> dict[str, Any]:
+    return {
+        "name": stream.name,
+        "uuid": stream.uuid,
+        "number": stream.number,
+        "first": stream.first,
+        "tail": stream.next,
+        "bytes": stream.ledger.bytes,
+        "memory": stream.ring.memory,
+    }
+
+
+def _link_facts(link: Link) -> dict[str, Any]:
+    subs = [one for one in link.receivers.values() if isinstance(one, Subscription)]
+    return {
+        "link": link.number,
+        "identity": link.identity,
+        "state": link.state.value,
+        "software": link.software,
+        "opened_ms": link.opened_ms,
+        "heard_ms": link.heard_ms,
+        "blocked": link.blocked,
+        "subscriptions": len(subs),
+        "live": sum(1 for sub in subs if sub.live),
+        "unconfirmed_bytes": link.unconfirmed_bytes,
+        "unread_bytes": link.delivered_bytes - link.cleared_bytes,
+    }

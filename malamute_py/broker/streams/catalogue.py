@@ -1,0 +1,409 @@
+"""The catalogue: which streams and rings there are, and how they come and go.
+
+Owns the streams by name and number. The rules: a stream exists once its creation is in the log, and
+one with a ring of its own takes records only when that is synced, since the two rings are synced
+apart; what needs a stream that is being created waits for it, within a bound. Source:
+docs/design.md (Journal; Queues and the checkpoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from malamute_protocol.address import name_fault
+from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.context import Shard
+from malamute_py.broker.log.steps import Effect, Steps, Then
+from malamute_py.broker.log.stream import EPOCH_SHIFT, RingState, Stream, ring_name
+from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
+from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
+from malamute_py.changelog.settings import (
+    FIXED_SETTINGS,
+    StreamSettings,
+    encode_settings,
+    settings_of,
+)
+from malamute_py.changelog.tables import StreamRow, Tables, apply
+
+Use: TypeAlias = Callable[[Stream], None]
+Refusal: TypeAlias = Callable[[str, str, int], None]
+"""Called with code, reason and retry time."""
+NAMES_AROUND: Final = 8
+"""Streams before and after a name in their order that it may be a misspelling of: to look at all
+would take a turn of the loop with many streams."""
+
+
+class Catalogue:
+    """All streams of one core."""
+
+    publishing: Publishing
+    steps: Steps
+
+    def __init__(self, shard: Shard, tables: Tables, facts: dict[str, RingFacts]) -> None:
+        self._shard = shard
+        self.tables = tables
+        self.rings: dict[str, RingState] = {}
+        self.openings: list[tuple[str, dict[str, Any]]] = []
+        """Rings that the shell is to open or remove."""
+        self.unseen: dict[str, dict[int, int]] = {}
+        """Ring -> stream -> next offset, of streams of which damage left their rings nothing."""
+        self._numbers: dict[int, Stream] = {}
+        self._names: dict[str, Stream] = {}
+        self._sorted: list[str] | None = None
+        self._waiting: dict[str, list[tuple[Use, Refusal]]] = {}
+        self._waiting_count = 0
+        self._next_number = tables.next_number
+        self.bounded: set[Stream] = set()
+        """Streams with a bound of bytes or age of their own."""
+        self.rings[MAIN] = RingState(MAIN, False, facts.get(MAIN))
+        self._sizes: dict[int, tuple[str, int]] = {}
+        """Creator of each stream, and the bytes of its settings as they are counted."""
+        for row in tables.streams.values():
+            self._take_up(row, facts)
+            self._count(row.by, row.settings, 1)
+            self._weigh(row.number)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._names.values())
+
+    def get(self, name: str) -> Stream | None:
+        """The stream of this name."""
+        return self._names.get(name)
+
+    def by_number(self, number: int) -> Stream | None:
+        """The stream of this number."""
+        return self._numbers.get(number)
+
+    def numbers_in(self, ring: str) -> Collection[int]:
+        """The numbers of the streams that live in a ring; "": of all."""
+        if not ring:
+            return self._numbers
+        state = self.rings.get(ring)
+        return () if state is None else state.numbers
+
+    def names_after(self, after: str, prefix: str) -> Iterable[str]:
+        """Names in order that begin with `prefix`, from the one after `after`."""
+        from bisect import bisect_left, bisect_right
+
+        if self._sorted is None:
+            self._sorted = sorted(self._names)
+        names = self._sorted
+        place = bisect_right(names, after) if after >= prefix else bisect_left(names, prefix)
+        while place < len(names) and names[place].startswith(prefix):
+            yield names[place]
+            place += 1
+
+    def absent(self, owner: str, name: str) -> str:
+        """That there is no stream of a name, and which ones that its owner may read were meant."""
+        from bisect import bisect_left
+        from difflib import get_close_matches
+
+        if self._sorted is None:
+            self._sorted = sorted(self._names)
+        place = bisect_left(self._sorted, name)
+        some = self._sorted[max(0, place - NAMES_AROUND) : place + NAMES_AROUND]
+        permit = self._shard.settings.permit
+        readable = [each for each in some if permit(owner, "read", each)]
+        near = get_close_matches(name, readable, n=2, cutoff=0.7)
+        meant = " or ".join(f"'{each}'" for each in near)
+        hint = f"did you mean {meant}?" if near else "to publish to it makes it, and `create` does"
+        return f"there is no stream '{name}'; {hint}"
+
+    # --- rings and streams at run time ---------------------------------------------------
+
+    def _ring(self, row: StreamRow, facts: RingFacts | None) -> RingState:
+        settings = row.settings
+        ring = self.rings.get(row.ring)
+        if ring is None:
+            ring = self.rings[row.ring] = RingState(row.ring, settings.memory, facts)
+            self.openings.append(
+                (
+                    row.ring,
+                    {
+                        "memory": settings.memory,
+                        "ring_bytes": settings.ring_bytes,
+                        "full": settings.full,
+                    },
+                )
+            )
+        return ring
+
+    def _count(self, by: str, settings: StreamSettings, sign: int) -> None:
+        """Count a stream and its ring as its creator's, or no longer."""
+        add = self._shard.quotas.add
+        add(by, "streams", sign)
+        if settings.ring_bytes:
+            add(by, "rings", sign)
+            add(by, _ring_quota(settings), sign * settings.ring_bytes)
+
+    def _check_quotas(self, by: str, wanted: StreamSettings) -> None:
+        """Raises RequestRejected `limit`: by its creator's quotas, or those of all rings."""
+        quotas, settings = self._shard.quotas, self._shard.settings
+        quotas.check(by, "streams")
+        size = wanted.ring_bytes
+        if not size:
+            return
+        quotas.check(by, "rings")
+        quotas.check_total("rings", 1, settings.rings_max, "streams.rings_max")
+        resource = _ring_quota(wanted)
+        quotas.check(by, resource, size)
+        if wanted.memory:
+            bound, key = settings.rings_memory_bytes_max, "streams.rings_memory_bytes_max"
+        else:
+            bound, key = settings.rings_bytes_max, "streams.rings_bytes_max"
+        quotas.check_total(resource, size, bound, key)
+
+    def _take_up(self, row: StreamRow, facts: dict[str, RingFacts]) -> Stream:
+        ring_facts = facts.get(row.ring)
+        ring = self._ring(row, ring_facts)
+        found = ring_facts.streams.get(row.number) if ring_facts else None
+        if found is None and ring_facts is not None and ring_facts.unseen_next:
+            found = StreamFacts(0, ring_facts.unseen_next)
+            self.unseen.setdefault(row.ring, {})[row.number] = found.next
+        stream = Stream(row, ring, found)
+        if ring.memory and facts:
+            # It existed in an earlier run: its offsets go on where no earlier one can be.
+            base = self._shard.epoch << EPOCH_SHIFT
+            stream.first = stream.next = stream.visible_next = stream.lost_before = base
+            stream.handed = stream.trim_asked = base
+        ring.numbers.add(row.number)
+        self._numbers[row.number] = stream
+        self._names[row.name] = stream
+        self._sorted = None
+        self._watch(stream)
+        return stream
+
+    def _watch(self, stream: Stream) -> None:
+        settings = stream.settings
+        if settings.max_bytes or settings.max_age_ms:
+            self.bounded.add(stream)
+            stream.ledger.bound(settings.max_bytes)
+        else:
+            self.bounded.discard(stream)
+
+    # --- first use ---------------------------------------------------------------------------
+
+    def use(self, name: str, by: str, then: Use, refused: Refusal) -> None:
+        """Call `then` with the stream of this name, which first use creates."""
+        stream = self._names.get(name)
+        if stream is not None:
+            then(stream)
+            return
+        settings = self._shard.settings
+        waiting = self._waiting.get(name)
+        if waiting is None and not settings.auto_create:
+            refused("unknown_stream", f"there is no stream '{name}'", 0)
+            return
+        if waiting is None and not settings.permit(by, "create", name):
+            refused("forbidden", f"you may not create stream '{name}'", 0)
+            return
+        if self._waiting_count >= settings.waiting_commands_max:
+            refused("wait", "too much waits for streams to be created", settings.retry_ms)
+            return
+        if waiting is None:
+            try:
+                wanted = settings_of(settings.default_stream, settings.settings_bytes_max)
+                self._propose(name, wanted, by)
+            except RequestRejected as error:
+                refused(error.code, error.reason, 0)
+                return
+            waiting = self._waiting[name]
+        waiting.append((then, refused))
+        self._waiting_count += 1
+
+    def create(
+        self, name: str, values: dict[str, Any], by: str, then: Use, refused: Refusal
+    ) -> None:
+        """Create a stream with settings; the same settings again succeed."""
+        try:
+            wanted = settings_of(
+                {**self._shard.settings.default_stream, **values},
+                self._shard.settings.settings_bytes_max,
+            )
+            stream = self._names.get(name)
+            if stream is not None:
+                if not _same(stream.settings, wanted):
+                    raise RequestRejected(
+                        "stream_exists", f"stream '{name}' exists with other settings"
+                    )
+                then(stream)
+                return
+            if name in self._waiting:
+                again = partial(self._again, name, values, by, then, refused)
+                self._waiting[name].append((again, refused))
+                self._waiting_count += 1
+                return
+            self._propose(name, wanted, by)
+            self._waiting[name].append((then, refused))
+            self._waiting_count += 1
+        except RequestRejected as error:
+            refused(error.code, error.reason, 0)
+
+    def _again(
+        self,
+        name: str,
+        values: dict[str, Any],
+        by: str,
+        then: Use,
+        refused: Refusal,
+        stream: Stream,
+    ) -> None:
+        self.create(name, values, by, then, refused)
+
+    def _propose(self, name: str, wanted: StreamSettings, by: str) -> None:
+        """Put the creation of a stream on its way; raises RequestRejected."""
+        shard = self._shard
+        wrong = name_fault(name)
+        if wrong:
+            raise RequestRejected("bad_name", wrong)
+        size = self._check_settings(0, by, wanted)
+        if len(self._names) + len(self._waiting) >= shard.settings.streams_max:
+            raise RequestRejected("limit", f"at most {shard.settings.streams_max} streams")
+        self._check_quotas(by, wanted)
+        number = self._next_number
+        self._next_number += 1
+        uuid = shard.random(16)
+        ring = ring_name(wanted, uuid)
+        created = StreamCreated(number, name, uuid, ring, wanted, by, shard.now_ms)
+        self._waiting[name] = []
+        self._count(by, wanted, 1)
+        self._hold_settings(number, by, size)
+        creating = Then(partial(self._come, created), partial(self._not_come, created))
+        self.steps.propose(created, creating)
+
+    def _come(self, created: StreamCreated, lsn: int) -> None:
+        stream = self._numbers[created.number]
+        for then, _ in self._waited(created.name):
+            then(stream)
+
+    def _not_come(self, created: StreamCreated, code: str, reason: str, retry_ms: int) -> None:
+        self._count(created.by, created.settings, -1)
+        self._weigh(created.number)
+        for _, refuse in self._waited(created.name):
+            refuse(code, reason, retry_ms)
+
+    def _check_settings(self, number: int, by: str, wanted: StreamSettings) -> int:
+        """Return the bytes of a stream's settings.
+
+        by: its creator. Raises RequestRejected `limit`: with these its creator has too much of
+        settings, or all clients together.
+        """
+        quotas, most = self._shard.quotas, self._shard.settings.all_settings_bytes_max
+        size = len(encode_settings(wanted))
+        _, before = self._sizes.get(number, ("", 0))
+        if size > before:
+            quotas.check(by, "settings_bytes", size - before)
+            key = "streams.all_settings_bytes_max"
+            quotas.check_total("settings_bytes", size - before, most, key)
+        return size
+
+    def _hold_settings(self, number: int, by: str, size: int) -> None:
+        """Count settings for a stream's creator from when they are on their way into the log."""
+        _, before = self._sizes.get(number, ("", 0))
+        if size > before:
+            self._sizes[number] = by, size
+            self._shard.quotas.add(by, "settings_bytes", size - before)
+
+    def _weigh(self, number: int, *_: Any) -> None:
+        """Count a stream's settings as the tables have them; nothing when it is gone."""
+        add = self._shard.quotas.add
+        row = self.tables.streams.get(number)
+        by, size = self._sizes.pop(number, ("", 0))
+        if size:
+            add(by, "settings_bytes", -size)
+        if row is not None:
+            size = len(encode_settings(row.settings))
+            self._sizes[number] = row.by, size
+            add(row.by, "settings_bytes", size)
+
+    def _waited(self, name: str) -> list[tuple[Use, Refusal]]:
+        waiting = self._waiting.pop(name, [])
+        self._waiting_count -= len(waiting)
+        return waiting
+
+    # --- changing ----------------------------------------------------------------------------
+
+    def edit(self, stream: Stream, values: dict[str, Any], effect: Effect) -> None:
+        """Change settings of a stream. Raises RequestRejected."""
+        old = stream.settings
+        known = {name: getattr(old, name) for name in old.__struct_fields__}
+        wanted = settings_of({**known, **values}, self._shard.settings.settings_bytes_max)
+        for name in FIXED_SETTINGS:
+            if getattr(wanted, name) != getattr(old, name):
+                raise RequestRejected(
+                    "bad_setting", f"{name} cannot be changed: records lie where they lie"
+                )
+        if wanted.body_kind != old.body_kind and (old.body_kind or stream.body_kind >= 0):
+            raise RequestRejected("bad_setting", "body_kind cannot be changed once it is settled")
+        size = self._check_settings(stream.number, stream.row.by, wanted)
+        self._hold_settings(stream.number, stream.row.by, size)
+        edited = StreamEdited(stream.number, wanted, self._shard.now_ms)
+        self.steps.propose(edited, Then(failed=partial(self._weigh, stream.number)), effect)
+
+    def remove(self, stream: Stream, effect: Effect) -> None:
+        """Remove a stream and its records."""
+        self.steps.propose(StreamRemoved(stream.number, self._shard.now_ms), effect)
+
+    def apply(self, change: Change, end_lsn: int) -> Stream | None:
+        """Let a change of the log take effect; returns the stream that it removed."""
+        apply(self.tables, self._shard.queues, change)
+        if isinstance(change, StreamCreated | StreamEdited | StreamRemoved):
+            self._weigh(change.number)
+        if isinstance(change, StreamCreated):
+            stream = self._take_up(self.tables.streams[change.number], {})
+            stream.created_lsn = end_lsn
+            self._shard.event("stream_created", stream=change.name, number=change.number)
+        elif isinstance(change, StreamEdited):
+            edited = self._numbers.get(change.number)
+            if edited is not None:
+                edited.settle(edited.settings)
+                self._watch(edited)
+        elif isinstance(change, StreamRemoved):
+            removed = self._numbers.pop(change.number, None)
+            if removed is not None:
+                self._remove(removed, end_lsn)
+            return removed
+        return None
+
+    def _remove(self, stream: Stream, end_lsn: int) -> None:
+        stream.removed = True
+        self._count(stream.row.by, stream.settings, -1)
+        stream.ring.numbers.discard(stream.number)
+        if self._names.get(stream.name) is stream:
+            del self._names[stream.name]
+        self._sorted = None
+        self.bounded.discard(stream)
+        self._shard.event("stream_removed", stream=stream.name, number=stream.number)
+        ring = stream.ring
+        if not stream.settings.ring_bytes:
+            return
+        removed = partial(self._remove_ring, ring, stream.name)
+        self.publishing.when_visible(self.rings[MAIN], end_lsn, removed)
+
+    def _remove_ring(self, ring: RingState, name: str, failure: tuple[str, str] | None) -> None:
+        # Its files go only when no power loss can bring the stream back.
+        if failure is None:
+            self.openings.append((ring.name, {"remove": True}))
+            self.rings.pop(ring.name, None)
+            # Nothing will say of it that it is synced.
+            self.publishing.ring_failed(ring, "stream_removed", f"stream '{name}' was removed")
+
+
+def _ring_quota(settings: StreamSettings) -> str:
+    """The quota that a ring of a stream's own counts for."""
+    return "rings_memory_bytes" if settings.memory else "rings_bytes"
+
+
+def _same(has: StreamSettings, wanted: StreamSettings) -> bool:
+    """Whether settings are as wanted; a body kind that first use settled does not count."""
+    if not wanted.body_kind:
+        values = {name: getattr(has, name) for name in has.__struct_fields__}
+        values["body_kind"] = ""
+        has = StreamSettings(**values)
+    return has == wanted

@@ -1,0 +1,135 @@
+"""Named: what a stream has under names of their own: its cursors, its groups.
+
+Owns finding and listing them. The rule: a listing is a page in the order of (stream, name), and
+costs by the page, but for the sorting of one stream's names after they have changed; what the
+identity may not read is left out. Source: SPEC.md, section 4.7.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.quotas import Quotas
+from malamute_py.broker.streams.catalogue import Catalogue
+
+_T = TypeVar("_T")
+
+Place = tuple[int, str]
+"""(number of the stream, name)."""
+
+
+class Named(Generic[_T]):
+    """Things by stream and name, each counted as its creator's.
+
+    A cursor belongs to whom moved it last, as the log knows no other; while the broker runs, to
+    whom it was taken up for.
+    """
+
+    def __init__(self, quotas: Quotas, resource: str) -> None:
+        """resource: the quota that each counts for."""
+        self._quotas = quotas
+        self._resource = resource
+        self._owners: dict[Place, str] = {}
+        self._of: dict[int, dict[str, _T]] = {}
+        self._sorted: dict[int, list[str]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[_T]:
+        for things in self._of.values():
+            yield from things.values()
+
+    def get(self, place: Place) -> _T | None:
+        """What has this name in this stream."""
+        things = self._of.get(place[0])
+        return None if things is None else things.get(place[1])
+
+    def of(self, stream: int) -> Iterable[_T]:
+        """All of one stream."""
+        things = self._of.get(stream)
+        return () if things is None else things.values()
+
+    def add(self, place: Place, thing: _T, by: str) -> None:
+        """Take one up, in the place of one of the same name. by: whose it is, if it is new."""
+        things = self._of.setdefault(place[0], {})
+        if place[1] not in things:
+            self._count += 1
+            self._owners[place] = by
+            self._quotas.add(by, self._resource)
+            self._sorted.pop(place[0], None)
+        things[place[1]] = thing
+
+    def remove(self, place: Place) -> _T | None:
+        """Forget one; returns it."""
+        things = self._of.get(place[0])
+        thing = None if things is None else things.pop(place[1], None)
+        if things is None or thing is None:
+            return None
+        self._count -= 1
+        self._quotas.add(self._owners.pop(place), self._resource, -1)
+        self._sorted.pop(place[0], None)
+        if not things:
+            del self._of[place[0]]
+        return thing
+
+    def remove_stream(self, stream: int) -> dict[str, _T]:
+        """Forget all of one stream; returns them by name."""
+        things = self._of.pop(stream, {})
+        self._sorted.pop(stream, None)
+        self._count -= len(things)
+        for name in things:
+            self._quotas.add(self._owners.pop((stream, name)), self._resource, -1)
+        return things
+
+    def page(
+        self,
+        catalogue: Catalogue,
+        may_read: Callable[[str], bool],
+        stream: str,
+        prefix: str,
+        after: str,
+        limit: int,
+    ) -> tuple[list[tuple[Stream, _T]], bool]:
+        """(a page of those whose names begin with `prefix`, whether there are more).
+
+        stream: its name; empty: all that may be read. after: "stream/name", or a name.
+        """
+        after_stream, slash, after_name = after.rpartition("/")
+        if not slash:
+            after_stream = stream
+        page: list[tuple[Stream, _T]] = []
+        names: Iterable[str] = [stream] if stream else self._streams(catalogue, after_stream)
+        for name in names:
+            one = catalogue.get(name)
+            if one is None or not self.of(one.number) or not may_read(name):
+                continue
+            behind = after_name if name == after_stream else ""
+            for thing in self._behind(one.number, prefix, behind):
+                if len(page) == limit:
+                    return page, True
+                page.append((one, thing))
+        return page, False
+
+    @staticmethod
+    def _streams(catalogue: Catalogue, first: str) -> Iterator[str]:
+        """Names of streams in order from one on, itself included."""
+        if first:
+            yield first
+        yield from catalogue.names_after(first, "")
+
+    def _behind(self, stream: int, prefix: str, after: str) -> Iterator[_T]:
+        things = self._of[stream]
+        names = self._sorted.get(stream)
+        if names is None:
+            names = self._sorted[stream] = sorted(things)
+        place = bisect_right(names, after) if after >= prefix and after else (
+            bisect_left(names, prefix)
+        )  # fmt: skip
+        while place < len(names) and names[place].startswith(prefix):
+            yield things[names[place]]
+            place += 1

@@ -1,0 +1,565 @@
+"""Publishing: from a PUBLISH to a bundle for the journal, and what its answer means.
+
+Owns everything that was taken from producers and has not been appended. The rules: base offsets are
+given when bundles are handed to the shell and every bundle is answered before more are, so a
+refusal never leaves a hole; each publish is a bundle of its own; the bundles of one ring stand
+together, in their order; a refusal is told to all who wait for what was refused. Source:
+docs/design.md (The core and its shell; Promises).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from struct import Struct
+from typing import Any
+
+import msgspec
+
+from malamute_protocol.commands import Publish
+from malamute_protocol.content import BODY_KINDS, Content
+from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.log.confirms import (
+    DEFAULT,
+    LEVEL_NAMES,
+    NONE,
+    STORED,
+    SYNCED,
+    Confirms,
+    Waiter,
+)
+from malamute_py.broker.log.steps import Effect, Part, Steps, Then
+from malamute_py.broker.log.stream import Batch, RingState, Settled, Settlement, Stream
+from malamute_py.broker.ready import (
+    MAIN,
+    Append,
+    AppendBundle,
+    Appended,
+    AppendRefused,
+)
+from malamute_py.broker.streams.producers import FORGOTTEN, Producers, ProducerStream
+from malamute_py.changelog.records import ProducersForgotten, StreamEdited
+
+PUBLISH = 10
+STAMP_BYTES = 96
+TIME_AT = 56
+"""Where a stamp states the append time."""
+_TIME = Struct("<q")
+
+
+class Pending(msgspec.Struct, eq=False):
+    """One publish on its way into the journal."""
+
+    ring: RingState
+    frame: Any
+    content: Content
+    size: int
+    stream: Stream
+    waiter: Waiter | None = None
+    base: int = -1
+    """Known once it is handed to the shell."""
+    time_ms: int = 0
+    followers: list[Waiter] | None = None
+    """Duplicates that came while the original was on its way."""
+    place: ProducerStream | None = None
+    sequence: int = 0
+
+
+class _Coming(Effect):
+    """Records of an atomic step on their way to a stream."""
+
+    stream: Stream
+    count: int
+
+    def taken(self, part: Part) -> None:
+        self.stream.coming += self.count
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        self.stream.coming -= self.count
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self.stream.coming -= self.count
+
+
+class Publishing:
+    """The way of published batches into the journal."""
+
+    steps: Steps
+    """The way of changes; set once both are there."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        confirms: Confirms,
+        producers: Producers,
+        rings: dict[str, RingState],
+        fan_out: Callable[[Batch, bool], None],
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._confirms = confirms
+        self._producers = producers
+        self._rings = rings
+        self._main = rings[MAIN]
+        self._limits = shard.settings.limits
+        self._fan_out = fan_out
+        self._queue: list[Pending] = []
+        self._handed: dict[int, Pending] = {}
+        self.forgetting = 0
+        """Producers whose forgetting is on its way into the log."""
+        self.unsettled_bytes = 0
+        """Queued, handed to the journal, or appended and not yet visible."""
+
+    # --- taking -------------------------------------------------------------------------
+
+    def publish(self, link: Link, command: Publish, stream: Stream, frame: Any) -> None:
+        """Take one batch, or refuse it by name."""
+        shard = self._shard
+        try:
+            content = shard.content(frame)
+            content.check(self._limits)
+        except BatchError as error:
+            self.refuse(link, command, error.code, error.reason)
+            return
+        head = content.head
+        kind = head.body_kind
+        if kind != stream.body_kind and not self._settle_kind(stream, kind):
+            self.refuse(
+                link, command, "bad_batch",
+                f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
+            )  # fmt: skip
+            return
+        ring = stream.ring
+        level = command.level or stream.level
+        tracker = command.tracker
+        if level != SYNCED or ring.memory:
+            if level == NONE:
+                tracker = 0
+            elif not self._level_allowed(link, command, ring, level):
+                return
+        if ring.failed is not None:
+            self.refuse(link, command, *ring.failed)
+            return
+        if ring is self._main:
+            if self.steps.pressed:
+                self.refuse(link, command, "wait", "the log waits for its checkpoint")
+                return
+        elif stream.created_lsn > self._main.visible:
+            self.refuse(link, command, "wait", "the stream is being created")
+            return
+        size = STAMP_BYTES + head.content_bytes
+        if tracker and link.unconfirmed_bytes:
+            window = shard.settings.window_bytes
+            if link.unconfirmed_bytes + size > window:
+                self.refuse(
+                    link, command, "window", f"more than {window} unconfirmed bytes on this link"
+                )
+                return
+        if self.unsettled_bytes + size > shard.settings.unsynced_bytes_max:
+            self.refuse(link, command, "wait", "too much waits for the disk")
+            return
+        metered = link.usage.metered
+        if metered:
+            try:
+                shard.quotas.check_rate(link.usage)
+            except RequestRejected as slower:
+                self.refuse(link, command, slower.code, slower.reason, slower.retry_ms)
+                return
+        waiter: Waiter | None = None
+        if tracker:
+            waiter = Waiter(link, tracker, level, size)
+        elif command.tracker:
+            # Of level none: told of a refusal only, and no part of the window.
+            waiter = Waiter(link, command.tracker, NONE, 0)
+        pending = Pending(ring, frame, content, size, stream, waiter)
+        if head.producer_id and not self._in_sequence(link, command, stream, pending):
+            return
+        if metered:
+            link.usage.spend(head.count, size)
+        if tracker:
+            link.unconfirmed_bytes += size
+        self.unsettled_bytes += size
+        self._queue.append(pending)
+
+    def refuse(
+        self, link: Link, command: Publish, code: str, reason: str, retry_ms: int = 0
+    ) -> None:
+        """Refuse a PUBLISH; one without a tracker is only counted."""
+        if code == "wait" and not retry_ms:
+            retry_ms = self._shard.settings.retry_ms
+        if not command.tracker:
+            self._shard.counters["publishes_dropped"] += 1
+            return
+        self._links.refuse(link, PUBLISH, command.tracker, code, reason, retry_ms)
+
+    def _level_allowed(self, link: Link, command: Publish, ring: RingState, level: int) -> bool:
+        known = level in (STORED, SYNCED)
+        if known and not (ring.memory and command.level != DEFAULT and command.tracker):
+            return True
+        name = LEVEL_NAMES.get(level, str(level))
+        if known:
+            reason = f"stream '{command.stream}' is in memory only and cannot confirm '{name}'"
+        else:
+            reason = f"this broker has no confirm level '{name}'"
+        self.refuse(link, command, "unsupported", reason)
+        return False
+
+    def _settle_kind(self, stream: Stream, kind: int) -> bool:
+        """Fix the body kind by the first batch; False when it is fixed and another."""
+        if stream.body_kind >= 0:
+            return False
+        stream.body_kind = kind
+        settings = stream.settings
+        values = {name: getattr(settings, name) for name in settings.__struct_fields__}
+        values["body_kind"] = BODY_KINDS[kind]
+        edited = StreamEdited(stream.number, type(settings)(**values), self._shard.now_ms)
+        # Before the batch: what is in the log must never be of a kind that the log does not know.
+        self.steps.propose_first(edited, Then(failed=partial(_unsettle, stream)))
+        return True
+
+    def _in_sequence(self, link: Link, command: Publish, stream: Stream, pending: Pending) -> bool:
+        """Whether an idempotent batch is to be appended; else it is answered or will be."""
+        head = pending.content.head
+        producer = self._producers.get(head.producer_id)
+        if producer is None or producer.identity != link.identity:
+            self.refuse(
+                link, command, "unknown_producer",
+                f"there is no producer {head.producer_id} of this identity: open one",
+            )  # fmt: skip
+            return False
+        if head.producer_epoch != producer.epoch:
+            code = "fenced" if head.producer_epoch < producer.epoch else "unknown_producer"
+            self.refuse(
+                link, command, code,
+                f"epoch {head.producer_epoch} of the producer, which is at {producer.epoch}",
+            )  # fmt: skip
+            return False
+        if stream.number not in producer.streams:
+            settings = self._shard.settings
+            full = self._producers.places >= settings.producer_places_max
+            if full and (self.forgetting or self.forget_producers(self._producers.wide(producer))):
+                self.refuse(link, command, "wait", "producers that were long unused make room")
+                return False
+            if full or len(producer.streams) >= settings.producer_streams_max:
+                self.refuse(
+                    link, command, "limit",
+                    f"this producer writes to {len(producer.streams)} streams already; "
+                    "streams.producer_streams_max is the limit: use a second client",
+                )  # fmt: skip
+                return False
+        place = self._producers.enter(producer, stream.number)
+        first = head.first_sequence
+        if first == place.next_taken:
+            producer.used = True
+            place.next_taken = first + head.count
+            place.under_way[first] = pending
+            pending.place, pending.sequence = place, first
+            return True
+        if first > place.next_taken or first + head.count > place.next_taken:
+            self.refuse(
+                link, command, "out_of_sequence",
+                f"sequence {first} to {first + head.count}, the next is {place.next_taken}",
+            )  # fmt: skip
+            return False
+        fault = place.fault(first, head.content_crc)
+        if fault:
+            gone = fault == "damaged"
+            self._shard.counters["publishes_damaged" if gone else "publishes_conflicting"] += 1
+            if fault not in producer.faults:
+                producer.faults += (fault,)
+                self._shard.event(
+                    "publish_damaged" if gone else "publish_conflicting", "warning",
+                    stream=stream.name, producer=producer.id, identity=producer.identity,
+                    sequence=first,
+                )  # fmt: skip
+            words = (
+                "was in the log and cannot be read any more: publish its records again, as new ones"
+                if gone
+                else "is in the log with another content"
+            )
+            self.refuse(link, command, fault, f"sequence {first} of the producer {words}")
+            return False
+        self._duplicate(link, command, stream, place, pending)
+        return False
+
+    def forget_producers(self, ids: list[int]) -> bool:
+        """Producers make room for others; False: there are none."""
+        if not ids:
+            return False
+        known = self._producers.get(ids[0])
+        identity = "" if known is None else known.identity
+        self.forgetting = len(ids)
+        self._shard.counters["producers_forgotten"] += len(ids)
+        self._shard.event("producers_forgotten", "warning", identity=identity, count=len(ids))
+        self.steps.propose(ProducersForgotten(ids), Then(self._forgotten, self._forgotten))
+        return True
+
+    def _forgotten(self, *_: Any) -> None:
+        self.forgetting = 0
+
+    def _duplicate(
+        self, link: Link, command: Publish, stream: Stream, place: ProducerStream, again: Pending
+    ) -> None:
+        """A batch came again: confirm it when the original is."""
+        self._shard.counters["publishes_duplicate"] += 1
+        waiter = again.waiter
+        if waiter is None:
+            return
+        waiter.duplicate = True
+        link.unconfirmed_bytes += waiter.size
+        sequence = again.content.head.first_sequence
+        original = place.under_way.get(sequence)
+        if original is not None:
+            if original.followers is None:
+                original.followers = []
+            original.followers.append(waiter)
+            return
+        found = place.original(sequence)
+        waiter.offset, waiter.append_time_ms = found
+        waiter.epoch = self._shard.epoch if found is FORGOTTEN else stream.epoch_at(found.offset)
+        # Its own end LSN is not remembered: the ring's end covers it.
+        self._confirms.settle_by(stream.ring, waiter, stream.ring.end_lsn)
+
+    def prepare(self, link: Link, command: Publish, frame: Any, stream: Stream | None) -> Part:
+        """One batch as part of an atomic step. Raises RequestRejected: nothing was done."""
+        name = command.stream
+        if not self._shard.settings.permit(link.owner, "write", name):
+            raise RequestRejected("forbidden", f"you may not write to stream '{name}'")
+        if stream is None or stream.removed:
+            raise RequestRejected("unknown_stream", f"there is no stream '{name}'")
+        try:
+            content = self._shard.content(frame)
+            content.check(self._limits)
+        except BatchError as error:
+            raise RequestRejected(error.code, error.reason) from error
+        head = content.head
+        if stream.ring is not self._main:
+            raise RequestRejected(
+                "cross_ring",
+                f"stream '{name}' has a ring of its own or lives in memory: one step is one ring",
+            )
+        if head.producer_id:
+            raise RequestRejected("unsupported", "the step has a key: its batches have no producer")
+        kind = head.body_kind
+        if kind != stream.body_kind and not self._settle_kind(stream, kind):
+            raise RequestRejected(
+                "bad_batch",
+                f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
+            )
+        return Part(
+            content=content, frame=frame, stream=stream, effects=[_Coming(stream, head.count)]
+        )
+
+    def part_appended(self, part: Part, end_lsn: int) -> None:
+        """A batch of an atomic step is in the journal."""
+        stream, content = part.stream, part.content
+        assert stream is not None
+        assert content is not None
+        size = STAMP_BYTES + content.head.content_bytes
+        self.unsettled_bytes += size
+        pending = Pending(stream.ring, part.frame, content, size, stream, base=part.base)
+        self._stored(pending, stream, stream.ring, part.stamp, end_lsn)
+
+    def part_refused(self, part: Part) -> None:
+        """The journal took nothing of an atomic step."""
+        assert part.stream is not None
+        part.stream.handed = part.stream.next
+
+    # --- handing over -------------------------------------------------------------------
+
+    def take(self) -> list[AppendBundle]:
+        """The bundles for the journal; each must be answered before the next take."""
+        queue = self._queue
+        if not queue:
+            return []
+        assert not self._handed, "take_ready() before every bundle of the last one was answered"
+        self._queue = []
+        # What goes to one ring together the shell can write in one call.
+        if len(queue) > 1 and any(pending.ring is not queue[0].ring for pending in queue):
+            queue.sort(key=_ring_name)
+        now_ms = self._shard.now_ms
+        handed = self._handed
+        token = self._shard.token
+        bundles: list[AppendBundle] = []
+        for pending in queue:
+            content = pending.content
+            head = content.head
+            stream = pending.stream
+            base = stream.handed
+            stream.handed = base + head.count
+            time_ms = stream.last_time_ms
+            if time_ms < now_ms:
+                time_ms = now_ms
+            pending.base = base
+            pending.time_ms = time_ms
+            number_of_bundle = token()
+            handed[number_of_bundle] = pending
+            append = Append(
+                stream.number, base, head.count, time_ms, pending.frame, head.content_crc,
+                content.table,
+            )  # fmt: skip
+            bundles.append(AppendBundle(pending.ring.name, number_of_bundle, (append,)))
+        return bundles
+
+    def appended(self, answer: Appended) -> None:
+        """The journal has a bundle: what it brings takes effect."""
+        pending = self._handed.pop(answer.token)
+        ring = pending.ring
+        end_lsn = answer.end_lsn
+        ring.end_lsn = end_lsn
+        if ring.memory:
+            ring.visible = end_lsn
+        self._stored(pending, pending.stream, ring, answer.stamps[0], end_lsn)
+
+    def _stored(
+        self, pending: Pending, stream: Stream, ring: RingState, stamp: bytes, end_lsn: int
+    ) -> None:
+        base, count = pending.base, pending.content.head.count
+        # The journal never lets append time go back, over all streams of the ring.
+        time_ms: int = _TIME.unpack_from(stamp, TIME_AT)[0]
+        pending.time_ms = time_ms
+        assert base == stream.next, "the journal took a bundle out of order"
+        shard = self._shard
+        stream.begin_epoch(shard.epoch)
+        stream.last_time_ms = time_ms
+        next = base + count
+        batch = Batch(stream, stamp, pending.frame, pending.content, base, next, pending.size)
+        stream.next = next
+        stream.ledger.add(next, pending.size, time_ms)
+        counters = shard.counters
+        counters["batches_in"] += 1
+        counters["records_in"] += count
+        counters["bytes_in"] += pending.size
+        place = pending.place
+        if place is not None:
+            place.appended(
+                pending.sequence, count, base, time_ms, pending.content.head.content_crc,
+                shard.settings.producer_batches_max,
+            )  # fmt: skip
+        waiter = pending.waiter
+        waiters: tuple[Waiter, ...] = ()
+        if pending.followers is not None or ring.memory:
+            waiters = self._confirm_stored(pending, ring)
+        elif waiter is not None:
+            waiter.epoch, waiter.offset, waiter.append_time_ms = shard.epoch, base, time_ms
+            if waiter.level <= STORED:
+                self._confirms.confirm(waiter, STORED)
+            else:
+                waiters = (waiter,)
+        if ring.memory or ring.visible >= end_lsn:
+            stream.visible_next = next
+            self.unsettled_bytes -= pending.size
+            self._fan_out(batch, False)
+            self._fan_out(batch, True)
+            for waiter in waiters:
+                self._confirms.confirm(waiter, SYNCED)
+            return
+        ring.unsettled.append(Settled(end_lsn, pending.size, batch, waiters))
+        if waiters or stream.durable:
+            ring.awaited = end_lsn
+        self._fan_out(batch, False)
+
+    def _confirm_stored(self, pending: Pending, ring: RingState) -> tuple[Waiter, ...]:
+        """Confirm who asked for `stored`; return who asked for more."""
+        later: list[Waiter] = []
+        waiters = [] if pending.waiter is None else [pending.waiter]
+        if pending.followers is not None:
+            waiters += pending.followers
+        for waiter in waiters:
+            waiter.epoch, waiter.offset = self._shard.epoch, pending.base
+            waiter.append_time_ms = pending.time_ms
+            if ring.memory:
+                self._confirms.confirm(waiter, NONE)
+            elif waiter.level <= STORED:
+                self._confirms.confirm(waiter, STORED)
+            else:
+                later.append(waiter)
+        return tuple(later)
+
+    # --- refused ------------------------------------------------------------------------
+
+    def refused(self, answer: AppendRefused) -> None:
+        """The journal took nothing of a bundle: tell all links that wait for it."""
+        pending = self._handed.pop(answer.token)
+        retry_ms = answer.retry_ms
+        self._shard.counters["appends_refused"] += 1
+        self._drop(pending, answer.code, answer.reason, retry_ms)
+        # What was queued meanwhile for this ring builds on it.
+        kept: list[Pending] = []
+        for queued in self._queue:
+            if queued.ring is pending.ring:
+                self._drop(queued, answer.code, answer.reason, retry_ms)
+            else:
+                kept.append(queued)
+        self._queue[:] = kept
+
+    def _drop(self, pending: Pending, code: str, reason: str, retry_ms: int) -> None:
+        self.unsettled_bytes -= pending.size
+        pending.stream.handed = pending.stream.next
+        if pending.place is not None:
+            pending.place.refused(pending.sequence)
+        if pending.waiter is not None:
+            self._confirms.refuse(pending.waiter, code, reason, retry_ms)
+        for waiter in pending.followers or ():
+            self._confirms.refuse(waiter, code, reason, retry_ms)
+
+    def ring_failed(self, ring: RingState, code: str, reason: str) -> None:
+        """A ring takes nothing more, and nothing that waits for it to be synced ever will be."""
+        ring.failed = (code, reason)
+        kept = [queued for queued in self._queue if queued.ring is not ring]
+        dropped = [queued for queued in self._queue if queued.ring is ring]
+        self._queue[:] = kept
+        for pending in dropped:
+            self._drop(pending, code, reason, 0)
+        for settled in ring.unsettled:
+            self.unsettled_bytes -= settled.bytes
+            for waiter in settled.waiters:
+                self._confirms.refuse(waiter, code, f"{reason}; it may be in the log or not")
+            if settled.call is not None:
+                settled.call((code, reason))
+        ring.unsettled.clear()
+
+    def when_visible(self, ring: RingState, lsn: int, call: Settlement) -> None:
+        """Call with None when the ring is visible up to `lsn`, or with why it never will be."""
+        if ring.failed is not None:
+            call(ring.failed)
+        elif ring.visible >= lsn:
+            call(None)
+        else:
+            ring.unsettled.append(Settled(lsn, 0, call=call))
+            ring.awaited = max(ring.awaited, lsn)
+
+    # --- durable ------------------------------------------------------------------------
+
+    def visible(self, ring: RingState, lsn: int) -> None:
+        """Nothing before `lsn` can be taken back: release what waited for it."""
+        if lsn <= ring.visible:
+            return
+        ring.visible = lsn
+        unsettled = ring.unsettled
+        confirm = self._confirms.confirm
+        while unsettled and unsettled[0].end_lsn <= lsn:
+            settled = unsettled.popleft()
+            self.unsettled_bytes -= settled.bytes
+            for waiter in settled.waiters:
+                confirm(waiter, SYNCED)
+            batch = settled.batch
+            if batch is not None:
+                stream = batch.stream
+                stream.visible_next = batch.next
+                if stream.durable:
+                    self._fan_out(batch, True)
+            if settled.call is not None:
+                settled.call(None)
+
+
+def _ring_name(pending: Pending) -> str:
+    return pending.ring.name
+
+
+def _unsettle(stream: Stream, *_: Any) -> None:
+    """The body kind that a first batch settled is in no log."""
+    stream.settle(stream.settings)

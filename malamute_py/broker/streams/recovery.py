@@ -1,0 +1,64 @@
+"""Recovery: the tables and the producers' sequences from what the rings hold.
+
+Owns what a start does with snapshots and with what follows them. The rules: the tables are those of
+ring main; a producer's sequence in a stream is the newest that the stream's own ring knows of; a
+stream in memory has none. Source: docs/design.md (Journal; Queues and the checkpoint).
+"""
+
+from __future__ import annotations
+
+from malamute_py.broker.ready import MAIN, RecoveredState
+from malamute_py.broker.streams.producers import Producers
+from malamute_py.changelog.records import decode_change
+from malamute_py.changelog.snapshots import decode_snapshot
+from malamute_py.changelog.tables import TABLE_CHANGES, Queues, Tables, apply
+
+STREAM_RECORD_BYTES = 32
+"""No creation of a stream takes less in the log: its uuid alone is 16."""
+
+
+def recover_queues(state: RecoveredState) -> Queues:
+    """The checkpoint's queues, and what the log says since."""
+    queues, tables = state.queues, Tables()
+    for _, body in state.queue_changes:
+        change = decode_change(body)
+        if not isinstance(change, TABLE_CHANGES):
+            apply(tables, queues, change)
+    return queues
+
+
+def recover(state: RecoveredState, producers: Producers, runs_max: int) -> Tables:
+    """The tables as of the end of the log; the producers take up what they stood at."""
+    tables, queues = Tables(), Queues()
+    main = state.rings.get(MAIN)
+    snapshots = {
+        name: decode_snapshot(facts.snapshot)
+        for name, facts in state.rings.items()
+        if facts.snapshot
+    }
+    if main is not None:
+        position = 0
+        own = snapshots.get(MAIN)
+        if own is not None:
+            tables, position = own.tables, own.change_next
+        for offset, body in main.changes:
+            if offset >= position:
+                change = decode_change(body)
+                if isinstance(change, TABLE_CHANGES):
+                    apply(tables, queues, change)
+        # A stream whose creation was in what cannot be read has its number for ever: another one
+        # under it would be given its records.
+        tables.next_number += main.doubtful_bytes // STREAM_RECORD_BYTES
+    for row in tables.producers.values():
+        producers.opened(row.id, row.identity, row.epoch)
+    for name, facts in state.rings.items():
+        here = {row.number for row in tables.streams.values() if row.ring == name}
+        snapshot = snapshots.get(name)
+        if snapshot is not None:
+            for sequence in snapshot.sequences:
+                if sequence.stream in here:
+                    producers.restore(sequence)
+        for fact in facts.producers:
+            if fact.stream in here:
+                producers.witness(fact, runs_max)
+    return tables

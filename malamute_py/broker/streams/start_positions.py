@@ -1,0 +1,216 @@
+"""Start positions: from what a client asks for to an offset.
+
+Owns how they are read and resolved. The rules: a position is (uuid, epoch, offset); what lies
+beyond the end of its epoch, or in a stream of another uuid, is rewound; what the log no longer has
+is left to the gap that the first serving finds. Source: SPEC.md, section 6; docs/design.md,
+Journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from malamute_protocol.commands import StartKind
+from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_protocol.stamp import parse_message_id
+from malamute_py.broker.context import Asker, Shard
+from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.ready import IndexFailure
+from malamute_py.matcher import candidates
+
+
+class Begin(NamedTuple):
+    """Where delivery begins."""
+
+    next: int
+    rewound_from: int | None = None
+    """The position asked for, when the log ends before it."""
+    wanted: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    """Before `wanted_to` only these offsets are wanted."""
+    wanted_to: int = 0
+
+
+Found: TypeAlias = Callable[[Begin | RequestRejected], None]
+
+
+def may_match(pattern: Any, index: Any) -> Any:
+    """Which batches of a segment may hold what a pattern matches; for the reader thread."""
+    found = candidates(pattern, index)
+    return index.everything() if found is None else found
+
+
+class Starts:
+    """Resolves start positions, at once where it can, else by asking the journal."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self.lost = ""
+        """Why there are no cursors; "": they are there."""
+        self.cursor: Callable[[Stream, str], int | None] = _no_cursor
+        """Where a stream's cursor of a name stands; None: there is none."""
+
+    def resolve(
+        self, stream: Stream, start: Sequence[Any], durable: bool, pattern: Any, found: Found,
+        *, end: int, asker: Asker, wanted: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """Call `found`, now or later, with where to begin or why that cannot be said.
+
+        end: nothing at or beyond it is wanted. asker: the link that asks. wanted: whether
+        somebody still waits.
+        """
+        try:
+            kind, arguments = _parse(start)
+        except RequestRejected as error:
+            found(error)
+            return
+        tail = stream.visible_next if durable else stream.next
+        if kind == StartKind.CURSOR:
+            name, otherwise = arguments
+            if self.lost:
+                found(RequestRejected("queues_lost", self.lost))
+                return
+            next = self.cursor(stream, name)
+            if next is not None:
+                # Not by retention, which moves cursors, too, and may be ahead of a durable tail.
+                rewound = next > max(tail, stream.first)
+                found(Begin(min(next, tail), rewound_from=next if rewound else None))
+            elif otherwise is None:
+                found(RequestRejected("unknown_cursor", f"there is no cursor '{name}'"))
+            else:
+                self.resolve(
+                    stream, otherwise, durable, pattern, found,
+                    end=end, asker=asker, wanted=wanted,
+                )  # fmt: skip
+        elif kind == StartKind.EARLIEST:
+            found(Begin(min(stream.first, tail)))
+        elif kind == StartKind.LATEST:
+            found(Begin(tail))
+        elif kind == StartKind.OFFSET:
+            found(by_offset(stream, tail, *arguments))
+        elif kind == StartKind.AFTER_ID:
+            next = arguments[0] + 1
+            found(Begin(next) if next <= tail else Begin(tail, rewound_from=next))
+        elif kind == StartKind.LAST_PER_SUBJECT:
+            self._last_per_subject(stream, tail, min(tail, end), pattern, found, asker, wanted)
+        else:
+            time_ms, inclusive = arguments
+            self._by_time(stream, kind, durable, time_ms, inclusive, found, asker, wanted)
+
+    def _by_time(
+        self, stream: Stream, kind: int, durable: bool, time_ms: int, inclusive: bool,
+        found: Found, asker: Asker, wanted: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        tail = stream.visible_next if durable else stream.next
+        late = kind == StartKind.TIME and (
+            time_ms > stream.last_time_ms or (time_ms == stream.last_time_ms and not inclusive)
+        )
+        if stream.first >= stream.next or late:
+            found(Begin(tail))
+            return
+
+        def answered(value: Any) -> None:
+            if isinstance(value, IndexFailure):
+                found(RequestRejected(value.code, value.reason))
+                return
+            tail = stream.visible_next if durable else stream.next
+            # What came while the journal looked for it begins no earlier than its tail then.
+            found(Begin(tail if value is None else min(int(value), tail)))
+
+        self._shard.ask(
+            stream.ring.name, stream.number,
+            "find_time" if kind == StartKind.TIME else "find_client_time",
+            {"time_ms": time_ms, "inclusive": inclusive}, answered, asker, wanted,
+        )  # fmt: skip
+
+    def _last_per_subject(
+        self, stream: Stream, tail: int, end: int, pattern: Any, found: Found, asker: Asker,
+        wanted: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        first = stream.first
+        if first >= end:
+            found(Begin(max(min(first, tail), end)))
+            return
+        limit = self._shard.settings.last_per_subject_max
+
+        def answered(value: Any) -> None:
+            if isinstance(value, IndexFailure):
+                found(RequestRejected(value.code, value.reason))
+            elif len(value) > limit:
+                found(RequestRejected("limit", f"more than {limit} subjects match"))
+            else:
+                offsets = np.array(value, np.int64)
+                found(Begin(min(stream.first, tail), wanted=offsets, wanted_to=end))
+
+        self._shard.ask(
+            stream.ring.name, stream.number, "last_per_subject",
+            {
+                "pattern": pattern, "candidates": partial(may_match, pattern),
+                "from": first, "end": end, "limit": limit,
+            },
+            answered, asker, wanted,
+        )  # fmt: skip
+
+
+def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
+    """(kind, its arguments); raises RequestRejected `bad_start`."""
+    if not isinstance(start, list | tuple) or not start or type(start[0]) is not int:
+        raise RequestRejected("bad_start", "a start is an array that begins with its kind")
+    kind, rest = start[0], tuple(start[1:])
+    if kind in (StartKind.EARLIEST, StartKind.LATEST, StartKind.LAST_PER_SUBJECT):
+        return kind, ()
+    if kind == StartKind.OFFSET:
+        epoch = rest[1] if len(rest) > 1 else 0
+        uuid = rest[2] if len(rest) > 2 else b""
+        if rest and _number(rest[0]) and _number(epoch) and isinstance(uuid, bytes | None):
+            return kind, (rest[0], epoch, uuid or b"")
+        raise RequestRejected("bad_start", "[2, offset, epoch, stream uuid]")
+    if kind in (StartKind.TIME, StartKind.CLIENT_TIME):
+        inclusive = rest[1] if len(rest) > 1 else True
+        if rest and type(rest[0]) is int and abs(rest[0]) < 1 << 63 and type(inclusive) is bool:
+            return kind, (rest[0], inclusive)
+        raise RequestRejected("bad_start", f"[{kind}, milliseconds, inclusive]")
+    if kind == StartKind.AFTER_ID:
+        if rest and isinstance(rest[0], bytes):
+            try:
+                offset = parse_message_id(rest[0])[1]
+            except BatchError as error:
+                raise RequestRejected("bad_start", error.reason) from error
+            if _number(offset):
+                return kind, (offset,)
+        raise RequestRejected("bad_start", "[5, message id of 16 bytes]")
+    if kind == StartKind.CURSOR:
+        otherwise = rest[1] if len(rest) > 1 else None
+        if otherwise is not None:
+            # Looked at before it is read: a start in a start in a start has no bottom.
+            nested = otherwise[0] if isinstance(otherwise, list | tuple) and otherwise else None
+            if nested in (StartKind.LAST_PER_SUBJECT, StartKind.CURSOR):
+                raise RequestRejected("bad_start", f"no start of kind {nested} behind a cursor")
+            _parse(otherwise)
+        if rest and isinstance(rest[0], str):
+            return kind, (rest[0], otherwise)
+        raise RequestRejected("bad_start", "[7, cursor, another start]")
+    raise RequestRejected("bad_start", f"no start of kind {kind}")
+
+
+def _no_cursor(stream: Stream, name: str) -> int | None:
+    """No stream has cursors."""
+    return None
+
+
+def _number(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def by_offset(stream: Stream, tail: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> Begin:
+    """Where a reader goes on that stood at an offset, in an epoch of the stream of a uuid."""
+    if uuid and uuid != stream.uuid:
+        return Begin(min(stream.first, tail), rewound_from=offset)
+    end = stream.epoch_end(epoch, tail) if epoch else tail
+    if offset > end:
+        # Where the epoch ended, gone or not: all that was read of it after that place is void.
+        return Begin(end, rewound_from=offset)
+    return Begin(offset)

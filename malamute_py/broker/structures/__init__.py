@@ -1,0 +1,1 @@
+"""Containers and bit tricks that know no word of a broker."""

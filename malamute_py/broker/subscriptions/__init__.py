@@ -1,0 +1,1 @@
+"""Readers of streams: live, on demand, and what each of them selects."""

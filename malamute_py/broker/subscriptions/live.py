@@ -1,0 +1,460 @@
+"""Live delivery: the hot window, and the fan-out of each batch as it comes.
+
+Owns the memory of the newest batches and the step in which a live subscription takes one. The
+rules: one encoding a group, its frames shared by reference; a subscription that has no credit or no
+room for a batch that it selects goes on demand in that step, and loses nothing; what is live and
+selects nothing costs nothing. Source: docs/design.md (Speed; Flow control).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Any, Final
+
+from malamute_protocol.commands import Cover, Deliver, Mode
+from malamute_protocol.extract import scatters
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links, Receiver, cost_of_few
+from malamute_py.broker.log.stream import NEVER, Batch, Late, Stream
+from malamute_py.broker.subscriptions.matching import Matching, is_quick
+from malamute_py.broker.subscriptions.selection import (
+    FEW_ROWS,
+    Encoding,
+    Groups,
+    Mask,
+    encoding_of,
+    groups_of_classes,
+    groups_of_late,
+    header_classes,
+    known_groups,
+    narrow,
+    rows_of_group,
+    rows_of_groups,
+    scattered,
+    select,
+    unexpired,
+    within_client_time,
+)
+from malamute_py.broker.subscriptions.subscriptions import Subscription
+from malamute_py.matcher import Classing
+
+SMALL_TABLE = 32
+"""Headers of a batch that are matched in one go where no expression is looked for."""
+CAREFUL_BATCHES = 512
+"""Batches that a subscription takes one by one after an error, to find the one that it came of."""
+_MANY = 4
+"""Groups from which on the rows of all of them are looked for together."""
+
+
+class Delivery:
+    """What leaves for live subscriptions, and how any subscription is told where it stands."""
+
+    def __init__(self, shard: Shard, links: Links, matching: Matching) -> None:
+        self._shard = shard
+        self._links = links
+        self._hot: deque[Batch] = deque()
+        self.hot_bytes = 0
+        self.late_bytes = 0
+        """Bytes of the batches that live subscriptions get once their headers are matched."""
+        self._late: Final[dict[Stream, None]] = {}
+        """Streams that have such batches."""
+        self._bytes_min = shard.settings.extract_bytes_min
+        self._share = shard.settings.extract_share
+        self._matching = matching
+        self.fallen: Final[deque[Subscription]] = deque()
+        """Went on demand although they may be given something: they are to have a turn."""
+
+    # --- the hot window -----------------------------------------------------------------
+
+    def keep(self, batch: Batch) -> None:
+        """Put a batch into the hot window; the oldest of all streams leave for it."""
+        self._hot.append(batch)
+        batch.stream.hot.append(batch)
+        self.hot_bytes += batch.memory
+        while self.hot_bytes > self._shard.settings.hot_bytes and len(self._hot) > 1:
+            oldest = self._hot.popleft()
+            self.hot_bytes -= oldest.memory
+            hot = oldest.stream.hot
+            if hot and hot[0] is oldest:
+                hot.popleft()
+
+    def forget(self, stream: Stream, before: int) -> None:
+        """Drop what lies before an offset from a stream's window.
+
+        It goes from the order of all batches when its turn comes.
+        """
+        hot = stream.hot
+        while hot and hot[0].next <= before:
+            hot.popleft()
+
+    # --- the fan-out ---------------------------------------------------------------------
+
+    def fan_out(self, batch: Batch, durable: bool) -> None:
+        """Give a batch to the live subscriptions of one visibility that select from it."""
+        stream = batch.stream
+        if not durable:
+            self.keep(batch)
+        for wake in stream.durable_readers if durable else stream.readers:
+            wake()
+        if not stream.live or (durable and not stream.durable):
+            return
+        if stream.late:
+            self._put_off(Late(batch, durable))
+            return
+        try:
+            groups = known_groups(stream, batch.content)
+            if groups is None:
+                self._match(batch, durable)
+            else:
+                self._fan_out(batch, durable, groups)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._step_back(batch, durable, error)
+
+    def _step_back(self, batch: Batch, durable: bool, error: Exception) -> None:
+        """A batch could not be given to all at once: each who was not given it takes it alone.
+
+        So only those go without it, by name, for whom it is that cannot be handled.
+        """
+        stream = batch.stream
+        self._shard.erred("fan-out", error, stream=stream.name, offset=batch.base)
+        for sub in list(stream.subscriptions):
+            if sub.live and sub.durable == durable and sub.covered < batch.next:
+                self.fall_behind(sub, batch.base)
+                sub.careful = CAREFUL_BATCHES
+                self.fallen.append(sub)
+        if batch.next >= stream.least_stop:
+            self._end_bounded(stream)
+
+    def _match(self, batch: Batch, durable: bool) -> None:
+        """Find who selects from a batch, now or in slices, and give it to them."""
+        stream, content = batch.stream, batch.content
+        index = stream.index
+        if index.slow or not is_quick(content) or len(content.headers()[0]) > SMALL_TABLE:
+            job = _classing(batch)
+            if not self._matching.run(job):
+                self._put_off(Late(batch, durable, job))
+                self._go_on(stream, job)
+                return
+            classes = job.classes
+        else:
+            classes = header_classes(index, content.headers()[0])
+        self._fan_out(batch, durable, groups_of_classes(stream, content, classes))
+
+    def _go_on(self, stream: Stream, job: Classing) -> None:
+        """Have the headers matched that a stream's live subscriptions wait for."""
+
+        def wanted() -> bool:
+            return bool(stream.live and stream.late) and stream.late[0].job is job
+
+        self._matching.later(
+            job, partial(self._matched, stream, job), wanted, partial(self._unmatched, stream, job)
+        )
+
+    def _unmatched(self, stream: Stream, job: Classing, error: Exception) -> None:
+        """The headers of the batch that is waited for cannot be matched."""
+        late = stream.late[0] if stream.late else None
+        if late is not None and late.job is job:
+            self._step_back(late.batch, late.durable, error)
+            self._on_time(stream)
+            self._give_late(stream)
+
+    def _put_off(self, late: Late) -> None:
+        """Live subscriptions get a batch later; too much of that, and they go on demand."""
+        batch = late.batch
+        stream = batch.stream
+        stream.late.append(late)
+        stream.late_bases[late.durable].append(batch.base)
+        self._late[stream] = None
+        self._count_late(stream, batch.memory)
+        settings = self._shard.settings
+        if stream.late_bytes > settings.matching_bytes_max:
+            self._overtake(stream)
+        if self.late_bytes > settings.hot_bytes:
+            # All together have as much as the hot window, and then some go at once.
+            for largest in sorted(self._late, key=_late_bytes, reverse=True):
+                if self.late_bytes <= settings.hot_bytes * 3 // 4:
+                    break
+                self._overtake(largest)
+
+    def _count_late(self, stream: Stream, size: int) -> None:
+        stream.late_bytes += size
+        self.late_bytes += size
+
+    def _overtake(self, stream: Stream) -> None:
+        """Matching is too far behind: subscriptions that wait for it go on demand."""
+        self._shard.counters["matching_overtaken"] += 1
+        for sub in list(stream.subscriptions):
+            if sub.live and stream.late_bases[sub.durable]:
+                self.fall_behind(sub, sub.place)
+                self.fallen.append(sub)
+        stream.late.clear()
+        for bases in stream.late_bases:
+            bases.clear()
+        self._count_late(stream, -stream.late_bytes)
+        self._late.pop(stream, None)
+
+    def _matched(self, stream: Stream, job: Classing) -> None:
+        """The headers of the batch that a stream's live subscriptions wait for are matched."""
+        late = stream.late[0] if stream.late else None
+        if late is None or late.job is not job:
+            return  # they were not waited for
+        self._give_one_late(stream, late, job)
+        self._on_time(stream)
+        self._give_late(stream)
+
+    def _give_late(self, stream: Stream) -> None:
+        """Give what waited for a batch that was matched in slices."""
+        while stream.late:
+            late = stream.late[0]
+            if stream.live and not self._give_one_late(stream, late, None):
+                return
+            self._on_time(stream)
+
+    def _give_one_late(self, stream: Stream, late: Late, job: Classing | None) -> bool:
+        """Give one batch that was put off; False: its headers are still to be matched.
+
+        job: what has matched them.
+        """
+        try:
+            classes = None if job is None else job.classes
+            if job is None and known_groups(stream, late.batch.content) is None:
+                late.job = _classing(late.batch)
+                if not self._matching.run(late.job):
+                    self._go_on(stream, late.job)
+                    return False
+                classes = late.job.classes
+            self._fan_out(late.batch, late.durable, groups_of_late(stream, late, classes))
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._step_back(late.batch, late.durable, error)
+        return True
+
+    def _on_time(self, stream: Stream) -> None:
+        """The first of what was put off is out."""
+        late = stream.late.popleft()
+        stream.late_bases[late.durable].popleft()
+        self._count_late(stream, -late.batch.memory)
+        if not stream.late:
+            del self._late[stream]
+        if late.batch.next >= stream.least_stop:
+            self._end_bounded(stream)
+
+    def _fan_out(self, batch: Batch, durable: bool, groups: Groups) -> None:
+        """Give a batch to those of its groups that are live."""
+        stream, content = batch.stream, batch.content
+        alive = unexpired(content, self._shard.now_ms)
+        if (
+            len(groups) >= _MANY
+            and alive is None
+            and batch.size >= self._bytes_min
+            and scatters(content)
+        ):
+            groups = self._scatter(batch, groups, durable)
+        for group in groups:
+            subscriptions = group.durable if durable else group.live
+            if not subscriptions:
+                continue
+            if group.headers is None and alive is None:
+                self._give(batch, None, None, subscriptions)
+                continue
+            mask = rows_of_group(content, group)
+            if alive is not None:
+                mask = narrow(mask, alive)
+            encoding = encoding_of(batch, mask, self._bytes_min, self._share)
+            if encoding is not None:
+                self._give(batch, mask, encoding, subscriptions)
+        if batch.next >= stream.least_stop:
+            self._end_bounded(stream)
+
+    def _scatter(self, batch: Batch, groups: Groups, durable: bool) -> Groups:
+        """Give a few rows each to the groups that take so many; returns the other groups."""
+        few: list[tuple[list[Subscription], list[int]]] = []
+        others: Groups = []
+        partial = [group for group in groups if group.headers is not None]
+        count = batch.next - batch.base
+        rows_most = min(max(FEW_ROWS, count >> 7), self._share * count)
+        for group, rows in zip(partial, rows_of_groups(batch.content, partial), strict=True):
+            subscriptions = group.durable if durable else group.live
+            if not subscriptions or not rows:
+                continue
+            if len(rows) < rows_most and all(sub.plain for sub in subscriptions):
+                few.append((subscriptions, rows))
+            else:
+                others.append(group)
+        encodings = scattered(batch, [rows for _, rows in few])
+        for (subscriptions, _), encoding in zip(few, encodings, strict=True):
+            self._give(batch, None, encoding, subscriptions, few=True)
+        others += [group for group in groups if group.headers is None]
+        return others
+
+    def _give(
+        self,
+        batch: Batch,
+        mask: Mask | None,
+        encoding: Encoding | None,
+        subscriptions: list[Subscription],
+        *,
+        few: bool = False,
+    ) -> None:
+        """Give one encoding (None: the batch as it is) to those of a group that are live.
+
+        few: a few rows, which weigh more than their bytes.
+        """
+        next = batch.next
+        if encoding is None:
+            size, count = batch.size, next - batch.base
+            frames: tuple[Any, ...] = (batch.stamp, batch.frame)
+            rows: bytes | None = None
+        else:
+            plain = encoding.for_(whole=False)
+            size, count, frames, rows = plain.bytes, plain.count, plain.frames, plain.rows
+        dirty = self._links.dirty
+        windows: dict[tuple[int, int], Encoding | None] = {}
+        records = taken = 0
+        for sub in subscriptions:
+            if not sub.live:
+                continue
+            link = sub.link
+            if sub.left_records <= 0 or sub.left_bytes <= 0 or link.room <= 0:
+                if sub.client_time is None or self._window(batch, mask, sub, windows) is not None:
+                    self.fall_behind(sub, batch.base)
+                continue
+            if sub.plain:
+                out = link.out
+                if not out:
+                    dirty.append(link)
+                out.append(Deliver(sub.number, sub.covered, next, 2, rows))
+                link.frames += frames
+                sub.covered = next
+                sub.left_records -= count
+                sub.left_bytes -= size
+                cost = size + cost_of_few(link) if few else size
+                link.room -= cost
+                link.delivered_bytes += cost
+                records += count
+                taken += 1
+                if link.room < link.half:
+                    self._links.spent(link)
+                continue
+            if encoding is None:
+                encoding = Encoding(batch, None, count, extracts=False)
+            special = self._special(batch, mask, encoding, sub, windows)
+            if special is not None:
+                self.deliver(sub, min(next, sub.stop), special)
+        counters = self._shard.counters
+        counters["records_out"] += records
+        counters["bytes_out"] += size * taken
+        counters["deliveries"] += taken
+
+    def _special(
+        self,
+        batch: Batch,
+        mask: Mask | None,
+        encoding: Encoding,
+        sub: Subscription,
+        windows: dict[tuple[int, int], Encoding | None],
+    ) -> Encoding | None:
+        """The encoding for a subscription with a client-time window, an end, or `whole`."""
+        if sub.stop < batch.next:
+            sub.position = max(sub.covered, batch.base)
+            anything, rows = select(sub, batch.content, batch.base, sub.stop, self._shard.now_ms)
+            if not anything:
+                return None
+            special = encoding_of(batch, rows, self._bytes_min, self._share)
+            return None if special is None else special.for_(sub.whole)
+        if sub.client_time is not None:
+            found = self._window(batch, mask, sub, windows)
+            return None if found is None else found.for_(sub.whole)
+        return encoding.for_(sub.whole)
+
+    def _window(
+        self,
+        batch: Batch,
+        mask: Mask | None,
+        sub: Subscription,
+        windows: dict[tuple[int, int], Encoding | None],
+    ) -> Encoding | None:
+        """The encoding for one client-time window, shared by those who have the same."""
+        window = sub.client_time
+        assert window is not None
+        if window not in windows:
+            inside = within_client_time(batch.content, window)
+            rows = mask if inside is None else narrow(mask, inside)
+            windows[window] = encoding_of(batch, rows, self._bytes_min, self._share)
+        return windows[window]
+
+    def deliver(self, sub: Subscription, next: int, encoding: Encoding) -> None:
+        """Put one batch's encoding into the outbox of a subscription."""
+        self.put(sub, next, list(encoding.frames), encoding.rows, encoding.count, encoding.bytes)
+
+    def put(
+        self, sub: Receiver, next: int, frames: list[object], rows: bytes | None,
+        records: int, size: int,
+    ) -> None:  # fmt: skip
+        """Put frames that cover up to `next` into the outbox of each link that takes them."""
+        link = sub.link
+        self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows))
+        link.frames += frames
+        sub.covered = next
+        sub.left_records -= records
+        sub.left_bytes -= size
+        link.room -= size
+        link.delivered_bytes += size
+        self._links.spent(link)
+        counters = self._shard.counters
+        counters["records_out"] += records
+        counters["bytes_out"] += size
+        counters["deliveries"] += 1
+
+    # --- live and on demand --------------------------------------------------------------
+
+    def fall_behind(self, sub: Subscription, position: int) -> None:
+        """What a live subscription selects at `position` it cannot take: on demand from there."""
+        sub.live = False
+        sub.stream.live -= 1
+        if sub.stop != NEVER:
+            sub.stream.bounded.discard(sub)
+        sub.position = max(position, sub.covered)
+        self._shard.counters["fell_behind"] += 1
+        self._links.say(sub.link, Mode(sub.number, False, sub.position))
+
+    def catch_up(self, sub: Subscription) -> None:
+        """A subscription stands at the tail and has credit: live from here."""
+        sub.live = True
+        sub.stream.live += 1
+        self._shard.counters["caught_up"] += 1
+        if sub.stop != NEVER:
+            stream = sub.stream
+            stream.bounded.add(sub)
+            stream.least_stop = min(stream.least_stop, sub.stop)
+        self._links.say(sub.link, Mode(sub.number, True, sub.position))
+
+    def cover(self, sub: Subscription) -> None:
+        """Tell how far a subscription has come when it has moved without a delivery."""
+        position = sub.place
+        if sub.covered < position:
+            self._links.say(sub.link, Cover(sub.number, sub.covered, position))
+            sub.covered = position
+
+    def cover_all(self, link: Link) -> None:
+        """Cover every subscription of a link that has moved."""
+        for sub in link.receivers.values():
+            if isinstance(sub, Subscription) and sub.started and sub.covered < sub.place:
+                self.cover(sub)
+
+    def _end_bounded(self, stream: Stream) -> None:
+        """End the live subscriptions whose end the tail has passed."""
+        ending = [sub for sub in stream.bounded if sub.stop <= sub.place]
+        for sub in ending:
+            sub.owner.end(sub, "end")
+        stream.least_stop = min((sub.stop for sub in stream.bounded), default=NEVER)
+
+
+def _classing(batch: Batch) -> Classing:
+    """Return the job that classes the headers of a batch by the patterns that select them."""
+    content = batch.content
+    return Classing(batch.stream.index, lambda: content.headers()[0], content.make_headers())
+
+
+def _late_bytes(stream: Stream) -> int:
+    return stream.late_bytes

@@ -1,0 +1,206 @@
+"""Matching in slices: headers never seen before, looked at between other things.
+
+Owns how much of a turn of the loop matching takes. The rules: what costs little is matched at
+once; what is not done within the turn's share waits in a queue of jobs, each of which has a piece
+of every later turn, so that 65,536 new headers against a stream full of regular expressions hold
+up the records of that stream and nothing else; a job is in steps, and no step is longer than one
+look of one set of expressions for one key. The core has no clock: how much a step has cost the
+shell's meter says. Source: ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from malamute_protocol.content import Content
+from malamute_protocol.header import TABLE_BYTES_MAX, Header, HeaderTable, TableReading
+from malamute_protocol.limits import UNCHECKED
+from malamute_py.broker.context import Shard, always
+from malamute_py.matcher.kinds import Predicate
+
+PIECE_SHARE: Final = 4
+"""A job has this part of a turn's share before the next has its piece."""
+
+
+AT_ONCE_MAX: Final = 1_024
+"""Headers of a batch that are matched for one reader in one go, without expressions."""
+MATCHING: Final = -1
+"""In the place of the token of a reader's read: what it selects of a batch is being matched."""
+
+
+Failed: TypeAlias = Callable[[Exception], None]
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+
+
+class Job(Protocol):
+    """Work in steps."""
+
+    def run(self, more: Callable[[], bool]) -> bool:
+        """Go on until all is done (True) or `more`, asked after each step, says no."""
+
+
+class Reading:
+    """The reading of a large header table: all who need the table meanwhile share it."""
+
+    __slots__ = ("__weakref__", "table")
+
+    def __init__(self, table: TableReading) -> None:
+        self.table = table
+
+
+class Prepared(NamedTuple):
+    """The rows of one batch that a subscription selects, found in slices."""
+
+    base: int
+    rows: Mask
+    table: HeaderTable
+    """The batch's header table: it is not read again, from wherever the batch comes then."""
+
+
+class Choosing:
+    """Which headers of a batch one pattern selects, found in steps."""
+
+    def __init__(
+        self,
+        matches: Predicate,
+        content: Content,
+        number_of: Callable[[Header], int] | None = None,
+        reading: Reading | None = None,
+    ) -> None:
+        """number_of: what else is asked of each header. reading: kept for others meanwhile."""
+        self._reading = reading
+        self.numbers: list[int] = []
+        """The answer of number_of for each header."""
+        self._content = content
+        self._chosen = bytearray()
+        # Without this object, so that all is free at once when no reader waits for it any more.
+        self._steps = self._all(matches, content, number_of, self._chosen, self.numbers)
+
+    def run(self, more: Callable[[], bool]) -> bool:
+        """See Job."""
+        return all(more() for _ in self._steps)
+
+    @property
+    def chosen(self) -> Mask:
+        """A mask of the selected headers, once all is done."""
+        return np.frombuffer(self._chosen, np.bool_)
+
+    @property
+    def rows(self) -> Mask:
+        """A mask of the selected rows, once all is done."""
+        _, codes = self._content.headers()
+        if codes is None:
+            return np.full(self._content.head.count, self.chosen[0])
+        rows: Mask = self.chosen[codes]
+        return rows
+
+    @staticmethod
+    def _all(
+        matches: Predicate,
+        content: Content,
+        number_of: Callable[[Header], int] | None,
+        chosen: bytearray,
+        numbers: list[int],
+    ) -> Iterator[None]:
+        yield from content.make_headers()
+        for header in content.headers()[0]:
+            chosen.append(matches(*header))
+            if number_of is not None:
+                numbers.append(number_of(header))
+            yield
+
+
+class Matching:
+    """The jobs of one core, and what is left of the turn for them."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self.queue: Final[deque[tuple[Job, Callable[[], None], Callable[[], bool], Failed]]] = (
+            deque()
+        )
+        """Each job with the function to call when it is done, one that tells whether a reader still
+        waits, and the function to call with an error."""
+        self._meter = shard.settings.meter
+        self._share = shard.settings.matching_share
+        self._left = self._share
+        self.sliced = self._meter is not None
+        """Whether there is a meter: without one everything is matched at once."""
+        self._readings: WeakValueDictionary[tuple[bytes, int], Reading] = WeakValueDictionary()
+        """The readings of large header tables, by stream and the batch's first offset."""
+
+    def refill(self) -> None:
+        """A turn of the loop begins."""
+        self._left = self._share
+
+    def run(self, job: Job) -> bool:
+        """Work at a job as long as this turn's share lasts; True: it is done."""
+        return self._run(job, self._left)
+
+    def read(self, content: Content) -> bool:
+        """Read a content's header table as long as this turn's share lasts; True: it is done.
+
+        Raises BatchError: the content says that it cannot have one.
+        """
+        reading = content.reading(self._shard.settings.limits)
+        return reading is None or self._run(reading, self._left)
+
+    def reading(self, uuid: bytes, base: int, content: Content) -> Reading | None:
+        """The reading of a batch's large header table, one for all who need it now.
+
+        None: it is quick to read, or was read.
+        """
+        own = content.reading(UNCHECKED, outlined=False)
+        if own is None:
+            return None
+        shared = self._readings.setdefault((uuid, base), Reading(own))
+        content.adopt(shared.table)
+        return shared
+
+    def later(
+        self, job: Job, then: Callable[[], None], wanted: Callable[[], bool], failed: Failed
+    ) -> None:
+        """Go on with a job in later turns; `then` is called when it is done or not wanted.
+
+        failed: called instead with what it raised.
+        """
+        self._shard.counters["matching_put_off"] += 1
+        self.queue.append((job, then, wanted, failed))
+
+    def work(self) -> None:
+        """Give each job its piece, until the turn's share is used up."""
+        piece = max(1, self._share // PIECE_SHARE)
+        while self.queue and self._left > 0:
+            job, then, wanted, failed = self.queue.popleft()
+            try:
+                done = not wanted() or self._run(job, min(piece, self._left))
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                failed(error)
+                continue
+            if done:
+                then()
+            else:
+                self.queue.append((job, then, wanted, failed))
+
+    def _run(self, job: Job, most: int) -> bool:
+        meter = self._meter
+        if meter is None:
+            return job.run(always)
+        if most <= 0:
+            return False
+        begun = meter()
+        done = job.run(lambda: meter() - begun < most)
+        self._left -= meter() - begun
+        return done
+
+
+def is_quick(content: Content) -> bool:
+    """Whether all headers of a batch are few enough to be matched in one go."""
+    head = content.head
+    # A record has one header: 100 records with an id each have 100, whatever the tables could make.
+    headers = min(head.count, head.subjects_count * max(1, head.fieldmaps_count))
+    return headers <= AT_ONCE_MAX and head.subjects_bytes + head.fieldmaps_bytes <= TABLE_BYTES_MAX

@@ -1,0 +1,959 @@
+"""Serving on demand: subscriptions that are behind, in turn, as their credit allows.
+
+Owns whose turn it is and which reads of history are under way. The rules: one quantum a turn, one
+read a subscription, all bounded; many of one stream have their turn together (see together.py); a
+subscription becomes live in the step in which its position equals the tail; what was read and found
+no credit is dropped and read again, never kept. Source: docs/design.md, Flow control.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from itertools import islice
+from struct import unpack_from
+from typing import Any, Final
+
+import numpy as np
+from pyroaring import BitMap
+
+from malamute_protocol.commands import Gap
+from malamute_protocol.content import Content
+from malamute_protocol.gather import BYTES_A_ROW, Gathering, gatherable, rows_of
+from malamute_protocol.stamp import Stamp
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links, cost_of_few
+from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed, ReadRange
+from malamute_py.broker.streams.start_positions import may_match
+from malamute_py.broker.subscriptions.live import CAREFUL_BATCHES, Delivery
+from malamute_py.broker.subscriptions.matching import (
+    MATCHING,
+    Choosing,
+    Matching,
+    Prepared,
+    is_quick,
+)
+from malamute_py.broker.subscriptions.selection import Encoding, Mask, encoding_of, select
+from malamute_py.broker.subscriptions.shared_window import (
+    NEW_HEADERS_MAX,
+    Company,
+    Party,
+    Survey,
+    Surveyed,
+    Window,
+    hot_batches,
+    stored_batches,
+)
+from malamute_py.broker.subscriptions.subscriptions import SUBSCRIBE, Subscription
+from malamute_py.matcher import compile_pattern
+
+STAMP_BYTES = 96
+EXPIRY_AT = STAMP_BYTES + 56
+"""Where a stored batch states its earliest expiry."""
+PARCEL_FRAMES_MAX = 256
+GATHERED_ROWS_MAX = 32
+"""Rows of a batch that join those of its neighbours: one by one, where extracting is by column."""
+READ_ROWS_MAX = 4_096
+"""Rows of one gathered batch; as many as one read of the journal gathers."""
+SPARSE_BYTES = 64 << 10
+"""Bytes of one read when single records are looked for."""
+IDLE_READS_MAX = 3
+NEIGHBOURS = 65_536
+"""Records from the first of a company within which others are read for together with it."""
+AHEAD_MAX = 4
+"""Batches that are surveyed at a time, of different streams: one may take 40 MiB."""
+TURNS_ALONE = 16
+"""Turns after which a subscription that was left out of a shared read may join one again."""
+TURN_BATCHES_MAX = 512
+"""Batches of the hot window that one turn looks at, selected or not."""
+
+
+class Parcel:
+    """What one turn gives to one subscription, gathered into as few DELIVERs as can be."""
+
+    def __init__(self, delivery: Delivery, sub: Subscription, rows_bytes_max: int) -> None:
+        """rows_bytes_max: how much one gathered batch weighs before it is full."""
+        self._delivery = delivery
+        self._sub = sub
+        self._rows_bytes_max = rows_bytes_max
+        self._frames: list[Any] = []
+        self._run: Any = None
+        self._run_from = self._run_to = 0
+        self._records = self._bytes = self._next = 0
+        self._gathering = Gathering(sub.stream.number)
+        self.given = 0
+        """Bytes, all in all."""
+
+    @property
+    def open(self) -> bool:
+        """Whether credit and room are left for one more batch."""
+        sub, size = self._sub, self._bytes + self._gathering.bytes
+        return sub.left_records > self._records and sub.left_bytes > size and sub.link.room > size
+
+    def whole(self, frames: tuple[Any, ...], next: int, records: int, size: int) -> None:
+        """A batch of which every row goes out."""
+        self._close_run()
+        self._close_rows()
+        self._frames.extend(frames)
+        self._count(next, records, size)
+        if len(self._frames) >= PARCEL_FRAMES_MAX:
+            self.flush()
+
+    def stored(self, data: Any, position: int, size: int, next: int, records: int) -> None:
+        """A stored batch of which every row goes out; neighbours leave as one frame."""
+        if self._run is not data or self._run_to != position:
+            self._close_run()
+            self._close_rows()
+            self._run, self._run_from = data, position
+        self._run_to = position + size
+        self._count(next, records, size)
+
+    def _count(self, next: int, records: int, size: int) -> None:
+        self._next = next
+        self._records += records
+        self._bytes += size
+        self.given += size
+
+    def _close_run(self) -> None:
+        if self._run is not None:
+            self._frames.append(memoryview(self._run)[self._run_from : self._run_to])
+            self._run = None
+
+    def part(self, encoding: Encoding, next: int) -> None:
+        """A batch of which some rows go out."""
+        self.flush()
+        self.given += encoding.bytes
+        self._delivery.put(
+            self._sub, next, list(encoding.frames), encoding.rows, encoding.count, encoding.bytes
+        )
+
+    def rows(self, batch: Batch, next: int, mask: Mask) -> None:
+        """A batch of which few rows go out, together with those of its neighbours."""
+        self._close_run()
+        stamp = Stamp.unpack(batch.stamp, verify=False)
+        rows = rows_of(stamp, batch.content, np.flatnonzero(mask))
+        gathering = self._gathering
+        if (
+            len(gathering) >= READ_ROWS_MAX
+            or gathering.bytes + gathering.weight_of(rows) > self._rows_bytes_max
+            or not gathering.takes(rows[-1].offset, stamp.epoch)
+        ):
+            self._close_rows()
+        gathering.add(rows, stamp.epoch, stamp.lsn)
+        # What they weigh is known when the batch is made.
+        self._count(next, len(rows), 0)
+
+    def _close_rows(self) -> None:
+        found = self._gathering.take()
+        if found is not None:
+            self._frames += (found.stamp, found.content)
+            self._count(self._next, 0, len(found.stamp) + len(found.content))
+
+    def flush(self) -> None:
+        """Send what has gathered."""
+        self._close_run()
+        self._close_rows()
+        if self._frames:
+            self._delivery.put(
+                self._sub, self._next, self._frames, None, self._records, self._bytes
+            )
+            self._frames = []
+            self._records = self._bytes = 0
+
+
+class Starved(dict["Link | None", "dict[Subscription | Party, None]"]):
+    """Readers that wait for a read of history: a queue for each link, and links in turn.
+
+    One link with 1,000 subscriptions in history must not stand before another's one. Many who read
+    together have a queue of their own. A dict, as it is asked in every turn whether it is empty.
+    """
+
+    __slots__ = ()
+
+    def add(self, one: Subscription | Party) -> None:
+        """Put it after the others of its link."""
+        self.setdefault(_link_of(one), {})[one] = None
+
+    def discard(self, one: Subscription | Party) -> None:
+        """Let a reader wait no longer."""
+        link = _link_of(one)
+        mine = self.get(link)
+        if mine is not None:
+            mine.pop(one, None)
+            if not mine:
+                del self[link]
+
+    def take(self) -> Subscription | Party:
+        """Take the first of the link whose turn it is, which is the last now."""
+        link = next(iter(self))
+        mine = self.pop(link)
+        one = next(iter(mine))
+        del mine[one]
+        if mine:
+            self[link] = mine
+        return one
+
+
+def _link_of(one: Subscription | Party) -> Link | None:
+    return one.link if isinstance(one, Subscription) else None
+
+
+class Serving:
+    """The subscriptions on demand."""
+
+    def __init__(self, shard: Shard, links: Links, delivery: Delivery, matching: Matching) -> None:
+        self._shard = shard
+        self._links = links
+        self._delivery = delivery
+        self._matching = matching
+        self._queue: Final[deque[Subscription | Company | Surveyed]] = deque()
+        self._companies: dict[tuple[Stream, bool], Company] = {}
+        """Companies in the queue, by stream and by whether they see only what is durable."""
+        self._starved: Final = Starved()
+        """Readers whose turn came while too many reads were under way."""
+        self.queues: Final = (self._queue, self._starved)
+        """While all of them are empty, nothing can be done at once."""
+        self._reads: dict[int, Subscription | Party] = {}
+        self._ahead: Final[dict[Stream, list[Subscription]]] = {}
+        """Streams of which a batch is surveyed and given to many, and who waits for the end of that
+        although it is done for others."""
+        self._in_history: dict[Stream, dict[Subscription, None]] = {}
+        """Readers of each stream that read everything of its history: several read it together."""
+        self.reads: list[ReadRange] = []
+        self._more = shard.share()
+        """Whether this step's share of time lasts."""
+        settings, limits = shard.settings, shard.settings.limits
+        self._gathers = (
+            min(limits.batch_records_max, limits.headers_max) >= READ_ROWS_MAX + GATHERED_ROWS_MAX
+            and limits.batch_bytes_max
+            >= settings.quantum_bytes + max(limits.record_bytes_max, limits.batch_bytes_max // 4)
+        )
+        """Whether the limits let clients take a gathered batch, from the journal or from memory."""
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more can be served at once."""
+        return bool(self._queue) or (bool(self._starved) and self._may_read)
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether one more read of history may be under way."""
+        return len(self._reads) < self._shard.settings.reads_max
+
+    @property
+    def reads_under_way(self) -> int:
+        """How many reads of history the shell has not answered."""
+        return len(self._reads)
+
+    def consider(self, sub: Subscription) -> None:
+        """Something about a subscription changed: give it a turn if it can take one."""
+        if sub.live or sub.queued or sub.reading or not sub.started:
+            return
+        # At its end it needs no credit to be told so.
+        if sub.able or sub.position >= sub.stop:
+            sub.queued = True
+            if (
+                sub.turns_alone
+                or not self._gathers
+                or not sub.joins
+                or (self._matching.sliced and sub.stream.index.slow)
+            ):
+                sub.turns_alone = max(0, sub.turns_alone - 1)
+                self._queue.append(sub)
+                return
+            key = sub.stream, sub.durable
+            company = self._companies.get(key)
+            if company is None:
+                company = self._companies[key] = Company(sub.stream, sub.durable)
+                self._queue.append(company)
+            company.members.append(sub)
+
+    def forget(self, sub: Subscription) -> None:
+        """A subscription has ended; one that waits in the queue goes when its turn comes."""
+        self._starved.discard(sub)
+        self._leave_history(sub)
+
+    def serve(self) -> None:
+        """Give turns until all are served or the step's budget is used up, one at least."""
+        budget = self._shard.settings.step_bytes
+        queue = self._queue
+        self._more = self._shard.share()
+        while budget > 0 and self.hungry:
+            # As long as a read is free: who waits for one may have ended, or need none any more.
+            starved = self._starved and self._may_read
+            sub = self._unstarve() if starved else queue.popleft()
+            if isinstance(sub, Surveyed):
+                budget -= self._turn_surveyed(sub)
+            elif isinstance(sub, Company):
+                try:
+                    budget -= self._turn_together(sub)
+                except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                    self._each_alone(sub.stream, sub.members, error)
+            else:
+                sub.queued = False
+                if sub.started and not sub.live and (sub.able or sub.position >= sub.stop):
+                    try:
+                        budget -= self._turn(sub)
+                    except Exception as error:  # noqa: BLE001 - as above
+                        self._erred(sub, error)
+            if not self._more():
+                return
+
+    # --- errors -----------------------------------------------------------------------------
+
+    def _each_alone(self, stream: Stream, members: list[Subscription], error: Exception) -> None:
+        """Many could not be served together: each finds out for itself whether it can be."""
+        self._shard.erred("serving together", error, stream=stream.name)
+        for sub in members:
+            if sub.started:
+                sub.turns_alone = TURNS_ALONE
+                sub.queued = False
+                self._again(sub)
+
+    def _erred(self, sub: Subscription, error: Exception) -> None:
+        """Serving one failed: go back to what it was told, and look for the batch it came of."""
+        if sub.careful:
+            # It came of none: of what the subscription is, and that is its link's.
+            self._links.fail(sub.link, "serving", error, SUBSCRIBE, sub.number)
+            return
+        self._shard.erred(
+            "serving", error, stream=sub.stream.name, offset=sub.covered, link=sub.link.number,
+            identity=sub.link.identity, subscription=sub.number,
+        )  # fmt: skip
+        sub.careful = CAREFUL_BATCHES
+        self._again(sub)
+
+    def _again(self, sub: Subscription) -> None:
+        """Serve one again from after what it was given."""
+        if not sub.live:
+            sub.position = sub.covered
+            self.consider(sub)
+
+    def _damaged(self, sub: Subscription, base: int, next: int, error: Exception) -> None:
+        """Pass over a batch that cannot be handled for one, who is told so."""
+        reason = self._shard.quarantine(
+            sub.stream.name, base, next, "serving", error, link=sub.link.number,
+            identity=sub.link.identity,
+        )  # fmt: skip
+        sub.careful = 0
+        sub.position = max(sub.position, base)
+        self._gap(sub, next, "damaged", reason)
+
+    def _unstarve(self) -> Subscription | Company:
+        """The reader that has waited longest of the link whose turn it is."""
+        starved = self._starved.take()
+        if isinstance(starved, Subscription):
+            return starved
+        company = Company(starved.stream, starved.members[0].durable)
+        company.members = starved.members
+        return company
+
+    # --- one turn -------------------------------------------------------------------------
+
+    def _turn(self, sub: Subscription) -> int:
+        """Give one quantum, or begin a read; returns the bytes given."""
+        stream = sub.stream
+        if sub.wanted is not None:
+            self._to_next_wanted(sub)
+        self._past_what_is_gone(sub)
+        if sub.position >= sub.stop:
+            sub.owner.end(sub, "end")
+            return 0
+        if sub.position >= sub.tail:
+            self._leave_history(sub)
+            self._delivery.catch_up(sub)
+            return 0
+        if sub.position >= stream.hot_first:
+            self._leave_history(sub)
+            given = self._from_memory(sub)
+            self.consider(sub)
+            return given
+        if not self._may_read:
+            sub.queued = True
+            self._starved.add(sub)
+            return 0
+        self._read(sub)
+        return 0
+
+    def _past_what_is_gone(self, sub: Subscription) -> None:
+        stream = sub.stream
+        # Retention may be ahead of what the disk is known to have: who is to see no more than that
+        # has no place there yet, and what is still in memory comes after all.
+        first = min(stream.first, sub.stop, sub.tail)
+        lost = min(first, stream.lost_before)
+        if sub.position < lost:
+            self._gap(sub, lost, "lost", "")
+        if sub.position < first:
+            self._gap(sub, first, "retention", "")
+
+    # --- many in one turn -----------------------------------------------------------------
+
+    def _turn_together(self, company: Company) -> int:
+        """Serve many of a stream from its hot window, or begin a read for them; bytes given."""
+        stream, settings = company.stream, self._shard.settings
+        key = stream, company.durable
+        if self._companies.get(key) is company:
+            del self._companies[key]
+        behind: list[Subscription] = []
+        for sub in company.members:
+            sub.queued = False
+            if not sub.started or sub.live or not sub.able:
+                continue
+            self._past_what_is_gone(sub)
+            if sub.position < sub.tail:
+                behind.append(sub)
+            else:
+                self._at_tail(sub, many=len(company.members) >= settings.together_min)
+        if len(behind) < settings.together_min:
+            self._turns_alone(behind)
+            return 0
+        first, hot_first = behind[0].position, stream.hot_first
+        if first >= hot_first:
+            members = [sub for sub in behind if sub.position >= hot_first]
+            for sub in behind:
+                if sub.position < hot_first:
+                    self.consider(sub)
+            place = stream.hot_place(min(sub.position for sub in members))
+            oldest, sliced = stream.hot[place], self._matching.sliced
+            if sliced and not is_quick(oldest.content) and gatherable(oldest.content):
+                stamp = Stamp.unpack(oldest.stamp, verify=False)
+                self._survey(stream, members, stamp, oldest.content)
+                return 0
+            window = Window(stream, members)
+            batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
+            window.fill(hot_batches(batches), members[0].tail, settings.step_bytes, sliced=sliced)
+            given = self._share_out(members, window, window.reached)
+            # To look costs, too, whether a subscription takes something or not; new headers most.
+            looked = window.new * settings.step_bytes // NEW_HEADERS_MAX
+            return max(given, looked, window.rows * BYTES_A_ROW)
+        members = []
+        low, high = first - NEIGHBOURS, min(first + NEIGHBOURS, hot_first)
+        for sub in behind:
+            if low <= sub.position < high:
+                members.append(sub)
+            else:
+                self.consider(sub)
+        if len(members) < settings.read_together_min:
+            self._turns_alone(members)
+        elif not self._may_read:
+            self._starved.add(Party(stream, members))
+            for sub in members:
+                sub.queued = True
+        else:
+            self._read_together(Party(stream, members))
+        return 0
+
+    def _survey(
+        self, stream: Stream, members: list[Subscription], stamp: Stamp, content: Content
+    ) -> None:
+        """Find in steps who of many takes what of a batch, and have that given to them.
+
+        Where that is done for others of the stream, or for as many streams as it may be, they have
+        their turn after it, and what was read for them is read again.
+        """
+        ahead = self._ahead
+        for sub in members:
+            sub.reading = MATCHING
+        if stream in ahead or len(ahead) >= AHEAD_MAX:
+            ahead[stream if stream in ahead else next(iter(ahead))].extend(members)
+            return
+        ahead[stream] = []
+        wanted = BitMap([sub.pattern_number for sub in members])
+        self._matching.reading(stream.uuid, stamp.base_offset, content)
+        survey = Survey(stream, wanted, content)
+
+        def surveyed() -> None:
+            self._queue.append(Surveyed(stream, members, stamp, content, survey))
+
+        def failed(error: Exception) -> None:
+            for sub in members:
+                sub.reading = 0
+            self._each_alone(stream, members, error)
+            self._release(stream)
+
+        self._matching.later(survey, surveyed, lambda: any(sub.started for sub in members), failed)
+
+    def _release(self, stream: Stream) -> None:
+        """A surveyed batch was given: each subscription that waited for it is served on."""
+        for sub in self._ahead.pop(stream):
+            sub.reading = 0
+            if sub.started:
+                self.consider(sub)
+
+    def _turn_surveyed(self, surveyed: Surveyed) -> int:
+        """Give some of those who wait what they take of a surveyed batch; bytes given."""
+        stream, base = surveyed.stream, surveyed.stamp.base_offset
+        members: list[Subscription] = []
+        for sub in surveyed.take():
+            sub.reading = 0
+            if not sub.started or sub.live:
+                continue
+            if sub.able and stream.first <= base:
+                members.append(sub)
+            else:
+                self.consider(sub)
+        try:
+            if members:
+                window = Window(stream, members)
+                window.take(surveyed.stamp, surveyed.content, surveyed.survey)
+                self._share_out(members, window, window.reached, surveyed)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._each_alone(stream, members, error)
+        if surveyed.members:
+            self._queue.append(surveyed)
+        else:
+            self._release(stream)
+        # Those behind have their turn in another step.
+        return self._shard.settings.step_bytes
+
+    def _turns_alone(self, members: list[Subscription]) -> None:
+        """Have each its own turn, in their order, before those that wait."""
+        for sub in reversed(members):
+            sub.queued = True
+            self._queue.appendleft(sub)
+
+    def _at_tail(self, sub: Subscription, *, many: bool) -> None:
+        """Make a reader at the tail live, unless it is one of many whose link has much to read.
+
+        Then it stays on demand: what comes meanwhile is gathered, and it goes on when the link
+        has answered the PING that asks how far it is.
+        """
+        link = sub.link
+        if not many or link.room >= link.half:
+            self._delivery.catch_up(sub)
+
+    def _share_out(
+        self, members: list[Subscription], window: Window, reached: int,
+        surveyed: Surveyed | None = None,
+    ) -> int:  # fmt: skip
+        """Give each of many what it selects of a window; reached: how far it goes for all.
+
+        surveyed: the window is one surveyed batch, and subscriptions without credit wait there.
+        """
+        if window.base < 0 and reached <= 0:
+            # Not even its first batch can be gathered.
+            self._turns_alone(members)
+            return 0
+        settings = self._shard.settings
+        # Rows of headers that differ take some 2 us each.
+        most = settings.step_bytes if surveyed is None else settings.quantum_bytes // 2
+        found = window.share_out(most, settings.quantum_bytes)
+        left = {*found.alone, *found.later}
+        given = 0
+        links, delivery = self._links, self._delivery
+        for takers, gathered in found.shares:
+            size = len(gathered.stamp) + len(gathered.content)
+            given += size
+            frames: list[object] = [gathered.stamp, gathered.content]
+            for sub in takers:
+                link = sub.link
+                delivery.put(sub, reached, frames, None, gathered.count, size)
+                cost = cost_of_few(link)
+                link.room -= cost
+                link.delivered_bytes += cost
+                links.spent(link)
+        for sub in members:
+            if sub in left:
+                continue
+            sub.position = max(sub.position, reached)
+            if sub.position >= sub.tail:
+                self._at_tail(sub, many=True)
+            else:
+                self.consider(sub)
+        for sub in found.alone:
+            sub.turns_alone = TURNS_ALONE
+        self._turns_alone(found.alone)
+        for sub in found.later:
+            if surveyed is not None and sub.able:
+                sub.reading = MATCHING
+                surveyed.members.append(sub)
+            else:
+                self.consider(sub)
+        return given
+
+    def _to_next_wanted(self, sub: Subscription) -> None:
+        """Skip to the next offset that a last-per-subject start wants."""
+        wanted = sub.wanted
+        assert wanted is not None
+        place = int(wanted.searchsorted(sub.position))
+        if place < len(wanted):
+            sub.position = int(wanted[place])
+        else:
+            sub.position = max(sub.position, sub.wanted_to)
+            sub.wanted = None
+
+    def _gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
+        """Name the offsets from the position on that cannot be delivered."""
+        self._delivery.cover(sub)
+        self._links.say(sub.link, Gap(sub.number, sub.position, to, code, reason))
+        self._shard.counters["gaps"] += 1
+        sub.position = sub.covered = to
+
+    def _from_memory(self, sub: Subscription) -> int:
+        """Serve a quantum from the hot window."""
+        stream = sub.stream
+        end = min(sub.tail, sub.stop)
+        quantum = self._shard.settings.quantum_bytes
+        now_ms = self._shard.now_ms
+        parcel = Parcel(self._delivery, sub, self._shard.settings.quantum_bytes)
+        place = stream.hot_place(sub.position)
+        for batch in islice(stream.hot, place, place + TURN_BATCHES_MAX):
+            if batch.base >= end or parcel.given >= quantum or not parcel.open:
+                break
+            if batch.next <= sub.position:
+                continue
+            next = min(batch.next, end)
+            try:
+                if not self._prepared(sub, batch.base, batch.content):
+                    break
+                anything, mask = select(sub, batch.content, batch.base, end, now_ms)
+                if anything and mask is None:
+                    count = batch.next - batch.base
+                    parcel.whole((batch.stamp, batch.frame), next, count, batch.size)
+                elif mask is not None and anything:
+                    self._give_part(sub, parcel, batch, next, mask)
+            except Exception as error:
+                if not sub.careful:
+                    raise
+                self._damaged(sub, batch.base, next, error)
+            if sub.careful:
+                sub.careful -= 1
+                parcel.flush()
+            sub.position = next
+            sub.prepared = None
+            if sub.wanted is not None:
+                self._to_next_wanted(sub)
+            if not sub.everything and not self._more():
+                break
+        parcel.flush()
+        return parcel.given
+
+    # --- reads of history -------------------------------------------------------------------
+
+    def _enter_history(self, sub: Subscription) -> int:
+        """Count one who reads everything of its stream's history; how many there are now."""
+        inside = self._in_history.setdefault(sub.stream, {})
+        inside[sub] = None
+        return len(inside)
+
+    def _leave_history(self, sub: Subscription) -> None:
+        inside = self._in_history.get(sub.stream)
+        if inside is not None and sub in inside:
+            del inside[sub]
+            if not inside:
+                del self._in_history[sub.stream]
+
+    def _read(self, sub: Subscription) -> None:
+        stream = sub.stream
+        end = min(sub.tail, sub.stop, stream.hot_first)
+        size = min(self._shard.settings.quantum_bytes, sub.left_bytes)
+        plain = sub.everything and sub.client_time is None and sub.wanted is None
+        shared = plain and self._enter_history(sub) > 1
+        if not shared:
+            # Shared, it is read once for all who are behind, whatever room each link has; one
+            # alone would read and hold what it cannot be given.
+            size = min(size, sub.link.room)
+        if sub.wanted is not None:
+            end = min(end, sub.wanted_to)
+            size = min(size, SPARSE_BYTES)
+        token = self._shard.token()
+        sub.reading = token
+        self._reads[token] = sub
+        self._shard.counters["reads"] += 1
+        candidates = matches = None
+        if not sub.everything and not sub.careful:
+            candidates = partial(may_match, sub.pattern)
+            if sub.gathered and self._gathers and sub.wanted is None:
+                matches = compile_pattern(sub.pattern).matches
+        self.reads.append(
+            ReadRange(
+                stream.ring.name, stream.number, token, sub.position, end, size,
+                candidates, None if sub.careful else sub.client_time, matches, shared,
+                plain and not shared,
+            )
+        )  # fmt: skip
+
+    def _read_together(self, party: Party) -> None:
+        """Read for many what all of them are behind with."""
+        stream, members = party.stream, party.members
+        token = self._shard.token()
+        for sub in members:
+            sub.reading = token
+        self._reads[token] = party
+        self._shard.counters["reads"] += 1
+        self.reads.append(
+            ReadRange(
+                stream.ring.name, stream.number, token,
+                min(sub.position for sub in members), min(members[0].tail, stream.hot_first),
+                self._shard.settings.step_bytes // 2,
+            )
+        )  # fmt: skip
+
+    def _answered(self, token: int) -> Subscription | Party | None:
+        """Return the readers that wait for a read and have not ended; frees the read's place."""
+        reader = self._reads.pop(token, None)
+        if isinstance(reader, Party):
+            for sub in reader.members:
+                sub.reading = 0
+            reader.members = [sub for sub in reader.members if sub.started]
+            return reader
+        if reader is None:
+            return None
+        reader.reading = 0
+        return reader if reader.started else None
+
+    def failed(self, answer: ReadFailed) -> None:
+        """The journal could not be read: one ends, by name; many find out each for itself who does.
+
+        The bad place may lie before or after most of them.
+        """
+        reader = self._answered(answer.token)
+        if reader is None:
+            return
+        name = reader.stream.name
+        self._shard.event(
+            "read_failed", "error", stream=name, code=answer.code, reason=answer.reason
+        )
+        if isinstance(reader, Party):
+            for sub in reader.members:
+                sub.turns_alone = TURNS_ALONE
+                self.consider(sub)
+            return
+        if answer.code == "internal" and not reader.careful:
+            # Reading for a selection looks into batches; reading all of them does not.
+            reader.careful = CAREFUL_BATCHES
+            self.consider(reader)
+            return
+        reader.owner.end(reader, answer.code)
+
+    def history(self, answer: HistoryRead) -> None:
+        """The journal has read: deliver what credit still allows."""
+        sub = self._answered(answer.token)
+        if isinstance(sub, Party):
+            try:
+                self._history_together(sub, answer)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._each_alone(sub.stream, sub.members, error)
+            return
+        if sub is None or sub.live:
+            return
+        before = sub.position
+        if sub.able:
+            self._more = self._shard.share()
+            try:
+                self._deliver_history(sub, answer)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._erred(sub, error)
+                return
+            if not sub.reading:
+                self._note_progress(sub, before)
+        if sub.started:
+            self.consider(sub)
+
+    def _note_progress(self, sub: Subscription, before: int) -> None:
+        """A read was delivered; one whom reads bring nowhere is ended."""
+        if sub.position > before:
+            sub.idle_reads = 0
+            return
+        sub.idle_reads += 1
+        if sub.idle_reads >= IDLE_READS_MAX:
+            self._shard.event("read_stuck", "error", stream=sub.stream.name, offset=before)
+            sub.owner.end(sub, "internal")
+
+    def _history_together(self, party: Party, answer: HistoryRead) -> None:
+        """The journal has read for many: deliver what credit and room still allow."""
+        members = []
+        for sub in party.members:
+            if sub.able and not sub.live:
+                members.append(sub)
+            else:
+                self.consider(sub)
+        if not members:
+            return
+        before = [(sub, sub.position) for sub in members]
+        end = min(answer.next, members[0].tail)
+        lowest = min(sub.position for sub in members)
+        gap = next((gap for gap in answer.gaps if gap[1] > lowest), None)
+        if gap is not None and gap[0] <= lowest:
+            # What follows the gap is read again once all have been told of it.
+            _, to, code, reason = gap
+            for sub in members:
+                if sub.position < to:
+                    self._gap(sub, to, code, reason)
+                    sub.idle_reads = 0
+                self.consider(sub)
+            return
+        if gap is not None:
+            end = min(end, gap[0])
+        # Those amid what was read, and those whom it does not reach.
+        inside = [sub for sub in members if sub.position < end]
+        for sub in members:
+            if not inside:
+                self._note_progress(sub, sub.position)
+            if sub.position >= end:
+                self.consider(sub)
+        if not inside:
+            return
+        batches = stored_batches(answer.runs, end)
+        sliced = self._matching.sliced
+        if sliced:
+            found = next(iter(batches), None)
+            if found is not None and not is_quick(found[1]) and gatherable(found[1]):
+                self._survey(party.stream, inside, *found)
+                return
+            batches = stored_batches(answer.runs, end)
+        window = Window(party.stream, inside)
+        step_bytes = self._shard.settings.step_bytes
+        whole = window.fill(batches, end, step_bytes, sliced=sliced)
+        self._share_out(inside, window, end if whole else window.reached)
+        for sub, position in before:
+            if sub.position > position:
+                sub.idle_reads = 0
+            elif sub.able and not sub.queued and not sub.live:
+                self._note_progress(sub, position)
+
+    def _deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:
+        end = min(sub.tail, sub.stop)
+        now_ms = self._shard.now_ms
+        parcel = Parcel(self._delivery, sub, self._shard.settings.quantum_bytes)
+        gaps = list(answer.gaps)
+        # Without a window or wanted offsets nothing but an expiry can thin a batch out.
+        looks = not sub.everything or sub.client_time is not None or sub.wanted is not None
+        for run in answer.runs:
+            if run.next:
+                if not self._gathered(sub, parcel, run, gaps, end):
+                    parcel.flush()
+                    return
+                continue
+            data = memoryview(run.data)
+            for at, size, base, count in run.spans:
+                next = base + count
+                if next <= sub.position:
+                    continue
+                while gaps and gaps[0][0] <= base:
+                    self._name_gap(sub, parcel, gaps.pop(0))
+                if not parcel.open or base >= end:
+                    parcel.flush()
+                    return
+                (expiry_ms,) = unpack_from("<q", data, at + EXPIRY_AT)
+                cut = base < sub.position or next > end
+                if not looks and not cut and not 0 < expiry_ms <= now_ms:
+                    parcel.stored(run.data, at, size, next, count)
+                else:
+                    try:
+                        stored = data[at : at + size]
+                        if not self._thinned(sub, parcel, run.data, stored, at, base, end):
+                            parcel.flush()
+                            return
+                    except Exception as error:
+                        if not sub.careful:
+                            raise
+                        self._damaged(sub, base, min(next, end), error)
+                if sub.careful:
+                    sub.careful -= 1
+                    parcel.flush()
+                sub.position = max(sub.position, min(next, end))
+                if not sub.everything and not self._more():
+                    # What follows is read again.
+                    parcel.flush()
+                    return
+        parcel.flush()
+        for gap in gaps:
+            self._name_gap(sub, parcel, gap)
+        sub.position = max(sub.position, min(answer.next, end))
+
+    def _gathered(
+        self, sub: Subscription, parcel: Parcel, run: HistoryRun, gaps: list[Any], end: int
+    ) -> bool:
+        """Deliver rows that the reader gathered; False: there is no credit or room for them."""
+        ((at, size, base, count),) = run.spans
+        while gaps and gaps[0][0] <= base:
+            self._name_gap(sub, parcel, gaps.pop(0))
+        if not parcel.open or base < sub.position or run.next > end:
+            return False
+        parcel.stored(run.data, at, size, run.next, count)
+        sub.position = run.next
+        return True
+
+    def _thinned(
+        self, sub: Subscription, parcel: Parcel, data: Any, stored: memoryview, at: int, base: int,
+        end: int,
+    ) -> bool:  # fmt: skip
+        """Deliver what a subscription selects of one stored batch; False: it is being matched."""
+        content = Content(stored[STAMP_BYTES:])
+        if not self._prepared(sub, base, content):
+            return False
+        anything, mask = select(sub, content, base, end, self._shard.now_ms)
+        sub.prepared = None
+        if not anything:
+            return True
+        next = base + content.head.count
+        if mask is None:
+            parcel.stored(data, at, len(stored), next, content.head.count)
+        else:
+            batch = Batch(
+                sub.stream, bytes(stored[:STAMP_BYTES]), stored[STAMP_BYTES:], content, base, next,
+                len(stored),
+            )  # fmt: skip
+            self._give_part(sub, parcel, batch, min(next, end), mask)
+        return True
+
+    def _prepared(self, sub: Subscription, base: int, content: Content) -> bool:
+        """Whether it is known, or quick to find, what a subscription selects of a batch.
+
+        Else that is found in slices; the subscription has its next turn then.
+        """
+        if sub.everything or sub.careful or not self._matching.sliced:
+            return True
+        if sub.prepared is not None:
+            if sub.prepared.base == base:
+                content.share(sub.prepared.table)
+                return True
+            sub.prepared = None
+        if not sub.stream.index.slow and is_quick(content):
+            return True
+        reading = self._matching.reading(sub.stream.uuid, base, content)
+        job = Choosing(compile_pattern(sub.pattern).matches, content, reading=reading)
+        if self._matching.run(job):
+            sub.prepared = Prepared(base, job.rows, content.table)
+            return True
+        sub.reading = MATCHING
+
+        def matched() -> None:
+            sub.reading = 0
+            if sub.started:
+                sub.prepared = Prepared(base, job.rows, content.table)
+                self.consider(sub)
+
+        def failed(error: Exception) -> None:
+            sub.reading = 0
+            if sub.started:
+                self._erred(sub, error)
+
+        self._matching.later(job, matched, lambda: sub.started, failed)
+        return False
+
+    def _give_part(
+        self, sub: Subscription, parcel: Parcel, batch: Batch, next: int, mask: Mask
+    ) -> None:
+        """Deliver some rows of a batch: in few words where they are few."""
+        settings = self._shard.settings
+        encoding = encoding_of(batch, mask, settings.extract_bytes_min, settings.extract_share)
+        assert encoding is not None, "something was selected"
+        few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX and not sub.careful
+        if few and sub.gathered and self._gathers and gatherable(batch.content):
+            parcel.rows(batch, next, mask)
+            return
+        encoding = encoding.for_(sub.whole)
+        parcel.part(encoding, next)
+
+    def _name_gap(self, sub: Subscription, parcel: Parcel, gap: tuple[int, int, str, str]) -> None:
+        """Tell of a gap that the reader found, after what lies before it."""
+        first, to, code, reason = gap
+        to = min(to, sub.stop)
+        if to <= sub.position:
+            return
+        parcel.flush()
+        sub.position = max(sub.position, first)
+        self._gap(sub, to, code, reason)

@@ -1,0 +1,422 @@
+"""Serving together: many subscriptions of one stream that are behind, in one pass over it.
+
+Owns who may be served so, and the way from a window of batches to what each gets of it. The rules:
+a batch is looked at once for all of them, and what one of them selects from all the batches of the
+window leaves as one gathered batch, so that a subscription that falls behind is sent less, not
+more; one that takes a large part of the window, or more than its credit, is left to a turn of its
+own; the longest behind are served first; a batch of many headers is a window of its own, and is
+matched in steps before. Source: docs/design.md (Speed; Flow control).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from pyroaring import BitMap
+
+from malamute_protocol.content import Content
+from malamute_protocol.gather import BYTES_A_ROW, Gathered, SharedGathering, weight_of
+from malamute_protocol.header import STEP_ENTRIES
+from malamute_protocol.stamp import Stamp
+from malamute_py.broker.links.links import Link, cost_of_few
+from malamute_py.broker.log.stream import Batch, Stream
+from malamute_py.broker.subscriptions.matching import is_quick
+from malamute_py.broker.subscriptions.subscriptions import Subscription
+from malamute_py.matcher import Classing
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+LANE_ROWS_MAX = 4_096
+"""Rows of one gathered batch."""
+TAKEN_SHARE = 0.25
+"""Share of the window beyond which a subscription gets its batches as they are."""
+KEYS_MAX = 1 << 20
+"""Rows of one window, each counted for everyone who takes it: what is in hand stays small."""
+NEW_HEADERS_MAX = 512
+"""Headers not seen of late that a window matches before it takes no further batch."""
+SURVEYED_MAX = 1 << 18
+"""Pairs of a header and a pattern that one survey finds."""
+CHUNK_MEMBERS = 256
+"""Subscriptions that are given what they take of a surveyed batch in one turn."""
+_PLACE_BITS = 32
+_PLACE_MASK = (1 << _PLACE_BITS) - 1
+
+
+class Company:
+    """Subscriptions of one stream that wait for a turn together."""
+
+    __slots__ = ("durable", "members", "stream")
+
+    def __init__(self, stream: Stream, durable: bool) -> None:
+        """durable: they see only what no power loss can take back."""
+        self.stream = stream
+        self.durable = durable
+        self.members: list[Subscription] = []
+
+
+class Party:
+    """Subscriptions for which one read of history is under way."""
+
+    __slots__ = ("members", "stream")
+
+    def __init__(self, stream: Stream, members: list[Subscription]) -> None:
+        self.stream = stream
+        self.members = members
+
+
+class Survey:
+    """Which patterns select which headers of one batch, found in steps."""
+
+    def __init__(self, stream: Stream, wanted: BitMap, content: Content) -> None:
+        """wanted: numbers of the patterns that are asked about."""
+        self._texts, self._places, self._numbers = array("q"), array("q"), array("q")
+        # Without this object, so that all is free at once when no reader waits for it any more.
+        self._steps = self._all(stream, wanted, content, self._texts, self._places, self._numbers)
+
+    def run(self, more: Callable[[], bool]) -> bool:
+        """See matching.Job."""
+        return all(more() for _ in self._steps)
+
+    @property
+    def full(self) -> bool:
+        """Whether there are more than SURVEYED_MAX: each subscription is to be served alone."""
+        return len(self._places) > SURVEYED_MAX
+
+    @property
+    def texts(self) -> Array:
+        """The bytes of each header's texts."""
+        return np.frombuffer(self._texts, np.int64)
+
+    @property
+    def places(self) -> Array:
+        """Places of headers, each as often as a pattern selects it."""
+        return np.frombuffer(self._places, np.int64)
+
+    @property
+    def numbers(self) -> Array:
+        """The number of that pattern."""
+        return np.frombuffer(self._numbers, np.int64)
+
+    @staticmethod
+    def _all(
+        stream: Stream, wanted: BitMap, content: Content, texts: array[int], found: array[int],
+        numbers: array[int],
+    ) -> Iterator[None]:  # fmt: skip
+        classing = Classing(stream.index, lambda: content.headers()[0], content.make_headers())
+        yield from classing.steps
+        headers = content.headers()[0]
+        for first in range(0, len(headers), STEP_ENTRIES):
+            texts.extend(map(weight_of, headers[first : first + STEP_ENTRIES]))
+            yield
+        for bits, places in classing.classes:
+            mine = np.array((bits & wanted).to_array(), np.int64)
+            # Of what is more than may be, so much that it shows.
+            those = np.array(places[: SURVEYED_MAX // max(1, len(mine)) + 1], np.int64)
+            found.frombytes(np.repeat(those, len(mine)).tobytes())
+            numbers.frombytes(np.tile(mine, len(those)).tobytes())
+            if len(found) > SURVEYED_MAX:
+                return
+            yield
+
+
+class Surveyed:
+    """Subscriptions that wait to be given what they take of one batch, and its survey."""
+
+    __slots__ = ("content", "members", "stamp", "stream", "survey")
+
+    def __init__(
+        self, stream: Stream, members: list[Subscription], stamp: Stamp, content: Content,
+        survey: Survey,
+    ) -> None:  # fmt: skip
+        self.stream = stream
+        self.members = members
+        self.stamp = stamp
+        self.content = content
+        self.survey = survey
+
+    def take(self) -> list[Subscription]:
+        """Take the subscriptions whose turn is next."""
+        some = self.members[:CHUNK_MEMBERS]
+        del self.members[:CHUNK_MEMBERS]
+        return some
+
+
+class Share(NamedTuple):
+    """The records of the window for one selection, and the subscriptions that take them."""
+
+    takers: list[Subscription]
+    gathered: Gathered
+
+
+class Outcome(NamedTuple):
+    """Outcome of looking at a window for many subscriptions."""
+
+    shares: list[Share]
+    reached: int
+    """Offset to which the window goes; readers in none of the lists have nothing before it."""
+    alone: list[Subscription]
+    """To be served on their own: they take too much of it, or it cannot be gathered."""
+    later: list[Subscription]
+    """Not served for want of room or because the window had enough for others."""
+
+
+class Window:
+    """Batches of a stream, one after the other, and who takes what of them."""
+
+    def __init__(self, stream: Stream, members: list[Subscription]) -> None:
+        """members: all behind the window's beginning, or amid it."""
+        # The longest behind first: room is given in this order.
+        members.sort(key=_position)
+        self._stream = stream
+        self._members = members
+        self._gathering = SharedGathering(stream.number)
+        self._keys: list[Array] = []
+        """For each batch, which lane takes which row."""
+        self._held = self._dead = 0
+        """How many these are, and about how many of them are of lanes that are over."""
+        self._texts: list[Array] = []
+        """For each row, what the texts of its header take, which in truth come once."""
+        self._lanes: dict[tuple[int, int], int] = {}
+        self._takers: list[list[Subscription]] = []
+        self._froms: list[int] = []
+        self._taken: Array = np.zeros(0, np.int64)
+        """Rows of each lane, about."""
+        self._over: Array = np.zeros(0, np.bool_)
+        """Lanes that take too much, whatever follows: their rows are looked for no longer."""
+        self._by_number: dict[int, list[int]] = {}
+        self._latest = 0
+        self.new = 0
+        """Headers that were not seen of late."""
+        self.base = -1
+        self.reached = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of all batches."""
+        return self._gathering.rows
+
+    def fill(
+        self, batches: Iterable[tuple[Stamp, Content]], end: int, bytes_max: int, *,
+        sliced: bool = False,
+    ) -> bool:  # fmt: skip
+        """Take batches up to `end`; False: one is left, since it cannot join or there is enough.
+
+        sliced: what is matched in one go has a bound.
+        """
+        size = 0
+        for stamp, content in batches:
+            if stamp.base_offset >= end:
+                break
+            next = stamp.next_offset
+            if next > end or size >= bytes_max or not self._gathering.takes(stamp, content):
+                return False
+            if sliced and (self.new >= NEW_HEADERS_MAX or not is_quick(content)):
+                return False
+            if self.base < 0:
+                self._open(stamp.base_offset)
+            if not self._add(stamp, content):
+                return False
+            size += stamp.size
+            self.reached = next
+        return True
+
+    def take(self, stamp: Stamp, content: Content, survey: Survey) -> None:
+        """Take one batch that was surveyed, as all of the window, unless it cannot be gathered."""
+        if not self._gathering.takes(stamp, content):
+            return
+        self._open(stamp.base_offset)
+        by_number = sorted(self._by_number.items())
+        lanes = np.array([lane for _, found in by_number for lane in found], np.int64)
+        numbers = np.repeat([number for number, _ in by_number], [len(f) for _, f in by_number])
+        first = np.searchsorted(numbers, survey.numbers)
+        counts = np.searchsorted(numbers, survey.numbers, "right") - first
+        total = int(counts.sum())
+        if survey.full or total > KEYS_MAX:
+            self._full(content.head.count)
+            return
+        shifts = np.repeat(first - (np.cumsum(counts) - counts), counts)
+        takers = lanes[np.arange(total) + shifts]
+        if self._enter(stamp, content, np.repeat(survey.places, counts), takers, survey.texts):
+            self.reached = stamp.next_offset
+
+    def _open(self, base: int) -> None:
+        """Put together who takes the same from the same place on."""
+        self.base = base
+        for sub in self._members:
+            place = max(sub.position, base)
+            lane = self._lanes.setdefault((sub.pattern_number, place), len(self._takers))
+            if lane == len(self._takers):
+                self._takers.append([])
+                self._froms.append(place)
+                self._by_number.setdefault(sub.pattern_number, []).append(lane)
+                self._latest = max(self._latest, place)
+            self._takers[lane].append(sub)
+        self._taken = np.zeros(len(self._takers), np.int64)
+        self._over = np.zeros(len(self._takers), np.bool_)
+
+    def _add(self, stamp: Stamp, content: Content) -> bool:
+        """Take one batch; False: that many take so much of it that it is left."""
+        headers, _ = content.headers()
+        matched, match, by_number = self._stream.matched, self._stream.matching, self._by_number
+        count = content.head.count
+        chosen: list[int] = []
+        lanes: list[int] = []
+        texts: list[int] = []
+        for place, header in enumerate(headers):
+            known = matched.get(header)
+            if known is None:
+                known = match(header)
+                self.new += 1
+            texts.append(known.bytes)
+            for number in known.numbers:
+                found = by_number.get(number)
+                if found is not None:
+                    for lane in found:
+                        chosen.append(place)
+                        lanes.append(lane)
+            if len(chosen) > KEYS_MAX:
+                return self._full(count)
+        takes, takers = np.array(chosen, np.int64), np.array(lanes, np.int64)
+        return self._enter(stamp, content, takes, takers, np.array(texts, np.int64))
+
+    def _enter(
+        self, stamp: Stamp, content: Content, takes: Array, takers: Array, weights: Array
+    ) -> bool:
+        """Take one batch of which these lanes take these headers; see _add().
+
+        weights: what the texts of each header take.
+        """
+        codes, count = content.headers()[1], content.head.count
+        first = self._gathering.rows
+        sizes = np.array([count]) if codes is None else np.bincount(codes, minlength=len(weights))
+        kept = self._count(stamp.base_offset, sizes[takes], takers)
+        takes, takers = takes[kept], takers[kept]
+        counts = sizes[takes]
+        many = int(counts.sum())
+        if self._held + many > KEYS_MAX and self._dead > KEYS_MAX // 2:
+            self._drop()
+        if self._held + many > KEYS_MAX:
+            return self._full(count)
+        self._gathering.add(stamp, content)
+        self._texts.append(np.repeat(weights, count) if codes is None else weights[codes])
+        if not many:
+            return True
+        order = np.arange(count) if codes is None else np.argsort(codes, kind="stable")
+        begins = np.cumsum(sizes) - sizes
+        ends = np.cumsum(counts)
+        shifts = np.repeat(begins[takes] - (ends - counts), counts)
+        rows = order[np.arange(len(shifts)) + shifts]
+        lane_of = np.repeat(takers, counts)
+        if self._latest > stamp.base_offset:
+            wanted = rows + stamp.base_offset >= np.array(self._froms)[lane_of]
+            rows, lane_of = rows[wanted], lane_of[wanted]
+        self._keys.append((lane_of << _PLACE_BITS) + rows + first)
+        self._held += len(rows)
+        return True
+
+    def _count(self, base: int, counts: Array, lanes: Array) -> Array:
+        """Count what lanes take of a batch, before any row of it is looked for.
+
+        Returns which entries are of lanes that take no more than they may.
+        """
+        if self._latest > base:
+            # Those that begin amid it or behind: share_out() counts what they really take.
+            counts = np.where(np.array(self._froms)[lanes] <= base, counts, 0)
+        before = self._taken
+        self._taken = before + np.bincount(lanes, counts, len(before)).astype(np.int64)
+        over = self._taken > LANE_ROWS_MAX
+        for lane in np.flatnonzero(over & ~self._over).tolist():
+            self._by_number[self._takers[lane][0].pattern_number].remove(lane)
+            self._dead += int(before[lane])
+        self._over = over
+        kept: Array = ~over[lanes]
+        return kept
+
+    def _drop(self) -> None:
+        """Drop what is in hand of lanes that are over."""
+        keys = np.concatenate(self._keys)
+        keys = keys[~self._over[keys >> _PLACE_BITS]]
+        self._keys, self._held, self._dead = [keys], len(keys), 0
+
+    def _full(self, count: int) -> bool:
+        """Take no more; if not even a first batch of `count` rows fits, some have to go."""
+        if not self._gathering.rows:
+            broad = self._taken > TAKEN_SHARE * count
+            self._over = broad if broad.any() else ~broad
+        return False
+
+    def share_out(self, bytes_max: int, lane_bytes_max: int) -> Outcome:
+        """Give each its rows; all together about `bytes_max` now, and none more than another."""
+        later: list[Subscription] = []
+        alone: list[Subscription] = []
+        for lane in np.flatnonzero(self._over).tolist():
+            alone += self._takers[lane]
+        if not self._keys:
+            return Outcome([], self.reached, alone, later)
+        keys = np.concatenate(self._keys)
+        keys.sort()
+        lanes, rows = keys >> _PLACE_BITS, keys & _PLACE_MASK
+        counts = np.bincount(lanes, minlength=len(self._takers))
+        counts[self._over] = 0
+        weights = (self._gathering.sizes() + np.concatenate(self._texts))[rows] + BYTES_A_ROW
+        sizes = np.bincount(lanes, weights, len(self._takers)).astype(np.int64).tolist()
+        many = max(1, min(LANE_ROWS_MAX, int(TAKEN_SHARE * self._gathering.rows)))
+        room: dict[Link, int] = {}
+        kept: list[list[Subscription]] = []
+        chosen = np.zeros(len(self._takers), np.bool_)
+        for lane, count in enumerate(counts.tolist()):
+            if not count:
+                continue
+            takers = self._takers[lane]
+            size = sizes[lane]
+            if count > many or size > lane_bytes_max:
+                alone += takers
+                continue
+            able: list[Subscription] = []
+            for sub in takers:
+                link = sub.link
+                left = room.get(link)
+                if left is None:
+                    left = room[link] = link.room
+                if count > sub.left_records or size > sub.left_bytes:
+                    alone.append(sub)
+                elif left <= 0 or bytes_max <= 0:
+                    later.append(sub)
+                else:
+                    able.append(sub)
+                    room[link] = left - size - cost_of_few(link)
+            if able:
+                bytes_max -= size
+                chosen[lane] = True
+                kept.append(able)
+        if not kept:
+            return Outcome([], self.reached, alone, later)
+        if len(kept) < len(counts):
+            rows = rows[chosen[lanes]]
+        found = self._gathering.gather(rows, counts[chosen].tolist())
+        shares = [Share(takers, gathered) for takers, gathered in zip(kept, found, strict=True)]
+        return Outcome(shares, self.reached, alone, later)
+
+
+def hot_batches(batches: Iterable[Batch]) -> Iterable[tuple[Stamp, Content]]:
+    """Batches of the hot window as a window takes them."""
+    for batch in batches:
+        yield Stamp.unpack(batch.stamp, verify=False), batch.content
+
+
+def stored_batches(runs: Sequence[Any], stop: int) -> Iterable[tuple[Stamp, Content]]:
+    """Batches of an answer from the journal that lie before an offset."""
+    for run in runs:
+        data = memoryview(run.data)
+        for at, size, base, _ in run.spans:
+            if base >= stop:
+                return
+            stamp = Stamp.unpack(data, at, verify=False)
+            yield stamp, Content(data[at + stamp.stamp_bytes : at + size])
+
+
+def _position(sub: Subscription) -> int:
+    return sub.position

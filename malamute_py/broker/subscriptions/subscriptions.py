@@ -1,0 +1,323 @@
+"""Subscriptions: what a client wants of a stream, and how far it has come.
+
+Owns every fact about one subscription, SUBSCRIBE, and the end of a subscription. The rules:
+`covered` is what the client was told, `position` how far the selecting came, and a live
+subscription stands at the tail without being touched. Source: docs/design.md, Flow control.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from malamute_protocol.commands import Ended, Rewound, Subscribe, Subscribed
+from malamute_protocol.errors import RequestRejected
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links, Owner, Receiver
+from malamute_py.broker.log.stream import NEVER
+from malamute_py.matcher import compile_pattern
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from malamute_py.broker.log.stream import Stream
+    from malamute_py.broker.streams.start_positions import Begin, Starts
+    from malamute_py.broker.subscriptions.live import Delivery
+    from malamute_py.broker.subscriptions.matching import Prepared
+    from malamute_py.broker.subscriptions.on_demand import Serving
+
+SUBSCRIBE: Final = 12
+VISIBILITIES: Final = ("live", "durable", "committed")
+
+
+class Subscription(Receiver):
+    """One subscription of one link."""
+
+    __slots__ = (
+        "careful",
+        "client_time",
+        "durable",
+        "everything",
+        "gathered",
+        "idle_reads",
+        "live",
+        "pattern",
+        "pattern_bytes",
+        "pattern_number",
+        "plain",
+        "position",
+        "prepared",
+        "queued",
+        "reading",
+        "started",
+        "stop",
+        "stream",
+        "turns_alone",
+        "wanted",
+        "wanted_to",
+        "whole",
+    )
+
+    stream: Stream
+
+    def __init__(self, owner: Owner, link: Link, command: Subscribe) -> None:
+        super().__init__(
+            owner, link, command.subscription, command.credit_records, command.credit_bytes
+        )
+        self.pattern = command.pattern
+        self.pattern_bytes = 0
+        self.pattern_number = -1
+        self.everything = False
+        """Every header matches: none is looked at."""
+        self.client_time = command.client_time
+        self.whole = command.whole
+        self.gathered = command.gathered and not command.whole
+        """Takes rows of several batches in one."""
+        self.durable = command.visibility != 0
+        """Sees what no power loss can take back, and only that."""
+        self.stop = NEVER if command.end < 0 else command.end
+        self.position = 0
+        self.wanted: np.ndarray[Any, np.dtype[np.int64]] | None = None
+        """Last per subject: the only offsets wanted before `wanted_to`, ascending."""
+        self.wanted_to = 0
+        self.live = False
+        self.started = False
+        """Its stream and position are known, and it has not ended."""
+        self.queued = False
+        """Waits for its turn on demand."""
+        self.careful = 0
+        """So many batches more it is given one by one, read without a selection: an error has
+        come of one of them."""
+        self.turns_alone = 0
+        """For so many turns it is not served together with others."""
+        self.reading = 0
+        """Token of its one read of history that is under way; 0: none."""
+        self.idle_reads = 0
+        """Reads in a row that brought it nowhere."""
+        self.prepared: Prepared | None = None
+        self.plain = False
+        """Takes batches as its group does: no window, no end, not always whole."""
+
+    @property
+    def tail(self) -> int:
+        """Where what it may see ends."""
+        return self.stream.visible_next if self.durable else self.stream.next
+
+    @property
+    def place(self) -> int:
+        """How far it has come: everything before was delivered or not selected."""
+        if self.live:
+            stream, tail = self.stream, self.tail
+            if stream.late:
+                # What is being matched it has not got, but for what it had read itself.
+                tail = max(self.position, stream.late_from(self.durable, tail))
+            return min(tail, self.stop)
+        return self.position
+
+    @property
+    def able(self) -> bool:
+        """Whether it may be given something."""
+        return self.started and self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
+
+    @property
+    def joins(self) -> bool:
+        """Whether it may be served together with others: it wants some rows of what comes."""
+        return (
+            self.plain
+            and self.gathered
+            and not self.everything
+            and self.wanted is None
+            and not self.careful
+        )
+
+
+class Subscriptions:
+    """The commands about subscriptions."""
+
+    def __init__(
+        self, shard: Shard, links: Links, delivery: Delivery, serving: Serving, starts: Starts
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._delivery = delivery
+        self._serving = serving
+        self._starts = starts
+        self.count = 0
+        self.pattern_bytes = 0
+        """Size of all patterns, as MessagePack."""
+
+    # --- the commands -------------------------------------------------------------------
+
+    def check(self, link: Link, command: Subscribe) -> tuple[str, str] | None:
+        """What speaks against a SUBSCRIBE before its stream is known: code and reason."""
+        settings = self._shard.settings
+        if self.count >= settings.subscriptions_max:
+            return "limit", f"at most {settings.subscriptions_max} subscriptions in all"
+        if not 0 <= command.visibility < len(VISIBILITIES):
+            return "unsupported", f"no visibility {command.visibility}"
+        if command.until not in ("", "tail"):
+            return "unsupported", f"no end of the kind '{command.until}'"
+        size = len(msgspec.msgpack.encode(command.pattern))
+        if size > settings.pattern_bytes_max:
+            return "too_large", f"a pattern of {size} bytes, at most {settings.pattern_bytes_max}"
+        if self.pattern_bytes + size > settings.all_patterns_bytes_max:
+            return "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
+        try:
+            self._shard.quotas.check(link.owner, "subscriptions")
+            self._shard.quotas.check(link.owner, "pattern_bytes", size)
+        except RequestRejected as error:
+            return error.code, error.reason
+        return None
+
+    def enter(self, link: Link, command: Subscribe) -> Subscription:
+        """Take up a subscription whose stream is not known yet, so that credit can reach it."""
+        sub = Subscription(self, link, command)
+        sub.pattern_bytes = len(msgspec.msgpack.encode(command.pattern))
+        self.pattern_bytes += sub.pattern_bytes
+        link.receivers[sub.number] = sub
+        self.count += 1
+        self._hold(sub, 1)
+        return sub
+
+    def _hold(self, sub: Subscription, sign: int) -> None:
+        """Count a subscription as its link's identity's, or no longer."""
+        quotas, owner = self._shard.quotas, sub.link.owner
+        quotas.add(owner, "subscriptions", sign)
+        quotas.add(owner, "pattern_bytes", sign * sub.pattern_bytes)
+
+    def begin(self, sub: Subscription, command: Subscribe, stream: Stream) -> None:
+        """Its stream is known: file the pattern and find where it begins."""
+        try:
+            number, everything = _file(stream, command.pattern)
+        except RequestRejected as error:
+            self.refuse(sub, error.code, error.reason)
+            return
+        sub.stream = stream
+        sub.everything = everything
+        sub.pattern_number = number
+        stream.subscriptions.add(sub)
+        stream.durable += sub.durable
+        if everything:
+            stream.everyone[sub] = None
+        else:
+            stream.numbers.setdefault(number, {})[sub] = None
+        stream.regroup()
+        if command.until == "tail":
+            sub.stop = min(sub.stop, sub.tail)
+        sub.plain = sub.client_time is None and not sub.whole and sub.stop == NEVER
+
+        def found(begin: Begin | RequestRejected) -> None:
+            sub.link.queries -= 1
+            if sub.ended:
+                return
+            if isinstance(begin, RequestRejected):
+                self.refuse(sub, begin.code, begin.reason)
+            elif stream.removed:
+                self.refuse(sub, "stream_removed", f"stream '{stream.name}' was removed")
+            else:
+                self._start(sub, begin)
+
+        link = sub.link
+        if link.queries >= self._shard.settings.link_queries_max:
+            self.refuse(
+                sub, "wait", "too many unanswered questions on this link",
+                self._shard.settings.retry_ms,
+            )  # fmt: skip
+            return
+        link.queries += 1
+        self._starts.resolve(
+            stream, command.start, sub.durable, sub.pattern,
+            self._links.contained(link, "SUBSCRIBE", found),
+            end=sub.stop, asker=link, wanted=lambda: not sub.ended,
+        )  # fmt: skip
+
+    def _start(self, sub: Subscription, begin: Begin) -> None:
+        """Its position is known: tell the client, and begin."""
+        stream = sub.stream
+        sub.position = sub.covered = begin.next
+        sub.wanted, sub.wanted_to = begin.wanted, begin.wanted_to
+        sub.started = True
+        self._links.say(
+            sub.link,
+            Subscribed(
+                sub.number, stream.uuid, self._shard.epoch, begin.next, stream.first, sub.tail,
+                -1 if sub.stop == NEVER else sub.stop,
+            ),
+        )  # fmt: skip
+        if begin.rewound_from is not None:
+            # This epoch, not that of the record there: what lies before is the log as of now,
+            # and a resume that got no further must not be rewound again.
+            epoch = self._shard.epoch
+            self._links.say(sub.link, Rewound(sub.number, begin.rewound_from, begin.next, epoch))
+        self._shard.counters["subscribed"] += 1
+        self._serving.consider(sub)
+
+    def refuse(self, sub: Subscription, code: str, reason: str, retry_ms: int = 0) -> None:
+        """Refuse a subscription that was entered, and forget it."""
+        self._links.refuse(sub.link, SUBSCRIBE, sub.number, code, reason, retry_ms)
+        self._drop(sub)
+
+    # --- what a receiver owes its link ----------------------------------------------------
+
+    def resume(self, sub: Subscription) -> None:
+        """Let a subscription that is not live have its turn."""
+        if not sub.live:
+            self._serving.consider(sub)
+
+    def end(self, sub: Subscription, code: str) -> None:
+        """Say that a subscription gets nothing more, and forget it."""
+        if sub.started:
+            self._delivery.cover(sub)
+        self._links.say(sub.link, Ended(sub.number, sub.covered, code))
+        self._drop(sub)
+
+    def link_ended(self, link: Link, subs: list[Subscription]) -> None:
+        """Forget all that a link subscribed to."""
+        for sub in subs:
+            self._drop(sub)
+
+    def stream_removed(self, stream: Stream) -> None:
+        """End all subscriptions of a stream."""
+        for sub in list(stream.subscriptions):
+            if sub.started:
+                self.end(sub, "stream_removed")
+
+    def _drop(self, sub: Subscription) -> None:
+        if sub.ended:
+            return
+        sub.leave()
+        if sub.live:
+            sub.stream.live -= 1
+        sub.started = sub.live = False
+        self.count -= 1
+        self.pattern_bytes -= sub.pattern_bytes
+        self._hold(sub, -1)
+        stream = getattr(sub, "stream", None)
+        if stream is None:
+            return
+        self._serving.forget(sub)
+        stream.bounded.discard(sub)
+        stream.subscriptions.discard(sub)
+        stream.durable -= sub.durable
+        if sub.everything:
+            del stream.everyone[sub]
+        else:
+            same = stream.numbers[sub.pattern_number]
+            del same[sub]
+            if not same:
+                del stream.numbers[sub.pattern_number]
+            stream.index.discard(sub.pattern_number)
+        stream.regroup()
+
+
+def _file(stream: Stream, pattern: Any) -> tuple[int, bool]:
+    """Put a pattern into a stream's index: (number, whether it matches every header).
+
+    Raises RequestRejected: it is not a pattern.
+    """
+    if pattern in (["all"], ["topic", "#"]):
+        return -1, True
+    if compile_pattern(pattern).canonical == ("all",):
+        return -1, True
+    return stream.index.add(pattern), False

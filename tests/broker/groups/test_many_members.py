@@ -1,0 +1,287 @@
+"""Groups of many members: who is quick gets some records at a time, who is slow does not hoard."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from unittest.mock import Mock
+from zlib import crc32
+
+import pytest
+
+from malamute_protocol import commands as wire
+from malamute_protocol.commands import JoinGroup
+from malamute_py.broker.groups import group
+from malamute_py.broker.groups.group import SPREAD_MIN, STALE_MAX, Member
+from malamute_py.broker.links.links import Link
+from tests.broker.shell import Shell, offsets
+
+M = 5
+"""The members' number for their membership."""
+
+
+class Crowd:
+    """The members of one group, who acknowledge all they have when told to; credit comes back."""
+
+    def __init__(self, members: int, credit: int = 1_000) -> None:
+        self.shell = Shell()
+        self.shell.hello(1)
+        self.credit = credit
+        self.links = range(2, 2 + members)
+        self._done = dict.fromkeys(self.links, 0)
+        self._seen = dict.fromkeys(self.links, 0)
+        for link in self.links:
+            self.shell.hello(link)
+            self.shell.send(
+                link, wire.JoinGroup(M, "s", "g", ["all"], "shared", [0], credit, 1 << 50)
+            )
+
+    def got(self, link: int) -> list[int]:
+        return offsets(self.shell.peers[link], M)
+
+    def held(self, link: int) -> list[int]:
+        received = self.shell.peers[link].received.get(M, [])
+        return [offset for offset, _ in received[self._done[link] :]]
+
+    def publish(self, count: int) -> int:
+        """One batch; returns in how many deliveries it went out."""
+        self.shell.publish(1, "s", [b"%d" % n for n in range(count)])
+        deliveries = 0
+        for link in self.links:
+            commands = self.shell.peers[link].commands
+            deliveries += sum(type(c) is wire.Deliver for c in commands[self._seen[link] :])
+            self._seen[link] = len(commands)
+        return deliveries
+
+    def answer(self, *, but: Collection[int] = ()) -> None:
+        for link in self.links:
+            mine = [] if link in but else self.held(link)
+            if not mine:
+                continue
+            self._done[link] += len(mine)
+            ranges = [(offset, offset + 1) for offset in sorted(mine)]
+            self.shell.send(link, wire.AckRecords(M, ranges, 9))
+            self.shell.send(link, wire.Credit(M, self._done[link] + self.credit, 1 << 50))
+
+    def rounds(self, count: int, records: int, took_ms: int = 0) -> list[int]:
+        """Batches that all are answered; returns the deliveries of each."""
+        deliveries = []
+        for _ in range(count):
+            deliveries.append(self.publish(records))
+            if took_ms:
+                self.shell.wait(took_ms)
+            self.answer()
+        return deliveries
+
+
+def test_many_quick_members_are_given_some_records_at_a_time() -> None:
+    crowd = Crowd(150)
+    deliveries = crowd.rounds(30, 150)
+    assert deliveries[0] == 150, "nothing is known of them yet"
+    assert SPREAD_MIN <= deliveries[-1] <= 150 / 3, "a batch is spread over many all the same"
+    every = [offset for link in crowd.links for offset in crowd.got(link)]
+    assert sorted(every) == list(range(30 * 150))
+
+
+@pytest.mark.slow
+def test_what_many_quick_members_get_evens_out() -> None:
+    crowd = Crowd(150)
+    crowd.rounds(100, 150)
+    shares = [len(crowd.got(link)) for link in crowd.links]
+    assert sum(shares) == 100 * 150
+    assert min(shares) > 90
+    assert max(shares) < 110
+
+
+def test_many_slow_members_are_given_one_record_each() -> None:
+    crowd = Crowd(150)
+    assert set(crowd.rounds(10, 150, took_ms=50)) == {150}
+
+
+def test_a_lone_batch_goes_to_each_of_a_few_members_however_quick_they_are() -> None:
+    crowd = Crowd(10)
+    crowd.rounds(20, 1_000)
+    assert set(crowd.rounds(10, 10)) == {10}
+    assert crowd.publish(20) == 10
+
+
+def test_a_backlog_goes_out_by_shares_however_quick_the_members_are() -> None:
+    crowd = Crowd(150)
+    crowd.rounds(30, 150)
+    counts = Counter({link: -len(crowd.got(link)) for link in crowd.links})
+    assert crowd.publish(3_000) >= 150
+    counts.update({link: len(crowd.got(link)) for link in crowd.links})
+    assert set(counts.values()) == {20}
+
+
+@pytest.mark.slow
+def test_a_quick_member_that_becomes_slow_holds_a_lot_and_no_more() -> None:
+    crowd = Crowd(150, credit=40)
+    crowd.rounds(60, 150)
+    slow = crowd.links[7]
+    for _ in range(40):
+        crowd.publish(150)
+        crowd.answer(but=[slow])
+    # Its free credit is the least from then on: all others go before it.
+    assert 1 <= len(crowd.held(slow)) <= 150 // SPREAD_MIN
+    crowd.answer()
+    crowd.rounds(20, 150)
+    assert crowd.held(slow) == []
+
+
+def test_slow_members_among_quick_ones_are_given_one_record_at_a_time() -> None:
+    crowd = Crowd(150)
+    slow = crowd.links[:20]
+    for _ in range(20):
+        crowd.publish(150)
+        crowd.answer(but=slow)
+        crowd.shell.wait(100)
+        assert all(len(crowd.held(link)) <= 2 for link in slow)
+        crowd.answer()
+
+
+def test_members_that_have_left_are_not_kept_in_the_order_of_the_others() -> None:
+    crowd = Crowd(150)
+    crowd.rounds(5, 150)
+    (group,) = crowd.shell.broker._groups._groups
+    for link in crowd.links[1:]:
+        crowd.shell.send(link, wire.Bye())
+    assert len(group._order) <= STALE_MAX + 2
+    crowd.shell.send(crowd.links[0], wire.Unsubscribe(M))
+    assert not group._order
+
+
+@pytest.fixture
+def member() -> Member:
+    return Member(Mock(), Link(1, "", 0), JoinGroup(1, "st", "g", ["all"], "shared"), 0, 0)
+
+
+def test_a_pace_is_what_all_that_was_in_hand_took(member: Member) -> None:
+    member.handed(3, 1_000, 0)
+    member.handed(2, 1_004, 0)
+    member.acknowledged(2, 1_005, 0)
+    assert not member.pace_ms
+    member.acknowledged(1, 1_008, 0)
+    assert member.pace_ms == 3
+    member.handed(1, 1_010, 0)
+    member.acknowledged(3, 1_014, 0)
+    assert member.held == 0
+    assert member.pace_ms == 5 / 3
+
+
+def test_a_pace_changes_little_by_little(member: Member) -> None:
+    member.handed(1, 1_000, 0)
+    member.acknowledged(1, 1_007, 0)
+    assert member.pace_ms == 8
+    member.handed(4, 2_000, 0)
+    member.acknowledged(4, 2_003, 0)
+    assert member.pace_ms == 4
+    member.handed(1, 3_000, 0)
+    member.acknowledged(1, 3_015, 0)
+    assert member.pace_ms == 7
+
+
+def test_what_the_broker_spent_on_deliveries_is_not_the_members_time(member: Member) -> None:
+    for n in range(8):
+        # Each in the middle of a batch that took 100 ms to be dealt out.
+        member.handed(1, 1_000 * n, 1_000 * n)
+        member.acknowledged(1, 1_000 * n + 109, 1_000 * n + 1_000)
+    assert 10 <= member.pace_ms < 11
+    assert member.lot(1_000) == 3
+
+
+def test_records_that_are_given_back_tell_no_pace(member: Member) -> None:
+    member.handed(4, 1_000, 0)
+    member.returned(3)
+    member.acknowledged(1, 1_000, 0)
+    assert (member.held, member.pace_ms) == (0, 0)
+
+
+def test_a_lot_is_where_dealing_and_doing_take_least(member: Member) -> None:
+    assert member.lot(1_000) == 0, "nothing is known of it"
+    member.pace_ms = 1
+    assert member.lot(1_000) == 10
+    assert member.lot(100) == 3
+    assert member.lot(31) == 0
+    member.held = 8
+    assert member.lot(1_000) == 2
+    member.held, member.pace_ms = 0, 0.001
+    assert member.lot(1_000) == 1_000 // SPREAD_MIN
+    member.pace_ms = 1_000
+    assert member.lot(1_000) == 0
+
+
+# --- keyed groups whose members come and go together ---------------------------------------------
+
+
+def keyed(members: int, subjects: int = 3_000) -> Shell:
+    """A keyed group of link 2 over four batches of distinct subjects, with nothing given yet."""
+    shell = Shell()
+    shell.hello(1)
+    shell.hello(2)
+    for batch in range(4):
+        names = [f"k{batch}.{at}" for at in range(subjects)]
+        shell.publish(1, "st", [b""] * subjects, subject=names)
+    joins = [
+        wire.JoinGroup(number, "st", "g", ["all"], "keyed", [0], 1_000_000, 1 << 30)
+        for number in range(1, members + 1)
+    ]
+    shell.broker.receive(2, "", joins, [], shell.now_ms)
+    return shell
+
+
+def test_a_first_key_is_hashed_once_however_many_members_it_is_divided_among(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For each delivery all keys of its batch were hashed: 1,000 members took a minute."""
+    hashed = 0
+
+    def counted(data: bytes) -> int:
+        nonlocal hashed
+        hashed += 1
+        return crc32(data)
+
+    monkeypatch.setattr(group, "crc32", counted)
+    shell = keyed(200)
+    shell.run()
+    assert shell.broker.gauges["group_records_held"] == 12_000
+    assert hashed <= 12_000
+
+
+def test_a_turn_of_a_keyed_group_makes_a_bounded_number_of_deliveries() -> None:
+    shell = keyed(400)
+    shell.readies.clear()
+    shell.run()
+    deliveries = [
+        sum(type(command) is wire.Deliver for send in ready.sends for command in send.commands)
+        for ready in shell.readies
+    ]
+    assert sum(deliveries) > 1_200
+    weight = 1 + 3_000 // group.DEAL_ROWS
+    assert max(deliveries) * weight <= 3 * group.DEALS_AT_ONCE
+    assert shell.broker.gauges["group_records_held"] == 12_000
+
+
+def test_members_that_leave_together_are_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member that left had all slots settled for each page of what it held."""
+    shell = keyed(200)
+    shell.hello(3)
+    shell.send(3, wire.JoinGroup(1, "st", "g", ["all"], "keyed", [0], 1_000_000, 1 << 30))
+    shell.run()
+    settled = 0
+    settle = group.Slots.settle
+
+    def counted(slots: group.Slots) -> None:
+        nonlocal settled
+        settled += 1
+        settle(slots)
+
+    monkeypatch.setattr(group.Slots, "settle", counted)
+    shell.broker.link_lost(2, shell.now_ms)
+    assert settled == 1
+    shell.run()
+    (left,) = shell.events_of("group_left")
+    assert (left.facts["members"], left.facts["link"]) == (200, 2)
+    mine = [offset for offset, _ in shell.peers[3].received[1]]
+    assert sorted(mine) == list(range(12_000))
+    assert [*dict.fromkeys(mine)] == mine

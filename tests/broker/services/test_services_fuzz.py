@@ -1,0 +1,178 @@
+"""Services among peers that say anything: the core never raises, and nothing is left in limbo.
+
+Numbers beyond all sense, foreign requests, patterns that are none, settings at random, a log that
+refuses, kills and power losses. In the end every request that the tables have waits in a lane, or
+is in somebody's hands, and what is counted is what is there.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import pytest
+
+from malamute_protocol import commands as wire
+from malamute_protocol.encode import encode
+from malamute_protocol.errors import LocalProtocolError
+from malamute_py.broker.services.queue import Put, Service
+from tests.broker.service_world import MANY, World
+
+pytestmark = pytest.mark.slow
+
+NUMBERS = (0, 1, 2, 3, 5, 7, 100, -1, 1 << 40, (1 << 40) + 1, 1 << 53, 1 << 62, (1 << 63) - 1)
+NAMES = ("s", "t", "u", "s.dead", "~x", "", "x" * 300, "ann")
+PATTERNS: tuple[Any, ...] = (
+    ["all"], ["topic", "#"], ["topic", "*.x"], ["prefix", "a"], ["not", ["all"]],
+    ["and", ["all"], ["prefix", "a"]], ["field", "k", "v"], [], ["none"], [1], ["or"],
+)  # fmt: skip
+BOXES = ("s.dead", "box", "memo", "ann")
+OFFERED: tuple[dict[str, Any], ...] = (
+    {}, {}, {"memory": True}, {"x": 1}, {"lease_ms": 100},
+)  # fmt: skip
+STEPS = 200
+
+
+def key(random: Random) -> bytes:
+    return random.choice([b"", b"k%d" % random.randrange(9)])
+
+
+def command(random: Random) -> tuple[wire.Command, list[bytes]]:
+    """Anything a peer may say of services; ValueError: not even that."""
+    name, offer, tracker = random.choice(NAMES), random.randint(1, 4), random.randrange(1_000)
+    level = random.choice([0, 1, 2, 3])
+    kind = random.choice(
+        ["request"] * 4 + ["offer", "reply", "ack"] * 2
+        + ["credit", "unsubscribe", "cancel", "requeue", "service", "other"]
+    )  # fmt: skip
+    if kind == "request":
+        timeout_ms = random.choice([0, 0, 50, 1 << 53])
+        reply_to = random.choice(["", "", "box", "~zz", "ann"])
+        bodies = [b"x" * random.choice([1, 5_000])] * random.randint(1, 5)
+        content = encode(bodies, subject=random.choice(["a", "b.x"]))
+        return wire.Request(name, tracker, reply_to, timeout_ms, level, key(random)), [content]
+    if kind == "offer":
+        settings = random.choice(OFFERED)
+        credit = random.choice([5, 5, 5, random.choice(NUMBERS)])
+        lease_ms = random.choice([0, 0, 1, 500, 1 << 53])
+        pattern = random.choice(PATTERNS)
+        return wire.Offer(offer, name, pattern, credit, MANY, lease_ms, settings), []
+    if kind == "reply":
+        numbers = [random.randrange(60) for _ in range(random.randint(1, 4))]
+        if random.random() < 0.2:
+            numbers = [random.choice(NUMBERS)]
+        count = len(numbers) if random.random() < 0.9 else 2
+        last = random.random() < 0.6
+        return wire.Reply(offer, numbers, tracker, last, level), [encode([b"r"] * count)]
+    if kind == "ack":
+        firsts = sorted({random.randrange(40) * 6 for _ in range(random.randint(1, 3))})
+        if random.random() < 0.2:
+            firsts = [random.choice(NUMBERS)]
+        ranges = [(first, first + random.choice([1, 1, 2, 5])) for first in firsts]
+        again_ms = random.choice([0, 0, 10, 1 << 53])
+        return wire.AckWork(offer, ranges, random.randrange(7), tracker, level, again_ms), []
+    if kind == "credit":
+        return wire.Credit(offer, random.choice(NUMBERS), random.choice(NUMBERS)), []
+    if kind == "unsubscribe":
+        return wire.Unsubscribe(offer), []
+    if kind == "cancel":
+        return wire.CancelRequest(9, name, key(random), random.choice([-1, 0, 1, 1 << 62])), []
+    if kind == "requeue":
+        numbers = random.choice([[], [random.randrange(60)], [random.choice(NUMBERS)]])
+        return wire.Requeue(9, name, numbers), []
+    if kind == "service":
+        edits: list[dict[str, Any]] = [
+            {}, {"attempts_max": 1}, {"dead_letters": random.choice(BOXES)}, {"memory": True},
+            {"max_requests": 3}, {"backoff_ms": 1 << 53},
+        ]  # fmt: skip
+        removal = wire.RemoveService(9, name, name)
+        edit = wire.EditService(9, name, random.choice(edits))
+        return random.choice([removal, wire.ServiceInfo(9, name or "*"), edit]), []
+    box = random.choice(BOXES)
+    inbox = wire.OpenInbox(random.randint(5, 7), random.choice(["", box]), 100, MANY)
+    others: list[wire.Command] = [
+        wire.Bye(), wire.EditMailbox(9, "memo", {"memory": True}), wire.RemoveMailbox(9, box, box),
+        inbox,
+    ]  # fmt: skip
+    return random.choice(others), []
+
+
+def message(random: Random) -> tuple[list[wire.Command], list[bytes]]:
+    commands: list[wire.Command] = []
+    frames: list[bytes] = []
+    for _ in range(random.randint(1, 4)):
+        with suppress(ValueError):
+            one, owned = command(random)
+            commands.append(one)
+            frames += owned
+    return commands, frames
+
+
+def play(random: Random) -> World:
+    world = World(
+        attempts_max=random.choice([1, 3]), timers_max=random.choice([1, 5, 512]),
+        hand_outs_max=random.choice([1, 4, 256]), backoff_ms=10,
+        mail_hot_bytes=random.choice([1_000, 1 << 20]),
+    )  # fmt: skip
+    shell, newest = world.shell, 0
+    links: list[int] = []
+    for _ in range(STEPS):
+        if len(links) < 4:
+            newest += 1
+            shell.hello(newest, identity=random.choice(["", "", "ann", "bob"]))
+            links.append(newest)
+        chance = random.random()
+        if chance < 0.03:
+            shell.refuse["main"] = ("full", "no room")
+        elif chance < 0.10:
+            shell.refuse.pop("main", None)
+        elif chance < 0.14:
+            shell.wait(random.choice([5, 50, 600]))
+        elif chance < 0.16 and not shell.refuse:
+            shell.restart(power_loss=random.random() < 0.5)
+            links = []
+            continue
+        elif chance < 0.19:
+            world.drop(links.pop(random.randrange(len(links))))
+            continue
+        link = random.choice(links)
+        commands, frames = message(random)
+        if commands:
+            # The broker has ended the link: what it says now is for nobody.
+            with suppress(LocalProtocolError):
+                shell.send(link, *commands, frames=frames)
+        links = [one for one in links if not shell.peers[one].closed]
+    shell.refuse.pop("main", None)
+    for _ in range(6):
+        shell.wait(1_100)
+    return world
+
+
+def waiting(service: Service, put: Put) -> int:
+    """Rows of a batch that some lane has."""
+    rows = 0
+    for lane in service.lanes.values():
+        for _, some, whose in (*lane.fresh, *lane.again):
+            rows |= some if whose is put else 0
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(25), ids="seed-{}".format)
+def test_nothing_that_is_said_of_services_leaves_a_request_in_limbo(seed: int) -> None:
+    world = play(Random(seed))
+    for service in world.shell.broker._services._requests.by_name.values():
+        puts = service.puts.values()
+        for put in puts:
+            assert not put.moving, "on its way into the log, which is at rest"
+            assert not put.ending
+            left = put.row.left
+            assert left & ~put.row.waiting & ~put.granted == 0, "in nobody's hands"
+            assert put.free & ~waiting(service, put) == 0, "waits where nobody looks"
+        assert service.rows == sum(put.row.left.bit_count() for put in puts)
+        held = [grant.rows.bit_count() for put in puts for grant in put.grants]
+        assert service.held == sum(held)
+        assert service.delayed == sum(put.delayed.bit_count() for put in puts)
+        assert (service.reserved_rows, service.reserved_size) == (0, 0)
+        for offer in service.offers:
+            assert offer.in_hand == offer.hands.rows
