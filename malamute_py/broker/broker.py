@@ -501,40 +501,41 @@ class Broker:
     def _first_publish(self, link: Link, command: Any, frame: Any) -> None:
         """A PUBLISH to a stream that the link has not written to before."""
         name = command.stream
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            self._publishing.refuse(link, command, code, reason, retry_ms)
-
+        refuse = self._publishing.refuse
         if not self._shard.settings.permit(link.owner, "write", name):
-            refused("forbidden", f"you may not write to stream '{name}'", 0)
+            refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
             return
         size = len(memoryview(frame))
         window = self._shard.settings.window_bytes
         if link.unconfirmed_bytes and link.unconfirmed_bytes + size > window:
-            refused("window", f"more than {window} unconfirmed bytes on this link", 0)
+            refuse(link, command, "window", f"more than {window} unconfirmed bytes on this link")
             return
         link.unconfirmed_bytes += size
-        contents = self._shard.contents
-
-        def use(stream: Stream) -> None:
-            link.unconfirmed_bytes -= size
-            if link.open:
-                if len(link.publishing) >= PUBLISHING_MAX:
-                    link.publishing.clear()
-                link.publishing[name] = stream
-                # A stream may be created meanwhile: what was read of the frame is still good.
-                self._shard.contents = contents
-                self._publishing.publish(link, command, stream, frame)
-                self._shard.contents = {}
-
-        def give_up(code: str, reason: str, retry_ms: int) -> None:
-            link.unconfirmed_bytes -= size
-            refused(code, reason, retry_ms)
-
+        use = partial(self._publish_to, link, command, frame, size, self._shard.contents)
         self._catalogue.use(
             name, link.owner,
-            self._links.contained(link, "PUBLISH", use, 10, command.tracker), give_up,
+            self._links.contained(link, "PUBLISH", use, 10, command.tracker),
+            partial(self._not_published, link, command, size),
         )  # fmt: skip
+
+    def _publish_to(
+        self, link: Link, command: Any, frame: Any, size: int, contents: Any, stream: Stream
+    ) -> None:
+        link.unconfirmed_bytes -= size
+        if link.open:
+            if len(link.publishing) >= PUBLISHING_MAX:
+                link.publishing.clear()
+            link.publishing[command.stream] = stream
+            # A stream may be created meanwhile: what was read of the frame is still good.
+            self._shard.contents = contents
+            self._publishing.publish(link, command, stream, frame)
+            self._shard.contents = {}
+
+    def _not_published(
+        self, link: Link, command: Any, size: int, code: str, reason: str, retry_ms: int
+    ) -> None:
+        link.unconfirmed_bytes -= size
+        self._publishing.refuse(link, command, code, reason, retry_ms)
 
     def _subscribe(self, link: Link, command: wire.Subscribe) -> None:
         subscriptions = self._subscriptions
@@ -553,18 +554,11 @@ class Broker:
             self._links.refuse(link, 12, number, *wrong)
             return
         sub = subscriptions.enter(link, command)
-
-        def use(stream: Stream) -> None:
-            if not sub.ended:
-                subscriptions.begin(sub, command, stream)
-
-        def refused(code: str, reason: str, retry_ms: int) -> None:
-            if not sub.ended:
-                subscriptions.refuse(sub, code, reason, retry_ms)
-
+        use = partial(subscriptions.begin, sub, command)
         self._catalogue.use(
             command.stream, link.owner,
-            self._links.contained(link, "SUBSCRIBE", use, 12, number), refused,
+            self._links.contained(link, "SUBSCRIBE", use, 12, number),
+            partial(subscriptions.refuse, sub),
         )  # fmt: skip
 
     def _when_visible(self, lsn: int, settlement: Settlement) -> None:

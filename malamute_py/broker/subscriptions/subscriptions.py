@@ -188,6 +188,8 @@ class Subscriptions:
 
     def begin(self, sub: Subscription, command: Subscribe, stream: Stream) -> None:
         """Its stream is known: file the pattern and find where it begins."""
+        if sub.ended:
+            return
         try:
             number, everything = _file(stream, command.pattern)
         except RequestRejected as error:
@@ -254,7 +256,9 @@ class Subscriptions:
         self._serving.consider(sub)
 
     def refuse(self, sub: Subscription, code: str, reason: str, retry_ms: int = 0) -> None:
-        """Refuse a subscription that was entered, and forget it."""
+        """Refuse a subscription that was entered, and forget it, unless it has ended meanwhile."""
+        if sub.ended:
+            return
         self._links.refuse(sub.link, SUBSCRIBE, sub.number, code, reason, retry_ms)
         self._drop(sub)
 
