@@ -23,8 +23,10 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
+from textwrap import wrap
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -35,6 +37,7 @@ COMMAND: Final = "make sync-client"
 HEADER: Final = "# DO NOT EDIT: made from ../aio/{name} by `{command}` (tools/sync_client.py).\n"
 ONLY: Final = "# asyncio only"
 INSTEAD: Final = "# sync: "
+WIDTH: Final = 100
 
 TERMS: Final = {
     "AsyncGenerator": "Generator",
@@ -57,8 +60,10 @@ UNNEEDED: Final = {"room": 0, "tell": 0, "until": 1}
 
 WORDS: Final = (
     ("in asyncio", "for threads"),
+    ("an `async with`", "a `with`"),
     ("async with", "with"),
     ("async for", "for"),
+    ("aclosing", "closing"),
     ("an async iterator", "an iterator"),
     ("an async context manager", "a context manager"),
     ("one task at a time", "one thread at a time"),
@@ -66,7 +71,7 @@ WORDS: Final = (
     ("several tasks", "several threads"),
     ("Steps of tasks", "Steps of threads"),
 )
-"""Words of docstrings and comments, for all files, in the order in which they are replaced."""
+"""Words of docstrings, comments and messages, for all files, in the order of their replacement."""
 
 
 class File(NamedTuple):
@@ -75,7 +80,7 @@ class File(NamedTuple):
     classes: tuple[str, ...]
     """Classes with `Sync` before their names in the synchronous client."""
     words: tuple[tuple[str, str], ...] = ()
-    """Further words; each must be there."""
+    """Further words, replaced before WORDS; each must be there."""
     names: Mapping[str, str] = {}
     """Further names."""
 
@@ -84,29 +89,57 @@ CODE: Final = (
     ("asyncio.Future[", "Pending["),
     ("(Timeout, asyncio.CancelledError)", "BaseException"),
     ("asyncio.CancelledError", "BaseException"),
+    ("Generator[Reply, None]", "Generator[Reply, None, None]"),
     ("link.asked()", "link.wake_up()"),
     ("link.leave()", "link.wake_up()"),
     ("sync.link import ", "sync.link import Pending, "),
 )
 """Pieces of code, in the order in which they are replaced; an import that nothing needs goes."""
 
+TIMEOUT: Final = " ".join(
+    (
+        "timeout_ms: iteration raises Timeout when nothing came for so long;",
+        "it can then be gone on with.",
+    )
+)
+"""What threads can say of an iterator and tasks, which can be cancelled, need not."""
+
 FILES: Final = {
+    "mail.py": File(
+        ("Client", "Inbox", "Mail", "MailBatch", "MailVerbs"),
+        (
+            ("as awaitables", "as blocking calls"),
+            (
+                "a cancelled call leaves the link and all",
+                "any thread may call any of them; a wait ends",
+            ),
+            (
+                "other calls as they were",
+                "by its timeout, by the client's close, or by what it waits for",
+            ),
+            ("whose caller was cancelled", "whose caller was interrupted"),
+            ("waiting; the future is its confirm.", "waiting: `result()` of what this returns."),
+            ("await some of it first", "wait for some of it"),
+            ("exist yet. Replies", f"exist yet. {TIMEOUT} Replies"),
+            ("iterator of Mail;", "iterator of SyncMail;"),
+        ),
+    ),
     "queues.py": File(
         ("AtomicStep", "Client", "Member", "QueueVerbs", "StreamCursor"),
         (
             ("as awaitables", "as blocking calls"),
             (
-                "a cancelled call leaves all others\nas they were;",
-                "a timeout or the client's end\ninterrupts a waiting caller;",
+                "a cancelled call leaves all others as they were",
+                "a timeout or the client's end interrupts a waiting caller",
             ),
-            ("a step whose commit was cancelled", "a step whose commit timed out"),
+            ("whose commit was cancelled", "whose commit timed out"),
             ("may still be taken, and then is taken whole", "may still be taken, whole"),
             ("the future is what", "its result is what"),
         ),
     ),
     "subscription.py": File(
         ("Subscription", "Client"),
-        (("to a\ncancelled wait", "to a\ntimeout"),),
+        (("to a cancelled wait", "to a timeout"),),
     ),
 }
 """The files that are generated."""
@@ -289,26 +322,54 @@ def _names(source: Text, names: Mapping[str, str]) -> str:
 
 def _words(source: Text, file: File) -> str:
     """Put the words of threads into strings and comments. Raises ValueError: one is not there."""
-    missing = dict(file.words)
+    unseen = dict(file.words)
+
+    def worded(text: str) -> str:
+        for known, instead in (*file.words, *WORDS):
+            if known in text:
+                unseen.pop(known, None)
+                text = text.replace(known, instead)
+        # A class is named by what is called of it: `Client.subscribe()`.
+        for known in file.classes:
+            text = re.sub(rf"(?<![\w.]){known}(?=\.\w)", f"Sync{known}", text)
+        return text
+
     edits = []
     for token in source.tokens:
-        if token.type not in (tokenize.STRING, tokenize.COMMENT):
+        if token.type == tokenize.STRING and token.string.startswith('"""'):
+            text = _refilled(token.string, token.start[1], worded)
+        elif token.type in (tokenize.STRING, tokenize.COMMENT):
+            text = worded(token.string)
+        else:
             continue
-        text = token.string
-        for known, instead in file.words:
-            if known in text:
-                missing.pop(known, None)
-                text = text.replace(known, instead)
-        for known, instead in WORDS:
-            text = text.replace(known, instead)
-        if token.type == tokenize.COMMENT or text.startswith('"""'):
-            # A class is named by what is called of it: `Client.subscribe()`.
-            for known in file.classes:
-                text = re.sub(rf"(?<![\w.]){known}(?=\.\w)", f"Sync{known}", text)
         edits.append(Edit(source.at(*token.start), source.at(*token.end), text))
-    if missing:
-        raise ValueError(f"words that are not in the source any more: {list(missing)}")
+    if unseen:
+        raise ValueError(f"words that are not in the source any more: {list(unseen)}")
     return source.edited(edits)
+
+
+def _refilled(docstring: str, column: int, worded: Callable[[str], str]) -> str:
+    """The docstring in other words; only pieces that have changed have their lines broken anew."""
+    lines = (" " * column + docstring).split("\n")
+    made: list[str] = []
+    piece: list[str] = []
+    for line, following in zip_longest(lines, lines[1:], fillvalue=""):
+        piece.append(line)
+        first, *_ = (*following.split(), "")
+        # A sentence that ends where the next word had room ends a piece, as an empty line does.
+        ends = line.endswith(".") and len(line) + 1 + len(first) <= WIDTH
+        if line.strip() and first not in ("", '"""') and not ends:
+            continue
+        text = " ".join(one.strip() for one in piece)
+        if (instead := worded(text)) != text:
+            indentation = " " * (len(line) - len(line.lstrip()))
+            piece = wrap(
+                instead, WIDTH, initial_indent=indentation, subsequent_indent=indentation,
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+        made += piece
+        piece = []
+    return "\n".join(made).removeprefix(" " * column)
 
 
 def _formatted(text: str, path: Path) -> str:

@@ -477,6 +477,12 @@ class LoopLink:
         if arrival is not None:
             arrival.set()
 
+    def let_go(self, opened: Watched) -> None:
+        """End what no caller wants any more."""
+        self.session.drop(opened)
+        self.forget(opened)
+        self.wake_up()
+
     def forget(self, opened: Watched) -> None:
         """Nobody waits for it any more."""
         self._arrivals.pop(opened, None)

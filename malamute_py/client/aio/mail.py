@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from malamute_protocol.errors import RequestRejected
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.engine.engine import clock_ms
-from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
+from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.readers.mail import MailBatchOf, MailReader, make_asked
 from malamute_py.client.session.calls import (
@@ -37,7 +38,7 @@ from malamute_py.client.session.requests import Replies
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import AckWhen, ConfirmAt
 
-_PAUSE_EVERY: Final = 256
+_PAUSE_EVERY: Final = 256  # asyncio only
 """Messages after which the event loop gets its turn, though more are at hand."""
 
 
@@ -74,25 +75,30 @@ class MailVerbs(AsyncVerbs):
         Raises RequestRejected (it is not in the mailbox), LocalProtocolError (never sent),
         Timeout (it may still be taken) or ConnectionLost (the client was closed).
         """
-        link = self._link
-        if not link.has_room():
-            timeout_ms = await link.room(body_size(body), timeout_ms, mailbox)
-        settings = self._session.settings
-        # Almost all calls wait by default: those need no look at what they ask for.
-        wait_ms = (
-            settings.call_timeout_ms if timeout_ms == "default" else settings.wait_ms(timeout_ms)
-        )
+        link, settings = self._link, self._session.settings
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        self._session.outbox.send(
-            mailbox,
-            make_row(body, subject, fields, None, expires_at_ms, properties, future),
-            level_number(confirm),
-            priority=priority,
-            deliver_at_ms=0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms),
-            key=b"" if key is None else key_of(key),
-            until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
-        )
-        link.wake_up()
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, future)
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                timeout_ms = await link.room(body_size(body), timeout_ms, mailbox)
+            # Almost all calls wait by default: those need no look at what they ask for.
+            wait_ms = (
+                settings.call_timeout_ms
+                if timeout_ms == "default"
+                else settings.wait_ms(timeout_ms)
+            )
+            self._session.outbox.send(
+                mailbox,
+                row,
+                level_number(confirm),
+                priority=priority,
+                deliver_at_ms=0
+                if deliver_at_ms is None
+                else later_of("deliver_at_ms", deliver_at_ms),
+                key=b"" if key is None else key_of(key),
+                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
+            )
+            link.wake_up()
         return await future
 
     def send_nowait(
@@ -117,20 +123,24 @@ class MailVerbs(AsyncVerbs):
         otherwise as send().
         """
         link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
-        if not self._session.window.has_room():
-            raise RequestRejected("window", "too much is unconfirmed: await some of it first")
-        # From here on as send(), which saves the call.
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        self._session.outbox.send(
-            mailbox,
-            make_row(body, subject, fields, None, expires_at_ms, properties, future),
-            level_number(confirm),
-            priority=priority,
-            deliver_at_ms=0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms),
-            key=b"" if key is None else key_of(key),
-            until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
-        )
-        link.wake_up()
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, future)
+        if True:  # sync: with link.lock:
+            if not self._session.window.has_room():
+                raise RequestRejected("window", "too much is unconfirmed: await some of it first")
+            # From here on as send(), which saves the call.
+            self._session.outbox.send(
+                mailbox,
+                row,
+                level_number(confirm),
+                priority=priority,
+                deliver_at_ms=0
+                if deliver_at_ms is None
+                else later_of("deliver_at_ms", deliver_at_ms),
+                key=b"" if key is None else key_of(key),
+                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
+            )
+            link.wake_up()
         return future
 
     async def send_many(
@@ -169,30 +179,33 @@ class MailVerbs(AsyncVerbs):
                 "codec": codec,
             },
         )
+        if not len(bodies):
+            return []
         level = level_number(confirm)
         future: asyncio.Future[list[Confirmation]] = link.loop.create_future()
         tally = Tally(future)
         tally.left = len(bodies)
-        if not tally.left:
-            return []
         until_ms = 0 if wait_ms is None else clock_ms() + wait_ms
         at_ms = 0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms)
         for first, end in bulk.cuts():
-            if not link.has_room():
-                await link.room(session.batch_bytes, timeout_ms, mailbox)
-            session.outbox.send_content(
-                mailbox,
-                bulk.encode(first, end, (0, 0, 0)),
-                level,
-                tally,
-                end - first,
-                priority=priority,
-                deliver_at_ms=at_ms,
-                until_ms=until_ms,
-            )
-            link.wake_up()
+            # sync: # Encoded outside the lock: the link's thread goes on sending meanwhile.
+            content = bulk.encode(first, end, (0, 0, 0))
+            if True:  # sync: with link.lock:
+                if not link.has_room():
+                    await link.room(session.batch_bytes, timeout_ms, mailbox)
+                session.outbox.send_content(
+                    mailbox,
+                    content,
+                    level,
+                    tally,
+                    end - first,
+                    priority=priority,
+                    deliver_at_ms=at_ms,
+                    until_ms=until_ms,
+                )
+                link.wake_up()
             # The link sends this batch while the next one is encoded.
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # asyncio only
         return await future
 
     # --- reading -------------------------------------------------------------------------------
@@ -205,6 +218,7 @@ class MailVerbs(AsyncVerbs):
         credit_records: int = CREDIT_RECORDS,
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
+        # sync: timeout_ms: int | None = None,
     ) -> Inbox:
         """Read a mailbox; None: the client's own, which has the name of its identity.
 
@@ -217,7 +231,12 @@ class MailVerbs(AsyncVerbs):
         Raises LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = make_asked(mailbox, credit_records, credit_bytes, settings, ack)
-        return Inbox(self._link, asked, ack)
+        return Inbox(
+            self._link,
+            asked,
+            ack,
+            # sync: timeout_ms,
+        )
 
     # --- asking a service ------------------------------------------------------------------------
 
@@ -254,26 +273,29 @@ class MailVerbs(AsyncVerbs):
         """
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
-        if not link.has_room():
-            left = await link.room(body_size(body), timeout_ms, service)
-            wait_ms = session.settings.wait_ms(left)
         future: asyncio.Future[Reply] = link.loop.create_future()
-        session.asking.request(
-            service,
-            make_row(body, subject, fields, None, None, properties, future),
-            level_number(confirm),
-            reply_to=reply_to,
-            timeout_ms=wait_ms or 0,
-            key=b"" if key is None else key_of(key),
-            need_workers=need_workers,
-            until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
-        )
-        link.asked()
+        row = make_row(body, subject, fields, None, None, properties, future)
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                left = await link.room(body_size(body), timeout_ms, service)
+                wait_ms = session.settings.wait_ms(left)
+            session.asking.request(
+                service,
+                row,
+                level_number(confirm),
+                reply_to=reply_to,
+                timeout_ms=wait_ms or 0,
+                key=b"" if key is None else key_of(key),
+                need_workers=need_workers,
+                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
+            )
+            link.asked()
         try:
             return await future
         except asyncio.CancelledError:
-            session.asking.give_up(future)
-            link.wake_up()
+            if True:  # sync: with link.lock:
+                session.asking.give_up(future)
+                link.wake_up()
             raise
 
     async def requests(
@@ -299,15 +321,15 @@ class MailVerbs(AsyncVerbs):
         """
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
-        if not link.has_room():
-            left = await link.room(body_size(body), timeout_ms, service)
-            wait_ms = session.settings.wait_ms(left)
         replies = Replies()
-        arrival = link.arrivals(replies)
-        try:
+        row = make_row(body, subject, fields, None, None, properties, replies)
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                left = await link.room(body_size(body), timeout_ms, service)
+                wait_ms = session.settings.wait_ms(left)
             session.asking.request(
                 service,
-                make_row(body, subject, fields, None, None, properties, replies),
+                row,
                 level_number(confirm),
                 reply_to=reply_to,
                 timeout_ms=wait_ms or 0,
@@ -316,19 +338,28 @@ class MailVerbs(AsyncVerbs):
                 until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
             )
             link.wake_up()
+        # sync: return self._replies(replies)
+        async with aclosing(self._replies(replies)) as answers:  # asyncio only
+            async for reply in answers:
+                yield reply
+
+    async def _replies(self, replies: Replies) -> AsyncGenerator[Reply, None]:
+        link = self._link
+        try:
             while True:
+                if True:  # sync: with link.lock:
+                    await link.until(
+                        lambda: bool(replies.queue) or replies.ended, replies, None, ANSWER
+                    )
                 while replies.queue:
                     yield replies.queue.popleft()
                 if replies.error is not None:
                     raise replies.error
                 if replies.ended:
                     return
-                arrival.clear()
-                await arrival.wait()
         finally:
-            session.asking.give_up(replies)
-            link.forget(replies)
-            link.wake_up()
+            # The collector may come here, too, amid any other call.
+            link.let_go(replies)
 
     async def submit(
         self,
@@ -355,24 +386,26 @@ class MailVerbs(AsyncVerbs):
         """
         link, session = self._link, self._session
         wait_ms = session.settings.wait_ms(timeout_ms)
-        if not link.has_room():
-            left = await link.room(body_size(body), timeout_ms, service)
-            wait_ms = session.settings.wait_ms(left)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
-        session.asking.request(
-            service,
-            make_row(body, subject, fields, None, None, properties, future),
-            level_number(confirm),
-            reply_to=reply_to,
-            timeout_ms=0
-            if request_timeout_ms is None
-            else duration("request_timeout_ms", request_timeout_ms),
-            key=b"" if key is None else key_of(key),
-            need_workers=need_workers,
-            until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
-            waits=False,
-        )
-        link.wake_up()
+        row = make_row(body, subject, fields, None, None, properties, future)
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                left = await link.room(body_size(body), timeout_ms, service)
+                wait_ms = session.settings.wait_ms(left)
+            session.asking.request(
+                service,
+                row,
+                level_number(confirm),
+                reply_to=reply_to,
+                timeout_ms=0
+                if request_timeout_ms is None
+                else duration("request_timeout_ms", request_timeout_ms),
+                key=b"" if key is None else key_of(key),
+                need_workers=need_workers,
+                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
+                waits=False,
+            )
+            link.wake_up()
         return await future
 
     async def cancel(self, service: str, key: bytes) -> int:
@@ -404,8 +437,8 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
 
         False: this inbox was closed, which gave it back; or the link was lost in between: should
         the broker hand it to this client again, it is acknowledged without being shown.
-        Raises RequestRejected `not_held` (it went to another reader meanwhile), or what ended
-        the inbox or the client.
+        Raises RequestRejected `not_held` (it went to another reader meanwhile), Timeout (it may
+        still be acknowledged), or what ended the inbox or the client.
         """
         number = self.number
         return await self._inbox.acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
@@ -438,39 +471,43 @@ class Inbox(MailReader[Mail]):
 
     _letter = Mail
 
-    def __init__(self, link: LoopLink, asked: Asked, ack: AckWhen) -> None:
+    def __init__(
+        self, link: LoopLink, asked: Asked, ack: AckWhen, timeout_ms: int | None = None
+    ) -> None:
         """See Client.inbox(). Raises what ended the session."""
-        super().__init__(link.session.mailboxes, asked, ack)
         self._link = link
-        self._arrival = link.arrivals(self._view)
-        self._until_pause = _PAUSE_EVERY
+        self._timeout_ms = timeout_ms
+        self._until_pause = _PAUSE_EVERY  # asyncio only
+        if True:  # sync: with link.lock:
+            super().__init__(link.session.mailboxes, asked, ack)
+            link.wake_up()
         # `async for mail in client.inbox(...)` with a break leaves no one to close it.
         self._finalizer = weakref.finalize(self, link.dropped, self._view)
         self._finalizer.atexit = False
-        link.wake_up()
 
     async def accepted(self, timeout_ms: Wait = "default") -> None:
         """Wait until the broker has opened the mailbox. Raises the refusal, or Timeout."""
-        wait_ms = self._link.engine.settings.wait_ms(timeout_ms)
-        mailbox = self._view.mailbox
-        while not mailbox.accepted:
-            if self._view.ended:
-                raise mailbox.error or RequestRejected("cancelled")
-            self._arrival.clear()
-            await self._link.within(self._arrival, wait_ms, OPENED, "the inbox")
+        view, mailbox = self._view, self._view.mailbox
+        if True:  # sync: with self._link.lock:
+            await self._link.until(
+                lambda: mailbox.accepted or view.ended, view, timeout_ms, OPENED, "the inbox"
+            )
+        if not mailbox.accepted:
+            raise mailbox.error or RequestRejected("cancelled")
 
     def __aiter__(self) -> Inbox:
         return self
 
     async def __anext__(self) -> Mail:
-        if self._read():
-            self._link.wake_up()
-        self._until_pause -= 1
-        if self._until_pause <= 0:
-            self._until_pause = _PAUSE_EVERY
-            await asyncio.sleep(0)
-        if not self._left and not await self._fill():
-            raise StopAsyncIteration
+        if True:  # sync: with self._link.lock:
+            if self._read():
+                self._link.wake_up()
+            self._until_pause -= 1  # asyncio only
+            if self._until_pause <= 0:  # asyncio only
+                self._until_pause = _PAUSE_EVERY
+                await asyncio.sleep(0)
+            if not self._left and not await self._fill(self._timeout_ms):
+                raise StopAsyncIteration
         return self._next_at_hand()
 
     async def next(self, timeout_ms: int | None = None) -> Mail | None:
@@ -478,15 +515,11 @@ class Inbox(MailReader[Mail]):
 
         Raises Timeout (nothing is lost) or the broker's refusal.
         """
-        if self._read():
-            self._link.wake_up()
-        if not self._left:
-            try:
-                async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                    if not await self._fill():
-                        return None
-            except TimeoutError:
-                raise timed_out(NOTHING, "message", timeout_ms, self._link.standing()) from None
+        if True:  # sync: with self._link.lock:
+            if self._read():
+                self._link.wake_up()
+            if not self._left and not await self._fill(timeout_ms):
+                return None
         return self._next_at_hand()
 
     async def next_batch(self, timeout_ms: int | None = None) -> MailBatch | None:
@@ -494,38 +527,36 @@ class Inbox(MailReader[Mail]):
 
         With ack="next" all of them are acknowledged when more is asked for. Raises as next().
         """
-        if self._read():
-            self._link.wake_up()
-        item = self._rest()
-        if item is None:
-            try:
-                async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                    if not await self._fill():
-                        return None
-            except TimeoutError:
-                raise timed_out(NOTHING, "message", timeout_ms, self._link.standing()) from None
+        if True:  # sync: with self._link.lock:
+            if self._read():
+                self._link.wake_up()
             item = self._rest()
+            if item is None:
+                if not await self._fill(timeout_ms):
+                    return None
+                item = self._rest()
         assert item is not None
         delivered, batch = item
         self._handed(batch)
         return MailBatch(Mail, batch, delivered, self)
 
-    async def _fill(self) -> bool:
+    async def _fill(self, timeout_ms: int | None) -> bool:
         """Have messages at hand; False: there will be none any more."""
-        view, mailbox = self._view, self._view.mailbox
+        view, mailbox, link = self._view, self._view.mailbox, self._link
         while True:
             item = view.take()
             if item is not None:
                 self._begin(*item)
-                if self._link.session.consumed(mailbox):
-                    self._link.wake_up()
+                if link.session.consumed(mailbox):
+                    link.wake_up()
                 return True
             if view.ended:
                 if mailbox.error is not None and not view.closed:
                     raise mailbox.error
                 return False
-            self._arrival.clear()
-            await self._arrival.wait()
+            timeout_ms = await link.until(
+                lambda: bool(mailbox.queue) or view.ended, view, timeout_ms, NOTHING, "message"
+            )
 
     async def acknowledge(
         self,
@@ -535,22 +566,25 @@ class Inbox(MailReader[Mail]):
     ) -> bool:
         """Acknowledge messages by their numbers, as half-open ranges; see Mail.ack()."""
         link = self._link
-        if self._view.closed:
-            return False
         future: asyncio.Future[bool] = link.loop.create_future()
-        self._view.collect()
-        self._view.mailbox.ack(ranges, again_ms, future)
-        link.limit(future, timeout_ms, ACKED, "an acknowledgement")
-        link.wake_up()
-        return await future
+        if True:  # sync: with link.lock:
+            if self._view.closed:
+                return False
+            self._view.collect()
+            self._view.mailbox.ack(ranges, again_ms, future)
+            link.wake_up()
+        return await link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
     async def close(self) -> None:
-        """Stop reading; what was not acknowledged goes to other readers at once."""
+        """Stop reading, also under a task that waits for mail.
+
+        What was not acknowledged goes to other readers at once.
+        """
         self._finalizer.detach()
-        self._close()
-        self._link.forget(self._view)
-        self._arrival.set()
-        self._link.wake_up()
+        if True:  # sync: with self._link.lock:
+            self._close()
+            self._link.tell(self._view)
+            self._link.wake_up()
 
     async def __aenter__(self) -> Inbox:
         return self
@@ -562,6 +596,7 @@ class Inbox(MailReader[Mail]):
         trace: TracebackType | None,
     ) -> None:
         """Close; the message at hand counts as read unless the block raised."""
-        if kind is None:
-            self._read()
+        if True:  # sync: with self._link.lock:
+            if kind is None:
+                self._read()
         await self.close()

@@ -175,7 +175,7 @@ class ThreadLink:
         """
         session = self.session
         try:
-            return self.until(
+            left_ms = self.until(
                 lambda: self.has_room() or session.state is State.CLOSED, wait, ROOM, name
             )
         except Timeout:
@@ -184,6 +184,7 @@ class ThreadLink:
             raise RequestRejected(
                 "window", "too much is unconfirmed: wait for some of it"
             ) from None
+        return None if left_ms is None else max(1, left_ms)
 
     def tell(self) -> None:
         """Have all waiting callers look again."""

@@ -1,8 +1,9 @@
+# DO NOT EDIT: made from ../aio/mail.py by `make sync-client` (tools/sync_client.py).
 """Mail and requests for threads: send, read, ask a service.
 
-Owns the verbs as blocking calls. The rule: any thread may call any of them; a wait ends by
-its timeout, by the client's close, or by what it waits for; a request whose caller was
-interrupted is cancelled at the broker, too.
+Owns the verbs as blocking calls. The rule: any thread may call any of them; a wait ends by its
+timeout, by the client's close, or by what it waits for; a request whose caller was interrupted is
+cancelled at the broker, too.
 """
 
 from __future__ import annotations
@@ -13,21 +14,27 @@ from types import TracebackType
 from typing import Any
 
 from malamute_protocol.commands import CancelRequest
-from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_protocol.errors import RequestRejected
 from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.engine.engine import clock_ms
-from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED, ROOM
+from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.readers.mail import MailBatchOf, MailReader, make_asked
-from malamute_py.client.session.calls import Body, Bulk, Fields, Properties, Time, make_row
+from malamute_py.client.session.calls import (
+    Body,
+    Bulk,
+    Fields,
+    Properties,
+    Time,
+    make_row,
+)
 from malamute_py.client.session.letters import Letter, Reply, ranges_of
 from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, Asked
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import Replies
-from malamute_py.client.session.session import State
 from malamute_py.client.settings import Wait
-from malamute_py.client.sync.link import Pending, PendingConfirm, SyncVerbs, ThreadLink
+from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
 from malamute_py.client.words import AckWhen, ConfirmAt
 
 
@@ -64,16 +71,31 @@ class SyncMailVerbs(SyncVerbs):
         Raises RequestRejected (it is not in the mailbox), LocalProtocolError (never sent),
         Timeout (it may still be taken) or ConnectionLost (the client was closed).
         """
-        return self._send(
-            mailbox,
-            make_row(body, subject, fields, None, expires_at_ms, properties, Pending(self._link)),
-            deliver_at_ms=deliver_at_ms,
-            priority=priority,
-            key=key,
-            confirm=confirm,
-            timeout_ms=timeout_ms,
-            room_ms=timeout_ms,
-        ).result(None)
+        link, settings = self._link, self._session.settings
+        pending: Pending[Confirmation] = Pending(link)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, pending)
+        with link.lock:
+            if not link.has_room():
+                timeout_ms = link.room(timeout_ms, mailbox)
+            # Almost all calls wait by default: those need no look at what they ask for.
+            wait_ms = (
+                settings.call_timeout_ms
+                if timeout_ms == "default"
+                else settings.wait_ms(timeout_ms)
+            )
+            self._session.outbox.send(
+                mailbox,
+                row,
+                level_number(confirm),
+                priority=priority,
+                deliver_at_ms=0
+                if deliver_at_ms is None
+                else later_of("deliver_at_ms", deliver_at_ms),
+                key=b"" if key is None else key_of(key),
+                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
+            )
+            link.wake_up()
+        return pending.result(None)
 
     def send_nowait(
         self,
@@ -89,69 +111,33 @@ class SyncMailVerbs(SyncVerbs):
         key: bytes | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
-    ) -> PendingConfirm:
+    ) -> Pending[Confirmation]:
         """Put one message into a mailbox without waiting: `result()` of what this returns.
 
         What was not sent when the program ends is lost: flush() or close() before that.
         Raises RequestRejected `window` when too much is unconfirmed: nothing was taken;
         otherwise as send().
         """
-        return self._send(
-            mailbox,
-            make_row(body, subject, fields, None, expires_at_ms, properties, Pending(self._link)),
-            deliver_at_ms=deliver_at_ms,
-            priority=priority,
-            key=key,
-            confirm=confirm,
-            timeout_ms=timeout_ms,
-            room_ms=0,
-        )
-
-    def _send(
-        self,
-        mailbox: str,
-        row: Any,
-        *,
-        deliver_at_ms: Time | None,
-        priority: int,
-        key: bytes | None,
-        confirm: ConfirmAt,
-        timeout_ms: Wait,
-        room_ms: Wait,
-    ) -> PendingConfirm:
         link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
-        level = level_number(confirm)
-        at_ms = 0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms)
+        pending: Pending[Confirmation] = Pending(link)
+        row = make_row(body, subject, fields, None, expires_at_ms, properties, pending)
         with link.lock:
-            self._room(room_ms, mailbox)
+            if not self._session.window.has_room():
+                raise RequestRejected("window", "too much is unconfirmed: wait for some of it")
+            # From here on as send(), which saves the call.
             self._session.outbox.send(
                 mailbox,
                 row,
-                level,
+                level_number(confirm),
                 priority=priority,
-                deliver_at_ms=at_ms,
+                deliver_at_ms=0
+                if deliver_at_ms is None
+                else later_of("deliver_at_ms", deliver_at_ms),
                 key=b"" if key is None else key_of(key),
                 until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
             )
             link.wake_up()
-        pending: PendingConfirm = row[6]
         return pending
-
-    def _room(self, timeout_ms: Wait, name: str) -> None:
-        """Wait for room in the window, under the lock. Raises RequestRejected or Timeout."""
-        session, window = self._session, self._session.window
-        if window.has_room():
-            return
-        try:
-            self._link.wait_for(
-                lambda: window.has_room() or session.state is State.CLOSED, timeout_ms, ROOM, name
-            )
-        except Timeout:
-            if timeout_ms:
-                raise
-            raise RequestRejected(
-                "window", "too much is unconfirmed: wait for some of it"
-            ) from None
 
     def send_many(
         self,
@@ -201,7 +187,8 @@ class SyncMailVerbs(SyncVerbs):
             # Encoded outside the lock: the link's thread goes on sending meanwhile.
             content = bulk.encode(first, end, (0, 0, 0))
             with link.lock:
-                self._room(timeout_ms, mailbox)
+                if not link.has_room():
+                    link.room(timeout_ms, mailbox)
                 session.outbox.send_content(
                     mailbox,
                     content,
@@ -229,17 +216,22 @@ class SyncMailVerbs(SyncVerbs):
     ) -> SyncInbox:
         """Read a mailbox; None: the client's own, which has the name of its identity.
 
-        ack="next": a message is acknowledged when the next one is asked for, and at the end
-        of a `with` that was left without an exception. ack="manual": by mail.ack(). What is
-        not acknowledged goes to another reader, or to this one the next time, with `attempts`
-        one higher. credit: what may wait in this client. settings: for a mailbox that does
-        not exist yet. timeout_ms: iteration raises Timeout when nothing came for so long; it
-        can then be gone on with. Replies to requests of this client do not show here, replies
-        to those of an earlier process with the same identity do: see mail.about.
+        ack="next": a message is acknowledged when the next one is asked for, and at the end of a
+        `with` that was left without an exception. ack="manual": by mail.ack().
+        What is not acknowledged goes to another reader, or to this one the next time, with
+        `attempts` one higher. credit: what may wait in this client. settings: for a mailbox that
+        does not exist yet. timeout_ms: iteration raises Timeout when nothing came for so long; it
+        can then be gone on with. Replies to requests of this client do not show here, replies to
+        those of an earlier process with the same identity do: see mail.about.
         Raises LocalProtocolError; a refusal is raised by the iteration.
         """
         asked = make_asked(mailbox, credit_records, credit_bytes, settings, ack)
-        return SyncInbox(self._link, asked, ack, timeout_ms)
+        return SyncInbox(
+            self._link,
+            asked,
+            ack,
+            timeout_ms,
+        )
 
     # --- asking a service ------------------------------------------------------------------------
 
@@ -274,42 +266,32 @@ class SyncMailVerbs(SyncVerbs):
         Raises Timeout, RequestFailed (a worker gave it up, or too many did), RequestRejected
         (it was not queued), LocalProtocolError or ConnectionLost.
         """
-        wait_ms = self._session.settings.wait_ms(timeout_ms)
-        link = self._link
+        link, session = self._link, self._session
+        wait_ms = session.settings.wait_ms(timeout_ms)
         pending: Pending[Reply] = Pending(link)
         row = make_row(body, subject, fields, None, None, properties, pending)
-        self._request(
-            service,
-            row,
-            level_number(confirm),
-            wait_ms,
-            reply_to=reply_to,
-            timeout_ms=wait_ms or 0,
-            key=b"" if key is None else key_of(key),
-            need_workers=need_workers,
-        )
-        try:
-            return pending.result(None)
-        finally:
-            if not pending.done:  # interrupted
-                with link.lock:
-                    self._session.asking.give_up(pending)
-                    link.wake_up()
-
-    def _request(
-        self, service: str, row: Any, level: int, wait_ms: int | None, **options: Any
-    ) -> None:
-        link = self._link
         with link.lock:
-            self._room(wait_ms, service)
-            self._session.asking.request(
+            if not link.has_room():
+                left = link.room(timeout_ms, service)
+                wait_ms = session.settings.wait_ms(left)
+            session.asking.request(
                 service,
                 row,
-                level,
+                level_number(confirm),
+                reply_to=reply_to,
+                timeout_ms=wait_ms or 0,
+                key=b"" if key is None else key_of(key),
+                need_workers=need_workers,
                 until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
-                **options,
             )
             link.wake_up()
+        try:
+            return pending.result(None)
+        except BaseException:
+            with link.lock:
+                session.asking.give_up(pending)
+                link.wake_up()
+            raise
 
     def requests(
         self,
@@ -327,31 +309,38 @@ class SyncMailVerbs(SyncVerbs):
     ) -> Generator[Reply, None, None]:
         """Ask a service for several replies: iterate to the last of them.
 
-        A loop that is left early cancels the request once the iterator is closed, at once with
-        contextlib.closing(), or collected. Replies that came and were not iterated yet wait in
-        memory, however many. Arguments and errors as of request(); timeout_ms is for all of
-        them together.
+        A loop that is left early cancels the request once the iterator is closed: at once in `with
+        contextlib.closing(client.requests(...)) as replies`, else when it is collected. Replies
+        that came and were not iterated yet wait in memory, however many. Arguments and errors as of
+        request(); timeout_ms is for all of them together.
         """
-        wait_ms = self._session.settings.wait_ms(timeout_ms)
-        link = self._link
+        link, session = self._link, self._session
+        wait_ms = session.settings.wait_ms(timeout_ms)
         replies = Replies()
-        self._request(
-            service,
-            make_row(body, subject, fields, None, None, properties, replies),
-            level_number(confirm),
-            wait_ms,
-            reply_to=reply_to,
-            timeout_ms=wait_ms or 0,
-            key=b"" if key is None else key_of(key),
-            need_workers=need_workers,
-        )
-        return self._replies(link, replies)
+        row = make_row(body, subject, fields, None, None, properties, replies)
+        with link.lock:
+            if not link.has_room():
+                left = link.room(timeout_ms, service)
+                wait_ms = session.settings.wait_ms(left)
+            session.asking.request(
+                service,
+                row,
+                level_number(confirm),
+                reply_to=reply_to,
+                timeout_ms=wait_ms or 0,
+                key=b"" if key is None else key_of(key),
+                need_workers=need_workers,
+                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
+            )
+            link.wake_up()
+        return self._replies(replies)
 
-    def _replies(self, link: ThreadLink, replies: Replies) -> Generator[Reply, None, None]:
+    def _replies(self, replies: Replies) -> Generator[Reply, None, None]:
+        link = self._link
         try:
             while True:
                 with link.lock:
-                    link.wait_for(lambda: bool(replies.queue) or replies.ended, None, ANSWER)
+                    link.until(lambda: bool(replies.queue) or replies.ended, None, ANSWER)
                 while replies.queue:
                     yield replies.queue.popleft()
                 if replies.error is not None:
@@ -359,7 +348,7 @@ class SyncMailVerbs(SyncVerbs):
                 if replies.ended:
                     return
         finally:
-            # Perhaps by the collector, amid a call that holds the lock.
+            # The collector may come here, too, amid any other call.
             link.let_go(replies)
 
     def submit(
@@ -385,21 +374,28 @@ class SyncMailVerbs(SyncVerbs):
         timeout_ms: for the broker's confirm. The Confirmation's offset
         is the request's number. Raises as send().
         """
-        wait_ms = self._session.settings.wait_ms(timeout_ms)
-        pending: PendingConfirm = Pending(self._link)
-        self._request(
-            service,
-            make_row(body, subject, fields, None, None, properties, pending),
-            level_number(confirm),
-            wait_ms,
-            reply_to=reply_to,
-            timeout_ms=0
-            if request_timeout_ms is None
-            else duration("request_timeout_ms", request_timeout_ms),
-            key=b"" if key is None else key_of(key),
-            need_workers=need_workers,
-            waits=False,
-        )
+        link, session = self._link, self._session
+        wait_ms = session.settings.wait_ms(timeout_ms)
+        pending: Pending[Confirmation] = Pending(link)
+        row = make_row(body, subject, fields, None, None, properties, pending)
+        with link.lock:
+            if not link.has_room():
+                left = link.room(timeout_ms, service)
+                wait_ms = session.settings.wait_ms(left)
+            session.asking.request(
+                service,
+                row,
+                level_number(confirm),
+                reply_to=reply_to,
+                timeout_ms=0
+                if request_timeout_ms is None
+                else duration("request_timeout_ms", request_timeout_ms),
+                key=b"" if key is None else key_of(key),
+                need_workers=need_workers,
+                until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
+                waits=False,
+            )
+            link.wake_up()
         return pending.result(None)
 
     def cancel(self, service: str, key: bytes) -> int:
@@ -440,9 +436,8 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
     def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have it delivered again, to any reader, after so many milliseconds."""
         number = self.number
-        return self._inbox.acknowledge(
-            [(number, number + 1)], duration("delay_ms", delay_ms), timeout_ms
-        )
+        again_ms = duration("delay_ms", delay_ms)
+        return self._inbox.acknowledge([(number, number + 1)], again_ms, timeout_ms)
 
 
 class SyncMailBatch(MailBatchOf[SyncMail]):
@@ -467,7 +462,7 @@ class SyncInbox(MailReader[SyncMail]):
     _letter = SyncMail
 
     def __init__(
-        self, link: ThreadLink, asked: Asked, ack: AckWhen, timeout_ms: int | None
+        self, link: ThreadLink, asked: Asked, ack: AckWhen, timeout_ms: int | None = None
     ) -> None:
         """See SyncClient.inbox(). Raises what ended the session."""
         self._link = link
@@ -483,7 +478,7 @@ class SyncInbox(MailReader[SyncMail]):
         """Wait until the broker has opened the mailbox. Raises the refusal, or Timeout."""
         view, mailbox = self._view, self._view.mailbox
         with self._link.lock:
-            self._link.wait_for(
+            self._link.until(
                 lambda: mailbox.accepted or view.ended, timeout_ms, OPENED, "the inbox"
             )
         if not mailbox.accepted:
@@ -493,20 +488,21 @@ class SyncInbox(MailReader[SyncMail]):
         return self
 
     def __next__(self) -> SyncMail:
-        mail = self.next(self._timeout_ms)
-        if mail is None:
-            raise StopIteration
-        return mail
+        with self._link.lock:
+            if self._read():
+                self._link.wake_up()
+            if not self._left and not self._fill(self._timeout_ms):
+                raise StopIteration
+        return self._next_at_hand()
 
     def next(self, timeout_ms: int | None = None) -> SyncMail | None:
         """The next message; None when the inbox was closed.
 
         Raises Timeout (nothing is lost) or the broker's refusal.
         """
-        link = self._link
-        with link.lock:
+        with self._link.lock:
             if self._read():
-                link.wake_up()
+                self._link.wake_up()
             if not self._left and not self._fill(timeout_ms):
                 return None
         return self._next_at_hand()
@@ -516,10 +512,9 @@ class SyncInbox(MailReader[SyncMail]):
 
         With ack="next" all of them are acknowledged when more is asked for. Raises as next().
         """
-        link = self._link
-        with link.lock:
+        with self._link.lock:
             if self._read():
-                link.wake_up()
+                self._link.wake_up()
             item = self._rest()
             if item is None:
                 if not self._fill(timeout_ms):
@@ -531,7 +526,7 @@ class SyncInbox(MailReader[SyncMail]):
         return SyncMailBatch(SyncMail, batch, delivered, self)
 
     def _fill(self, timeout_ms: int | None) -> bool:
-        """Have messages at hand, under the lock; False: there will be none any more."""
+        """Have messages at hand; False: there will be none any more."""
         view, mailbox, link = self._view, self._view.mailbox, self._link
         while True:
             item = view.take()
@@ -544,7 +539,9 @@ class SyncInbox(MailReader[SyncMail]):
                 if mailbox.error is not None and not view.closed:
                     raise mailbox.error
                 return False
-            link.wait_for(lambda: bool(mailbox.queue) or view.ended, timeout_ms, NOTHING, "message")
+            timeout_ms = link.until(
+                lambda: bool(mailbox.queue) or view.ended, timeout_ms, NOTHING, "message"
+            )
 
     def acknowledge(
         self,
@@ -571,8 +568,8 @@ class SyncInbox(MailReader[SyncMail]):
         self._finalizer.detach()
         with self._link.lock:
             self._close()
-            self._link.wake_up()
             self._link.tell()
+            self._link.wake_up()
 
     def __enter__(self) -> SyncInbox:
         return self
@@ -584,7 +581,7 @@ class SyncInbox(MailReader[SyncMail]):
         trace: TracebackType | None,
     ) -> None:
         """Close; the message at hand counts as read unless the block raised."""
-        if kind is None:
-            with self._link.lock:
+        with self._link.lock:
+            if kind is None:
                 self._read()
         self.close()

@@ -360,8 +360,8 @@ class SyncQueueVerbs(SyncVerbs):
     def atomic(self, *, confirm: ConfirmAt = "default", key: bytes = b"") -> SyncAtomicStep:
         """One atomic step: `with client.atomic() as step`, then `step.publish(...)` etc.
 
-        All that was put into it happens or none of it, when the block ends; step.confirmation
-        tells of it. Steps of threads that wait at the same time go to the broker together.
+        All that was put into it happens or none of it, when the block ends; step.confirmation tells
+        of it. Steps of threads that wait at the same time go to the broker together.
         confirm: "synced" or "stored". key: a name of its own, to be taken once however often
         it is tried, by this or a later process of the same identity.
         """

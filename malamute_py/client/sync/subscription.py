@@ -1,8 +1,8 @@
 # DO NOT EDIT: made from ../aio/subscription.py by `make sync-client` (tools/sync_client.py).
 """A subscription for threads: records, batches, notices.
 
-Owns the way from what has arrived to the caller's loop. The rule: nothing is lost to a
-timeout, a broken-off loop, or a change from records to batches amid a batch.
+Owns the way from what has arrived to the caller's loop. The rule: nothing is lost to a timeout, a
+broken-off loop, or a change from records to batches amid a batch.
 """
 
 from __future__ import annotations
