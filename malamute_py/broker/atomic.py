@@ -20,7 +20,8 @@ from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import ERRED, Link, Links
 from malamute_py.broker.log.answers import Answers
-from malamute_py.broker.log.confirms import LEVEL_NAMES, NONE, STORED, SYNCED, Waiter
+from malamute_py.broker.log.confirms import LEVEL_NAMES, NONE, STORED, SYNCED
+from malamute_py.broker.log.ring import Waiter
 from malamute_py.broker.log.steps import Part, Steps, content_size
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.streams.catalogue import Catalogue

@@ -18,6 +18,7 @@ from malamute_protocol.content import Content, has_large_table
 from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.link import State
+from malamute_py.broker.administration import Administration
 from malamute_py.broker.atomic import Intake
 from malamute_py.broker.context import Shard
 from malamute_py.broker.cursors.cursors import Cursors
@@ -27,8 +28,9 @@ from malamute_py.broker.links.links import RECEIVES, Link, Links
 from malamute_py.broker.log.answers import Answers, reference_of
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.confirms import Confirms
+from malamute_py.broker.log.ring import Settlement
 from malamute_py.broker.log.steps import Steps
-from malamute_py.broker.log.stream import Settlement, Stream
+from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.mail.mail import Mail
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
@@ -45,7 +47,7 @@ from malamute_py.broker.ready import (
     RecoveredState,
 )
 from malamute_py.broker.services.services import Services
-from malamute_py.broker.streams.administration import Admin
+from malamute_py.broker.streams.administration import StreamAdmin
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.streams.publishing import Publishing
@@ -125,7 +127,10 @@ class Broker:
         self._subscriptions = Subscriptions(
             shard, self._links, self._delivery, self._serving, starts
         )
-        self._admin = Admin(
+        self._administration = Administration(
+            shard, self._links, self._catalogue, self._producers, answers
+        )
+        self._stream_admin = StreamAdmin(
             shard, self._links, self._catalogue, self._publishing, self._producers, starts,
             self._steps, answers,
         )  # fmt: skip
@@ -166,7 +171,7 @@ class Broker:
 
     def _table(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """What handles each command, apart from PUBLISH; the state of the link was looked at."""
-        admin = self._admin
+        administration, streams = self._administration, self._stream_admin
         return {
             wire.Hello: self._links.hello,
             wire.Ping: self._links.answer_ping,
@@ -175,17 +180,17 @@ class Broker:
             wire.Subscribe: self._subscribe,
             wire.Unsubscribe: self._links.unsubscribe,
             wire.Credit: self._links.credit,
-            wire.OpenProducer: admin.open_producer,
-            wire.CreateStream: admin.create_stream,
-            wire.EditStream: admin.edit_stream,
-            wire.RemoveStream: admin.remove_stream,
-            wire.StreamInfo: admin.stream_info,
-            wire.ListStreams: admin.list_streams,
-            wire.FindOffset: admin.find_offset,
-            wire.PlanRead: admin.plan_read,
-            wire.BrokerInfo: admin.broker_info,
-            wire.ListLinks: admin.list_links,
-            wire.Kick: admin.kick,
+            wire.OpenProducer: streams.open_producer,
+            wire.CreateStream: streams.create_stream,
+            wire.EditStream: streams.edit_stream,
+            wire.RemoveStream: streams.remove_stream,
+            wire.StreamInfo: streams.stream_info,
+            wire.ListStreams: streams.list_streams,
+            wire.FindOffset: streams.find_offset,
+            wire.PlanRead: streams.plan_read,
+            wire.BrokerInfo: administration.broker_info,
+            wire.ListLinks: administration.list_links,
+            wire.Kick: administration.kick,
             **self._mail.handlers(),
             **self._services.handlers(),
             **self._cursors.handlers(),

@@ -15,13 +15,10 @@ Source: SPEC.md, section 4.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 from malamute_protocol.errors import RequestRejected
-from malamute_py.broker.limits import Quota
-
-if TYPE_CHECKING:
-    from malamute_py.broker.context import Shard
+from malamute_py.broker.limits import BrokerSettings, Quota
 
 PASSING: Final = frozenset(
     {"mail_bytes", "mail_memory_bytes", "request_bytes", "request_memory_bytes", "questions"}
@@ -107,11 +104,21 @@ UNMETERED: Final = Usage("", Quota(), 0)
 """Usage of a link that was not welcomed yet: it can spend nothing."""
 
 
+class Context(Protocol):
+    """The time, the settings, and where refusals are counted and logged."""
+
+    now_ms: int
+    settings: BrokerSettings
+    counters: defaultdict[str, int]
+
+    def event(self, name: str, level: str = "info", **facts: Any) -> None: ...  # noqa: D102
+
+
 class Quotas:
     """What all owners hold."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._owners: dict[str, Usage] = {}
         self._prune_at = IDLE_OWNERS_MAX
         self.total: defaultdict[str, int] = defaultdict(int)
@@ -121,13 +128,13 @@ class Quotas:
         """What an owner holds, which is kept while it holds anything."""
         usage = self._owners.get(owner)
         if usage is None:
-            now_ms = self._shard.now_ms
+            now_ms = self._context.now_ms
             if len(self._owners) >= self._prune_at:
                 self._owners = {
                     name: usage for name, usage in self._owners.items() if not usage.idle(now_ms)
                 }
                 self._prune_at = max(IDLE_OWNERS_MAX, 2 * len(self._owners))
-            usage = self._owners[owner] = Usage(owner, self._shard.settings.quota(owner), now_ms)
+            usage = self._owners[owner] = Usage(owner, self._context.settings.quota(owner), now_ms)
         return usage
 
     def check(self, owner: str, resource: str, amount: int = 1) -> None:
@@ -171,7 +178,7 @@ class Quotas:
 
     def check_rate(self, usage: Usage) -> None:
         """Raises RequestRejected `wait` when an owner that has a rate may spend nothing now."""
-        wait_ms = usage.wait_ms(self._shard.now_ms)
+        wait_ms = usage.wait_ms(self._context.now_ms)
         if not wait_ms:
             return
         quota = usage.quota
@@ -192,7 +199,7 @@ class Quotas:
         """The owner of what a holder sent: its identity's credential, else the identity itself."""
         if holder[:1] == "~":
             return ""  # clients without an identity are one owner
-        return self._shard.settings.carrier(holder) or holder
+        return self._context.settings.carrier(holder) or holder
 
     def _refusal(self, usage: Usage, resource: str, bound: int, amount: int) -> RequestRejected:
         self._note(usage, resource, bound)
@@ -201,14 +208,14 @@ class Quotas:
             f"quotas.{resource} is {bound}"
         )
         if resource in PASSING and amount <= bound:
-            return RequestRejected("wait", reason, self._shard.settings.retry_ms)
+            return RequestRejected("wait", reason, self._context.settings.retry_ms)
         return RequestRejected("limit", f"{reason}; remove some, or ask the operator for more")
 
     def _note(self, usage: Usage, resource: str, bound: int) -> None:
-        self._shard.counters[f"quota_{resource}"] += 1
+        self._context.counters[f"quota_{resource}"] += 1
         if resource not in usage.told:
             usage.told.add(resource)
-            self._shard.event(
+            self._context.event(
                 "quota_reached", "warning", identity=usage.owner, resource=resource, bound=bound
             )
 

@@ -16,6 +16,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.content import EXPIRY, PROPERTIES_COLUMN, Content
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import Stamp
+from malamute_py.broker.batches import encoding, rows
 from malamute_py.broker.context import Inconsistent
 from malamute_py.broker.groups import group
 from malamute_py.broker.ready import MAIL_STREAM, MAIN, ReadFailed
@@ -119,7 +120,7 @@ def test_an_error_while_a_command_is_handled_ends_its_link_and_no_other(
     shell.subscribe(2, 1, "s")
     with monkeypatch.context() as planted:
         planted.setattr(shell.broker._publishing, "publish", boom)
-        planted.setattr(shell.broker._admin, "stream_info", boom)
+        planted.setattr(shell.broker._stream_admin, "stream_info", boom)
         shell.broker._handlers = shell.broker._table()
         if frames:
             peer = shell.publish(1, "s", [b"x"], tracker=9)
@@ -285,14 +286,14 @@ def test_a_group_passes_over_a_batch_that_it_cannot_handle_by_name(
         shell.send(link, wire.JoinGroup(1, "s", "g", ["all"], kind, [0], 99, 1 << 20))
     if where == "take_in":
         monkeypatch.setattr(group.Group, "_of_table", fails_on(b"bad", group.Group._of_table))
-        monkeypatch.setattr(group, "unexpired", fails_on(b"bad", selection.unexpired))
+        monkeypatch.setattr(group, "unexpired", fails_on(b"bad", rows.unexpired))
     else:
-        right = selection.Parts.frames
+        right = encoding.Parts.frames
 
-        def frames(self: selection.Parts, rows: int) -> Any:
-            return fails_on(b"bad", lambda _: right(self, rows))(self._batch)
+        def frames(self: encoding.Parts, mask: int) -> Any:
+            return fails_on(b"bad", lambda _: right(self, mask))(self._batch)
 
-        monkeypatch.setattr(selection.Parts, "frames", frames)
+        monkeypatch.setattr(encoding.Parts, "frames", frames)
     for body in (b"1", b"bad", b"3"):
         shell.publish(1, "s", [body] * 4, subject=["a", "b", "c", "d"])
     got = [body for link in (2, 3) for body in bodies(shell.peers[link], 1)]

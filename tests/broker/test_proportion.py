@@ -17,7 +17,7 @@ from malamute_py.broker.links.links import BEAT_SLOTS
 from malamute_py.broker.log.stream import NEVER
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.streams.retention import LOOKS_MAX
-from malamute_py.broker.subscriptions.subscriptions import Subscription
+from malamute_py.broker.subscriptions.subscription import Subscription
 from malamute_py.changelog.snapshots import Sequence64
 from malamute_py.changelog.tables import with_done
 from tests.broker.shell import Shell

@@ -15,8 +15,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from malamute_py.broker.mail.inboxes import Inbox
-from malamute_py.broker.mail.mailbox import STANDING, expired
+from malamute_py.broker.mail.mailbox import STANDING, Inbox, expired
 from malamute_py.broker.ready import MAIN
 from malamute_py.broker.streams.recovery import recover_queues
 from malamute_py.changelog import tables

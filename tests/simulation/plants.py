@@ -238,7 +238,7 @@ def _duplicate_points_elsewhere(stack: contextlib.ExitStack) -> None:
 
 
 def _durable_sees_all(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.subscriptions import Subscription
+    from malamute_py.broker.subscriptions.subscription import Subscription
 
     stack.enter_context(patch.object(Subscription, "tail", property(lambda sub: sub.stream.next)))
 
@@ -256,7 +256,7 @@ def _rewind_forgotten(stack: contextlib.ExitStack) -> None:
 
 
 def _credit_ignored(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.subscriptions.on_demand import Parcel
+    from malamute_py.broker.subscriptions.parcel import Parcel
 
     stack.enter_context(patch.object(Parcel, "open", True))
 

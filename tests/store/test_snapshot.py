@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from malamute_py.broker.log.stream import EPOCH_SHIFT
+from malamute_py.broker.log.ring import EPOCH_SHIFT
 from malamute_py.broker.ready import MAIL_STREAM
 from malamute_py.changelog import records as r
 from malamute_py.config import JournalSection

@@ -44,6 +44,8 @@ from malamute_protocol.commands import (
 from malamute_protocol.content import Content
 from malamute_protocol.errors import RequestRejected
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.batches.encoding import Parts
+from malamute_py.broker.batches.rows import unexpired
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.group import (
     DEALS_AT_ONCE,
@@ -54,7 +56,7 @@ from malamute_py.broker.groups.group import (
     slot_of,
     slots_of,
 )
-from malamute_py.broker.groups.holdings import Page, Picked, bits_of_rows
+from malamute_py.broker.groups.holdings import Page, Picked
 from malamute_py.broker.links.links import ERRED, Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
@@ -63,9 +65,9 @@ from malamute_py.broker.ready import HistoryRead, ReadFailed, ReadRange
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.named import Named, Place
 from malamute_py.broker.streams.start_positions import Begin, Starts, by_offset, may_match
+from malamute_py.broker.structures.bitmaps import bits_of_rows
 from malamute_py.broker.subscriptions.live import Delivery
 from malamute_py.broker.subscriptions.matching import MATCHING, Choosing, Matching, is_quick
-from malamute_py.broker.subscriptions.selection import Parts, unexpired
 from malamute_py.changelog.records import Change, GroupDone, GroupRemoved, GroupSet, Range
 from malamute_py.changelog.tables import GroupRow, Queues, with_done
 from malamute_py.matcher import compile_pattern

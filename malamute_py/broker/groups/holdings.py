@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from malamute_py.broker.structures.bitmaps import bits_of_rows, low_bit, ones, rows_of_bits
 from malamute_py.changelog.records import Range
 
 PAGE: Final = 4_096
@@ -25,8 +26,6 @@ FEW_RANGES: Final = 100
 FEW_RUNS: Final = 48
 """Runs of what is done from which on an array is quicker."""
 WHOLE: Final = (1 << PAGE) - 1
-
-Rows: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 class Page:
@@ -56,45 +55,6 @@ class Page:
 
 Picked: TypeAlias = "list[tuple[Page, int]]"
 """Rows, as pages and masks."""
-
-
-def ones(count: int) -> int:
-    """A mask of so many bits."""
-    return (1 << count) - 1
-
-
-def low_bit(mask: int) -> int:
-    """Place of the lowest bit of a mask that has one."""
-    return (mask & -mask).bit_length() - 1
-
-
-def first_bits(mask: int, count: int) -> int:
-    """The lowest `count` bits of a mask that has more."""
-    low = low_bit(mask)
-    run = mask >> low
-    if not run & ((1 << count) - 1) ^ ((1 << count) - 1):
-        return ((1 << count) - 1) << low
-    places = np.flatnonzero(rows_of_bits(mask, mask.bit_length()))
-    return mask & ones(int(places[count]))
-
-
-def rows_of_bits(mask: int, count: int) -> Rows:
-    """A mask as an array of `count` booleans."""
-    data = np.frombuffer(mask.to_bytes((count + 7) // 8, "little"), np.uint8)
-    return np.unpackbits(data, count=count, bitorder="little").view(np.bool_)
-
-
-def places_of(mask: int) -> list[int]:
-    """Places of the bits of a mask, ascending."""
-    if mask.bit_count() == 1:
-        return [mask.bit_length() - 1]
-    found: list[int] = np.flatnonzero(rows_of_bits(mask, mask.bit_length())).tolist()
-    return found
-
-
-def bits_of_rows(rows: Rows) -> int:
-    """An array of booleans as a mask."""
-    return int.from_bytes(np.packbits(rows, bitorder="little").tobytes(), "little")
 
 
 class Holdings:

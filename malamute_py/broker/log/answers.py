@@ -14,8 +14,8 @@ from malamute_protocol.commands import Command, Result
 from malamute_protocol.framing import NUMBERS
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.log.ring import Settlement
 from malamute_py.broker.log.steps import Effect, Part
-from malamute_py.broker.log.stream import Settlement
 
 
 class Answers:

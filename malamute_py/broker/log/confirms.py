@@ -11,35 +11,15 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from malamute_protocol.commands import Confirm, Level
-from malamute_py.broker.links.links import Link, Links
-from malamute_py.broker.log.stream import RingState, Settled
+from malamute_py.broker.links.links import Links
+from malamute_py.broker.log.ring import RingState, Settled, Waiter
 
 DEFAULT: Final = int(Level.DEFAULT)
 NONE: Final = int(Level.NONE)
 STORED: Final = int(Level.STORED)
 SYNCED: Final = int(Level.SYNCED)
 LEVEL_NAMES: Final = {int(level): level.name.lower() for level in Level}
-
-
-class Waiter(msgspec.Struct, eq=False):
-    """One publish, or one step, that is to be confirmed."""
-
-    link: Link
-    tracker: int
-    level: int
-    size: int
-    """What it holds of the link's window."""
-    duplicate: bool = False
-    epoch: int = 0
-    offset: int = -1
-    append_time_ms: int = 0
-    patient: bool = False
-    """Its confirm may wait for what else is said to the link."""
-    command: int = 10
-    """Number of the command that is to be answered: PUBLISH, or that of a step."""
 
 
 class Confirms:

@@ -24,8 +24,9 @@ from malamute_protocol.errors import RequestRejected
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES
 from malamute_py.broker.context import Inconsistent, Shard
 from malamute_py.broker.links.links import Link
-from malamute_py.broker.log.confirms import NONE, STORED, SYNCED, Confirms, Waiter
-from malamute_py.broker.log.stream import EPOCH_SHIFT, RingState, Settled, Stream
+from malamute_py.broker.log.confirms import NONE, STORED, SYNCED, Confirms
+from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, Settled, Waiter
+from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
     MAIL_STREAM,

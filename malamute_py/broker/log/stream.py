@@ -1,6 +1,6 @@
-"""Streams and rings at run time: positions, hot window, who subscribes.
+"""Streams at run time: positions, hot window, who subscribes.
 
-Owns what the core keeps in memory of every stream and ring beside the durable tables. The rules:
+Owns what the core keeps in memory of every stream beside the durable tables. The rules:
 `next` moves only when the journal has appended; `first` only when it has trimmed; offsets are never
 given twice, not even by a stream in memory over a restart. Source: docs/design.md (The core and its
 shell; Journal).
@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -19,19 +19,17 @@ from malamute_protocol.commands import Level
 from malamute_protocol.content import Content
 from malamute_protocol.gather import weight_of
 from malamute_protocol.header import Header, HeaderTable
-from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
-from malamute_py.broker.streams.retention import Ledger
+from malamute_py.broker.log.ledger import Ledger
+from malamute_py.broker.log.ring import RingState
+from malamute_py.broker.ready import StreamFacts
 from malamute_py.changelog.settings import StreamSettings
 from malamute_py.changelog.tables import StreamRow
 from malamute_py.matcher import Classing, Index
 
 if TYPE_CHECKING:
-    from malamute_py.broker.log.confirms import Waiter
     from malamute_py.broker.subscriptions.selection import Groups
-    from malamute_py.broker.subscriptions.subscriptions import Subscription
+    from malamute_py.broker.subscriptions.subscription import Subscription
 
-EPOCH_SHIFT = 40
-"""A stream in memory goes on at epoch << 40 after a restart: no offset comes twice."""
 NEVER = 1 << 63
 """As an end: none."""
 BATCH_OVERHEAD = 2_000
@@ -74,21 +72,6 @@ class Batch(msgspec.Struct, eq=False):
         return self.size + BATCH_OVERHEAD + HEADER_OVERHEAD * headers
 
 
-Settlement: TypeAlias = Callable[[tuple[str, str] | None], None]
-"""Called with None, or with the code and reason why it will never be."""
-
-
-class Settled(msgspec.Struct, eq=False):
-    """Something that waits for a ring to be visible up to an LSN."""
-
-    end_lsn: int
-    bytes: int
-    batch: Batch | None = None
-    waiters: tuple[Waiter, ...] = ()
-    call: Settlement | None = None
-    """What is to be called, for a change."""
-
-
 class Late(msgspec.Struct, eq=False):
     """A batch whose headers are being matched, or that came after one."""
 
@@ -96,29 +79,6 @@ class Late(msgspec.Struct, eq=False):
     durable: bool
     """Whether the batch is for readers that see only what is durable."""
     job: Classing | None = None
-
-
-class RingState:
-    """What the core knows of one ring."""
-
-    __slots__ = (
-        "awaited", "end_lsn", "failed", "memory", "name", "numbers", "unsettled", "visible",
-    )  # fmt: skip
-
-    def __init__(self, name: str, memory: bool, facts: RingFacts | None) -> None:
-        self.name = name
-        self.memory = memory
-        """Whether the ring is in memory: what is appended is as durable as it will ever be."""
-        self.end_lsn = facts.end_lsn if facts else 0
-        self.visible = self.end_lsn
-        """Up to here nothing can be taken back: the least of all that must have happened."""
-        self.unsettled: deque[Settled] = deque()
-        self.awaited = self.end_lsn
-        """LSN up to which a peer waits for the ring to be visible; the rest may be synced later."""
-        self.failed: tuple[str, str] | None = None
-        """Code and reason, once the ring takes nothing more."""
-        self.numbers: set[int] = set()
-        """Numbers of the streams that live in the ring."""
 
 
 class Stream:
@@ -320,10 +280,3 @@ class Stream:
 
 def _base(batch: Batch) -> int:
     return batch.base
-
-
-def ring_name(settings: StreamSettings, uuid: bytes) -> str:
-    """The ring that a stream of these settings lives in."""
-    if settings.ring_bytes:
-        return f"{'memory' if settings.memory else 'stream'}-{uuid.hex()}"
-    return "memory" if settings.memory else MAIN

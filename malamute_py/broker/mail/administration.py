@@ -24,20 +24,18 @@ from malamute_protocol.commands import (
     PurgeMail,
     RemoveMailbox,
 )
-from malamute_protocol.content import ARROW
-from malamute_protocol.errors import BatchError, MalamuteError, RequestRejected
+from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
-from malamute_py.broker.log.bodies import Bodies, Body
+from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.steps import Steps, Then
-from malamute_py.broker.mail.inboxes import why_of
 from malamute_py.broker.mail.mailbox import STANDING, Mailbox, temporary_name
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.mail.parts import Leaver, Leaving, done_of
+from malamute_py.broker.mail.peeking import ENTRY_BYTES, RESULT_BYTES, Peeking
 from malamute_py.changelog.records import MailboxRemoved, MailDone
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
-from malamute_py.changelog.tables import MessageRow
 
 PIECE_PUTS: Final = 2_048
 """Puts that one step takes out of a mailbox that is being emptied."""
@@ -45,10 +43,6 @@ PIECE_ROWS: Final = 8 << 20
 """Rows of these puts, about: where the log names them, each is a bit of a step's 8 MiB."""
 PIECE_NAMES: Final = 2_000
 """Mailboxes that one step looks at for a page of them: who may see few has them all looked at."""
-RESULT_BYTES: Final = 512 << 10
-"""What a page of PEEK_MAIL holds at most: a command frame has a bound."""
-ENTRY_BYTES: Final = 200
-"""About what an entry of a page takes besides its texts and body."""
 
 
 class Emptying(msgspec.Struct, eq=False):
@@ -111,7 +105,7 @@ class MailboxAdmin:
         self._listings: Final[deque[Listing]] = deque()
         self._peeks: Final[dict[Link, deque[Peeking]]] = {}
         """Looks into mailboxes that wait, by link, in the order of their turns."""
-        self.peeking = False
+        self._peeking = False
         """A look into a mailbox is under way."""
         self.queues: Final = (self._jobs, self._listings, self._peeks)
         """While all of them are empty, nothing can be done at once."""
@@ -375,7 +369,7 @@ class MailboxAdmin:
         jobs = self._jobs
         return (
             bool(self._listings)
-            or (bool(self._peeks) and not self.peeking)
+            or (bool(self._peeks) and not self._peeking)
             or (bool(jobs) and not jobs[0].waiting)
         )
 
@@ -386,7 +380,7 @@ class MailboxAdmin:
             listing = listings.popleft()
             if not self._list(listing):
                 listings.append(listing)
-        if self._peeks and not self.peeking:
+        if self._peeks and not self._peeking:
             self._peek_once()
         jobs = self._jobs
         if not jobs or jobs[0].waiting:
@@ -442,8 +436,15 @@ class MailboxAdmin:
                 link, command, "forbidden", "a temporary mailbox is its session's own"
             )
         elif self._asked(link, command):
-            peeking = Peeking(self, link, command, mailbox)
+            peeking = Peeking(
+                self._shard, self._links, self._bodies, self._answers, link, command, mailbox,
+                self._peeked,
+            )  # fmt: skip
             self._peeks.setdefault(link, deque()).append(peeking)
+
+    def _peeked(self) -> None:
+        """The look that was under way is over."""
+        self._peeking = False
 
     def _peek_once(self) -> None:
         """Begin one look into a mailbox: of each link one, in turn, and one at a time.
@@ -456,162 +457,9 @@ class MailboxAdmin:
         peeking = waiting.popleft()
         if waiting:
             self._peeks[link] = waiting
-        self.peeking = True
+        self._peeking = True
         try:
             peeking.begin()
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-            self.peeking = False
+            self._peeking = False
             self._links.fail(link, "PEEK_MAIL", error)
-
-
-class Peeking:
-    """One PEEK_MAIL that waits for its turn, then for bodies."""
-
-    def __init__(
-        self, admin: MailboxAdmin, link: Link, command: PeekMail, mailbox: Mailbox
-    ) -> None:
-        self._admin = admin
-        self._link = link
-        self._command = command
-        self._mailbox = mailbox
-        self._limit = max(1, min(command.limit, admin._shard.settings.page_max))
-        self._rows: list[MessageRow] = []
-        self._found: dict[int, Body | None] = {}
-        self._waiting = 1
-        self._more = False
-
-    def begin(self) -> None:
-        """Choose what to read, and ask for it."""
-        if not self._link.open:
-            self._arrived()
-            return
-        mailbox, after = self._mailbox, self._command.after
-        table, number = mailbox.rows, mailbox.number
-        count = size = 0
-        first = mailbox.order.floor(after) if after >= 0 else None
-        begun = -1 if first is None else first - 1
-        for base in mailbox.order.after(begun):
-            row = table[number, base]
-            left = row.left
-            if base <= after:
-                seen = min(after + 1 - base, row.count)
-                left = left >> seen << seen
-            if not left:
-                continue
-            if count >= self._limit or (
-                self._rows and size + row.size > self._admin._shard.settings.peek_bytes_max
-            ):
-                self._more = True
-                break
-            self._rows.append(row)
-            count += left.bit_count()
-            size += row.size
-        for row in self._rows:
-            self._waiting += 1
-            taken = self._admin._links.contained(
-                self._link, "PEEK_MAIL", partial(self._take, row.base)
-            )
-            self._admin._bodies.want(row.base, row.size, taken)
-        self._arrived()
-
-    def _take(self, base: int, body: Body | None) -> None:
-        self._found[base] = body
-        self._arrived()
-
-    def _arrived(self) -> None:
-        self._waiting -= 1
-        if self._waiting:
-            return
-        # Before anything that may raise: the next one is to have its turn.
-        self._admin.peeking = False
-        link = self._link
-        link.queries -= 1
-        if not link.open:
-            return
-        messages: list[dict[str, Any]] = []
-        size = 0
-        full = False
-        after = self._command.after
-        for row in self._rows:
-            left = row.left
-            if row.base <= after:
-                seen = min(after + 1 - row.base, row.count)
-                left = left >> seen << seen
-            while left:
-                place = (left & -left).bit_length() - 1
-                left &= left - 1
-                if len(messages) >= self._limit:
-                    self._more = full = True
-                    break
-                entry = self._entry(row, place)
-                size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
-                size += sum(len(name) + len(value) for name, value in entry["fields"].items())
-                if messages and size > RESULT_BYTES:
-                    self._more = full = True
-                    break
-                messages.append(entry)
-            if full:
-                break
-        self._admin._answers.result(link, self._command, {"messages": messages, "more": self._more})
-
-    def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
-        rare, out = row.rare, self._mailbox.out.get(row.base)
-        bit = 1 << place
-        not_before_ms = 0
-        attempts = row.attempts
-        held = False
-        if out is not None:
-            held = bool(out.held & bit)
-            attempts = out.attempt(bit)[0] - 1
-            for at_ms, rows in (out.times or {}).items():
-                if rows & bit:
-                    not_before_ms = at_ms
-        expires_at_ms = row.expires_at_ms
-        if rare is not None and rare.expiries:
-            expires_at_ms = rare.expiries[place]
-        entry: dict[str, Any] = {
-            "number": row.base + place,
-            "sender": row.sender,
-            "at_ms": row.at_ms,
-            "bytes": 0,
-            "subject": "",
-            "fields": {},
-            "priority": row.priority,
-            "attempts": attempts,
-            "held": held,
-            "not_before_ms": not_before_ms,
-            "expires_at_ms": expires_at_ms,
-            "why": "" if rare is None else why_of(rare, bit),
-        }
-        body = self._found.get(row.base)
-        if body is not None:
-            try:
-                self._look_into(entry, body, place)
-            except (BatchError, MalamuteError) as error:
-                entry["why"] = entry["why"] or f"unreadable: {error}"
-        return entry
-
-    def _look_into(self, entry: dict[str, Any], body: Body, place: int) -> None:
-        content = body.content
-        headers, codes = content.headers()
-        header = headers[0 if codes is None else int(codes[place])]
-        entry["subject"] = header.subject
-        entry["fields"] = dict(header.fields)
-        if content.head.body_kind == ARROW:
-            entry["bytes"] = content.head.body_raw_bytes
-            return
-        bodies = content.bodies()
-        shown = min(self._command.body_bytes, RESULT_BYTES)
-        first, end = int(bodies.offsets[place]), int(bodies.offsets[place + 1])
-        parts = bodies.parts
-        if parts is not None:
-            pieces = [
-                bytes(bodies.blob[int(parts[at]) : int(parts[at + 1])]) for at in range(first, end)
-            ]
-            entry["bytes"] = sum(map(len, pieces))
-            if shown > 0:
-                entry["body"] = msgspec.msgpack.encode(pieces)[:shown]
-            return
-        entry["bytes"] = end - first
-        if shown > 0:
-            entry["body"] = bytes(bodies.blob[first : min(end, first + shown)])

@@ -20,10 +20,18 @@ import numpy as np
 from malamute_protocol.commands import AckMail, Command, Ended, Mail, OpenInbox, Subscribed
 from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links, Owner, Receiver
+from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
-from malamute_py.broker.mail.mailbox import NOBODY, STANDING, Mailbox, expired, temporary_name
+from malamute_py.broker.mail.mailbox import (
+    NOBODY,
+    STANDING,
+    Handout,
+    Inbox,
+    Mailbox,
+    expired,
+    temporary_name,
+)
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.mail.parts import Leaver, done_of
 from malamute_py.changelog.records import MailAgain, MailDone, Run
@@ -37,58 +45,6 @@ STEP_PUTS: Final = 1_024
 """Puts that one step delivers, or takes back from readers that have ended."""
 RETURN_PUTS: Final = 512
 """Puts among them that a step takes back at most: other mailboxes do not wait for one link."""
-
-
-class Handout:
-    """Rows of one put that were given to a reader and wait for their bodies."""
-
-    __slots__ = ("attempts", "body", "mask", "missing", "row")
-
-    def __init__(self, row: MessageRow, mask: int, attempts: int) -> None:
-        self.row = row
-        self.mask = mask
-        self.attempts = attempts
-        self.body: Body | None = None
-        self.missing = False
-
-
-class Inbox(Receiver):
-    """One reader of a mailbox."""
-
-    __slots__ = (
-        "held",
-        "mailbox",
-        "outstanding",
-        "pipe",
-        "pipe_bytes",
-        "queued",
-        "started",
-    )
-
-    def __init__(self, owner: Owner, link: Link, command: OpenInbox, mailbox: Mailbox) -> None:
-        super().__init__(
-            owner, link, command.subscription, command.credit_records, command.credit_bytes
-        )
-        self.mailbox = mailbox
-        self.held: dict[int, int] = {}
-        """Number of a put -> its rows that this reader has and has not acknowledged."""
-        self.outstanding = 0
-        """Messages of these."""
-        self.pipe: deque[Handout] = deque()
-        """Handouts among them that wait for bodies, in order."""
-        self.pipe_bytes = 0
-        self.started = False
-        self.queued = False
-        """Stands among those that may be given something."""
-
-    @property
-    def wants(self) -> bool:
-        """Whether it may be given anything at all."""
-        if not self.started or self.link.room <= 0:
-            return False
-        if self.outstanding:
-            return self.left_records > 0 and self.left_bytes > 0
-        return self.left_records > 0 or self.left_bytes > 0
 
 
 class Inboxes:

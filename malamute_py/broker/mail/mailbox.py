@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections import deque
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from malamute_protocol.commands import Level
-from malamute_py.broker.links.links import Link
+from malamute_protocol.commands import Level, OpenInbox
+from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.structures.sorted_values import Ordered
 from malamute_py.changelog.settings import MailboxSettings
 from malamute_py.changelog.tables import MessageRow
-
-if TYPE_CHECKING:
-    from malamute_py.broker.mail.inboxes import Inbox
 
 DRAFT, CREATING, STANDING, GONE = range(4)
 """A mailbox: not in the log, in a bundle that creates it, there, removed."""
@@ -294,3 +292,55 @@ def temporary_name(link: Link) -> str:
     if link.holder.startswith("~"):
         return link.holder
     return f"~{blake2b(link.session, digest_size=16).hexdigest()}"
+
+
+class Handout:
+    """Rows of one put that were given to a reader and wait for their bodies."""
+
+    __slots__ = ("attempts", "body", "mask", "missing", "row")
+
+    def __init__(self, row: MessageRow, mask: int, attempts: int) -> None:
+        self.row = row
+        self.mask = mask
+        self.attempts = attempts
+        self.body: Body | None = None
+        self.missing = False
+
+
+class Inbox(Receiver):
+    """One reader of a mailbox."""
+
+    __slots__ = (
+        "held",
+        "mailbox",
+        "outstanding",
+        "pipe",
+        "pipe_bytes",
+        "queued",
+        "started",
+    )
+
+    def __init__(self, owner: Owner, link: Link, command: OpenInbox, mailbox: Mailbox) -> None:
+        super().__init__(
+            owner, link, command.subscription, command.credit_records, command.credit_bytes
+        )
+        self.mailbox = mailbox
+        self.held: dict[int, int] = {}
+        """Number of a put -> its rows that this reader has and has not acknowledged."""
+        self.outstanding = 0
+        """Messages of these."""
+        self.pipe: deque[Handout] = deque()
+        """Handouts among them that wait for bodies, in order."""
+        self.pipe_bytes = 0
+        self.started = False
+        self.queued = False
+        """Stands among those that may be given something."""
+
+    @property
+    def wants(self) -> bool:
+        """Whether it may be given anything at all."""
+        if not self.started or self.link.room <= 0:
+            return False
+        if self.outstanding:
+            return self.left_records > 0 and self.left_bytes > 0
+        return self.left_records > 0 or self.left_bytes > 0

@@ -25,8 +25,8 @@ from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.bodies import Bodies
+from malamute_py.broker.log.ring import EPOCH_SHIFT
 from malamute_py.broker.log.steps import NO_TABLES, Counting, Effect, Part, Steps, Then, changing
-from malamute_py.broker.log.stream import EPOCH_SHIFT
 from malamute_py.broker.mail.mailbox import (
     CREATING,
     DRAFT,

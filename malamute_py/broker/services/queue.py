@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from malamute_protocol.commands import Level
 from malamute_protocol.commands import Offer as OfferCommand
 from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.broker.structures.bitmaps import lowest
 from malamute_py.changelog.settings import ServiceSettings
 from malamute_py.changelog.tables import RequestRow, ServiceRow
 from malamute_py.matcher import Index, compile_pattern
@@ -804,43 +805,3 @@ def _least(crews: list[Crew]) -> tuple[Offer | None, int]:
     if best is None:
         return None, 0
     return next(iter(best.buckets[fewest])), ready
-
-
-def rows_in(mask: int) -> Iterator[int]:
-    """The rows of a bitmap, ascending."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
-
-
-def lowest(mask: int, count: int) -> int:
-    """The first so many rows of a bitmap; it has that many."""
-    first = (mask & -mask).bit_length() - 1
-    run = ((1 << count) - 1) << first
-    if mask & run == run:
-        return run
-    found = 0
-    for _ in range(count):
-        low = mask & -mask
-        found |= low
-        mask ^= low
-    return found
-
-
-def runs_of(mask: int) -> Iterator[tuple[int, int]]:
-    """The rows of a bitmap as runs: (first, how many), ascending."""
-    at = 0
-    while mask:
-        skip = (mask & -mask).bit_length() - 1
-        mask >>= skip
-        at += skip
-        length = (~mask & (mask + 1)).bit_length() - 1
-        yield at, length
-        mask >>= length
-        at += length
-
-
-def every(count: int) -> int:
-    """All rows of a batch of so many."""
-    return (1 << count) - 1

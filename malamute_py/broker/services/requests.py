@@ -34,16 +34,8 @@ from malamute_py.broker.log.steps import (
     content_size,
 )
 from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.services.queue import (
-    Back,
-    Grant,
-    Hands,
-    Offer,
-    Put,
-    Service,
-    every,
-    runs_of,
-)
+from malamute_py.broker.services.queue import Back, Grant, Hands, Offer, Put, Service
+from malamute_py.broker.structures.bitmaps import every, runs_of
 from malamute_py.broker.structures.timer_wheel import Wheel
 from malamute_py.changelog.records import (
     Change,

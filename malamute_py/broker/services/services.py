@@ -35,7 +35,7 @@ from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Steps, Then
 from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.services.queue import Hands, Put, Service, every
+from malamute_py.broker.services.queue import Hands, Put, Service
 from malamute_py.broker.services.requests import (
     Requests,
     Rows,
@@ -45,6 +45,7 @@ from malamute_py.broker.services.requests import (
     merged,
 )
 from malamute_py.broker.services.workers import Offers
+from malamute_py.broker.structures.bitmaps import every
 from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
 from malamute_py.changelog.tables import ServiceRow, mask_of

@@ -42,8 +42,6 @@ from malamute_py.broker.services.queue import (
     Parcel,
     Put,
     Service,
-    every,
-    rows_in,
 )
 from malamute_py.broker.services.requests import (
     TIME_MAX_MS,
@@ -53,6 +51,7 @@ from malamute_py.broker.services.requests import (
     attempts_of,
     named,
 )
+from malamute_py.broker.structures.bitmaps import every, rows_in
 from malamute_py.changelog.records import RequestPut, Run, WorkReceived
 from malamute_py.changelog.tables import RELEASED, WITHDRAWN
 

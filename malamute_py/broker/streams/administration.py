@@ -1,4 +1,4 @@
-"""Administration: streams, facts, plans, links.
+"""Administration of streams: make, change and remove them, facts, plans, producers.
 
 Owns the commands that a RESULT answers. The rules: whatever is listed is bounded and paged; a
 change is answered when it is durable; what must be asked of the journal is answered when it has.
@@ -11,12 +11,9 @@ from functools import partial
 from typing import Any
 
 from malamute_protocol.commands import (
-    BrokerInfo,
     CreateStream,
     EditStream,
     FindOffset,
-    Kick,
-    ListLinks,
     ListStreams,
     OpenProducer,
     PlanRead,
@@ -34,13 +31,12 @@ from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.producers import Producer, Producers
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.start_positions import Begin, Starts, may_match
-from malamute_py.broker.subscriptions.subscriptions import Subscription
 from malamute_py.changelog.records import ProducerOpened
 from malamute_py.matcher import compile_pattern
 
 
-class Admin:
-    """The commands that ask for a RESULT."""
+class StreamAdmin:
+    """The commands about streams and producers that a RESULT answers."""
 
     def __init__(
         self,
@@ -316,53 +312,6 @@ class Admin:
                 next[stream.name] = place.next
         return {"id": producer.id, "epoch": producer.epoch, "next": next}
 
-    # --- the broker and its links -----------------------------------------------------------
-
-    def broker_info(self, link: Link, command: BrokerInfo) -> None:
-        """Facts about the broker; where its data lies only for one that may administrate."""
-        shard = self._shard
-        facts = dict(shard.settings.facts())
-        if not shard.settings.permit(link.owner, "admin", "broker"):
-            facts.pop("data", None)
-        rings = {
-            ring.name: {
-                "end_lsn": ring.end_lsn, "visible": ring.visible, "memory": ring.memory,
-                "failed": ring.failed[0] if ring.failed else "",
-            }
-            for _, ring in zip(range(shard.settings.page_max), self._catalogue.rings.values(),
-                               strict=False)
-        }  # fmt: skip
-        self._answers.result(
-            link, command,
-            {
-                "software": shard.settings.software, "uuid": shard.uuid, "epoch": shard.epoch,
-                "now_ms": shard.now_ms, "links": len(self._links),
-                "streams": len(self._catalogue), "producers": len(self._producers),
-                "rings": rings, "counters": dict(shard.counters), **facts,
-            },
-        )  # fmt: skip
-
-    def list_links(self, link: Link, command: ListLinks) -> None:
-        """The links, at most a page of them; only to whom may administrate."""
-        if not self._shard.settings.permit(link.owner, "admin", "links"):
-            self._answers.refuse(link, command, "forbidden", "you may not list links")
-            return
-        limit = max(1, min(command.limit, self._shard.settings.page_max))
-        page = [_link_facts(other) for _, other in zip(range(limit), self._links, strict=False)]
-        self._answers.result(link, command, {"links": page, "more": len(self._links) > limit})
-
-    def kick(self, link: Link, command: Kick) -> None:
-        """End another link."""
-        if not self._shard.settings.permit(link.owner, "admin", "links"):
-            self._answers.refuse(link, command, "forbidden", "you may not end links")
-            return
-        other = self._links.get(command.link)
-        if other is None or not other.open:
-            self._answers.refuse(link, command, "unknown_link", f"there is no link {command.link}")
-            return
-        self._answers.result(link, command, {})
-        self._links.close(other, "kicked", "kicked", command.reason[:200])
-
 
 def _settings(stream: Stream) -> dict[str, Any]:
     settings = stream.settings
@@ -378,21 +327,4 @@ def _short(stream: Stream) -> dict[str, Any]:
         "tail": stream.next,
         "bytes": stream.ledger.bytes,
         "memory": stream.ring.memory,
-    }
-
-
-def _link_facts(link: Link) -> dict[str, Any]:
-    subs = [one for one in link.receivers.values() if isinstance(one, Subscription)]
-    return {
-        "link": link.number,
-        "identity": link.identity,
-        "state": link.state.value,
-        "software": link.software,
-        "opened_ms": link.opened_ms,
-        "heard_ms": link.heard_ms,
-        "blocked": link.blocked,
-        "subscriptions": len(subs),
-        "live": sum(1 for sub in subs if sub.live),
-        "unconfirmed_bytes": link.unconfirmed_bytes,
-        "unread_bytes": link.delivered_bytes - link.cleared_bytes,
     }

@@ -15,8 +15,9 @@ from typing import Any, Final, TypeAlias
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.context import Shard
+from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name
 from malamute_py.broker.log.steps import Effect, Steps, Then
-from malamute_py.broker.log.stream import EPOCH_SHIFT, RingState, Stream, ring_name
+from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved

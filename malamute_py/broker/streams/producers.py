@@ -14,8 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
+
+from malamute_protocol.content import Content
+from malamute_py.broker.log.ring import RingState, Waiter
+from malamute_py.broker.log.stream import Stream
 from malamute_py.changelog.shares import Shares
 from malamute_py.changelog.snapshots import (
     PackedSequence,
@@ -23,9 +28,6 @@ from malamute_py.changelog.snapshots import (
     Sequence64,
     pack_sequence,
 )
-
-if TYPE_CHECKING:
-    from malamute_py.broker.streams.publishing import Pending
 
 
 class Original(NamedTuple):
@@ -332,3 +334,21 @@ class Producers:
                 fact.first_sequence, fact.count, fact.base_offset, fact.append_time_ms,
                 fact.content_crc, runs_max,
             )  # fmt: skip
+
+
+class Pending(msgspec.Struct, eq=False):
+    """One publish on its way into the journal."""
+
+    ring: RingState
+    frame: Any
+    content: Content
+    size: int
+    stream: Stream
+    waiter: Waiter | None = None
+    base: int = -1
+    """Known once it is handed to the shell."""
+    time_ms: int = 0
+    followers: list[Waiter] | None = None
+    """Duplicates that came while the original was on its way."""
+    place: ProducerStream | None = None
+    sequence: int = 0

@@ -14,24 +14,15 @@ from functools import partial
 from struct import Struct
 from typing import Any
 
-import msgspec
-
 from malamute_protocol.commands import Publish
-from malamute_protocol.content import BODY_KINDS, Content
+from malamute_protocol.content import BODY_KINDS
 from malamute_protocol.errors import BatchError, RequestRejected
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
-from malamute_py.broker.log.confirms import (
-    DEFAULT,
-    LEVEL_NAMES,
-    NONE,
-    STORED,
-    SYNCED,
-    Confirms,
-    Waiter,
-)
+from malamute_py.broker.log.confirms import DEFAULT, LEVEL_NAMES, NONE, STORED, SYNCED, Confirms
+from malamute_py.broker.log.ring import RingState, Settled, Settlement, Waiter
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
-from malamute_py.broker.log.stream import Batch, RingState, Settled, Settlement, Stream
+from malamute_py.broker.log.stream import Batch, Stream
 from malamute_py.broker.ready import (
     MAIN,
     Append,
@@ -39,7 +30,7 @@ from malamute_py.broker.ready import (
     Appended,
     AppendRefused,
 )
-from malamute_py.broker.streams.producers import FORGOTTEN, Producers, ProducerStream
+from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, ProducerStream
 from malamute_py.changelog.records import ProducersForgotten, StreamEdited
 
 PUBLISH = 10
@@ -47,24 +38,6 @@ STAMP_BYTES = 96
 TIME_AT = 56
 """Where a stamp states the append time."""
 _TIME = Struct("<q")
-
-
-class Pending(msgspec.Struct, eq=False):
-    """One publish on its way into the journal."""
-
-    ring: RingState
-    frame: Any
-    content: Content
-    size: int
-    stream: Stream
-    waiter: Waiter | None = None
-    base: int = -1
-    """Known once it is handed to the shell."""
-    time_ms: int = 0
-    followers: list[Waiter] | None = None
-    """Duplicates that came while the original was on its way."""
-    place: ProducerStream | None = None
-    sequence: int = 0
 
 
 class _Coming(Effect):

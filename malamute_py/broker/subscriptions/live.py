@@ -14,29 +14,23 @@ from typing import Any, Final
 
 from malamute_protocol.commands import Cover, Deliver, Mode
 from malamute_protocol.extract import scatters
+from malamute_py.broker.batches.encoding import FEW_ROWS, Encoding, encoding_of, scattered
+from malamute_py.broker.batches.rows import Mask, narrow, unexpired, within_client_time
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links, Receiver, cost_of_few
 from malamute_py.broker.log.stream import NEVER, Batch, Late, Stream
 from malamute_py.broker.subscriptions.matching import Matching, is_quick
 from malamute_py.broker.subscriptions.selection import (
-    FEW_ROWS,
-    Encoding,
     Groups,
-    Mask,
-    encoding_of,
     groups_of_classes,
     groups_of_late,
     header_classes,
     known_groups,
-    narrow,
     rows_of_group,
     rows_of_groups,
-    scattered,
     select,
-    unexpired,
-    within_client_time,
 )
-from malamute_py.broker.subscriptions.subscriptions import Subscription
+from malamute_py.broker.subscriptions.subscription import Subscription
 from malamute_py.matcher import Classing
 
 SMALL_TABLE = 32

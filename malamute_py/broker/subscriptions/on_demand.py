@@ -1,7 +1,7 @@
 """Serving on demand: subscriptions that are behind, in turn, as their credit allows.
 
 Owns whose turn it is and which reads of history are under way. The rules: one quantum a turn, one
-read a subscription, all bounded; many of one stream have their turn together (see together.py); a
+read a subscription, all bounded; many of one stream have their turn together (shared_window.py); a
 subscription becomes live in the step in which its position equals the tail; what was read and found
 no credit is dropped and read again, never kept. Source: docs/design.md, Flow control.
 """
@@ -14,13 +14,14 @@ from itertools import islice
 from struct import unpack_from
 from typing import Any, Final
 
-import numpy as np
 from pyroaring import BitMap
 
 from malamute_protocol.commands import Gap
 from malamute_protocol.content import Content
-from malamute_protocol.gather import BYTES_A_ROW, Gathering, gatherable, rows_of
+from malamute_protocol.gather import BYTES_A_ROW, gatherable
 from malamute_protocol.stamp import Stamp
+from malamute_py.broker.batches.encoding import encoding_of
+from malamute_py.broker.batches.rows import Mask
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links, cost_of_few
 from malamute_py.broker.log.stream import Batch, Stream
@@ -34,7 +35,8 @@ from malamute_py.broker.subscriptions.matching import (
     Prepared,
     is_quick,
 )
-from malamute_py.broker.subscriptions.selection import Encoding, Mask, encoding_of, select
+from malamute_py.broker.subscriptions.parcel import READ_ROWS_MAX, Parcel
+from malamute_py.broker.subscriptions.selection import select
 from malamute_py.broker.subscriptions.shared_window import (
     NEW_HEADERS_MAX,
     Company,
@@ -45,17 +47,14 @@ from malamute_py.broker.subscriptions.shared_window import (
     hot_batches,
     stored_batches,
 )
-from malamute_py.broker.subscriptions.subscriptions import SUBSCRIBE, Subscription
+from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, Subscription
 from malamute_py.matcher import compile_pattern
 
 STAMP_BYTES = 96
 EXPIRY_AT = STAMP_BYTES + 56
 """Where a stored batch states its earliest expiry."""
-PARCEL_FRAMES_MAX = 256
 GATHERED_ROWS_MAX = 32
 """Rows of a batch that join those of its neighbours: one by one, where extracting is by column."""
-READ_ROWS_MAX = 4_096
-"""Rows of one gathered batch; as many as one read of the journal gathers."""
 SPARSE_BYTES = 64 << 10
 """Bytes of one read when single records are looked for."""
 IDLE_READS_MAX = 3
@@ -67,99 +66,6 @@ TURNS_ALONE = 16
 """Turns after which a subscription that was left out of a shared read may join one again."""
 TURN_BATCHES_MAX = 512
 """Batches of the hot window that one turn looks at, selected or not."""
-
-
-class Parcel:
-    """What one turn gives to one subscription, gathered into as few DELIVERs as can be."""
-
-    def __init__(self, delivery: Delivery, sub: Subscription, rows_bytes_max: int) -> None:
-        """rows_bytes_max: how much one gathered batch weighs before it is full."""
-        self._delivery = delivery
-        self._sub = sub
-        self._rows_bytes_max = rows_bytes_max
-        self._frames: list[Any] = []
-        self._run: Any = None
-        self._run_from = self._run_to = 0
-        self._records = self._bytes = self._next = 0
-        self._gathering = Gathering(sub.stream.number)
-        self.given = 0
-        """Bytes, all in all."""
-
-    @property
-    def open(self) -> bool:
-        """Whether credit and room are left for one more batch."""
-        sub, size = self._sub, self._bytes + self._gathering.bytes
-        return sub.left_records > self._records and sub.left_bytes > size and sub.link.room > size
-
-    def whole(self, frames: tuple[Any, ...], next: int, records: int, size: int) -> None:
-        """A batch of which every row goes out."""
-        self._close_run()
-        self._close_rows()
-        self._frames.extend(frames)
-        self._count(next, records, size)
-        if len(self._frames) >= PARCEL_FRAMES_MAX:
-            self.flush()
-
-    def stored(self, data: Any, position: int, size: int, next: int, records: int) -> None:
-        """A stored batch of which every row goes out; neighbours leave as one frame."""
-        if self._run is not data or self._run_to != position:
-            self._close_run()
-            self._close_rows()
-            self._run, self._run_from = data, position
-        self._run_to = position + size
-        self._count(next, records, size)
-
-    def _count(self, next: int, records: int, size: int) -> None:
-        self._next = next
-        self._records += records
-        self._bytes += size
-        self.given += size
-
-    def _close_run(self) -> None:
-        if self._run is not None:
-            self._frames.append(memoryview(self._run)[self._run_from : self._run_to])
-            self._run = None
-
-    def part(self, encoding: Encoding, next: int) -> None:
-        """A batch of which some rows go out."""
-        self.flush()
-        self.given += encoding.bytes
-        self._delivery.put(
-            self._sub, next, list(encoding.frames), encoding.rows, encoding.count, encoding.bytes
-        )
-
-    def rows(self, batch: Batch, next: int, mask: Mask) -> None:
-        """A batch of which few rows go out, together with those of its neighbours."""
-        self._close_run()
-        stamp = Stamp.unpack(batch.stamp, verify=False)
-        rows = rows_of(stamp, batch.content, np.flatnonzero(mask))
-        gathering = self._gathering
-        if (
-            len(gathering) >= READ_ROWS_MAX
-            or gathering.bytes + gathering.weight_of(rows) > self._rows_bytes_max
-            or not gathering.takes(rows[-1].offset, stamp.epoch)
-        ):
-            self._close_rows()
-        gathering.add(rows, stamp.epoch, stamp.lsn)
-        # What they weigh is known when the batch is made.
-        self._count(next, len(rows), 0)
-
-    def _close_rows(self) -> None:
-        found = self._gathering.take()
-        if found is not None:
-            self._frames += (found.stamp, found.content)
-            self._count(self._next, 0, len(found.stamp) + len(found.content))
-
-    def flush(self) -> None:
-        """Send what has gathered."""
-        self._close_run()
-        self._close_rows()
-        if self._frames:
-            self._delivery.put(
-                self._sub, self._next, self._frames, None, self._records, self._bytes
-            )
-            self._frames = []
-            self._records = self._bytes = 0
 
 
 class Starved(dict["Link | None", "dict[Subscription | Party, None]"]):

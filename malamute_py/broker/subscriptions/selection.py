@@ -14,23 +14,23 @@ from typing import Any, TypeAlias
 import numpy as np
 from pyroaring import BitMap
 
-from malamute_protocol.content import NO_TIME, Content
-from malamute_protocol.extract import Scatter, extract, extractable, scatters
+from malamute_protocol.content import Content
 from malamute_protocol.header import Header
-from malamute_protocol.stamp import Stamp, row_bitmap
-from malamute_py.broker.groups.holdings import places_of, rows_of_bits
-from malamute_py.broker.log.stream import Batch, Late, Stream
+from malamute_py.broker.batches.rows import (
+    Mask,
+    narrow,
+    rows_of_headers,
+    unexpired,
+    within_client_time,
+)
+from malamute_py.broker.log.stream import Late, Stream
 from malamute_py.broker.structures.partition import partition
 from malamute_py.broker.subscriptions.matching import is_quick
-from malamute_py.broker.subscriptions.subscriptions import Subscription
+from malamute_py.broker.subscriptions.subscription import Subscription
 from malamute_py.matcher import Index
-
-Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 GROUPED_HEADERS_MAX = 8_192
 """Distinct headers of the tables of a stream whose groups are remembered, all in all."""
-FEW_ROWS = 64
-"""Rows up to which they are copied one by one; more of a large batch, whose masks cost more."""
 TABLE_HEADERS_MAX = 256
 """A larger table is not likely to come again: its groups are worked out each time."""
 
@@ -164,104 +164,6 @@ def header_classes(index: Index, headers: Sequence[Header]) -> list[tuple[BitMap
     return list(by_value.values())
 
 
-class Encoding:
-    """The frames of one batch for all who select the same rows."""
-
-    __slots__ = ("_batch", "_extracted", "_mask", "bytes", "count", "extracts", "frames", "rows")
-
-    def __init__(self, batch: Batch, mask: Mask | None, count: int, extracts: bool) -> None:
-        self._batch = batch
-        self._mask = mask
-        self.count = count
-        """Records selected."""
-        self.frames: tuple[Any, ...] = (batch.stamp, batch.frame)
-        self.bytes = batch.size
-        self.rows = None if mask is None else row_bitmap(mask)
-        self.extracts = extracts
-        """Extracting the rows is worth while."""
-        self._extracted: Encoding | None = None
-
-    def for_(self, whole: bool) -> Encoding:
-        """The extracted rows where that was found worth while and is allowed, else the batch."""
-        if whole or not self.extracts:
-            return self
-        if self._extracted is None:
-            batch = self._batch
-            stamp = Stamp.unpack(batch.stamp, verify=False)
-            frames = extract(stamp, batch.content, self._mask)
-            derived = Encoding(batch, None, self.count, extracts=False)
-            derived.frames = frames
-            derived.bytes = len(frames[0]) + len(frames[1])
-            self._extracted = derived
-        return self._extracted
-
-
-def encoding_of(batch: Batch, mask: Mask | None, bytes_min: int, share: float) -> Encoding | None:
-    """The encoding of the rows in `mask` (None: all); None when there is no such row."""
-    count = batch.content.head.count
-    if mask is None:
-        return Encoding(batch, None, count, extracts=False)
-    selected = int(np.count_nonzero(mask))
-    if selected == 0:
-        return None
-    if selected == count:
-        return Encoding(batch, None, count, extracts=False)
-    extracts = batch.size >= bytes_min and selected < share * count and extractable(batch.content)
-    return Encoding(batch, mask, selected, extracts)
-
-
-class Parts:
-    """Encodings of parts of one batch that go to a taker each, one after the other.
-
-    row_bytes: rows of at least this mean size are extracted whatever their share of the batch.
-    """
-
-    __slots__ = ("_batch", "_bytes_min", "_extracted", "_scatter", "_share")
-
-    def __init__(self, batch: Batch, bytes_min: int, share: float, row_bytes: int) -> None:
-        self._batch = batch
-        self._bytes_min = bytes_min
-        # What is less of the batch is extracted.
-        self._share = 1.0 if batch.size >= row_bytes * (batch.next - batch.base) else share
-        self._extracted = 0
-        self._scatter: Scatter | None = None
-
-    def frames(self, rows: int) -> tuple[list[Any], bytes | None, int]:
-        """(frames, row bitmap or None, bytes) of the rows of a mask."""
-        batch = self._batch
-        count, total = rows.bit_count(), batch.next - batch.base
-        if count == total:
-            return [batch.stamp, batch.frame], None, batch.size
-        content, size = batch.content, batch.size
-        if count >= self._share * total or size < self._bytes_min or not extractable(content):
-            return [batch.stamp, batch.frame], rows.to_bytes((total + 7) // 8, "little"), size
-        # A Scatter costs the batch once, and is made when as much was spent on parts alone.
-        spent = self._extracted >= max(1, total >> 10, size >> 19)
-        if count <= FEW_ROWS and spent and scatters(content):
-            if self._scatter is None:
-                self._scatter = Scatter(Stamp.unpack(batch.stamp, verify=False), content)
-            ((stamp, derived),) = self._scatter.extract((places_of(rows),))
-        else:
-            self._extracted += 1
-            stamp, derived = extract(
-                Stamp.unpack(batch.stamp, verify=False), content, rows_of_bits(rows, total)
-            )
-        return [stamp, derived], None, len(stamp) + len(derived)
-
-
-def scattered(batch: Batch, selections: Sequence[Sequence[int]]) -> list[Encoding]:
-    """Encodings of a few rows each, all made in one go; see extract.Scatter."""
-    found: list[Encoding] = []
-    stamp = Stamp.unpack(batch.stamp, verify=False)
-    frames = Scatter(stamp, batch.content).extract(selections)
-    for rows, pair in zip(selections, frames, strict=True):
-        encoding = Encoding(batch, None, len(rows), extracts=False)
-        encoding.frames = pair
-        encoding.bytes = len(pair[0]) + len(pair[1])
-        found.append(encoding)
-    return found
-
-
 def rows_of_group(content: Content, group: Group) -> Mask | None:
     """Mask of the rows that a group selects; None: all rows."""
     if group.headers is None:
@@ -297,17 +199,6 @@ def rows_of_groups(content: Content, groups: Sequence[Group]) -> list[list[int]]
     return found
 
 
-def rows_of_headers(content: Content, chosen: Mask | None) -> Mask | None:
-    """Mask of the rows whose header is among the chosen; None: all rows."""
-    if chosen is None:
-        return None
-    _, codes = content.headers()
-    if codes is None:
-        return None if chosen[0] else np.zeros(content.head.count, np.bool_)
-    mask: Mask = chosen[codes]
-    return mask
-
-
 def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
     """Which distinct headers one subscription selects; None: all of them."""
     if subscription.everything:
@@ -330,32 +221,6 @@ def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
         len(headers),
     )
     return None if chosen.all() else chosen
-
-
-def narrow(mask: Mask | None, other: Mask) -> Mask:
-    """Rows that are in both."""
-    return other if mask is None else mask & other
-
-
-def unexpired(content: Content, now_ms: int) -> Mask | None:
-    """Mask of the rows that have not expired; None: none has."""
-    earliest_ms = content.head.earliest_expiry_ms
-    if not earliest_ms or earliest_ms > now_ms:
-        return None
-    expiries = content.expiries
-    assert expiries is not None, "check() has compared the head with the column"
-    mask: Mask = (expiries == 0) | (expiries > now_ms)
-    return mask
-
-
-def within_client_time(content: Content, window: tuple[int, int]) -> Mask | None:
-    """Mask of the rows whose client time lies in [from, to); None: all do."""
-    low, high = window
-    times = content.client_times
-    if times is None:
-        return np.zeros(content.head.count, np.bool_)
-    mask: Mask = (times >= low) & (times < high) & (times != NO_TIME)
-    return None if mask.all() else mask
 
 
 def select(

@@ -24,7 +24,7 @@ from malamute_protocol.stamp import Stamp
 from malamute_py.broker.links.links import Link, cost_of_few
 from malamute_py.broker.log.stream import Batch, Stream
 from malamute_py.broker.subscriptions.matching import is_quick
-from malamute_py.broker.subscriptions.subscriptions import Subscription
+from malamute_py.broker.subscriptions.subscription import Subscription
 from malamute_py.matcher import Classing
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

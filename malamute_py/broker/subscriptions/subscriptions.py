@@ -1,135 +1,28 @@
-"""Subscriptions: what a client wants of a stream, and how far it has come.
+"""Subscriptions: how they begin and end.
 
-Owns every fact about one subscription, SUBSCRIBE, and the end of a subscription. The rules:
-`covered` is what the client was told, `position` how far the selecting came, and a live
-subscription stands at the tail without being touched. Source: docs/design.md, Flow control.
+Owns SUBSCRIBE, and the end of a subscription. The rule: what a SUBSCRIBE asks for is checked whole
+before anything is changed. Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from malamute_protocol.commands import Ended, Rewound, Subscribe, Subscribed
 from malamute_protocol.errors import RequestRejected
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links, Owner, Receiver
+from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.stream import NEVER
+from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, VISIBILITIES, Subscription
 from malamute_py.matcher import compile_pattern
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from malamute_py.broker.log.stream import Stream
     from malamute_py.broker.streams.start_positions import Begin, Starts
     from malamute_py.broker.subscriptions.live import Delivery
-    from malamute_py.broker.subscriptions.matching import Prepared
     from malamute_py.broker.subscriptions.on_demand import Serving
-
-SUBSCRIBE: Final = 12
-VISIBILITIES: Final = ("live", "durable", "committed")
-
-
-class Subscription(Receiver):
-    """One subscription of one link."""
-
-    __slots__ = (
-        "careful",
-        "client_time",
-        "durable",
-        "everything",
-        "gathered",
-        "idle_reads",
-        "live",
-        "pattern",
-        "pattern_bytes",
-        "pattern_number",
-        "plain",
-        "position",
-        "prepared",
-        "queued",
-        "reading",
-        "started",
-        "stop",
-        "stream",
-        "turns_alone",
-        "wanted",
-        "wanted_to",
-        "whole",
-    )
-
-    stream: Stream
-
-    def __init__(self, owner: Owner, link: Link, command: Subscribe) -> None:
-        super().__init__(
-            owner, link, command.subscription, command.credit_records, command.credit_bytes
-        )
-        self.pattern = command.pattern
-        self.pattern_bytes = 0
-        self.pattern_number = -1
-        self.everything = False
-        """Every header matches: none is looked at."""
-        self.client_time = command.client_time
-        self.whole = command.whole
-        self.gathered = command.gathered and not command.whole
-        """Takes rows of several batches in one."""
-        self.durable = command.visibility != 0
-        """Sees what no power loss can take back, and only that."""
-        self.stop = NEVER if command.end < 0 else command.end
-        self.position = 0
-        self.wanted: np.ndarray[Any, np.dtype[np.int64]] | None = None
-        """Last per subject: the only offsets wanted before `wanted_to`, ascending."""
-        self.wanted_to = 0
-        self.live = False
-        self.started = False
-        """Its stream and position are known, and it has not ended."""
-        self.queued = False
-        """Waits for its turn on demand."""
-        self.careful = 0
-        """So many batches more it is given one by one, read without a selection: an error has
-        come of one of them."""
-        self.turns_alone = 0
-        """For so many turns it is not served together with others."""
-        self.reading = 0
-        """Token of its one read of history that is under way; 0: none."""
-        self.idle_reads = 0
-        """Reads in a row that brought it nowhere."""
-        self.prepared: Prepared | None = None
-        self.plain = False
-        """Takes batches as its group does: no window, no end, not always whole."""
-
-    @property
-    def tail(self) -> int:
-        """Where what it may see ends."""
-        return self.stream.visible_next if self.durable else self.stream.next
-
-    @property
-    def place(self) -> int:
-        """How far it has come: everything before was delivered or not selected."""
-        if self.live:
-            stream, tail = self.stream, self.tail
-            if stream.late:
-                # What is being matched it has not got, but for what it had read itself.
-                tail = max(self.position, stream.late_from(self.durable, tail))
-            return min(tail, self.stop)
-        return self.position
-
-    @property
-    def able(self) -> bool:
-        """Whether it may be given something."""
-        return self.started and self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
-
-    @property
-    def joins(self) -> bool:
-        """Whether it may be served together with others: it wants some rows of what comes."""
-        return (
-            self.plain
-            and self.gathered
-            and not self.everything
-            and self.wanted is None
-            and not self.careful
-        )
 
 
 class Subscriptions:

@@ -14,6 +14,8 @@ from malamute_py.broker.groups.holdings import (
     Holdings,
     _closed_runs,
     _few_closed_runs,
+)
+from malamute_py.broker.structures.bitmaps import (
     bits_of_rows,
     first_bits,
     low_bit,

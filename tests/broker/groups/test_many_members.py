@@ -13,6 +13,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.commands import JoinGroup
 from malamute_py.broker.groups import group
 from malamute_py.broker.groups.group import SPREAD_MIN, STALE_MAX, Member
+from malamute_py.broker.groups.slots import Slots
 from malamute_py.broker.links.links import Link
 from tests.broker.shell import Shell, offsets
 
@@ -269,14 +270,14 @@ def test_members_that_leave_together_are_divided_once(monkeypatch: pytest.Monkey
     shell.send(3, wire.JoinGroup(1, "st", "g", ["all"], "keyed", [0], 1_000_000, 1 << 30))
     shell.run()
     settled = 0
-    settle = group.Slots.settle
+    settle = Slots.settle
 
-    def counted(slots: group.Slots) -> None:
+    def counted(slots: Slots) -> None:
         nonlocal settled
         settled += 1
         settle(slots)
 
-    monkeypatch.setattr(group.Slots, "settle", counted)
+    monkeypatch.setattr(Slots, "settle", counted)
     shell.broker.link_lost(2, shell.now_ms)
     assert settled == 1
     shell.run()

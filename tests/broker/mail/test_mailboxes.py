@@ -11,6 +11,7 @@ from malamute_protocol.commands import Level
 from malamute_protocol.encode import encode, encode_arrow, encode_lists
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.mail import administration
+from malamute_py.broker.mail.peeking import Peeking
 from malamute_py.broker.ready import BodiesFound
 from tests.broker.post import Post
 
@@ -853,7 +854,7 @@ def test_an_error_in_a_look_costs_its_link_and_the_next_has_its_turn(
         raise IndexError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(administration.Peeking, "_entry", planted)
+        patch.setattr(Peeking, "_entry", planted)
         post.send(2, wire.PeekMail(900, "bert"))
     assert post.peers[2].closed
     post.send(1, wire.PeekMail(950, "bert"))

@@ -17,7 +17,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.broker.services.queue import rows_in
+from malamute_py.broker.structures.bitmaps import rows_in
 from malamute_py.changelog.records import (
     RequestDead,
     RequestDone,

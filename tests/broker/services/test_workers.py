@@ -11,17 +11,9 @@ from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from malamute_py.broker import Broker
 from malamute_py.broker.links import links
-from malamute_py.broker.services.queue import (
-    LOT_MAX,
-    LOT_MS,
-    SCANNED_AT_ONCE,
-    SLOW_LOOK,
-    Lane,
-    lowest,
-    rows_in,
-    runs_of,
-)
+from malamute_py.broker.services.queue import LOT_MAX, LOT_MS, SCANNED_AT_ONCE, SLOW_LOOK, Lane
 from malamute_py.broker.services.requests import SLOW_SUBJECTS_MAX
+from malamute_py.broker.structures.bitmaps import lowest, rows_in, runs_of
 from malamute_py.broker.structures.timer_wheel import Wheel
 from malamute_py.matcher import Index
 from tests.broker.service_world import INBOX, MANY, World

@@ -12,9 +12,9 @@ from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
 from malamute_protocol.extract import Scatter, extract
 from malamute_protocol.stamp import Stamp
+from malamute_py.broker.batches import encoding
+from malamute_py.broker.batches.encoding import FEW_ROWS, Parts
 from malamute_py.broker.log.stream import Batch
-from malamute_py.broker.subscriptions import selection
-from malamute_py.broker.subscriptions.selection import FEW_ROWS, Parts
 from tests.broker.shell import Shell
 
 ROWS = 1_000
@@ -54,8 +54,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ways.append("together")
         return Scatter(*arguments)
 
-    monkeypatch.setattr(selection, "extract", alone)
-    monkeypatch.setattr(selection, "Scatter", together)
+    monkeypatch.setattr(encoding, "extract", alone)
+    monkeypatch.setattr(encoding, "Scatter", together)
     return ways
 
 

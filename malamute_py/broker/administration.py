@@ -1,0 +1,93 @@
+"""Administration of the broker: facts about it, its links, and their end.
+
+Owns the commands about the whole broker that a RESULT answers. The rule: whatever is listed is
+bounded. Source: SPEC.md, section 4; docs/design.md, Safety.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from malamute_protocol.commands import BrokerInfo, Kick, ListLinks
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.log.answers import Answers
+from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.producers import Producers
+from malamute_py.broker.subscriptions.subscription import Subscription
+
+
+class Administration:
+    """The commands about the broker and its links."""
+
+    def __init__(
+        self, shard: Shard, links: Links, catalogue: Catalogue, producers: Producers,
+        answers: Answers,
+    ) -> None:  # fmt: skip
+        self._shard = shard
+        self._links = links
+        self._catalogue = catalogue
+        self._producers = producers
+        self._answers = answers
+
+    def broker_info(self, link: Link, command: BrokerInfo) -> None:
+        """Facts about the broker; where its data lies only for one that may administrate."""
+        shard = self._shard
+        facts = dict(shard.settings.facts())
+        if not shard.settings.permit(link.owner, "admin", "broker"):
+            facts.pop("data", None)
+        rings = {
+            ring.name: {
+                "end_lsn": ring.end_lsn, "visible": ring.visible, "memory": ring.memory,
+                "failed": ring.failed[0] if ring.failed else "",
+            }
+            for _, ring in zip(range(shard.settings.page_max), self._catalogue.rings.values(),
+                               strict=False)
+        }  # fmt: skip
+        self._answers.result(
+            link, command,
+            {
+                "software": shard.settings.software, "uuid": shard.uuid, "epoch": shard.epoch,
+                "now_ms": shard.now_ms, "links": len(self._links),
+                "streams": len(self._catalogue), "producers": len(self._producers),
+                "rings": rings, "counters": dict(shard.counters), **facts,
+            },
+        )  # fmt: skip
+
+    def list_links(self, link: Link, command: ListLinks) -> None:
+        """The links, at most a page of them; only to whom may administrate."""
+        if not self._shard.settings.permit(link.owner, "admin", "links"):
+            self._answers.refuse(link, command, "forbidden", "you may not list links")
+            return
+        limit = max(1, min(command.limit, self._shard.settings.page_max))
+        page = [_link_facts(other) for _, other in zip(range(limit), self._links, strict=False)]
+        self._answers.result(link, command, {"links": page, "more": len(self._links) > limit})
+
+    def kick(self, link: Link, command: Kick) -> None:
+        """End another link."""
+        if not self._shard.settings.permit(link.owner, "admin", "links"):
+            self._answers.refuse(link, command, "forbidden", "you may not end links")
+            return
+        other = self._links.get(command.link)
+        if other is None or not other.open:
+            self._answers.refuse(link, command, "unknown_link", f"there is no link {command.link}")
+            return
+        self._answers.result(link, command, {})
+        self._links.close(other, "kicked", "kicked", command.reason[:200])
+
+
+def _link_facts(link: Link) -> dict[str, Any]:
+    subs = [one for one in link.receivers.values() if isinstance(one, Subscription)]
+    return {
+        "link": link.number,
+        "identity": link.identity,
+        "state": link.state.value,
+        "software": link.software,
+        "opened_ms": link.opened_ms,
+        "heard_ms": link.heard_ms,
+        "blocked": link.blocked,
+        "subscriptions": len(subs),
+        "live": sum(1 for sub in subs if sub.live),
+        "unconfirmed_bytes": link.unconfirmed_bytes,
+        "unread_bytes": link.delivered_bytes - link.cleared_bytes,
+    }

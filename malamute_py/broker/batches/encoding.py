@@ -1,0 +1,122 @@
+"""Encodings: the frames of one batch for all readers that select the same rows.
+
+Owns the choice between the batch as it is with a bitmap, and a batch of the selected rows. The
+rule: what many readers take is made once and handed on by reference. Source: docs/design.md, Speed;
+SPEC.md, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from malamute_protocol.extract import Scatter, extract, extractable, scatters
+from malamute_protocol.stamp import Stamp, row_bitmap
+from malamute_py.broker.batches.rows import (
+    Mask,
+)
+from malamute_py.broker.log.stream import Batch
+from malamute_py.broker.structures.bitmaps import places_of, rows_of_bits
+
+FEW_ROWS = 64
+"""Rows up to which they are copied one by one; more of a large batch, whose masks cost more."""
+
+
+class Encoding:
+    """The frames of one batch for all who select the same rows."""
+
+    __slots__ = ("_batch", "_extracted", "_mask", "bytes", "count", "extracts", "frames", "rows")
+
+    def __init__(self, batch: Batch, mask: Mask | None, count: int, extracts: bool) -> None:
+        self._batch = batch
+        self._mask = mask
+        self.count = count
+        """Records selected."""
+        self.frames: tuple[Any, ...] = (batch.stamp, batch.frame)
+        self.bytes = batch.size
+        self.rows = None if mask is None else row_bitmap(mask)
+        self.extracts = extracts
+        """Extracting the rows is worth while."""
+        self._extracted: Encoding | None = None
+
+    def for_(self, whole: bool) -> Encoding:
+        """The extracted rows where that was found worth while and is allowed, else the batch."""
+        if whole or not self.extracts:
+            return self
+        if self._extracted is None:
+            batch = self._batch
+            stamp = Stamp.unpack(batch.stamp, verify=False)
+            frames = extract(stamp, batch.content, self._mask)
+            derived = Encoding(batch, None, self.count, extracts=False)
+            derived.frames = frames
+            derived.bytes = len(frames[0]) + len(frames[1])
+            self._extracted = derived
+        return self._extracted
+
+
+def encoding_of(batch: Batch, mask: Mask | None, bytes_min: int, share: float) -> Encoding | None:
+    """The encoding of the rows in `mask` (None: all); None when there is no such row."""
+    count = batch.content.head.count
+    if mask is None:
+        return Encoding(batch, None, count, extracts=False)
+    selected = int(np.count_nonzero(mask))
+    if selected == 0:
+        return None
+    if selected == count:
+        return Encoding(batch, None, count, extracts=False)
+    extracts = batch.size >= bytes_min and selected < share * count and extractable(batch.content)
+    return Encoding(batch, mask, selected, extracts)
+
+
+class Parts:
+    """Encodings of parts of one batch that go to a taker each, one after the other.
+
+    row_bytes: rows of at least this mean size are extracted whatever their share of the batch.
+    """
+
+    __slots__ = ("_batch", "_bytes_min", "_extracted", "_scatter", "_share")
+
+    def __init__(self, batch: Batch, bytes_min: int, share: float, row_bytes: int) -> None:
+        self._batch = batch
+        self._bytes_min = bytes_min
+        # What is less of the batch is extracted.
+        self._share = 1.0 if batch.size >= row_bytes * (batch.next - batch.base) else share
+        self._extracted = 0
+        self._scatter: Scatter | None = None
+
+    def frames(self, rows: int) -> tuple[list[Any], bytes | None, int]:
+        """(frames, row bitmap or None, bytes) of the rows of a mask."""
+        batch = self._batch
+        count, total = rows.bit_count(), batch.next - batch.base
+        if count == total:
+            return [batch.stamp, batch.frame], None, batch.size
+        content, size = batch.content, batch.size
+        if count >= self._share * total or size < self._bytes_min or not extractable(content):
+            return [batch.stamp, batch.frame], rows.to_bytes((total + 7) // 8, "little"), size
+        # A Scatter costs the batch once, and is made when as much was spent on parts alone.
+        spent = self._extracted >= max(1, total >> 10, size >> 19)
+        if count <= FEW_ROWS and spent and scatters(content):
+            if self._scatter is None:
+                self._scatter = Scatter(Stamp.unpack(batch.stamp, verify=False), content)
+            ((stamp, derived),) = self._scatter.extract((places_of(rows),))
+        else:
+            self._extracted += 1
+            stamp, derived = extract(
+                Stamp.unpack(batch.stamp, verify=False), content, rows_of_bits(rows, total)
+            )
+        return [stamp, derived], None, len(stamp) + len(derived)
+
+
+def scattered(batch: Batch, selections: Sequence[Sequence[int]]) -> list[Encoding]:
+    """Encodings of a few rows each, all made in one go; see extract.Scatter."""
+    found: list[Encoding] = []
+    stamp = Stamp.unpack(batch.stamp, verify=False)
+    frames = Scatter(stamp, batch.content).extract(selections)
+    for rows, pair in zip(selections, frames, strict=True):
+        encoding = Encoding(batch, None, len(rows), extracts=False)
+        encoding.frames = pair
+        encoding.bytes = len(pair[0]) + len(pair[1])
+        found.append(encoding)
+    return found

@@ -1,0 +1,52 @@
+"""Rows of a batch: which ones a reader selects, as masks.
+
+Owns the masks by header, expiry and client time. The rule: None stands for all rows, so that the
+usual batch costs no array. Source: SPEC.md, section 5.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from malamute_protocol.content import NO_TIME, Content
+
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+
+
+def rows_of_headers(content: Content, chosen: Mask | None) -> Mask | None:
+    """Mask of the rows whose header is among the chosen; None: all rows."""
+    if chosen is None:
+        return None
+    _, codes = content.headers()
+    if codes is None:
+        return None if chosen[0] else np.zeros(content.head.count, np.bool_)
+    mask: Mask = chosen[codes]
+    return mask
+
+
+def narrow(mask: Mask | None, other: Mask) -> Mask:
+    """Rows that are in both."""
+    return other if mask is None else mask & other
+
+
+def unexpired(content: Content, now_ms: int) -> Mask | None:
+    """Mask of the rows that have not expired; None: none has."""
+    earliest_ms = content.head.earliest_expiry_ms
+    if not earliest_ms or earliest_ms > now_ms:
+        return None
+    expiries = content.expiries
+    assert expiries is not None, "check() has compared the head with the column"
+    mask: Mask = (expiries == 0) | (expiries > now_ms)
+    return mask
+
+
+def within_client_time(content: Content, window: tuple[int, int]) -> Mask | None:
+    """Mask of the rows whose client time lies in [from, to); None: all do."""
+    low, high = window
+    times = content.client_times
+    if times is None:
+        return np.zeros(content.head.count, np.bool_)
+    mask: Mask = (times >= low) & (times < high) & (times != NO_TIME)
+    return None if mask.all() else mask

@@ -1,0 +1,120 @@
+"""The ledger of a stream: how many bytes lie in which range of offsets, and since when.
+
+Owns the counts by which retention decides what a stream may drop. The rule: a ledger has at most
+128 pieces, whatever the stream holds, so that it gets coarser and never larger. Source:
+docs/design.md, Journal.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+PIECES_MAX = 128
+"""Pieces of a ledger; beyond it neighbours are joined, so that it stays small and coarse."""
+
+
+class Ledger:
+    """How many bytes lie in which range of offsets, and when the newest of them came.
+
+    What was recovered is one piece: it goes when all of it may.
+    """
+
+    __slots__ = ("_piece_bytes", "_pieces", "asked_ms", "bytes", "split_asked")
+
+    def __init__(self, first: int, next: int, size: int) -> None:
+        self._pieces: deque[list[int]] = deque()
+        self._piece_bytes = 1 << 16
+        self.bytes = size
+        self.split_asked = False
+        """Whether the index was asked how the bytes lie that were recovered."""
+        self.asked_ms = 0
+        """When the index was last asked for the age of what was recovered."""
+        if next > first:
+            self._pieces.append([next, size, 0])
+
+    def bound(self, bytes_max: int) -> None:
+        """Keep pieces small against what is to stay."""
+        if bytes_max:
+            self._piece_bytes = max(1 << 12, min(self._piece_bytes, bytes_max // 32))
+
+    def add(self, next: int, size: int, time_ms: int) -> None:
+        """A batch was appended; time 0 would mean that it was recovered."""
+        time_ms = time_ms or 1
+        self.bytes += size
+        pieces = self._pieces
+        if pieces and pieces[-1][1] < self._piece_bytes and pieces[-1][2]:
+            last = pieces[-1]
+            last[0] = next
+            last[1] += size
+            last[2] = time_ms
+            return
+        pieces.append([next, size, time_ms])
+        if len(pieces) > PIECES_MAX:
+            self._join()
+
+    def _join(self) -> None:
+        """Halve the count of pieces."""
+        self._piece_bytes *= 2
+        joined: deque[list[int]] = deque()
+        for piece in self._pieces:
+            if joined and joined[-1][1] + piece[1] <= self._piece_bytes and joined[-1][2]:
+                joined[-1][0] = piece[0]
+                joined[-1][1] += piece[1]
+                joined[-1][2] = piece[2]
+            else:
+                joined.append(piece)
+        self._pieces = joined
+
+    def split(self, splits: list[tuple[int, int]]) -> None:
+        """Replace what was recovered by finer pieces: (next, bytes), ascending."""
+        if not self._pieces or self._pieces[0][2]:
+            return
+        old = self._pieces.popleft()
+        size = 0
+        for next, part in reversed(splits):
+            if next <= old[0]:
+                self._pieces.appendleft([next, part, 0])
+                size += part
+        self.bytes += size - old[1]
+
+    def trimmed(self, first: int) -> None:
+        """Everything before `first` is gone."""
+        pieces = self._pieces
+        while pieces and pieces[0][0] <= first:
+            self.bytes -= pieces.popleft()[1]
+        if not pieces:
+            self.bytes = 0
+
+    @property
+    def coarse(self) -> bool:
+        """Whether it begins with one piece that was recovered whole."""
+        return bool(self._pieces) and not self._pieces[0][2]
+
+    def first_within(self, bytes_max: int) -> int | None:
+        """The least offset from which the rest is not above bytes_max; None: all of it is within.
+
+        The newest piece stays whatever its size.
+        """
+        left = self.bytes
+        if left <= bytes_max:
+            return None
+        found: int | None = None
+        last = len(self._pieces) - 1
+        for place, (next, size, _) in enumerate(self._pieces):
+            if left <= bytes_max or place == last:
+                break
+            left -= size
+            found = next
+        return found
+
+    def first_since(self, time_ms: int) -> int | None:
+        """The least offset whose piece has records of at least this time; None: no piece is older.
+
+        A recovered piece has no time: it counts as young.
+        """
+        found: int | None = None
+        for next, _, newest_ms in self._pieces:
+            if not newest_ms or newest_ms >= time_ms:
+                break
+            found = next
+        return found

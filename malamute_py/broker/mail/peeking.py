@@ -1,0 +1,186 @@
+"""Looking into a mailbox: PEEK_MAIL, which takes no message and changes nothing.
+
+Owns one PEEK_MAIL from the choice of its messages to its answer. The rules: what it reads is
+bounded in entries and bytes; bodies that are on the disk are read first, and the answer names what
+was there when they came. Source: SPEC.md, section 4.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.commands import (
+    PeekMail,
+)
+from malamute_protocol.content import ARROW
+from malamute_protocol.errors import BatchError, MalamuteError
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.log.answers import Answers
+from malamute_py.broker.log.bodies import Bodies, Body
+from malamute_py.broker.mail.inboxes import why_of
+from malamute_py.broker.mail.mailbox import Mailbox
+from malamute_py.changelog.tables import MessageRow
+
+RESULT_BYTES: Final = 512 << 10
+"""What a page of PEEK_MAIL holds at most: a command frame has a bound."""
+ENTRY_BYTES: Final = 200
+"""About what an entry of a page takes besides its texts and body."""
+
+
+class Peeking:
+    """One PEEK_MAIL that waits for its turn, then for bodies."""
+
+    def __init__(
+        self, shard: Shard, links: Links, bodies: Bodies, answers: Answers, link: Link,
+        command: PeekMail, mailbox: Mailbox, done: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """done: called when it is over, before its answer: the next one may have its turn."""
+        self._links = links
+        self._bodies = bodies
+        self._answers = answers
+        self._done = done
+        self._bytes_max = shard.settings.peek_bytes_max
+        self._link = link
+        self._command = command
+        self._mailbox = mailbox
+        self._limit = max(1, min(command.limit, shard.settings.page_max))
+        self._rows: list[MessageRow] = []
+        self._found: dict[int, Body | None] = {}
+        self._waiting = 1
+        self._more = False
+
+    def begin(self) -> None:
+        """Choose what to read, and ask for it."""
+        if not self._link.open:
+            self._arrived()
+            return
+        mailbox, after = self._mailbox, self._command.after
+        table, number = mailbox.rows, mailbox.number
+        count = size = 0
+        first = mailbox.order.floor(after) if after >= 0 else None
+        begun = -1 if first is None else first - 1
+        for base in mailbox.order.after(begun):
+            row = table[number, base]
+            left = row.left
+            if base <= after:
+                seen = min(after + 1 - base, row.count)
+                left = left >> seen << seen
+            if not left:
+                continue
+            if count >= self._limit or (self._rows and size + row.size > self._bytes_max):
+                self._more = True
+                break
+            self._rows.append(row)
+            count += left.bit_count()
+            size += row.size
+        for row in self._rows:
+            self._waiting += 1
+            taken = self._links.contained(self._link, "PEEK_MAIL", partial(self._take, row.base))
+            self._bodies.want(row.base, row.size, taken)
+        self._arrived()
+
+    def _take(self, base: int, body: Body | None) -> None:
+        self._found[base] = body
+        self._arrived()
+
+    def _arrived(self) -> None:
+        self._waiting -= 1
+        if self._waiting:
+            return
+        self._done()  # before anything that may raise
+        link = self._link
+        link.queries -= 1
+        if not link.open:
+            return
+        messages: list[dict[str, Any]] = []
+        size = 0
+        full = False
+        after = self._command.after
+        for row in self._rows:
+            left = row.left
+            if row.base <= after:
+                seen = min(after + 1 - row.base, row.count)
+                left = left >> seen << seen
+            while left:
+                place = (left & -left).bit_length() - 1
+                left &= left - 1
+                if len(messages) >= self._limit:
+                    self._more = full = True
+                    break
+                entry = self._entry(row, place)
+                size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
+                size += sum(len(name) + len(value) for name, value in entry["fields"].items())
+                if messages and size > RESULT_BYTES:
+                    self._more = full = True
+                    break
+                messages.append(entry)
+            if full:
+                break
+        self._answers.result(link, self._command, {"messages": messages, "more": self._more})
+
+    def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
+        rare, out = row.rare, self._mailbox.out.get(row.base)
+        bit = 1 << place
+        not_before_ms = 0
+        attempts = row.attempts
+        held = False
+        if out is not None:
+            held = bool(out.held & bit)
+            attempts = out.attempt(bit)[0] - 1
+            for at_ms, rows in (out.times or {}).items():
+                if rows & bit:
+                    not_before_ms = at_ms
+        expires_at_ms = row.expires_at_ms
+        if rare is not None and rare.expiries:
+            expires_at_ms = rare.expiries[place]
+        entry: dict[str, Any] = {
+            "number": row.base + place,
+            "sender": row.sender,
+            "at_ms": row.at_ms,
+            "bytes": 0,
+            "subject": "",
+            "fields": {},
+            "priority": row.priority,
+            "attempts": attempts,
+            "held": held,
+            "not_before_ms": not_before_ms,
+            "expires_at_ms": expires_at_ms,
+            "why": "" if rare is None else why_of(rare, bit),
+        }
+        body = self._found.get(row.base)
+        if body is not None:
+            try:
+                self._look_into(entry, body, place)
+            except (BatchError, MalamuteError) as error:
+                entry["why"] = entry["why"] or f"unreadable: {error}"
+        return entry
+
+    def _look_into(self, entry: dict[str, Any], body: Body, place: int) -> None:
+        content = body.content
+        headers, codes = content.headers()
+        header = headers[0 if codes is None else int(codes[place])]
+        entry["subject"] = header.subject
+        entry["fields"] = dict(header.fields)
+        if content.head.body_kind == ARROW:
+            entry["bytes"] = content.head.body_raw_bytes
+            return
+        bodies = content.bodies()
+        shown = min(self._command.body_bytes, RESULT_BYTES)
+        first, end = int(bodies.offsets[place]), int(bodies.offsets[place + 1])
+        parts = bodies.parts
+        if parts is not None:
+            pieces = [
+                bytes(bodies.blob[int(parts[at]) : int(parts[at + 1])]) for at in range(first, end)
+            ]
+            entry["bytes"] = sum(map(len, pieces))
+            if shown > 0:
+                entry["body"] = msgspec.msgpack.encode(pieces)[:shown]
+            return
+        entry["bytes"] = end - first
+        if shown > 0:
+            entry["body"] = bytes(bodies.blob[first : min(end, first + shown)])
