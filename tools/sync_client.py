@@ -104,7 +104,59 @@ TIMEOUT: Final = " ".join(
 )
 """What threads can say of an iterator and tasks, which can be cancelled, need not."""
 
+RESULT: Final = "`result()` of what this returns"
+ROOM_MS: Final = "timeout_ms: how long to wait for room in the window; None: until there is some."
+
 FILES: Final = {
+    "client.py": File(
+        (
+            "BulkPublisher",
+            "Client",
+            "MailVerbs",
+            "QueueVerbs",
+            "Served",
+            "Subscription",
+            "WorkVerbs",
+        ),
+        (
+            ("The asyncio client", "The synchronous client"),
+            ("as awaitables", "as blocking calls"),
+            (
+                "a cancelled call leaves the link and all other calls as they were;",
+                "any thread may call any of them; a wait ends by its timeout,",
+            ),
+            (
+                "a record whose publish was cancelled may still be in the log",
+                "by the client's close, or by what it waits for, and never harms the link",
+            ),
+            ("await it, or use it with", "use the result as a context manager, or close() it."),
+            (" `async with`.", ""),
+            ("each change of the link.", "each change of the link, in the client's own thread."),
+            ("Raises SettingError at once; Timeout", "Raises SettingError, Timeout"),
+            ("refused is final) when awaited", "refused is final)"),
+            ("in the event loop that made it;", "with a thread of its own;"),
+            ("use it from that loop only", "for callers in any thread"),
+            ("`connect` is", "`connect_sync` is"),
+            ("see connect()", "see connect_sync()"),
+            ("fails with ConnectionLost.", "fails with ConnectionLost; calls that wait end."),
+            (
+                "without waiting; the future is its confirm",
+                f"without waiting for its confirm: {RESULT}",
+            ),
+            (
+                "What was not sent when the program ends",
+                f"{ROOM_MS} What was not sent when the program ends",
+            ),
+            (
+                "when too much is unconfirmed",
+                "when there was none and 0 was to be waited, else Timeout",
+            ),
+            ("are awaited together", "are waited for together"),
+            ("called by the link", "called by the link, under its lock"),
+            ("Iterate the result, or its batches().", TIMEOUT),
+        ),
+        {"connect": "connect_sync"},
+    ),
     "mail.py": File(
         ("Client", "Inbox", "Mail", "MailBatch", "MailVerbs"),
         (
@@ -118,7 +170,7 @@ FILES: Final = {
                 "by its timeout, by the client's close, or by what it waits for",
             ),
             ("whose caller was cancelled", "whose caller was interrupted"),
-            ("waiting; the future is its confirm.", "waiting: `result()` of what this returns."),
+            ("waiting; the future is its confirm", f"waiting: {RESULT}"),
             ("await some of it first", "wait for some of it"),
             ("exist yet. Replies", f"exist yet. {TIMEOUT} Replies"),
             ("iterator of Mail;", "iterator of SyncMail;"),
@@ -277,14 +329,14 @@ def _waits(source: Text) -> str:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Await):
             edits.append(_wait(source, node))
+            if isinstance(node.value, ast.Call):
+                edits += _without_unneeded(source, node.value)
         elif isinstance(node, ast.Call) and _called(node) == "create_future":
             start, end = source.span(node)
             link = source.of(node.func).removesuffix(".loop.create_future")
             edits.append(Edit(start, end, f"Pending({link})"))
-        elif isinstance(node, ast.Call) and _called(node) in UNNEEDED:
-            _, *rest = node.args[UNNEEDED[_called(node)] :]
-            start, end = source.span(node.args[UNNEEDED[_called(node)]])
-            edits.append(Edit(start, source.span(rest[0])[0] if rest else end, ""))
+        elif isinstance(node, ast.Call) and _called(node) == "tell" and node.args:
+            edits += _without_unneeded(source, node)
     for token, following in zip(source.tokens, source.tokens[1:], strict=False):
         if token.type == tokenize.NAME and token.string == "async":
             edits.append(Edit(source.at(*token.start), source.at(*following.start), ""))
@@ -301,6 +353,13 @@ def _wait(source: Text, node: ast.Await) -> Edit:
         future, wait, *_ = node.value.args
         return Edit(start, source.span(wait)[0], f"{source.of(future)}.result(")
     return Edit(start, inner, "")
+
+
+def _without_unneeded(source: Text, call: ast.Call) -> Iterator[Edit]:
+    if (place := UNNEEDED.get(_called(call))) is not None:
+        _, *rest = call.args[place:]
+        start, end = source.span(call.args[place])
+        yield Edit(start, source.span(rest[0])[0] if rest else end, "")
 
 
 def _called(call: ast.Call) -> str:

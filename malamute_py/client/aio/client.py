@@ -27,6 +27,7 @@ from malamute_protocol.errors import (
     ConnectionLost,
     MalamuteError,
     RequestRejected,
+    Timeout,
 )
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.aio.link import LoopLink
@@ -35,7 +36,7 @@ from malamute_py.client.aio.queues import QueueVerbs
 from malamute_py.client.aio.subscription import Subscription
 from malamute_py.client.aio.work import Served, WorkVerbs
 from malamute_py.client.arguments import settings_of
-from malamute_py.client.engine.waits import ACKED, PUBLISHED, WINDOW, timed_out
+from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
@@ -62,18 +63,19 @@ from malamute_py.client.session.calls import (
 )
 from malamute_py.client.session.events import LinkEvent
 from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, level_number
-from malamute_py.client.session.session import Closed, State, Unlinked
+from malamute_py.client.session.session import State, Unlinked
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
 from malamute_py.client.words import ConfirmAt, ReadVisibility, Until
 
-__all__ = ["BulkPublisher", "Client", "Connecting", "Subscription", "connect"]
+__all__ = ["BulkPublisher", "Client", "Connecting", "Subscription", "connect"]  # asyncio only
+# sync: __all__ = ["SyncBulkPublisher", "SyncClient", "SyncSubscription", "connect_sync"]
 
 CONNECT_MS = 10_000
 FLUSH_MS = 5_000
 
 
-class Connecting:
+class Connecting:  # asyncio only
     """What connect() gives: `client = await connect()` or `async with connect() as client`."""
 
     def __init__(self, open_client: Callable[[], Awaitable[Client]]) -> None:
@@ -105,7 +107,7 @@ def connect(
     context: zmq.Context[Any] | None = None,
     on_link: Callable[[LinkEvent], None] | None = None,
     **options: Unpack[ClientOptions],
-) -> Connecting:
+) -> Connecting:  # sync: ) -> Client:
     """Connect to a broker; await it, or use it with `async with`.
 
     endpoint: one, or several to be tried in turn. wait: keep trying until timeout_ms is over
@@ -116,17 +118,22 @@ def connect(
     version that was refused is final) when awaited.
     """
     settings = make_settings(endpoint, options, timeout_ms)
+    # sync: return _opened(Client(settings, context=context, on_link=on_link), wait, timeout_ms)
 
-    async def open_client() -> Client:
+    async def open_client() -> Client:  # asyncio only
         client = Client(settings, context=context, on_link=on_link)
-        try:
-            await client.opened(wait=wait, timeout_ms=timeout_ms)
-        except BaseException:
-            client.abort()
-            raise
-        return client
+        return await _opened(client, wait, timeout_ms)
 
-    return Connecting(open_client)
+    return Connecting(open_client)  # asyncio only
+
+
+async def _opened(client: Client, wait: bool, timeout_ms: int | None) -> Client:
+    try:
+        await client.opened(wait=wait, timeout_ms=timeout_ms)
+    except BaseException:
+        client.abort()
+        raise
+    return client
 
 
 class Client(MailVerbs, WorkVerbs, QueueVerbs):
@@ -150,36 +157,37 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
 
     async def opened(self, *, wait: bool = True, timeout_ms: int | None = CONNECT_MS) -> None:
         """Return once a link is open; see connect() for what is raised."""
-        link = self._link
-        try:
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                while self._session.state is not State.LINKED:
-                    last = link.last
-                    if isinstance(last, Closed):
-                        raise last.error or ConnectionLost("the client is closed")
-                    if isinstance(last, Unlinked) and not wait:
-                        raise ConnectionLost(last.reason)
-                    link.changed.clear()
-                    await link.changed.wait()
-        except TimeoutError:
-            last = link.last
-            why = last.reason if isinstance(last, Unlinked) else "no answer"
-            raise no_link(self.settings.endpoints, timeout_ms, why) from None
+        link, session = self._link, self._session
+
+        def ready() -> bool:
+            failed = not wait and isinstance(link.last, Unlinked)
+            return failed or session.state in (State.LINKED, State.CLOSED)
+
+        if True:  # sync: with link.lock:
+            try:
+                await link.until(ready, link.engine, timeout_ms, OPENED, "a link")
+            except Timeout:
+                why = link.last.reason if isinstance(link.last, Unlinked) else "no answer"
+                raise no_link(self.settings.endpoints, timeout_ms, why) from None
+            if session.state is State.CLOSED:
+                raise session.error or ConnectionLost("the client is closed")
+            if session.state is not State.LINKED and isinstance(link.last, Unlinked):
+                raise ConnectionLost(link.last.reason)
 
     async def flush(self, timeout_ms: Wait = "default") -> None:
         """Return once nothing is unconfirmed. Raises Timeout, or what ended the session."""
-        wait_ms = self.settings.wait_ms(timeout_ms)
-        try:
-            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
-                while not self._session.idle and self._session.state is not State.CLOSED:
-                    self._link.quiet.clear()
-                    self._link.wake_up()
-                    await self._link.quiet.wait()
-        except TimeoutError:
-            name = "everything that was sent"
-            raise timed_out(ACKED, name, wait_ms, self._link.standing()) from None
-        if self._session.error is not None:
-            raise self._session.error
+        link, session = self._link, self._session
+        if True:  # sync: with link.lock:
+            link.wake_up()
+            await link.until(
+                lambda: session.idle or session.state is State.CLOSED,
+                session,
+                timeout_ms,
+                ACKED,
+                "everything that was sent",
+            )
+            if session.error is not None:
+                raise session.error
 
     async def close(
         self, *, drain: bool = False, drain_ms: int | None = None, flush_ms: int = FLUSH_MS
@@ -193,11 +201,15 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """
         workings = self._session.workings
         if drain and self._session.state is not State.CLOSED:
-            workings.drain_all()
+            if True:  # sync: with self._link.lock:
+                workings.drain_all()
+                # sync: self._link.tell()
             with contextlib.suppress(MalamuteError):
                 await self.flush(drain_ms)
-        if flush_ms:
-            workings.close_all()
+        if True:  # sync: with self._link.lock:
+            if flush_ms:
+                workings.close_all()
+                # sync: self._link.tell()
         if self._session.state is not State.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
@@ -206,8 +218,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
 
     def abort(self) -> None:
         """End at once, without waiting for anything."""
-        self._session.close()
-        self._link.finish()
+        self._link.stop()
 
     async def __aenter__(self) -> Client:
         return self
@@ -275,19 +286,21 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         it is in the log is unknown; the client goes on sending it, and it is there once) or
         ConnectionLost (the client was closed; it may be in the log).
         """
+        # As publish_nowait() does it, without its call for each record.
         link = self._link
-        if not link.has_room():
-            timeout_ms = await link.room(body_size(body), timeout_ms, stream)
-        # From here on as publish_nowait() and limit() do it, without their calls for each record.
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, future)
-        self._publisher.add(stream, level_number(confirm), row)
-        link.leave()
-        if timeout_ms == "default":
+        level = level_number(confirm)
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                timeout_ms = await link.room(body_size(body), timeout_ms, stream)
+            self._publisher.add(stream, level, row)
+            link.leave()
+        if timeout_ms == "default":  # asyncio only
+            # As limit() does it, without its call for each record.
             link.fresh.append((future, -1, PUBLISHED, stream))
-        else:
-            link.limit(future, timeout_ms, PUBLISHED, stream)
-        return await future
+            return await future
+        return await link.limit(future, timeout_ms, PUBLISHED, stream)
 
     def publish_nowait(
         self,
@@ -300,6 +313,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         expires_at_ms: Time | None = None,
         properties: Properties | None = None,
         confirm: ConfirmAt = "default",
+        # sync: timeout_ms: Wait = 0,
     ) -> asyncio.Future[Confirmation]:
         """Publish one record without waiting; the future is its confirm.
 
@@ -308,12 +322,17 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         otherwise as publish().
         """
         link = self._link
-        if not self._session.window.has_room():
-            raise RequestRejected("window", "too much is unconfirmed: await some of it first")
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, future)
-        self._publisher.add(stream, level_number(confirm), row)
-        link.leave()
+        level = level_number(confirm)
+        if True:  # sync: with link.lock:
+            if not self._session.window.has_room():
+                # sync: link.room(timeout_ms, stream)
+                raise RequestRejected(  # asyncio only
+                    "window", "too much is unconfirmed: await some of it first"
+                )
+            self._publisher.add(stream, level, row)
+            link.leave()
         return future
 
     async def publish_many(
@@ -423,6 +442,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         on_notice: Callable[[Notice], None] | None = None,
         credit_records: int = 1 << 17,
         credit_bytes: int = 8 << 20,
+        # sync: timeout_ms: int | None = None,
     ) -> Subscription:
         """Subscribe to the records of a stream that match a pattern.
 
@@ -451,7 +471,13 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
             credit_records=credit_records,
             credit_bytes=credit_bytes,
         )
-        return Subscription(self._link, request, strict=strict, on_notice=on_notice)
+        return Subscription(
+            self._link,
+            request,
+            strict=strict,
+            on_notice=on_notice,
+            # sync: timeout_ms=timeout_ms,
+        )
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -565,8 +591,6 @@ class BulkPublisher:
         self._keep = keep
         self._open = 0
         self._least = int(Level.REPLICATED)
-        self._waiting: list[asyncio.Future[None]] = []
-        """Futures of callers that wait for the next batch to be confirmed, or to fail."""
         self.confirmations: list[Confirmation] = []
         """One a batch, in order, when they are kept."""
         self.published = 0
@@ -597,30 +621,32 @@ class BulkPublisher:
             subjects=subjects,
             options=options,
         )
+        link = self._link
         for first, end in bulk.cuts():
-            if not self._link.has_room():
-                await self._link.room(
-                    self._link.session.batch_bytes, self._timeout_ms, self._stream
-                )
-            expected = self._publisher.expected(self._stream, self._level)
-            self._add(bulk.encode(first, end, expected), end - first)
+            if not link.has_room():  # asyncio only
+                await link.room(link.session.batch_bytes, self._timeout_ms, self._stream)
+            if True:  # sync: with link.lock:
+                expected = self._publisher.expected(self._stream, self._level)
+            # sync: # Encoded outside the lock: the link's thread goes on sending meanwhile.
+            await self._add(bulk.encode(first, end, expected), end - first)
             # The link sends this batch while the next one is encoded.
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # asyncio only
 
     async def publish_batch(self, content: bytes) -> None:
         """Publish one encoded content; returns when it is in the window."""
-        count = content_count(content)
-        if not self._link.has_room():
-            await self._link.room(len(content), self._timeout_ms, self._stream)
-        self._add(content, count)
+        await self._add(content, content_count(content))
 
-    def _add(self, content: bytes | bytearray, count: int) -> None:
-        if self.error is not None:
-            raise self.error
-        self._publisher.add_content(self._stream, self._level, content, count, self)
-        self._open += 1
-        self.published += count
-        self._link.wake_up()
+    async def _add(self, content: bytes | bytearray, count: int) -> None:
+        link = self._link
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                await link.room(len(content), self._timeout_ms, self._stream)
+            if self.error is not None:
+                raise self.error
+            self._publisher.add_content(self._stream, self._level, content, count, self)
+            self._open += 1
+            self.published += count
+            link.wake_up()
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
         """A batch was confirmed or failed; called by the link."""
@@ -633,10 +659,7 @@ class BulkPublisher:
                 self.confirmations.append(confirmation(outcome, 0, count))
         elif self.error is None:
             self.error = outcome
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
-        self._waiting.clear()
+        self._link.tell(self)  # asyncio only
 
     async def wait(self, timeout_ms: Wait = "default") -> None:
         """Return once everything is confirmed.
@@ -645,13 +668,15 @@ class BulkPublisher:
         Raises the first failure, or Timeout.
         """
         wait = self._timeout_ms if timeout_ms == "default" else timeout_ms
-        while self._open:
-            future: asyncio.Future[None] = self._link.loop.create_future()
-            self._link.limit(future, wait, WINDOW, self._stream)
-            self._waiting.append(future)
-            await future
+        if True:  # sync: with self._link.lock:
+            while self._open:
+                await self._fewer_than(self._open, wait)
         if self.error is not None:
             raise self.error
+
+    async def _fewer_than(self, open_now: int, wait: Wait) -> None:
+        """Wait until a batch less is open, or another was added. Raises Timeout."""
+        await self._link.until(lambda: self._open != open_now, self, wait, WINDOW, self._stream)
 
     async def __aenter__(self) -> BulkPublisher:
         return self

@@ -101,7 +101,10 @@ class LoopLink:
         self._entries = 0
         self._sweep_at = _FRESH_MIN
         self._room: OrderedDict[asyncio.Future[None], int] = OrderedDict()
-        self._arrivals: dict[Watched, Waker] = {}
+        self._arrivals: dict[object, Waker] = {
+            self.engine: self.changed,
+            self.session: self.quiet,
+        }
         self._dropped: deque[Watched] = deque()
         self.wake_up()
 
@@ -262,8 +265,9 @@ class LoopLink:
         self._timer = None
         self.wake_up()
 
-    def finish(self) -> None:
-        """After the session was closed: send its last word, tell all callers, let go."""
+    def stop(self) -> None:
+        """Close the session, send its last word, tell all callers, let go; may be repeated."""
+        self.session.close()
         if self._finished:
             return
         self._finished = True
@@ -379,16 +383,6 @@ class LoopLink:
         """What is known of the link, in words."""
         return self.session.standing(clock_ms())
 
-    async def within(
-        self, arrival: asyncio.Event, wait_ms: int | None, what: str, name: str = ""
-    ) -> None:
-        """Wait for an event. Raises Timeout."""
-        try:
-            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
-                await arrival.wait()
-        except TimeoutError:
-            raise timed_out(what, name, wait_ms, self.standing()) from None
-
     # --- waiting -------------------------------------------------------------------------------
 
     def has_room(self) -> bool:
@@ -431,23 +425,19 @@ class LoopLink:
                 future.set_result(None)
                 left -= size
 
-    def arrivals(self, opened: Watched) -> asyncio.Event:
-        """An event that is set whenever what was opened has something new."""
-        arrival = asyncio.Event()
-        self._arrivals[opened] = arrival
-        return arrival
-
     def watch(self, opened: Watched, waker: Waker) -> None:
         """Have `waker.set()` called whenever what was opened has something new."""
         self._arrivals[opened] = waker
 
     async def until(
-        self, ready: Callable[[], bool], opened: Watched, wait: Wait, what: str, name: str = ""
+        self, ready: Callable[[], bool], opened: object, wait: Wait, what: str, name: str = ""
     ) -> int | None:
         """Wait until `ready()`, which is called again whenever `opened` has something new.
 
-        what, name: of the words of the Timeout, see waits.py. Returns how many milliseconds of
-        `wait` are left. Raises Timeout.
+        opened: what events are of, or what tell() is called with; the engine stands for the
+        changes of the link, the session for the moment when nothing is unconfirmed. what, name:
+        of the words of the Timeout, see waits.py. Returns how many milliseconds of `wait` are
+        left. Raises Timeout.
         """
         wait_ms = self.engine.settings.wait_ms(wait)
         if wait_ms is None:
@@ -463,7 +453,7 @@ class LoopLink:
             raise timed_out(what, name, wait_ms, self.standing()) from None
         return max(0, until_ms - clock_ms())
 
-    def _arrival(self, opened: Watched) -> asyncio.Event:
+    def _arrival(self, opened: object) -> asyncio.Event:
         """An event that is set when `opened` has something new from now on."""
         arrival = self._arrivals.get(opened)
         if not isinstance(arrival, asyncio.Event):
@@ -471,7 +461,7 @@ class LoopLink:
         arrival.clear()
         return arrival
 
-    def tell(self, opened: Watched) -> None:
+    def tell(self, opened: object) -> None:
         """Have the callers that wait for `opened` look at it again."""
         arrival = self._arrivals.pop(opened, None)
         if arrival is not None:

@@ -1,13 +1,18 @@
-"""The synchronous client: the asyncio client's verbs for threads.
+# DO NOT EDIT: made from ../aio/client.py by `make sync-client` (tools/sync_client.py).
+"""The synchronous client: connect, publish, subscribe, ask.
 
-Owns the verbs as blocking calls. The rule: any thread may call any of them; a wait ends by
-its timeout, by the client's close, or by what it waits for, and never harms the link.
+Owns the verbs as blocking calls. The rule: any thread may call any of them; a wait ends by its
+timeout, by the client's close, or by what it waits for, and never harms the link.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -16,10 +21,14 @@ import zmq
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol import commands as c
 from malamute_protocol.commands import Confirm, Level
-from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejected, Timeout
+from malamute_protocol.errors import (
+    ConnectionLost,
+    MalamuteError,
+    Timeout,
+)
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import settings_of
-from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, ROOM, WINDOW
+from malamute_py.client.engine.waits import ACKED, OPENED, PUBLISHED, WINDOW
 from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
@@ -48,7 +57,7 @@ from malamute_py.client.session.publisher import LEVEL_NAMES, confirmation, leve
 from malamute_py.client.session.session import State, Unlinked
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
-from malamute_py.client.sync.link import Pending, PendingConfirm, ThreadLink
+from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.mail import SyncMailVerbs
 from malamute_py.client.sync.queues import SyncQueueVerbs
 from malamute_py.client.sync.subscription import SyncSubscription
@@ -75,13 +84,15 @@ def connect_sync(
     endpoint: one, or several to be tried in turn. wait: keep trying until timeout_ms is over
     (None: for ever); otherwise the first failure is raised. options: fields of
     ClientSettings, which help(ClientSettings) explains.
-    context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the
-    link, in the client's own thread.
-    Raises SettingError, Timeout, ConnectionLost or RequestRejected (a credential or version
-    that was refused is final).
+    context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the link, in
+    the client's own thread. Raises SettingError, Timeout, ConnectionLost or RequestRejected (a
+    credential or version that was refused is final).
     """
     settings = make_settings(endpoint, options, timeout_ms)
-    client = SyncClient(settings, context=context, on_link=on_link)
+    return _opened(SyncClient(settings, context=context, on_link=on_link), wait, timeout_ms)
+
+
+def _opened(client: SyncClient, wait: bool, timeout_ms: int | None) -> SyncClient:
     try:
         client.opened(wait=wait, timeout_ms=timeout_ms)
     except BaseException:
@@ -119,7 +130,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
         with link.lock:
             try:
-                link.wait_for(ready, timeout_ms, OPENED, "a link")
+                link.until(ready, timeout_ms, OPENED, "a link")
             except Timeout:
                 why = link.last.reason if isinstance(link.last, Unlinked) else "no answer"
                 raise no_link(self.settings.endpoints, timeout_ms, why) from None
@@ -130,17 +141,17 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
     def flush(self, timeout_ms: Wait = "default") -> None:
         """Return once nothing is unconfirmed. Raises Timeout, or what ended the session."""
-        link = self._link
+        link, session = self._link, self._session
         with link.lock:
             link.wake_up()
-            link.wait_for(
-                lambda: self._session.idle or self._session.state is State.CLOSED,
+            link.until(
+                lambda: session.idle or session.state is State.CLOSED,
                 timeout_ms,
                 ACKED,
                 "everything that was sent",
             )
-            if self._session.error is not None:
-                raise self._session.error
+            if session.error is not None:
+                raise session.error
 
     def close(
         self, *, drain: bool = False, drain_ms: int | None = None, flush_ms: int = FLUSH_MS
@@ -159,15 +170,15 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
                 self._link.tell()
             with contextlib.suppress(MalamuteError):
                 self.flush(drain_ms)
-        if flush_ms:
-            with self._link.lock:
+        with self._link.lock:
+            if flush_ms:
                 workings.close_all()
                 self._link.tell()
         if self._session.state is not State.CLOSED and flush_ms and not self._session.idle:
             # Each publish that is affected raises by itself.
             with contextlib.suppress(MalamuteError):
                 self.flush(flush_ms)
-        self._link.stop()
+        self.abort()
 
     def abort(self) -> None:
         """End at once, without waiting for anything."""
@@ -231,24 +242,25 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     ) -> Confirmation:
         """Publish one record and wait for its confirm; waits before that while the window is full.
 
-        subject: also a sequence, of the subject and further keys. confirm: "synced", "stored",
+        body: bytes, or a str, which is sent as UTF-8. subject: also a sequence, of the subject and
+        further keys. confirm: "synced", "stored",
         "none", or "default": the stream's own, which is "synced" unless it was set. timeout_ms:
         None waits for ever; by default the client's settings say how long.
         Raises RequestRejected (not in the log), LocalProtocolError (never sent), Timeout (whether
         it is in the log is unknown; the client goes on sending it, and it is there once) or
         ConnectionLost (the client was closed; it may be in the log).
         """
-        return self.publish_nowait(
-            stream,
-            body,
-            subject=subject,
-            fields=fields,
-            client_time_ms=client_time_ms,
-            expires_at_ms=expires_at_ms,
-            properties=properties,
-            confirm=confirm,
-            timeout_ms=timeout_ms,
-        ).result(timeout_ms, PUBLISHED, stream)
+        # As publish_nowait() does it, without its call for each record.
+        link = self._link
+        pending: Pending[Confirmation] = Pending(link)
+        row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, pending)
+        level = level_number(confirm)
+        with link.lock:
+            if not link.has_room():
+                timeout_ms = link.room(timeout_ms, stream)
+            self._publisher.add(stream, level, row)
+            link.wake_up()
+        return pending.result(timeout_ms, PUBLISHED, stream)
 
     def publish_nowait(
         self,
@@ -262,40 +274,24 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         properties: Properties | None = None,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = 0,
-    ) -> PendingConfirm:
+    ) -> Pending[Confirmation]:
         """Publish one record without waiting for its confirm: `result()` of what this returns.
 
-        timeout_ms: how long to wait for room in the window; None: until there is some.
-        What was not sent when the program ends is lost: flush() or close() before that.
+        timeout_ms: how long to wait for room in the window; None: until there is some. What was not
+        sent when the program ends is lost: flush() or close() before that.
         Raises RequestRejected `window` when there was none and 0 was to be waited, else Timeout:
         nothing was taken; otherwise as publish().
         """
         link = self._link
-        pending: PendingConfirm = Pending(link)
+        pending: Pending[Confirmation] = Pending(link)
         row = make_row(body, subject, fields, client_time_ms, expires_at_ms, properties, pending)
         level = level_number(confirm)
         with link.lock:
             if not self._session.window.has_room():
-                self._wait_for_room(timeout_ms, stream)
+                link.room(timeout_ms, stream)
             self._publisher.add(stream, level, row)
             link.wake_up()
         return pending
-
-    def _wait_for_room(self, timeout_ms: Wait, stream: str) -> None:
-        session = self._session
-        try:
-            self._link.wait_for(
-                lambda: session.window.has_room() or session.state is State.CLOSED,
-                timeout_ms,
-                ROOM,
-                stream,
-            )
-        except Timeout:
-            if timeout_ms:
-                raise
-            raise RequestRejected(
-                "window", "too much is unconfirmed: wait for some of it"
-            ) from None
 
     def publish_many(
         self,
@@ -378,7 +374,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         keep: bool = True,
         timeout_ms: Wait = "default",
     ) -> SyncBulkPublisher:
-        """A run of publishing whose confirms are awaited together, at its end.
+        """A run of publishing whose confirms are waited for together, at its end.
 
         keep: collect the Confirmations; False for runs without end, where a count is enough.
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
@@ -417,8 +413,8 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         GapError in the loop; otherwise it is logged, counted and given to on_notice.
         create: make the stream when there is none; by default a name that is no stream's is
         refused `unknown_stream`, with the names that it may be a misspelling of.
-        credit: what may wait in this client. timeout_ms: iteration raises Timeout when nothing
-        came for so long; it can then be gone on with.
+        credit: what may wait in this client. timeout_ms: iteration raises Timeout when nothing came
+        for so long; it can then be gone on with.
         Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
         request = make_request(
@@ -435,7 +431,11 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
             credit_bytes=credit_bytes,
         )
         return SyncSubscription(
-            self._link, request, strict=strict, on_notice=on_notice, timeout_ms=timeout_ms
+            self._link,
+            request,
+            strict=strict,
+            on_notice=on_notice,
+            timeout_ms=timeout_ms,
         )
 
     # --- asking --------------------------------------------------------------------------------
@@ -453,7 +453,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         Raises RequestRejected: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = settings_of(settings, more)
-        value = self._ask(lambda number: c.CreateStream(number, stream, named))
+        value = self._link.ask(lambda number: c.CreateStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})
 
     def edit_stream(
@@ -464,16 +464,16 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         settings: as those of create_stream(). Raises RequestRejected.
         """
         named = settings_of(settings, more)
-        value = self._ask(lambda number: c.EditStream(number, stream, named))
+        value = self._link.ask(lambda number: c.EditStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})
 
     def remove_stream(self, stream: str) -> None:
         """Remove a stream and its records. Raises RequestRejected."""
-        self._ask(lambda number: c.RemoveStream(number, stream))
+        self._link.ask(lambda number: c.RemoveStream(number, stream))
 
     def stream_info(self, stream: str) -> StreamFacts:
         """Facts about one stream. Raises RequestRejected `unknown_stream`."""
-        value = self._ask(lambda number: c.StreamInfo(number, stream))
+        value = self._link.ask(lambda number: c.StreamInfo(number, stream))
         return facts(StreamFacts, {"name": stream, **value})
 
     def list_streams(self, prefix: str = "") -> list[StreamFacts]:
@@ -481,7 +481,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         found: list[StreamFacts] = []
         after = ""
         while True:
-            value = self._ask(make_page(prefix, after))
+            value = self._link.ask(make_page(prefix, after))
             page = fact_list(StreamFacts, value, "streams")
             found += page
             if not page or not value.get("more"):
@@ -491,7 +491,8 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     def find_offset(self, stream: str, start: StartPoint) -> int:
         """The offset that a start point stands for. Raises RequestRejected."""
         wire = start_on_wire(start)
-        return int(self._ask(lambda number: c.FindOffset(number, stream, wire))["offset"])
+        value = self._link.ask(lambda number: c.FindOffset(number, stream, wire))
+        return int(value["offset"])
 
     def plan_read(
         self,
@@ -518,23 +519,20 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
             visibility=visibility,
             client_time=client_time,
         )
-        return facts(ReadPlan, self._ask(make))
+        return facts(ReadPlan, self._link.ask(make))
 
     def broker_info(self) -> BrokerFacts:
         """Facts about the broker."""
-        return facts(BrokerFacts, self._ask(c.BrokerInfo))
+        return facts(BrokerFacts, self._link.ask(c.BrokerInfo))
 
     def list_links(self, limit: int = 1000) -> list[LinkFacts]:
         """The links that the broker has. Raises RequestRejected `forbidden`."""
-        value = self._ask(lambda number: c.ListLinks(number, limit))
+        value = self._link.ask(lambda number: c.ListLinks(number, limit))
         return fact_list(LinkFacts, value, "links")
 
     def kick(self, link: int, reason: str = "") -> None:
         """End a link by its number. Raises RequestRejected."""
-        self._ask(lambda number: c.Kick(number, link, reason))
-
-    def _ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
-        return self._link.ask(make)
+        self._link.ask(lambda number: c.Kick(number, link, reason))
 
 
 class SyncBulkPublisher:
@@ -582,8 +580,9 @@ class SyncBulkPublisher:
             subjects=subjects,
             options=options,
         )
+        link = self._link
         for first, end in bulk.cuts():
-            with self._link.lock:
+            with link.lock:
                 expected = self._publisher.expected(self._stream, self._level)
             # Encoded outside the lock: the link's thread goes on sending meanwhile.
             self._add(bulk.encode(first, end, expected), end - first)
@@ -593,18 +592,13 @@ class SyncBulkPublisher:
         self._add(content, content_count(content))
 
     def _add(self, content: bytes | bytearray, count: int) -> None:
-        link, publisher, session = self._link, self._publisher, self._link.session
+        link = self._link
         with link.lock:
-            if not session.window.has_room():
-                link.wait_for(
-                    lambda: session.window.has_room() or session.state is State.CLOSED,
-                    self._timeout_ms,
-                    ROOM,
-                    self._stream,
-                )
+            if not link.has_room():
+                link.room(self._timeout_ms, self._stream)
             if self.error is not None:
                 raise self.error
-            publisher.add_content(self._stream, self._level, content, count, self)
+            self._publisher.add_content(self._stream, self._level, content, count, self)
             self._open += 1
             self.published += count
             link.wake_up()
@@ -627,19 +621,16 @@ class SyncBulkPublisher:
         timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
         Raises the first failure, or Timeout.
         """
-        link = self._link
         wait = self._timeout_ms if timeout_ms == "default" else timeout_ms
-        with link.lock:
+        with self._link.lock:
             while self._open:
-                before = self._open
-                link.wait_for(
-                    lambda before=before: self._open != before,  # type: ignore[misc]
-                    wait,
-                    WINDOW,
-                    self._stream,
-                )
+                self._fewer_than(self._open, wait)
         if self.error is not None:
             raise self.error
+
+    def _fewer_than(self, open_now: int, wait: Wait) -> None:
+        """Wait until a batch less is open, or another was added. Raises Timeout."""
+        self._link.until(lambda: self._open != open_now, wait, WINDOW, self._stream)
 
     def __enter__(self) -> SyncBulkPublisher:
         return self

@@ -25,7 +25,6 @@ from malamute_protocol.errors import MalamuteError, RequestRejected, Timeout
 from malamute_py.client.engine.engine import Engine, clock_ms
 from malamute_py.client.engine.log import LINK_LOG, LOG, guarded
 from malamute_py.client.engine.waits import ANSWER, ASKED, ROOM, timed_out
-from malamute_py.client.position import Confirmation
 from malamute_py.client.session.events import (
     Answered,
     Arrived,
@@ -357,9 +356,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-PendingConfirm = Pending[Confirmation]
-"""A confirm that is still to come."""
 
 
 class SyncVerbs:
