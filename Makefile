@@ -71,9 +71,12 @@ LOOK_INSIDE := tests/broker/log/test_steps.py::test_a_step_of_too_much_is_refuse
     tests/broker/services/test_services.py::test_what_lies_in_memory_is_removed_a_portion_a_step \
     tests/broker/mail/test_inboxes.py::test_an_acknowledgement_of_many_ranges_looks_for_a_batch_once \
     tests/broker/groups/test_many_members.py::test_members_that_leave_together_are_divided_once \
-    tests/matcher/test_numbers_and_memo.py::test_nothing_is_left_of_conjunctions_once_they_are_all_discarded
+    tests/matcher/test_numbers_and_memo.py::test_nothing_is_left_of_conjunctions_once_they_are_all_discarded \
+    tests/protocol/test_tables_in_steps.py::test_a_table_that_is_wrong_is_free_when_it_was_refused
 REPLACES := tests/simulation/test_plants.py tests/broker/subscriptions/test_gathering.py \
-    tests/broker/test_containment.py tests/broker/test_random_crowd.py
+    tests/broker/subscriptions/test_matching.py tests/broker/test_containment.py \
+    tests/broker/test_proportion.py tests/broker/test_random_crowd.py tests/broker/test_shares.py \
+    tests/client/test_internal_ends.py
 
 test-compiled: $(DEV_STAMP) ## the tests of what is compiled, over the compiled modules
 	@$(PY) hatch_build.py --required
