@@ -3,7 +3,7 @@
 Owns the commands that a RESULT answers: cancel, facts, settings, putting back, removal. The rules:
 what changes something is answered when it is durable; what is listed is paged; work that may
 concern all that lies in a queue is done in portions, one a step. The requests themselves are
-requests.py's, the workers offers.py's, the order of hand-out waiting.py's. Source: SPEC.md, section
+requests.py's, the workers workers.py's, the order of hand-out queue.py's. Source: SPEC.md, section
 4.5; docs/design.md (Queues and the checkpoint; Safety).
 """
 
