@@ -189,6 +189,41 @@ FILES: Final = {
             ("the future is what", "its result is what"),
         ),
     ),
+    "work.py": File(
+        ("Client", "Request", "Served", "WorkVerbs", "Worker"),
+        (
+            (
+                "from requests in hand to tasks and back",
+                "from requests in hand to threads and back",
+            ),
+            (
+                "leases are renewed by the link while",
+                "leases are renewed by the client's own thread while",
+            ),
+            ("as long as it wants as long as it lets the event loop turn", "as long as it wants"),
+            ("exist yet. close(),", f"exist yet. {TIMEOUT} close(),"),
+            ("ends once it is collected", "ends within a heartbeat after it was collected"),
+            ("gets a Request.", "gets a SyncRequest, in one of `concurrency` threads."),
+            ("an async generator's", "a generator's"),
+            (" A handler that is no coroutine function runs in one of `concurrency` threads.", ""),
+            ("closed or this call is cancelled", "closed, or an interrupt"),
+            (
+                "requests that were not begun, and those of cancelled handlers,",
+                "requests that are not finished",
+            ),
+            (
+                "as no attempt; a handler in a thread cannot be cancelled, and what it returns",
+                "as no attempt. run() waits for handlers that run, unless it was an interrupt;",
+            ),
+            ("then is dropped", "what they return then is dropped"),
+            ("lets handlers end first", "lets them finish first"),
+            (
+                "A second signal cancels the handlers.",
+                "A second signal interrupts. Only in the main thread.",
+            ),
+            ("as many at a time as the", "in as many threads as the"),
+        ),
+    ),
     "subscription.py": File(
         ("Subscription", "Client"),
         (("to a cancelled wait", "to a timeout"),),

@@ -19,7 +19,7 @@ def test_a_file_for_threads_is_generated_or_the_links_own() -> None:
     assert {path.name for path in TARGETS.glob("*.py")} - set(FILES) == BY_HAND
 
 
-BY_HAND = {"__init__.py", "link.py", "work.py"}
+BY_HAND = {"__init__.py", "handlers.py", "link.py"}
 
 
 MARKED = '''\

@@ -743,7 +743,7 @@ def _read_at_once(stack: contextlib.ExitStack) -> None:
 
 
 def _none_completes_nothing(stack: contextlib.ExitStack) -> None:
-    from malamute_py.client.sync.work import HandlerRun
+    from malamute_py.client.sync.handlers import HandlerRun
 
     left = []  # A request that nothing refers to is given back.
 

@@ -20,8 +20,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 from unittest.mock import patch
 
+from malamute_py.client.sync import handlers as sync_handlers
 from malamute_py.client.sync import link as thread_module
-from malamute_py.client.sync import work as sync_work
 from tests.simulation.event_loop import Descriptor
 
 PREEMPTED: Final = 0.1
@@ -399,7 +399,7 @@ def simulated_threads() -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, fake in (
             (thread_module, "threading", fakes),
-            (sync_work, "threading", fakes),
+            (sync_handlers, "threading", fakes),
             (thread_module, "os", _Os),
             (thread_module, "select", SimpleNamespace(poll=_Poll, POLLIN=1)),
             (thread_module, "time", clock),

@@ -54,6 +54,9 @@ class Waker(Protocol):
     def set(self) -> None:
         """There is something, or there will be nothing any more."""
 
+    async def wait(self) -> object:
+        """Return when there may be something."""
+
 
 class LoopLink:
     """One client's engine, driven by the running event loop."""
@@ -453,18 +456,21 @@ class LoopLink:
             raise timed_out(what, name, wait_ms, self.standing()) from None
         return max(0, until_ms - clock_ms())
 
-    def _arrival(self, opened: object) -> asyncio.Event:
-        """An event that is set when `opened` has something new from now on."""
+    def _arrival(self, opened: object) -> Waker:
+        """What is set when `opened` has something new from now on."""
         arrival = self._arrivals.get(opened)
-        if not isinstance(arrival, asyncio.Event):
+        if arrival is None:
             arrival = self._arrivals[opened] = asyncio.Event()
-        arrival.clear()
+        elif isinstance(arrival, asyncio.Event):
+            arrival.clear()
         return arrival
 
     def tell(self, opened: object) -> None:
         """Have the callers that wait for `opened` look at it again."""
-        arrival = self._arrivals.pop(opened, None)
+        arrival = self._arrivals.get(opened)
         if arrival is not None:
+            if isinstance(arrival, asyncio.Event):
+                del self._arrivals[opened]  # the next caller that waits brings its own
             arrival.set()
 
     def let_go(self, opened: Watched) -> None:

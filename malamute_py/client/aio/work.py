@@ -8,15 +8,9 @@ may take as long as it wants as long as it lets the event loop turn.
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
-import signal
 import weakref
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, nullcontext, suppress
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -25,10 +19,16 @@ from malamute_protocol.errors import (
     LocalProtocolError,
     MalamuteError,
     RequestRejected,
+    Timeout,
 )
 from malamute_protocol.pattern import Pattern
+from malamute_py.client.aio.handlers import (  # asyncio only
+    HandlerRun,
+    Waker,
+    drain_on_signals,
+    together,
+)
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
-from malamute_py.client.engine.log import LOG
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, timed_out
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, body_size, make_row
@@ -48,8 +48,12 @@ from malamute_py.client.session.offers import (
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import ConfirmAt, OnError
 
+# sync: from contextlib import ExitStack
+# sync: from malamute_py.client.sync.handlers import (
+# sync:     HandlerRun, drain_on_signals, next_job, until_one_is_over,
+# sync: )
+
 _CLOSE_MS: Final = 5_000
-_BODIES: Final = (bytes, bytearray, memoryview, str)
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -78,6 +82,7 @@ class WorkVerbs(AsyncVerbs):
         confirm: ConfirmAt = "stored",
         credit_bytes: int = CREDIT_BYTES,
         settings: Mapping[str, Any] | None = None,
+        # sync: timeout_ms: int | None = None,
     ) -> Worker:
         """Offer a service for requests whose subject matches the pattern; iterate the result.
 
@@ -92,7 +97,11 @@ class WorkVerbs(AsyncVerbs):
         offered = make_offered(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
         )
-        return Worker(self._link, offered)
+        return Worker(
+            self._link,
+            offered,
+            # sync: timeout_ms,
+        )
 
     def serve(
         self,
@@ -142,10 +151,21 @@ class WorkVerbs(AsyncVerbs):
         """
         if not self._served:
             raise LocalProtocolError("bad_setting", "no handler is registered: use @client.serve")
-        with _drain_on_signals(self._link) if signals else nullcontext():
-            await _together(self._run_one(served) for served in self._served)
+        draining = drain_on_signals(self._link) if signals else nullcontext()
+        with draining:  # sync: with draining, ExitStack() as stack:
+            await together(self._run_one(served) for served in self._served)  # asyncio only
+            # sync: runs = []
+            # sync: for served in self._served:
+            # sync:     worker = stack.enter_context(Worker(self._link, served.offered))
+            # sync:     run = worker.start(served.handler, served.on_error, served.delay_ms)
+            # sync:     runs.append(run)
+            # sync: until_one_is_over(self._link, runs)
+        # sync: for run in runs:
+        # sync:     run.join()
+        # sync: for run in runs:
+        # sync:     run.raise_error()
 
-    async def _run_one(self, served: Served) -> None:
+    async def _run_one(self, served: Served) -> None:  # asyncio only
         async with Worker(self._link, served.offered) as worker:
             await worker.run(served.handler, on_error=served.on_error, delay_ms=served.delay_ms)
 
@@ -174,19 +194,20 @@ class Request(Job):
         Raises LocalProtocolError `conflict` when it was finished already; RequestRejected or
         ConnectionLost: then it is still in hand; Timeout: it may still be confirmed.
         """
-        link = self.offering.workings.link
-        if not link.has_room():
-            timeout_ms = await link.room(body_size(body), timeout_ms, "a reply")
-        future = link.loop.create_future() if wait else None
+        link: LoopLink = self.offering.workings.link
+        future: asyncio.Future[Confirmation | None] | None = (
+            link.loop.create_future() if wait else None
+        )
         row = make_row(body, subject, fields, None, None, properties, (self, future))
-        if not self.offering.workings.reply(self, row, last):
-            raise _over(self)
-        link.wake_up()
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                timeout_ms = await link.room(body_size(body), timeout_ms, "a reply")
+            if not self.offering.workings.reply(self, row, last):
+                raise _over(self)
+            link.wake_up()
         if future is None:
             return None
-        link.limit(future, timeout_ms, ACKED, "a reply")
-        confirmation: Confirmation | None = await future
-        return confirmation
+        return await link.limit(future, timeout_ms, ACKED, "a reply")
 
     async def complete(self, *, wait: bool = False, timeout_ms: Wait = "default") -> bool:
         """Say that the request is done, without a (further) reply.
@@ -245,41 +266,43 @@ class Request(Job):
         again_ms: int = 0,
         reason: str = "",
     ) -> bool:
-        link = self.offering.workings.link
+        link: LoopLink = self.offering.workings.link
         future: asyncio.Future[bool] | None = link.loop.create_future() if wait else None
-        if not self.offering.workings.end(
-            self, state, again_ms=again_ms, reason=reason, token=future
-        ):
-            raise _over(self)
-        link.wake_up()
+        if True:  # sync: with link.lock:
+            if not self.offering.workings.end(
+                self, state, again_ms=again_ms, reason=reason, token=future
+            ):
+                raise _over(self)
+            link.wake_up()
         if future is None:
             return True
-        link.limit(future, timeout_ms, ACKED, "the end of a request")
-        return await future
+        return await link.limit(future, timeout_ms, ACKED, "the end of a request")
 
     async def _say(self, state: int, timeout_ms: Wait) -> bool:
-        link = self.offering.workings.link
+        link: LoopLink = self.offering.workings.link
         future: asyncio.Future[bool] = link.loop.create_future()
-        if not self.offering.workings.say(self, state, future):
-            return False
-        link.limit(future, timeout_ms, ACKED, "what was said of a request")
-        link.wake_up()
-        return await future
+        if True:  # sync: with link.lock:
+            if not self.offering.workings.say(self, state, future):
+                return False
+            link.wake_up()
+        return await link.limit(future, timeout_ms, ACKED, "what was said of a request")
 
 
 class Worker:
     """Requests of one service, as an async iterator; several tasks may iterate it."""
 
-    def __init__(self, link: LoopLink, offered: Offered) -> None:
+    def __init__(self, link: LoopLink, offered: Offered, timeout_ms: int | None = None) -> None:
         """See WorkVerbs.worker(). Raises what ended the session."""
         self._link = link
-        link.session.workings.link = link
-        self._offering = link.session.workings.offer(offered, Request)
-        self._waker = _Waker(self._offering)
-        link.watch(self._offering, self._waker)
+        self._timeout_ms = timeout_ms
+        if True:  # sync: with link.lock:
+            link.session.workings.link = link
+            self._offering = link.session.workings.offer(offered, Request)
+            link.wake_up()
+        self._waker = Waker(self._offering)  # asyncio only
+        link.watch(self._offering, self._waker)  # asyncio only
         self._finalizer = weakref.finalize(self, link.dropped, self._offering)
         self._finalizer.atexit = False
-        link.wake_up()
 
     @property
     def in_hand(self) -> int:
@@ -293,32 +316,36 @@ class Worker:
 
     async def accepted(self, timeout_ms: Wait = "default") -> None:
         """Wait until the broker has taken the offer. Raises the refusal, or Timeout."""
-        wait_ms = self._link.engine.settings.wait_ms(timeout_ms)
-        try:
-            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
-                while not self._offering.accepted:
-                    if self._offering.ended:
-                        raise self._offering.error or RequestRejected("cancelled")
-                    await self._waker.wait()
-                    if self._offering.queue:
-                        self._waker.wake_another()  # it was meant for who waits for requests
-        except TimeoutError:
-            raise timed_out(OPENED, "the offer", wait_ms, self._link.standing()) from None
+        offering = self._offering
+        if True:  # sync: with self._link.lock:
+            await self._link.until(
+                lambda: offering.accepted or offering.ended,
+                offering,
+                timeout_ms,
+                OPENED,
+                "the offer",
+            )
+        if offering.queue:  # asyncio only
+            self._waker.wake_another()  # it was meant for who waits for requests
+        if not offering.accepted:
+            raise offering.error or RequestRejected("cancelled")
 
     async def next(self, timeout_ms: int | None = None) -> Request | None:
         """The next request; None when the worker was closed.
 
         Raises Timeout (nothing is lost) or the broker's refusal.
         """
-        if timeout_ms is None:
+        # sync: request: Request | None = next_job(self._link, self._offering, timeout_ms)
+        # sync: return request
+        if timeout_ms is None:  # asyncio only
             return await self._next()
-        try:
+        try:  # asyncio only
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self._next()
         except TimeoutError:
             raise timed_out(NOTHING, "request", timeout_ms, self._link.standing()) from None
 
-    async def _next(self) -> Request | None:
+    async def _next(self) -> Request | None:  # asyncio only
         offering = self._offering
         while True:
             request = self._begin()
@@ -330,7 +357,7 @@ class Worker:
                 return None
             await self._waker.wait()
 
-    def _begin(self) -> Request | None:
+    def _begin(self) -> Request | None:  # asyncio only
         """The next request if there is one now."""
         offering = self._offering
         request = offering.take()
@@ -342,7 +369,7 @@ class Worker:
         return self
 
     async def __anext__(self) -> Request:
-        request = self._begin() or await self._next()
+        request = self._begin() or await self._next()  # sync: request = self.next(self._timeout_ms)
         if request is None:
             raise StopAsyncIteration
         return request
@@ -355,64 +382,18 @@ class Worker:
         Returns when the worker is closed. Arguments and errors: see Client.serve().
         """
         make_on_error(on_error)
-        concurrency = self._offering.asked.concurrency
-        # Not the event loop's threads: those are few, and others wait for them.
-        threads = ThreadPoolExecutor(concurrency, "malamute-worker")
-        try:
-            call = _caller(handler, threads)
-            await _together(self._handle_all(call, on_error, delay_ms) for _ in range(concurrency))
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+        # sync: self.start(handler, on_error, delay_ms).raise_error()
+        await HandlerRun(  # asyncio only
+            self._link, self._offering, self._begin, self._next, on_error, delay_ms
+        ).to_the_end(handler)
 
-    async def _handle_all(
-        self, call: Callable[[Request], Awaitable[Any]], on_error: OnError, delay_ms: int
-    ) -> None:
-        # A request that is there already is begun with without a coroutine more.
-        while (request := self._begin() or await self._next()) is not None:
-            request.running = True
-            try:
-                result = await call(request)
-                if not request.finished:
-                    if not self._link.has_room():
-                        await self._link.room(0, None, "a reply")
-                    self._answer(request, result)
-            except (Exception, asyncio.CancelledError) as error:
-                # It ends its request and nothing else, unless it is we who are cancelled.
-                task = asyncio.current_task()
-                if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
-                    self._finish(request, RELEASED, 0, "")
-                    raise
-                if self._offering.ended or request.lost:
-                    # Another worker has it, or will: it is not ours to fail.
-                    LOG.warning("%r was not finished: %s", request, error)
-                    self._offering.drop(request)
-                    continue
-                LOG.warning("the handler of %r failed", request, exc_info=True)
-                reason = f"{type(error).__name__}: {error}"
-                if on_error == "fail":
-                    self._finish(request, FAILED, 0, reason)
-                else:
-                    self._finish(request, RETURNED, request.retry_ms(delay_ms), reason)
-            finally:
-                request.running = False
-                if request.lost:
-                    self._offering.ran(request)
-
-    def _answer(self, request: Request, result: Any) -> None:
-        if result is None:
-            self._finish(request, COMPLETED, 0, "")
-        elif isinstance(result, _BODIES):
-            row = make_row(result, "", None, None, None, None, (request, None))
-            self._link.session.workings.reply(request, row, True)
-            # The last of what was in hand: no other reply comes that it could leave with.
-            self._link.gather(last=not self._offering.unfinished)
-        else:
-            raise TypeError(f"a handler returns bytes, str or None, not {type(result).__name__}")
-
-    def _finish(self, request: Request, state: int, again_ms: int, reason: str) -> None:
-        if not self._offering.ended:
-            self._link.session.workings.end(request, state, again_ms=again_ms, reason=reason)
-            self._link.wake_up()
+    # sync: def start(
+    # sync:     self, handler: Callable[[Request], Any], on_error: OnError, delay_ms: int
+    # sync: ) -> HandlerRun:
+    # sync:     """Start the threads that run a handler; they end with the worker."""
+    # sync:     return HandlerRun(
+    # sync:         self._link, self._offering, self.next, handler, on_error, delay_ms
+    # sync:     )
 
     async def close(
         self, *, drain: bool = False, drain_ms: int | None = None, wait_ms: int = _CLOSE_MS
@@ -426,27 +407,30 @@ class Worker:
         """
         self._finalizer.detach()
         offering, link = self._offering, self._link
-        if drain and not offering.ended:
-            link.session.workings.drain(offering)
-            link.wake_up()
-            self._waker.set()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if drain_ms is None else drain_ms / 1000):
-                    while offering.in_hand and not offering.ended:
-                        await self._waker.wait()
-        if not offering.ended:
-            link.session.workings.close(offering)
-            link.wake_up()
-            self._waker.set()
-            try:
-                async with asyncio.timeout(wait_ms / 1000):
-                    while not offering.ended:
-                        await self._waker.wait()
-            except TimeoutError:
-                link.session.unsubscribe(offering)
+        if True:  # sync: with link.lock:
+            if drain and not offering.ended:
+                link.session.workings.drain(offering)
                 link.wake_up()
-        link.forget(offering)
-        self._waker.set()
+                link.tell(offering)
+                with suppress(Timeout):
+                    await link.until(
+                        lambda: not offering.in_hand or offering.ended,
+                        offering,
+                        drain_ms,
+                        ACKED,
+                        "the end",
+                    )
+            if not offering.ended:
+                link.session.workings.close(offering)
+                link.wake_up()
+                link.tell(offering)
+                try:
+                    await link.until(lambda: offering.ended, offering, wait_ms, ACKED, "the end")
+                except Timeout:
+                    link.session.unsubscribe(offering)
+                    link.wake_up()
+        link.tell(offering)  # asyncio only
+        link.forget(offering)  # asyncio only
 
     async def __aenter__(self) -> Worker:
         return self
@@ -458,117 +442,6 @@ class Worker:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-class _Waker:
-    """Wakes the tasks that wait for requests, in the order in which they began to wait."""
-
-    def __init__(self, offering: Any) -> None:
-        self._offering = offering
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._woken = 0
-        """Waiting tasks that were woken and have not had their turn yet."""
-
-    def set(self) -> None:
-        """Something arrived, or nothing will any more."""
-        offering = self._offering
-        over = offering.ended or offering.closing or offering.draining
-        everybody = over or not offering.in_hand
-        self._wake(len(self._waiting) if everybody else 1)
-
-    def wake_another(self) -> None:
-        """There is more than one can begin with: should it have to wait, others go on.
-
-        One is enough: it wakes another before it begins. And one that need not wait has them all
-        done before the other gets its turn; so a request costs a wake-up only if its handler
-        waits for something.
-        """
-        if not self._woken:
-            self._wake(1)
-
-    def _wake(self, count: int) -> None:
-        waiting = self._waiting
-        while waiting and count:
-            future = waiting.popleft()
-            if not future.done():
-                future.set_result(None)
-                self._woken += 1
-                count -= 1
-
-    async def wait(self) -> None:
-        """Return when there may be something."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        try:
-            await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self.set()  # what it was woken for goes to the next
-            raise
-        finally:
-            if future.done() and not future.cancelled():
-                self._woken -= 1
-
-
-@contextmanager
-def _drain_on_signals(link: LoopLink) -> Iterator[None]:
-    """Drain the client's offers at the first SIGTERM or SIGINT, cancel this task at the second."""
-    loop, task = link.loop, asyncio.current_task()
-    assert task is not None
-    told: list[int] = []
-
-    def heard(number: int) -> None:
-        told.append(number)
-        if len(told) > 1:
-            task.cancel()
-            return
-        LOG.info("%s: the worker begins nothing more", signal.Signals(number).name)
-        link.session.workings.drain_all()
-        link.wake_up()
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
-        loop.add_signal_handler(number, heard, number)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
-
-
-async def _together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Await all of them; the first error ends the others, and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(call)
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-
-
-def _caller(
-    handler: Callable[[Request], Any], threads: ThreadPoolExecutor
-) -> Callable[[Request], Awaitable[Any]]:
-    """The handler as a coroutine function; threads: for one that is none."""
-    called = (handler, type(handler).__call__)  # a function, or an object that is called
-    if any(map(inspect.isasyncgenfunction, called)):
-
-        async def replies(request: Request) -> None:
-            async with aclosing(handler(request)) as bodies:
-                async for body in bodies:
-                    await request.reply(body, last=False)
-
-        return replies
-    if any(map(inspect.iscoroutinefunction, called)):
-        return handler
-
-    async def in_a_thread(request: Request) -> Any:
-        call = partial(contextvars.copy_context().run, handler, request)
-        return await asyncio.get_running_loop().run_in_executor(threads, call)
-
-    return in_a_thread
 
 
 def _over(request: Job) -> MalamuteError:

@@ -1,18 +1,16 @@
+# DO NOT EDIT: made from ../aio/work.py by `make sync-client` (tools/sync_client.py).
 """Workers for threads: an iterator of requests, or handlers that are run for them.
 
-Owns the way from requests in hand to threads and back. The rule: what a handler raises ends
-its request and nothing else; leases are renewed by the client's own thread while handlers
-run, so a handler may take as long as it wants.
+Owns the way from requests in hand to threads and back. The rule: what a handler raises ends its
+request and nothing else; leases are renewed by the client's own thread while handlers run, so a
+handler may take as long as it wants.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import signal
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -24,8 +22,7 @@ from malamute_protocol.errors import (
     Timeout,
 )
 from malamute_protocol.pattern import Pattern
-from malamute_py.client.engine.log import LOG
-from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, ROOM
+from malamute_py.client.engine.waits import ACKED, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Body, Fields, Properties, make_row
 from malamute_py.client.session.offers import (
@@ -41,13 +38,17 @@ from malamute_py.client.session.offers import (
     make_offered,
     make_on_error,
 )
-from malamute_py.client.session.session import State
 from malamute_py.client.settings import Wait
+from malamute_py.client.sync.handlers import (
+    HandlerRun,
+    drain_on_signals,
+    next_job,
+    until_one_is_over,
+)
 from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
 from malamute_py.client.words import ConfirmAt, OnError
 
 _CLOSE_MS: Final = 5_000
-_BODIES: Final = (bytes, bytearray, memoryview, str)
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -80,20 +81,23 @@ class SyncWorkVerbs(SyncVerbs):
     ) -> SyncWorker:
         """Offer a service for requests whose subject matches the pattern; iterate the result.
 
-        concurrency: requests that may be in hand and not finished; the broker hands out no
-        more. lease_ms: silence after which the broker gives a request to another worker; it is
-        renewed by this client while the request is in hand (None: the service's own). confirm:
-        level of the replies. credit_bytes: bytes of requests that may be on their way here.
-        settings: for a service that does not exist yet. timeout_ms: iteration raises Timeout
-        when nothing came for so long; it can then be gone on with. close(), or the end of
-        `with`, gives back what is not finished; a worker that is not closed ends within a
-        heartbeat after it was collected.
-        Raises PatternError or LocalProtocolError; a refusal is raised by the iteration.
+        concurrency: requests that may be in hand and not finished; the broker hands out no more.
+        lease_ms: silence after which the broker gives a request to another worker; it is renewed by
+        this client while the request is in hand (None: the service's own). confirm: level of the
+        replies. credit_bytes: bytes of requests that may be on their way here. settings: for a
+        service that does not exist yet. timeout_ms: iteration raises Timeout when nothing came for
+        so long; it can then be gone on with. close(), or the end of `with`, gives back what is not
+        finished; a worker that is not closed ends within a heartbeat after it was collected. Raises
+        PatternError or LocalProtocolError; a refusal is raised by the iteration.
         """
         offered = make_offered(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
         )
-        return SyncWorker(self._link, offered, timeout_ms)
+        return SyncWorker(
+            self._link,
+            offered,
+            timeout_ms,
+        )
 
     def serve(
         self,
@@ -111,11 +115,12 @@ class SyncWorkVerbs(SyncVerbs):
         """Register a handler of requests, as a decorator; run() runs it.
 
         The handler gets a SyncRequest, in one of `concurrency` threads. What it returns is the
-        reply (bytes or str), None completes the request without one unless the handler has
-        finished it itself; a generator's values are replies, and its end completes the
-        request. What it raises: on_error="fail" moves the request to the service's dead
-        letters with the exception as the reason, "nack" returns it to the queue for after
-        delay_ms. The rest as worker(). Raises as worker().
+        reply (bytes or str), None completes the request without one unless the handler has finished
+        it itself; a generator's values are replies, and its end completes the request. What it
+        raises: on_error="fail" moves the request to the service's dead letters with the exception
+        as the reason, "nack" returns it to the queue for after delay_ms, which doubles with each
+        attempt (0: the service's back-off); after the last attempt the exception is in the dead
+        letter, too. The rest as worker(). Raises as worker().
         """
         offered = make_offered(
             service, pattern, concurrency, lease_ms, confirm, credit_bytes, settings
@@ -141,24 +146,18 @@ class SyncWorkVerbs(SyncVerbs):
         """
         if not self._served:
             raise LocalProtocolError("bad_setting", "no handler is registered: use @client.serve")
-        with contextlib.ExitStack() as stack:
-            if signals:
-                stack.enter_context(_drain_on_signals(self._link))
+        draining = drain_on_signals(self._link) if signals else nullcontext()
+        with draining, ExitStack() as stack:
             runs = []
             for served in self._served:
-                worker = stack.enter_context(SyncWorker(self._link, served.offered, None))
-                runs.append(worker.start(served.handler, served.on_error, served.delay_ms))
-            with self._link.lock:
-                self._link.wait_for(
-                    lambda: any(run.over for run in runs) or self._session.state is State.CLOSED,
-                    None,
-                    NOTHING,
-                )
+                worker = stack.enter_context(SyncWorker(self._link, served.offered))
+                run = worker.start(served.handler, served.on_error, served.delay_ms)
+                runs.append(run)
+            until_one_is_over(self._link, runs)
         for run in runs:
             run.join()
         for run in runs:
-            if run.error is not None:
-                raise run.error
+            run.raise_error()
 
 
 class SyncRequest(Job):
@@ -189,11 +188,14 @@ class SyncRequest(Job):
         pending: Pending[Confirmation | None] | None = Pending(link) if wait else None
         row = make_row(body, subject, fields, None, None, properties, (self, pending))
         with link.lock:
-            wait_for_room(link, timeout_ms)
+            if not link.has_room():
+                timeout_ms = link.room(timeout_ms, "a reply")
             if not self.offering.workings.reply(self, row, last):
                 raise _over(self)
             link.wake_up()
-        return None if pending is None else pending.result(timeout_ms, ACKED, "a reply")
+        if pending is None:
+            return None
+        return pending.result(timeout_ms, ACKED, "a reply")
 
     def complete(self, *, wait: bool = False, timeout_ms: Wait = "default") -> bool:
         """Say that the request is done, without a (further) reply.
@@ -260,9 +262,9 @@ class SyncRequest(Job):
             ):
                 raise _over(self)
             link.wake_up()
-        return (
-            True if pending is None else pending.result(timeout_ms, ACKED, "the end of a request")
-        )
+        if pending is None:
+            return True
+        return pending.result(timeout_ms, ACKED, "the end of a request")
 
     def _say(self, state: int, timeout_ms: Wait) -> bool:
         link: ThreadLink = self.offering.workings.link
@@ -277,7 +279,7 @@ class SyncRequest(Job):
 class SyncWorker:
     """Requests of one service, as an iterator; several threads may iterate it."""
 
-    def __init__(self, link: ThreadLink, offered: Offered, timeout_ms: int | None) -> None:
+    def __init__(self, link: ThreadLink, offered: Offered, timeout_ms: int | None = None) -> None:
         """See SyncWorkVerbs.worker(). Raises what ended the session."""
         self._link = link
         self._timeout_ms = timeout_ms
@@ -302,8 +304,11 @@ class SyncWorker:
         """Wait until the broker has taken the offer. Raises the refusal, or Timeout."""
         offering = self._offering
         with self._link.lock:
-            self._link.wait_for(
-                lambda: offering.accepted or offering.ended, timeout_ms, OPENED, "the offer"
+            self._link.until(
+                lambda: offering.accepted or offering.ended,
+                timeout_ms,
+                OPENED,
+                "the offer",
             )
         if not offering.accepted:
             raise offering.error or RequestRejected("cancelled")
@@ -313,24 +318,8 @@ class SyncWorker:
 
         Raises Timeout (nothing is lost) or the broker's refusal.
         """
-        offering, link = self._offering, self._link
-        found: list[Job] = []
-
-        def ready() -> bool:
-            request = offering.take()
-            if request is not None:
-                found.append(request)
-            return bool(found) or offering.ended or offering.closing or offering.draining
-
-        with link.lock:
-            link.wait_for(ready, timeout_ms, NOTHING, "request")
-        if found:
-            request = found[0]
-            assert isinstance(request, SyncRequest)
-            return request
-        if offering.error is not None:
-            raise offering.error
-        return None
+        request: SyncRequest | None = next_job(self._link, self._offering, timeout_ms)
+        return request
 
     def __iter__(self) -> SyncWorker:
         return self
@@ -353,16 +342,13 @@ class SyncWorker:
         Returns when the worker is closed. Arguments and errors: see SyncClient.serve().
         """
         make_on_error(on_error)
-        run = self.start(handler, on_error, delay_ms)
-        run.join()
-        if run.error is not None:
-            raise run.error
+        self.start(handler, on_error, delay_ms).raise_error()
 
     def start(
         self, handler: Callable[[SyncRequest], Any], on_error: OnError, delay_ms: int
     ) -> HandlerRun:
         """Start the threads that run a handler; they end with the worker."""
-        return HandlerRun(self, handler, on_error, delay_ms)
+        return HandlerRun(self._link, self._offering, self.next, handler, on_error, delay_ms)
 
     def close(
         self, *, drain: bool = False, drain_ms: int | None = None, wait_ms: int = _CLOSE_MS
@@ -377,24 +363,26 @@ class SyncWorker:
         self._finalizer.detach()
         offering, link = self._offering, self._link
         with link.lock:
-            if offering.ended:
-                return
-            if drain:
+            if drain and not offering.ended:
                 link.session.workings.drain(offering)
                 link.wake_up()
                 link.tell()
-                with contextlib.suppress(Timeout):
-                    link.wait_for(
-                        lambda: not offering.in_hand or offering.ended, drain_ms, ACKED, "the end"
+                with suppress(Timeout):
+                    link.until(
+                        lambda: not offering.in_hand or offering.ended,
+                        drain_ms,
+                        ACKED,
+                        "the end",
                     )
-            link.session.workings.close(offering)
-            link.wake_up()
-            link.tell()
-            try:
-                link.wait_for(lambda: offering.ended, wait_ms, ACKED, "the end")
-            except Timeout:
-                link.session.unsubscribe(offering)
+            if not offering.ended:
+                link.session.workings.close(offering)
                 link.wake_up()
+                link.tell()
+                try:
+                    link.until(lambda: offering.ended, wait_ms, ACKED, "the end")
+                except Timeout:
+                    link.session.unsubscribe(offering)
+                    link.wake_up()
 
     def __enter__(self) -> SyncWorker:
         return self
@@ -406,160 +394,6 @@ class SyncWorker:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    # --- for HandlerRun ------------------------------------------------------------------------
-
-    @property
-    def link(self) -> ThreadLink:
-        """The client's."""
-        return self._link
-
-    @property
-    def offering(self) -> Any:
-        """The offer."""
-        return self._offering
-
-
-class HandlerRun:
-    """The threads that run one handler for one worker."""
-
-    def __init__(
-        self,
-        worker: SyncWorker,
-        handler: Callable[[SyncRequest], Any],
-        on_error: OnError,
-        delay_ms: int,
-    ) -> None:
-        self.error: MalamuteError | None = None
-        """Why there are no more requests."""
-        self._worker = worker
-        self._handler = handler
-        self._on_error = on_error
-        self._delay_ms = delay_ms
-        self._running = worker.offering.asked.concurrency
-        self._threads = [
-            threading.Thread(target=self._handle_all, name=f"malamute-worker-{n}", daemon=True)
-            for n in range(self._running)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def over(self) -> bool:
-        """All threads have ended."""
-        return not self._running
-
-    def join(self) -> None:
-        """Wait for the threads."""
-        for thread in self._threads:
-            thread.join()
-
-    def _handle_all(self) -> None:
-        worker = self._worker
-        try:
-            while (request := worker.next()) is not None:
-                self._handle(request)
-        except MalamuteError as error:
-            self.error = error
-        finally:
-            with worker.link.lock:
-                self._running -= 1
-                worker.link.tell()
-
-    def _handle(self, request: SyncRequest) -> None:
-        request.running = True
-        try:
-            self._run(request)
-        finally:
-            request.running = False
-            if request.lost:
-                with self._worker.link.lock:
-                    request.offering.ran(request)
-                    self._worker.link.tell()
-
-    def _run(self, request: SyncRequest) -> None:
-        try:
-            result: Any = self._handler(request)
-            if inspect.isgenerator(result):
-                replies: Any = result
-                with contextlib.closing(replies):
-                    for body in replies:
-                        request.reply(body, last=False)
-                result = None
-            if not request.finished:
-                self._answer(request, result)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - it ends its request only
-            if request.offering.ended or request.lost:
-                # Another worker has it, or will: it is not ours to fail.
-                LOG.warning("%r was not finished: %s", request, error)
-                with self._worker.link.lock:
-                    request.offering.drop(request)
-                return
-            LOG.warning("the handler of %r failed", request, exc_info=True)
-            if self._on_error == "fail":
-                self._finish(request, FAILED, reason=f"{type(error).__name__}: {error}")
-            else:
-                self._finish(
-                    request, RETURNED, again_ms=request.retry_ms(self._delay_ms),
-                    reason=f"{type(error).__name__}: {error}",
-                )  # fmt: skip
-
-    def _answer(self, request: SyncRequest, result: Any) -> None:
-        if result is None:
-            self._finish(request, COMPLETED)
-        elif isinstance(result, _BODIES):
-            row = make_row(result, "", None, None, None, None, (request, None))
-            link = self._worker.link
-            with link.lock:
-                wait_for_room(link, None)
-                request.offering.workings.reply(request, row, True)
-                link.wake_up()
-        else:
-            raise TypeError(f"a handler returns bytes, str or None, not {type(result).__name__}")
-
-    def _finish(self, request: SyncRequest, state: int, **more: Any) -> None:
-        link = self._worker.link
-        with link.lock:
-            if not request.offering.ended:
-                request.offering.workings.end(request, state, **more)
-                link.wake_up()
-
-
-@contextlib.contextmanager
-def _drain_on_signals(link: ThreadLink) -> Iterator[None]:
-    """Drain the client's offers at the first SIGTERM or SIGINT, interrupt at the second."""
-
-    def drain() -> None:
-        with link.lock:
-            link.session.workings.drain_all()
-            link.wake_up()
-            link.tell()
-
-    told: list[int] = []
-
-    def heard(number: int, frame: object) -> None:
-        told.append(number)
-        if len(told) > 1:
-            raise KeyboardInterrupt
-        # In a thread: the signal may have come while this one changes what the lock protects.
-        threading.Thread(target=drain, name="malamute-drain", daemon=True).start()
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, heard) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def wait_for_room(link: ThreadLink, wait: Wait) -> None:
-    """Wait, under the lock, until the window has room or the session is over."""
-    session, window = link.session, link.session.window
-    if not window.has_room():
-        link.wait_for(
-            lambda: window.has_room() or session.state is State.CLOSED, wait, ROOM, "a reply"
-        )
 
 
 def _over(request: Job) -> MalamuteError:

@@ -1,0 +1,218 @@
+"""Handlers of requests in tasks of the event loop.
+
+Owns the tasks that run a handler, the waking of those that wait for requests, and the signals that
+drain. The rule: what a handler raises ends its request and nothing else; of the tasks that wait for
+requests, no more are woken than have something to begin with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import signal
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Any, Final
+
+from malamute_py.client.aio.link import LoopLink
+from malamute_py.client.engine.log import LOG
+from malamute_py.client.session.calls import make_row
+from malamute_py.client.session.offers import COMPLETED, FAILED, RELEASED, RETURNED
+from malamute_py.client.words import OnError
+
+_BODIES: Final = (bytes, bytearray, memoryview, str)
+
+
+class HandlerRun:
+    """The tasks that run one handler for one worker."""
+
+    def __init__(
+        self,
+        link: LoopLink,
+        offering: Any,
+        begin: Callable[[], Any],
+        following: Callable[[], Awaitable[Any]],
+        on_error: OnError,
+        delay_ms: int,
+    ) -> None:
+        """begin: the worker's next request if there is one; following: waits for the next."""
+        self._link = link
+        self._offering = offering
+        self._begin = begin
+        self._next = following
+        self._on_error = on_error
+        self._delay_ms = delay_ms
+
+    async def to_the_end(self, handler: Callable[[Any], Any]) -> None:
+        """Run the handler, as many times at once as the offer's concurrency; see Worker.run()."""
+        concurrency = self._offering.asked.concurrency
+        # Not the event loop's threads: those are few, and others wait for them.
+        threads = ThreadPoolExecutor(concurrency, "malamute-worker")
+        try:
+            call = _caller(handler, threads)
+            await together(self._handle_all(call) for _ in range(concurrency))
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _handle_all(self, call: Callable[[Any], Awaitable[Any]]) -> None:
+        # A request that is there already is begun with without a coroutine more.
+        while (request := self._begin() or await self._next()) is not None:
+            request.running = True
+            try:
+                result = await call(request)
+                if not request.finished:
+                    if not self._link.has_room():
+                        await self._link.room(0, None, "a reply")
+                    self._answer(request, result)
+            except (Exception, asyncio.CancelledError) as error:
+                # It ends its request and nothing else, unless it is we who are cancelled.
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                    self._finish(request, RELEASED, 0, "")
+                    raise
+                if self._offering.ended or request.lost:
+                    # Another worker has it, or will: it is not ours to fail.
+                    LOG.warning("%r was not finished: %s", request, error)
+                    self._offering.drop(request)
+                    continue
+                LOG.warning("the handler of %r failed", request, exc_info=True)
+                reason = f"{type(error).__name__}: {error}"
+                if self._on_error == "fail":
+                    self._finish(request, FAILED, 0, reason)
+                else:
+                    self._finish(request, RETURNED, request.retry_ms(self._delay_ms), reason)
+            finally:
+                request.running = False
+                if request.lost:
+                    self._offering.ran(request)
+
+    def _answer(self, request: Any, result: Any) -> None:
+        if result is None:
+            self._finish(request, COMPLETED, 0, "")
+        elif isinstance(result, _BODIES):
+            row = make_row(result, "", None, None, None, None, (request, None))
+            self._link.session.workings.reply(request, row, True)
+            # The last of what was in hand: no other reply comes that it could leave with.
+            self._link.gather(last=not self._offering.unfinished)
+        else:
+            raise TypeError(f"a handler returns bytes, str or None, not {type(result).__name__}")
+
+    def _finish(self, request: Any, state: int, again_ms: int, reason: str) -> None:
+        if not self._offering.ended:
+            self._link.session.workings.end(request, state, again_ms=again_ms, reason=reason)
+            self._link.wake_up()
+
+
+class Waker:
+    """Wakes the tasks that wait for requests, in the order in which they began to wait."""
+
+    def __init__(self, offering: Any) -> None:
+        self._offering = offering
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._woken = 0
+        """Waiting tasks that were woken and have not had their turn yet."""
+
+    def set(self) -> None:
+        """Something arrived, or nothing will any more."""
+        offering = self._offering
+        over = offering.ended or offering.closing or offering.draining
+        everybody = over or not offering.in_hand
+        self._wake(len(self._waiting) if everybody else 1)
+
+    def wake_another(self) -> None:
+        """There is more than one can begin with: should it have to wait, others go on.
+
+        One is enough: it wakes another before it begins. And one that need not wait has them all
+        done before the other gets its turn; so a request costs a wake-up only if its handler
+        waits for something.
+        """
+        if not self._woken:
+            self._wake(1)
+
+    def _wake(self, count: int) -> None:
+        waiting = self._waiting
+        while waiting and count:
+            future = waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                self._woken += 1
+                count -= 1
+
+    async def wait(self) -> None:
+        """Return when there may be something."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.set()  # what it was woken for goes to the next
+            raise
+        finally:
+            if future.done() and not future.cancelled():
+                self._woken -= 1
+
+
+@contextmanager
+def drain_on_signals(link: LoopLink) -> Iterator[None]:
+    """Drain the client's offers at the first SIGTERM or SIGINT, cancel this task at the second."""
+    loop, task = link.loop, asyncio.current_task()
+    assert task is not None
+    told: list[int] = []
+
+    def heard(number: int) -> None:
+        told.append(number)
+        if len(told) > 1:
+            task.cancel()
+            return
+        LOG.info("%s: the worker begins nothing more", signal.Signals(number).name)
+        link.session.workings.drain_all()
+        link.wake_up()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        loop.add_signal_handler(number, heard, number)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+async def together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Await all of them; the first error ends the others, and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(call)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+def _caller(
+    handler: Callable[[Any], Any], threads: ThreadPoolExecutor
+) -> Callable[[Any], Awaitable[Any]]:
+    """The handler as a coroutine function; threads: for one that is none."""
+    called = (handler, type(handler).__call__)  # a function, or an object that is called
+    if any(map(inspect.isasyncgenfunction, called)):
+
+        async def replies(request: Any) -> None:
+            async with aclosing(handler(request)) as bodies:
+                async for body in bodies:
+                    await request.reply(body, last=False)
+
+        return replies
+    if any(map(inspect.iscoroutinefunction, called)):
+        return handler
+
+    async def in_a_thread(request: Any) -> Any:
+        call = partial(contextvars.copy_context().run, handler, request)
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
+
+    return in_a_thread
