@@ -103,7 +103,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     serving may (readers, groups, mailboxes, services)."""
 
     # --- links: beyond links_max a HELLO is refused `limit`
-    links_max: int = 10_000
+    links_max: int = 12_000
     replicas_max: int = 1_024
     """Numbers of a template of identities, from 0; when all are taken: `limit`."""
     replica_grace_ms: int = 30_000
@@ -131,7 +131,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     share_max_bytes: int = 16 << 20
 
     # --- streams, subscriptions, producers: beyond a count `limit`
-    streams_max: int = 10_000
+    streams_max: int = 20_000
     settings_bytes_max: int = 64 << 10
     """Size of one stream's settings as MessagePack; beyond it `bad_setting`."""
     all_settings_bytes_max: int = 8 << 20
@@ -145,10 +145,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of all rings of streams in memory; beyond it `limit`."""
     link_subscriptions_max: int = 1_000
     """Subscriptions, inboxes, offers and memberships of one link together; beyond it `limit`."""
-    subscriptions_max: int = 100_000
+    subscriptions_max: int = 200_000
     pattern_bytes_max: int = 64 << 10
     """Size of one pattern as MessagePack; beyond it `too_large`."""
-    all_patterns_bytes_max: int = 64 << 20
+    all_patterns_bytes_max: int = 128 << 20
     """Size of the patterns of all subscriptions; beyond it `limit`."""
     producers_max: int = 10_000
     """Beyond it the identity that has the most loses its longest unused: `unknown_producer`."""

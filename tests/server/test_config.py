@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from malamute_py import EmbeddedBroker
+from malamute_py.broker import BrokerSettings
 from malamute_py.config import KEYS, Config, ConfigError, from_table, load
+from malamute_py.server import Server
+from tests.server.fakes import Lines
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "malamute.toml"
 
@@ -28,6 +31,17 @@ def keys_of(table: dict[str, Any], prefix: str = "") -> set[str]:
 def test_the_example_names_every_key_with_its_default() -> None:
     assert load(EXAMPLE) == Config()
     assert keys_of(tomllib.loads(EXAMPLE.read_text())) == set(KEYS)
+
+
+SHELL_OWN = {"software", "permit", "quota", "carrier", "facts", "meter"}
+"""Settings of the core that are the shell's own: no configuration names them."""
+
+
+def test_the_core_has_the_defaults_of_the_configuration() -> None:
+    """The core's tests run under the bounds that a broker has as it is delivered."""
+    given, own = Server(Config(), log=Lines())._broker_settings(), BrokerSettings()
+    for name in set(BrokerSettings.__struct_fields__) - SHELL_OWN:
+        assert getattr(given, name) == getattr(own, name), name
 
 
 def test_variables_override_the_file_and_the_command_line_overrides_both(tmp_path: Path) -> None:
