@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from malamute_protocol.batch import Batch, Record
     from malamute_protocol.errors import (
         BatchError,
+        BrokerRefused,
         ConnectionLost,
         LocalProtocolError,
         MalamuteError,
         ProtocolError,
-        RequestRejected,
         Timeout,
     )
     from malamute_protocol.pattern import (
@@ -95,7 +95,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "LocalProtocolError",
         "MalamuteError",
         "ProtocolError",
-        "RequestRejected",
+        "BrokerRefused",
         "Timeout",
     ),
     "malamute_protocol.pattern": (
@@ -196,6 +196,7 @@ __all__ = [
     "Batch",
     "BatchError",
     "BegunNotice",
+    "BrokerRefused",
     "BulkPublisher",
     "Client",
     "ClientOptions",
@@ -229,7 +230,6 @@ __all__ = [
     "Reply",
     "Request",
     "RequestFailed",
-    "RequestRejected",
     "RewoundNotice",
     "SettingError",
     "Subscription",

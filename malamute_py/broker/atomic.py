@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
@@ -29,7 +29,7 @@ from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import StepTaken
 
 Prepare: TypeAlias = Callable[[Link, Any, Any], Part]
-"""(link, command, its content frame or None) -> part; raises RequestRejected."""
+"""(link, command, its content frame or None) -> part; raises BrokerRefused."""
 
 ATOMIC: Final = 66
 ADDING: Final = (wire.Send, wire.Request, wire.Publish)
@@ -98,11 +98,11 @@ class Intake:
             part = self._prepares[kind](link, command, frame)
             waiter = self._waiter(link, command, size, part.level)
             if part.memory and command.level in (STORED, SYNCED) and waiter is not None:
-                raise RequestRejected(
+                raise BrokerRefused(
                     "unsupported",
                     f"what is in memory only cannot confirm '{LEVEL_NAMES[command.level]}'",
                 )
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         parts = [part]
@@ -114,23 +114,23 @@ class Intake:
 
     def _check_lost(self) -> None:
         if self.lost:
-            raise RequestRejected("queues_lost", self.lost)
+            raise BrokerRefused("queues_lost", self.lost)
 
     def _taken_before(self, link: Link, command: Any, key: tuple[str, bytes], size: int) -> bool:
         """Whether this is a retry of what was taken; its answer is on its way then.
 
         To be asked before anything that may let it wait: who is refused may take it for not
-        taken, and send it anew under another key. Raises RequestRejected.
+        taken, and send it anew under another key. Raises BrokerRefused.
         """
         self._steps.check_ring()
         return self._steps.known(key, self._waiter(link, command, size, SYNCED))
 
     def _waiter(self, link: Link, command: Any, size: int, default: int) -> Waiter | None:
-        """Return what is to be told; None when no answer is wanted. Raises RequestRejected."""
+        """Return what is to be told; None when no answer is wanted. Raises BrokerRefused."""
         level = command.level or default
         if level not in (NONE, STORED, SYNCED):
             name = LEVEL_NAMES.get(level, str(level))
-            raise RequestRejected("unsupported", f"this broker has no confirm level '{name}'")
+            raise BrokerRefused("unsupported", f"this broker has no confirm level '{name}'")
         if not command.tracker:
             return None
         if level == NONE and not command.level:
@@ -155,7 +155,7 @@ class Intake:
             size = sum(window_bytes(frame) for _, frame in parts)
             limit = self._shard.settings.limits.batch_bytes_max
             if size > limit:
-                raise RequestRejected("too_large", f"a step of {size} bytes, at most {limit}")
+                raise BrokerRefused("too_large", f"a step of {size} bytes, at most {limit}")
             key = (link.holder, command.key) if command.key else None
             if key is not None and self._taken_before(link, command, key, size):
                 for part, _ in parts:
@@ -164,7 +164,7 @@ class Intake:
                 return
             adds = any(isinstance(part, ADDING) for part, _ in parts)
             self._steps.check(link, size, adds=adds, awaited=_awaited(command))
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         missing = sorted(
@@ -183,18 +183,18 @@ class Intake:
 
     def _check_parts(self, parts: Sequence[tuple[Command, Any]]) -> None:
         if not parts:
-            raise RequestRejected("malformed", "a step without parts")
+            raise BrokerRefused("malformed", "a step without parts")
         most = self._shard.settings.limits.step_parts_max
         if len(parts) > most:
-            raise RequestRejected("too_large", f"a step of {len(parts)} parts, at most {most}")
+            raise BrokerRefused("too_large", f"a step of {len(parts)} parts, at most {most}")
         for part, _ in parts:
             name = type(part).__name__
             if type(part) not in self.kinds and not isinstance(part, wire.Publish):
-                raise RequestRejected("unsupported", f"{name} cannot be a part of a step")
+                raise BrokerRefused("unsupported", f"{name} cannot be a part of a step")
             if getattr(part, "tracker", 0):
-                raise RequestRejected("malformed", f"{name} in a step has a tracker of its own")
+                raise BrokerRefused("malformed", f"{name} in a step has a tracker of its own")
             if isinstance(part, ENDING) and part.key:
-                raise RequestRejected(
+                raise BrokerRefused(
                     "malformed", f"{name} in a step has a key: the step's own key names it"
                 )
 
@@ -250,12 +250,12 @@ class Intake:
             for place, (part, frame) in enumerate(parts, 1):  # noqa: B007
                 made = self._prepare(link, part, frame, keys)
                 if made.memory:
-                    raise RequestRejected(
+                    raise BrokerRefused(
                         "cross_ring", "what is in memory only: a step is in the log"
                     )
                 made.reserve()
                 prepared.append(made)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             _undo(prepared, error)
             # A step of one part is that part to the caller: a cursor that moves, say.
             several = place and len(parts) > 1
@@ -264,7 +264,7 @@ class Intake:
             return
         except Exception:
             # The caller ends the link; what the step had reserved is free again.
-            _undo(prepared, RequestRejected("internal", ERRED))
+            _undo(prepared, BrokerRefused("internal", ERRED))
             raise
         if metered:
             adding = zip(parts, prepared, strict=True)
@@ -282,7 +282,7 @@ class Intake:
         if isinstance(part, KEYED) and part.key:
             key = link.holder, part.key
             if key in keys or self._steps.known(key, None):
-                raise RequestRejected("conflict", "its key was taken before")
+                raise BrokerRefused("conflict", "its key was taken before")
             keys.add(key)
             made.key = key
         return made
@@ -295,7 +295,7 @@ def _spend(link: Link, parts: Sequence[Part]) -> None:
             link.usage.spend(part.content.head.count, content_size(part.content))
 
 
-def _undo(prepared: Sequence[Part], error: RequestRejected) -> None:
+def _undo(prepared: Sequence[Part], error: BrokerRefused) -> None:
     """Give back what the parts of a step that is refused had reserved."""
     for part in reversed(prepared):
         part.undo(error.code, error.reason, error.retry_ms)

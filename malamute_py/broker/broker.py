@@ -15,7 +15,7 @@ from typing import Any, Final
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
 from malamute_protocol.content import Content, has_large_table
-from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.link import State
 from malamute_py.broker.administration import Administration
@@ -549,7 +549,7 @@ class Broker:
         try:
             self._links.check_number(link, number)
             wrong = subscriptions.check(link, command)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             wrong = error.code, error.reason
         if wrong is None and not self._shard.settings.permit(link.owner, "read", command.stream):
             wrong = "forbidden", f"you may not read stream '{command.stream}'"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from malamute_protocol.content import Content
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.quotas import Quotas
 from malamute_py.broker.ready import Event, IndexFailure, IndexQuery
@@ -190,7 +190,7 @@ class Shard:
         if asker is not None:
             try:
                 self.quotas.check(asker.owner, "questions")
-            except RequestRejected as error:
+            except BrokerRefused as error:
                 then(IndexFailure(error.code, error.reason))
                 return
             self.quotas.add(asker.owner, "questions")

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Final, Protocol
 
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.limits import BrokerSettings, Quota
 
 PASSING: Final = frozenset(
@@ -138,7 +138,7 @@ class Quotas:
         return usage
 
     def check(self, owner: str, resource: str, amount: int = 1) -> None:
-        """Raises RequestRejected when so much more is more than the owner may have."""
+        """Raises BrokerRefused when so much more is more than the owner may have."""
         usage = self.of(owner)
         bound: int = getattr(usage.quota, resource)
         if bound and usage.held[resource] + amount > bound:
@@ -158,7 +158,7 @@ class Quotas:
             usage.told.discard(resource)
 
     def check_sent(self, holder: str, resource: str, size: int) -> None:
-        """Raises RequestRejected when so many bytes more are too many for their sender.
+        """Raises BrokerRefused when so many bytes more are too many for their sender.
 
         resource: bytes in mailboxes or in the queues of services; see PASSING.
         """
@@ -177,21 +177,21 @@ class Quotas:
             self._ease(usage, resource)
 
     def check_rate(self, usage: Usage) -> None:
-        """Raises RequestRejected `wait` when an owner that has a rate may spend nothing now."""
+        """Raises BrokerRefused `wait` when an owner that has a rate may spend nothing now."""
         wait_ms = usage.wait_ms(self._context.now_ms)
         if not wait_ms:
             return
         quota = usage.quota
         self._note(usage, "rate", quota.publish_bytes_s or quota.messages_s)
-        raise RequestRejected(
+        raise BrokerRefused(
             "wait", f"{_named(usage.owner)} sends more than quotas.publish_bytes_s "
             f"({quota.publish_bytes_s}) or quotas.messages_s ({quota.messages_s})", wait_ms,
         )  # fmt: skip
 
     def check_total(self, resource: str, amount: int, bound: int, key: str) -> None:
-        """Raises RequestRejected `limit` when so much more is more than all may have together."""
+        """Raises BrokerRefused `limit` when so much more is more than all may have together."""
         if self.total[resource] + amount > bound:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "limit", f"{key} is {bound}, over all clients, and {self.total[resource]} are taken"
             )
 
@@ -201,15 +201,15 @@ class Quotas:
             return ""  # clients without an identity are one owner
         return self._context.settings.carrier(holder) or holder
 
-    def _refusal(self, usage: Usage, resource: str, bound: int, amount: int) -> RequestRejected:
+    def _refusal(self, usage: Usage, resource: str, bound: int, amount: int) -> BrokerRefused:
         self._note(usage, resource, bound)
         reason = (
             f"{_named(usage.owner)} has {usage.held[resource]} and asks for {amount} more: "
             f"quotas.{resource} is {bound}"
         )
         if resource in PASSING and amount <= bound:
-            return RequestRejected("wait", reason, self._context.settings.retry_ms)
-        return RequestRejected("limit", f"{reason}; remove some, or ask the operator for more")
+            return BrokerRefused("wait", reason, self._context.settings.retry_ms)
+        return BrokerRefused("limit", f"{reason}; remove some, or ask the operator for more")
 
     def _note(self, usage: Usage, resource: str, bound: int) -> None:
         self._context.counters[f"quota_{resource}"] += 1

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from malamute_protocol.address import name_fault
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 
 BODY_KINDS = ("blob", "list", "arrow")
 LEVELS = ("stored", "synced")
@@ -40,26 +40,26 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     description: str = ""
 
     def check(self) -> None:
-        """Raises RequestRejected `bad_setting`, naming the setting and what it may be."""
+        """Raises BrokerRefused `bad_setting`, naming the setting and what it may be."""
         for name in ("ring_bytes", "max_bytes", "max_age_ms"):
             if not 0 <= getattr(self, name) < 1 << 62:
-                raise RequestRejected("bad_setting", f"{name} is a number of at least 0")
+                raise BrokerRefused("bad_setting", f"{name} is a number of at least 0")
         if self.full not in ("overwrite", "refuse"):
-            raise RequestRejected("bad_setting", f"full is overwrite or refuse, not '{self.full}'")
+            raise BrokerRefused("bad_setting", f"full is overwrite or refuse, not '{self.full}'")
         if self.full == "refuse" and not self.ring_bytes:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "bad_setting", "full = refuse needs ring_bytes: a shared ring overwrites"
             )
         if 0 < self.ring_bytes < RING_BYTES_MIN:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "bad_setting", f"ring_bytes is at least {RING_BYTES_MIN}, or 0 to share a ring"
             )
         if self.body_kind and self.body_kind not in BODY_KINDS:
-            raise RequestRejected("bad_setting", f"body_kind is one of {', '.join(BODY_KINDS)}")
+            raise BrokerRefused("bad_setting", f"body_kind is one of {', '.join(BODY_KINDS)}")
         if self.level not in LEVELS:
-            raise RequestRejected("bad_setting", f"level is one of {', '.join(LEVELS)}")
+            raise BrokerRefused("bad_setting", f"level is one of {', '.join(LEVELS)}")
         if self.schema and self.body_kind != "arrow":
-            raise RequestRejected("bad_setting", "a schema needs body_kind = arrow")
+            raise BrokerRefused("bad_setting", "a schema needs body_kind = arrow")
 
 
 FIXED_SETTINGS = ("memory", "ring_bytes", "full", "schema")
@@ -69,15 +69,15 @@ FIXED_SETTINGS = ("memory", "ring_bytes", "full", "schema")
 def settings_of(values: dict[str, Any], bytes_max: int) -> StreamSettings:
     """Settings as a client named them, over the defaults.
 
-    Raises RequestRejected `bad_setting`: unknown, of a wrong type, out of range, too much.
+    Raises BrokerRefused `bad_setting`: unknown, of a wrong type, out of range, too much.
     """
     try:
         settings = msgspec.convert(values, StreamSettings)
         size = len(encode_settings(settings))
     except (msgspec.MsgspecError, TypeError, OverflowError) as error:
-        raise RequestRejected("bad_setting", _fault(StreamSettings, error)) from error
+        raise BrokerRefused("bad_setting", _fault(StreamSettings, error)) from error
     if size > bytes_max:
-        raise RequestRejected("bad_setting", f"settings of {size} bytes, at most {bytes_max}")
+        raise BrokerRefused("bad_setting", f"settings of {size} bytes, at most {bytes_max}")
     settings.check()
     return settings
 
@@ -115,7 +115,7 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     description: str = ""
 
     def check(self) -> None:
-        """Raises RequestRejected `bad_setting`, naming the setting and what it may be."""
+        """Raises BrokerRefused `bad_setting`, naming the setting and what it may be."""
         check_numbers(self, "max_messages", "max_bytes", "ttl_ms")
         check_level(self.level)
 
@@ -142,14 +142,14 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     description: str = ""
 
     def check(self) -> None:
-        """Raises RequestRejected `bad_setting`, naming the setting and what it may be."""
+        """Raises BrokerRefused `bad_setting`, naming the setting and what it may be."""
         check_numbers(
             self, "max_requests", "max_bytes", "attempts_max", "lease_ms", "backoff_ms",
             "backoff_max_ms", "timeout_ms",
         )  # fmt: skip
         check_level(self.level)
         if self.dead_letters and name_fault(self.dead_letters):
-            raise RequestRejected("bad_setting", f"dead_letters: {name_fault(self.dead_letters)}")
+            raise BrokerRefused("bad_setting", f"dead_letters: {name_fault(self.dead_letters)}")
 
 
 class CursorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -162,21 +162,21 @@ class CursorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     description: str = ""
 
     def check(self) -> None:
-        """Raises RequestRejected `bad_setting`, naming the setting and what it may be."""
+        """Raises BrokerRefused `bad_setting`, naming the setting and what it may be."""
         check_numbers(self, "pin_bytes_max")
 
 
 def check_numbers(settings: msgspec.Struct, *names: str) -> None:
-    """Raises RequestRejected `bad_setting` when one of them is negative or beyond all sense."""
+    """Raises BrokerRefused `bad_setting` when one of them is negative or beyond all sense."""
     for name in names:
         if not 0 <= getattr(settings, name) < 1 << 62:
-            raise RequestRejected("bad_setting", f"{name} is a number of at least 0")
+            raise BrokerRefused("bad_setting", f"{name} is a number of at least 0")
 
 
 def check_level(level: str) -> None:
-    """Raises RequestRejected `bad_setting` when it is no level that can be a default."""
+    """Raises BrokerRefused `bad_setting` when it is no level that can be a default."""
     if level not in LEVELS:
-        raise RequestRejected("bad_setting", f"level is one of {', '.join(LEVELS)}")
+        raise BrokerRefused("bad_setting", f"level is one of {', '.join(LEVELS)}")
 
 
 _S = TypeVar("_S", MailboxSettings, ServiceSettings, CursorSettings)
@@ -185,15 +185,15 @@ _S = TypeVar("_S", MailboxSettings, ServiceSettings, CursorSettings)
 def queue_settings(kind: type[_S], values: dict[str, Any], bytes_max: int, over: _S | None) -> _S:
     """Settings as a client named them, over those that hold (None: the defaults).
 
-    Raises RequestRejected `bad_setting`: unknown, of a wrong type, out of range, too much.
+    Raises BrokerRefused `bad_setting`: unknown, of a wrong type, out of range, too much.
     """
     known = {} if over is None else {name: getattr(over, name) for name in kind.__struct_fields__}
     try:
         settings = msgspec.convert({**known, **values}, kind)
         size = len(msgspec.msgpack.encode(settings))
     except (msgspec.MsgspecError, TypeError, OverflowError) as error:
-        raise RequestRejected("bad_setting", _fault(kind, error)) from error
+        raise BrokerRefused("bad_setting", _fault(kind, error)) from error
     if size > bytes_max:
-        raise RequestRejected("bad_setting", f"settings of {size} bytes, at most {bytes_max}")
+        raise BrokerRefused("bad_setting", f"settings of {size} bytes, at most {bytes_max}")
     settings.check()
     return settings

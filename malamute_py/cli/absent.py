@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli.failures import CommandFailed
 
 Facts = TypeVar("Facts")
@@ -27,11 +27,11 @@ def absent(
 
     kind: stream, mailbox, service, cursor or group. names: those that there are. following:
     what to do when none is near. where: says of which stream.
-    Raises CommandFailed when there is none; RequestRejected.
+    Raises CommandFailed when there is none; BrokerRefused.
     """
     try:
         return ask()
-    except RequestRejected as error:
+    except BrokerRefused as error:
         if error.code != f"unknown_{kind}":
             raise
     import difflib

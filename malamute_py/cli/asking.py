@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, Timeout
 from malamute_py.cli import complete, inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import USAGE, CommandFailed
@@ -229,7 +229,7 @@ def _late(client: SyncClient, service: str, typed: str, replies: int) -> str:
         return f"{service}: the last reply did not come within {typed}; {replies} came"
     try:
         facts = client.service_info(service)
-    except RequestRejected:
+    except BrokerRefused:
         return text
     if not facts.offers:
         return f"{text}: nobody works for it; `malamute work {service} -- COMMAND` does"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.agreed import Yes, agreed
@@ -160,7 +160,7 @@ def move(
         known_stream(client, stream)
         try:
             client.cursor(stream, cursor).move(following, since=since_offset)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             if error.code == "conflict":
                 raise CommandFailed(
                     f"{stream}/{cursor} was not moved: {error.reason}; `malamute cursor info"

@@ -12,10 +12,10 @@ from typing import Any, Final
 import typer
 
 from malamute_protocol.errors import (
+    BrokerRefused,
     ConnectionLost,
     MalamuteError,
     ProtocolError,
-    RequestRejected,
     Timeout,
 )
 from malamute_py.extras import missing
@@ -97,7 +97,7 @@ def explained(error: BaseException) -> tuple[str, int] | None:
         if ctx is not None and not text.startswith("Usage:"):
             text = f"{text.rstrip('.')}; see `{ctx.command_path} --help`"
         return text, error.exit_code
-    if isinstance(error, RequestRejected):
+    if isinstance(error, BrokerRefused):
         text = str(error)
         following = _NEXT.get(error.code)
         code = USAGE if error.code in _USAGE_CODES else FAILED

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, Timeout
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import say
@@ -170,7 +170,7 @@ class _Printed:
         try:
             with uninterrupted():
                 self._reader.acknowledge(ranges)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             if error.code != "not_held":
                 raise
             say(f"{self.name}: some of that went to another reader, too: the link was lost")

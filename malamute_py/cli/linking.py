@@ -61,7 +61,7 @@ class _Watch:
 def linked(ctx: typer.Context, *, stays: bool = False) -> Iterator[SyncClient]:
     """A client of the chosen broker. stays: go on after a lost link.
 
-    Raises CommandFailed when no broker answers; RequestRejected, ConnectionLost.
+    Raises CommandFailed when no broker answers; BrokerRefused, ConnectionLost.
     """
     from malamute_py.cli.contexts import chosen
     from malamute_py.client.sync.client import connect_sync

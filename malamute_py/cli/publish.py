@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from malamute_protocol.errors import MalamuteError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.cli import complete, inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, CommandFailed
@@ -154,7 +154,7 @@ def _check_unconfirmed(client: SyncClient, stream: str) -> None:
     # An answer that was asked for later comes later: whatever was refused is known by then.
     try:
         client.stream_info(stream)
-    except RequestRejected as error:
+    except BrokerRefused as error:
         if error.code != "unknown_stream":
             raise
     if client.refused_unconfirmed:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, Timeout
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import say
@@ -175,7 +175,7 @@ def cursor_stands(client: SyncClient, stream: str, name: str) -> int | None:
     """Where a cursor stands; None: there is none yet."""
     try:
         return client.cursor(stream, name).info().next
-    except RequestRejected as error:
+    except BrokerRefused as error:
         if error.code not in ("unknown_cursor", "unknown_stream"):
             raise
         return None
@@ -281,7 +281,7 @@ class _WithCursor(_Reader):
             with uninterrupted():
                 self._cursor.move(place, since=self._stands)
                 self._stands = place.next
-        except RequestRejected as error:
+        except BrokerRefused as error:
             if error.code != "conflict":
                 raise
             raise CommandFailed(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from malamute_protocol.errors import MalamuteError, RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_py.cli import complete, output, running
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import FAILED, INTERRUPTED, USAGE, CommandFailed
@@ -311,7 +311,7 @@ class _Crew:
                 ),
                 FAILED,
             ) from None
-        except RequestRejected as error:  # a reply by line was refused
+        except BrokerRefused as error:  # a reply by line was refused
             return self._failed(request, str(error))
         words.end()
         if ran.stopped == _GONE:
@@ -345,7 +345,7 @@ class _Crew:
             taken = (
                 replies.end() if replies is not None else request.reply(body, wait=True) is not None
             )
-        except RequestRejected as error:
+        except BrokerRefused as error:
             return self._failed(request, f"its reply was refused: {error}")
         return ("done", "") if taken else ("gone", "the reply came too late")
 
@@ -392,7 +392,7 @@ class _Replies:
         self._taken = True
 
     def take(self, data: bytes) -> None:
-        """Some output. Raises RequestRejected."""
+        """Some output. Raises BrokerRefused."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line(line)

@@ -6,7 +6,7 @@ is wrong stops the start by its key, rather than refusing each first use later. 
 
 from __future__ import annotations
 
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.changelog.settings import (
     MailboxSettings,
     ServiceSettings,
@@ -26,5 +26,5 @@ def check_defaults(config: Config) -> None:
         queue_settings(MailboxSettings, config.mailboxes.default, bytes_max, None)
         key = "services.default"
         queue_settings(ServiceSettings, config.services.default, bytes_max, None)
-    except RequestRejected as error:
+    except BrokerRefused as error:
         raise ConfigError(key, error.reason) from None

@@ -106,7 +106,7 @@ class BatchError(RemoteProtocolError):
         self.position = position
 
 
-class RequestRejected(MalamuteError):
+class BrokerRefused(MalamuteError):
     """The broker refused a command, with nothing done."""
 
     def __init__(self, code: str, reason: str = "", retry_ms: int = 0) -> None:

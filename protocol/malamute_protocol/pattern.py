@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 
 Pattern: TypeAlias = list[Any]
 """A pattern in wire form: [kind, ...]."""
@@ -37,7 +37,7 @@ _SIGNS: Final = ("=", *_COMPARISONS)
 _TEXT_KINDS: Final = ("prefix:", "regex:", "fields:", "any:", "[")
 
 
-class PatternError(RequestRejected, ValueError):
+class PatternError(BrokerRefused, ValueError):
     """A pattern was refused; nothing was done.
 
     `code` is bad_pattern, unknown_pattern_kind or, where a broker holds as many patterns

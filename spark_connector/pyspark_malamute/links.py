@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 from malamute_protocol.errors import (
+    BrokerRefused,
     ConnectionLost,
     MalamuteError,
     ProtocolError,
-    RequestRejected,
     Timeout,
 )
 from malamute_py.client.settings import Curve, Plain
@@ -103,7 +103,7 @@ def explained(options: SourceOptions, doing: str) -> Iterator[None]:
     """Turn the client's errors into SourceUnavailable; doing: what was being tried."""
     try:
         yield
-    except RequestRejected as error:
+    except BrokerRefused as error:
         raise SourceUnavailable(_refusal(error, options, doing)) from error
     except (Timeout, ConnectionLost) as error:
         raise SourceUnavailable(
@@ -122,7 +122,7 @@ def _place(options: SourceOptions) -> str:
     return ", ".join(options.endpoints)
 
 
-def _refusal(error: RequestRejected, options: SourceOptions, doing: str) -> str:
+def _refusal(error: BrokerRefused, options: SourceOptions, doing: str) -> str:
     where, stream = _place(options), options.stream
     match error.code:
         case "unknown_stream" | "stream_removed":

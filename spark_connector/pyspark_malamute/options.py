@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from malamute_protocol.errors import ProtocolError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, ProtocolError
 from malamute_protocol.pattern import Pattern, from_text, to_text
 from pyspark_malamute.errors import OptionError
 
@@ -183,7 +183,7 @@ def _pattern(value: str) -> Pattern:
         return ["all"]
     try:
         return from_text(text)
-    except (ProtocolError, RequestRejected) as error:
+    except (ProtocolError, BrokerRefused) as error:
         raise ValueError(error.reason) from error
 
 

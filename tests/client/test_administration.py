@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.facts import CursorFacts, GroupFacts, MailboxFacts, place_of
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
@@ -40,7 +40,7 @@ async def stepped(shell: Any, *parts: tuple[Any, ...]) -> Any:
 
 
 async def refused(shell: Any, code: str, verb: str, *arguments: Any) -> None:
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(BrokerRefused) as caught:
         await shell.do(verb, *arguments)
     assert caught.value.code == code
 

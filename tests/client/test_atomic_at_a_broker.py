@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.position import FromCursor
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
@@ -78,11 +78,11 @@ async def test_nothing_of_a_refused_step_happens(shell: Any) -> None:
     step.publish("out", b"never")
     step.send("desk", b"never")
     step.move_cursor("in", "reader", 1)
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(BrokerRefused) as caught:
         await committed(shell, step)
     assert caught.value.code == "conflict"
     assert await bodies(shell, "out") == []
-    with pytest.raises(RequestRejected, match="unknown_mailbox"):
+    with pytest.raises(BrokerRefused, match="unknown_mailbox"):
         await shell.do("mailbox_info", "desk")
 
 
@@ -116,7 +116,7 @@ async def test_a_step_over_several_rings_is_refused_by_name(shell: Any) -> None:
     step = shell.client.atomic()
     step.publish("quick", b"x")
     step.publish("out", b"x")
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(BrokerRefused) as caught:
         await committed(shell, step)
     assert caught.value.code == "cross_ring"
     assert await bodies(shell, "out") == []
@@ -138,7 +138,7 @@ async def conflicting(shell: Any, step: Any) -> None:
     await shell.do("publish", "in", b"x")
     step.move_cursor("in", "reader", 1)
     await shell.call(shell.client.cursor("in", "reader").move, 1)
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(BrokerRefused) as caught:
         await committed(shell, step)
     assert caught.value.code == "conflict"
 
@@ -171,7 +171,7 @@ async def test_a_request_is_in_hand_after_a_step_that_was_refused(shell: Any) ->
     again.reply(request, b"cba")
     await committed(shell, again)
     assert (await asked).body == b"cba"
-    with pytest.raises(RequestRejected, match="not_held"):
+    with pytest.raises(BrokerRefused, match="not_held"):
         shell.client.atomic().complete(request)
     await shell.call(worker.close)
 
@@ -252,7 +252,7 @@ async def test_two_who_transform_the_same_stream_publish_each_record_once(
             step.move_cursor("in", "transformer", at, since=records[0].offset)
             try:
                 await committed(shell, step)
-            except RequestRejected as error:
+            except BrokerRefused as error:
                 if error.code != "conflict":
                     raise
                 at = 0  # the other was first: go on from where the cursor stands now

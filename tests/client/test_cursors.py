@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.position import AtTime, FromCursor, start_on_wire
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
@@ -31,7 +31,7 @@ async def shell(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Async
 
 
 async def conflicts(shell: Any, method: Any, *arguments: Any, **options: Any) -> str:
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(BrokerRefused) as caught:
         await shell.call(method, *arguments, **options)
     return caught.value.code
 
@@ -77,7 +77,7 @@ async def test_a_subscription_starts_where_a_cursor_stands(shell: Any) -> None:
     assert await read(FromCursor("nightly", 7)) == [7, 8, 9]
     await shell.call(cursor.move, 6)
     assert await read(FromCursor("nightly")) == [6, 7, 8, 9]
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(BrokerRefused) as caught:
         await read(FromCursor("never", None))
     assert caught.value.code == "unknown_cursor"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, Timeout
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
 from tests.ports import Port
@@ -213,7 +213,7 @@ async def test_another_kind_or_pattern_than_the_groups_is_refused(shell: Any) ->
     member = joined(shell)
     await shell.call(member.accepted)
     for wrong in ({"kind": "keyed"}, {"pattern": "k1"}):
-        with pytest.raises(RequestRejected) as caught:
+        with pytest.raises(BrokerRefused) as caught:
             await shell.call(joined(shell, **wrong).accepted)
         assert caught.value.code == "bad_setting"
     await shell.call(member.close)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.session.offers import RETURNED
 from malamute_py.client.session.steps import Step
@@ -134,13 +134,13 @@ async def test_what_another_worker_took_is_shown_again_when_it_comes_back(
         await until(lambda: client.linked)
         step = client.atomic()
         if told_by == "the step":
-            with contextlib.suppress(RequestRejected):  # it may be known already
+            with contextlib.suppress(BrokerRefused):  # it may be known already
                 step.reply(mine, b"from the first")
-                with pytest.raises(RequestRejected, match="not_held"):
+                with pytest.raises(BrokerRefused, match="not_held"):
                     await call(step.commit)
         else:
             await until(mine.cancelled)
-            with pytest.raises(RequestRejected, match="not_held"):
+            with pytest.raises(BrokerRefused, match="not_held"):
                 step.reply(mine, b"from the first")
         # The program still has the name `mine`: what comes back is shown to it all the same.
         await taken.nack()
@@ -231,7 +231,7 @@ def test_a_second_hand_out_waits_until_the_handler_of_the_first_has_ended() -> N
     [job] = take_all(offering)
     job.running = True  # a handler that the client runs
     refuse_step(script, step_with(script, job))
-    assert isinstance(outcomes(script)["step"], RequestRejected)
+    assert isinstance(outcomes(script)["step"], BrokerRefused)
     assert job.lost
     work(script, offering, 1, attempts=2)
     assert take_all(offering) == [], "its handler is still at it"

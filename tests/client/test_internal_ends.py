@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.mail.inboxes import Inboxes
 from malamute_py.broker.mail.mailboxes import Mailboxes
@@ -75,7 +75,7 @@ def test_what_ends_links_without_a_name_is_found_and_never_sent_again(place: int
         assert links < 4, "the command goes on ending links"
     [(token, error)] = answers(script).items()
     assert token == "bad"
-    assert isinstance(error, RequestRejected)
+    assert isinstance(error, BrokerRefused)
     assert error.code == "internal"
     assert {name for name in done if name} == {"a", "b", "c"}
     assert script.state() is State.LINKED
@@ -99,7 +99,7 @@ def test_what_is_open_is_opened_once_more_and_ends_by_name_the_second_time() -> 
     script.wait(10_000)
     script.open()
     end_as_internal(script, 12, bad.number)
-    assert isinstance(bad.error, RequestRejected)
+    assert isinstance(bad.error, BrokerRefused)
     assert bad.error.code == "internal"
     script.wait(10_000)
     again = [command for command in script.open() if isinstance(command, c.Subscribe)]
@@ -157,8 +157,8 @@ def in_a_frame(frames: Any, *_: Any) -> bool:
     return any(BAD in bytes(frame) for frame in frames)
 
 
-async def failing(call: Any) -> RequestRejected:
-    with pytest.raises(RequestRejected) as caught:
+async def failing(call: Any) -> BrokerRefused:
+    with pytest.raises(BrokerRefused) as caught:
         async with asyncio.timeout(WAIT_S):
             await call
     assert caught.value.code == "internal"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS, AsyncShell, SyncShell
 
@@ -32,19 +32,19 @@ async def test_a_request_for_which_no_worker_is_there_is_refused_and_not_queued(
     shell: Any, broker: EmbeddedBroker
 ) -> None:
     async with broker.connect() as other:
-        with pytest.raises(RequestRejected, match=r"no worker offers service 'svc'$"):
+        with pytest.raises(BrokerRefused, match=r"no worker offers service 'svc'$"):
             await shell.do("request", "svc", b"", need_workers=True)
         worker = other.worker("svc", "a.*", concurrency=1)
         await worker.accepted()
         for verb in ("request", "submit"):
             with pytest.raises(
-                RequestRejected, match=r"no worker offers service 'svc' for the subject 'b\.x'"
+                BrokerRefused, match=r"no worker offers service 'svc' for the subject 'b\.x'"
             ):
                 await shell.do(verb, "svc", b"", subject="b.x", need_workers=True)
         step = shell.client.atomic()
         step.publish("s", b"not taken either")
         step.request("svc", b"", subject="b.x", need_workers=True)
-        with pytest.raises(RequestRejected, match="no_workers"):
+        with pytest.raises(BrokerRefused, match="no_workers"):
             await shell.call(step.commit)
         assert (await other.service_info("svc")).waiting == 0
 
@@ -61,7 +61,7 @@ async def test_a_request_for_which_no_worker_is_there_is_refused_and_not_queued(
             await request.reply(bytes(request.body))
         assert [bytes((await one).body) for one in asking] == [b"0", b"1"]
         await worker.close()
-        with pytest.raises(RequestRejected, match="no_workers"):
+        with pytest.raises(BrokerRefused, match="no_workers"):
             await shell.do("request", "svc", b"", subject="a.x", need_workers=True)
 
 

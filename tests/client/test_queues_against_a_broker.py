@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import malamute_py as malamute
-from malamute_protocol.errors import LocalProtocolError, RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS
 from tests.ports import Port
@@ -275,7 +275,7 @@ async def test_what_cannot_be_is_refused_before_anything_is_sent(connect: Connec
         ann.client.serve("x", on_error="shrug")
     with pytest.raises(LocalProtocolError, match="no handler"):
         await ann.do("run")
-    with pytest.raises(RequestRejected, match="bad_name"):
+    with pytest.raises(BrokerRefused, match="bad_name"):
         await ann.do("send", "no\nname", b"x")
 
 
@@ -524,7 +524,7 @@ async def test_a_second_client_with_the_identity_ends_the_first(connect: Connect
     worker = bob.client.worker("svc")
     await bob.call(worker.accepted)
     other = await connect("bob")
-    with pytest.raises(RequestRejected, match="fenced"):
+    with pytest.raises(BrokerRefused, match="fenced"):
         await bob.take(worker, 1)
     await other.do("send", "bob", b"x")
 
@@ -569,7 +569,7 @@ async def test_a_handler_that_would_exit_ends_its_request_and_not_its_thread(
 async def test_a_refused_offer_is_raised_by_run_as_it_is(connect: Connect) -> None:
     bob = await connect("bob")
     worker = bob.client.worker("svc", settings={"nope": 1})
-    with pytest.raises(RequestRejected, match="bad_setting: there is no setting 'nope'"):
+    with pytest.raises(BrokerRefused, match="bad_setting: there is no setting 'nope'"):
         await bob.call(worker.run, bytes)
 
 

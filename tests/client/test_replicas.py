@@ -10,7 +10,7 @@ import pytest
 
 import malamute_py as malamute
 from malamute_protocol import commands as c
-from malamute_protocol.errors import ConnectionLost, RequestRejected
+from malamute_protocol.errors import BrokerRefused, ConnectionLost
 from malamute_py.client.session.events import Confirmed, Published, Settled, Warned
 from malamute_py.client.session.session import State
 from malamute_py.client.session.steps import Step
@@ -203,7 +203,7 @@ async def test_a_user_may_derive_from_its_own_name_only() -> None:
             names.append(shell.client.identity)
             shells.append(shell)
         assert names == ["web-0", "web-2", "api.0"], "web-1 is a user's own name"
-        with pytest.raises(RequestRejected, match=r"the template 'desk-\{n\}'"):
+        with pytest.raises(BrokerRefused, match=r"the template 'desk-\{n\}'"):
             await AsyncShell().connect(
                 broker.tcp_endpoint, credential=credential, identity="desk-{n}"
             )

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 import malamute_py as malamute
-from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, ConnectionLost, MalamuteError, Timeout
 from malamute_py.client.session.subscription import ModeNotice
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.server.authentication.credentials import hash_password
@@ -104,7 +104,7 @@ async def test_batches_are_no_larger_than_a_small_broker_takes(made: Any) -> Non
 
 
 async def test_a_bad_pattern_is_raised_before_anything_is_sent(shell: Any) -> None:
-    with pytest.raises(RequestRejected, match="bad_pattern"):
+    with pytest.raises(BrokerRefused, match="bad_pattern"):
         shell.client.subscribe("s", "a*")
 
 
@@ -165,10 +165,10 @@ async def test_a_stream_is_not_made_by_a_typing_error_and_the_name_that_was_mean
         ("trdaes", "did you mean 'trades'?"), ("order", "did you mean 'orders'?"),
         ("weather", "to publish to it makes it"),
     ):  # fmt: skip
-        with pytest.raises(RequestRejected, match="unknown_stream") as caught:
+        with pytest.raises(BrokerRefused, match="unknown_stream") as caught:
             await shell.take(shell.client.subscribe(typed), 1)
         assert said in caught.value.reason
-        with pytest.raises(RequestRejected, match="unknown_stream") as caught:
+        with pytest.raises(BrokerRefused, match="unknown_stream") as caught:
             await shell.take(shell.client.group(typed, "readers"), 1)
         assert said in caught.value.reason
     assert {each.name for each in await shell.do("list_streams")} == {
@@ -201,7 +201,7 @@ async def test_a_group_begins_at_the_oldest_record_unless_it_is_told_otherwise(s
 async def test_streams_are_made_described_changed_listed_and_removed(shell: Any) -> None:
     await shell.do("create_stream", "one", max_bytes=1 << 20)
     await shell.do("create_stream", "one", max_bytes=1 << 20)
-    with pytest.raises(RequestRejected, match="stream_exists"):
+    with pytest.raises(BrokerRefused, match="stream_exists"):
         await shell.do("create_stream", "one", max_bytes=5 << 20)
     await shell.do("edit_stream", "one", max_bytes=2 << 20)
     await shell.do("create_stream", "two", {"memory": True})
@@ -209,7 +209,7 @@ async def test_streams_are_made_described_changed_listed_and_removed(shell: Any)
     assert [facts.name for facts in await shell.do("list_streams")] == ["one", "two"]
     assert [facts.name for facts in await shell.do("list_streams", "t")] == ["two"]
     await shell.do("remove_stream", "one")
-    with pytest.raises(RequestRejected, match="unknown_stream"):
+    with pytest.raises(BrokerRefused, match="unknown_stream"):
         await shell.do("stream_info", "one")
 
 
@@ -217,7 +217,7 @@ async def test_a_stream_in_memory_confirms_that_nothing_is_promised(shell: Any) 
     await shell.do("create_stream", "m", memory=True)
     confirmed = await shell.do("publish", "m", b"x")
     assert (confirmed.offset, confirmed.level) == (0, "none")
-    with pytest.raises(RequestRejected):
+    with pytest.raises(BrokerRefused):
         await shell.do("publish", "m", b"x", confirm="synced")
     assert (await shell.do("publish", "m", b"y")).offset == 1
 
@@ -243,7 +243,7 @@ async def test_the_broker_tells_of_itself_and_a_kicked_client_is_out(
             link.link for link in await shell.do("list_links") if link.software == "victim"
         )
         await shell.do("kick", number, "by the test")
-        with pytest.raises(RequestRejected, match="kicked"):
+        with pytest.raises(BrokerRefused, match="kicked"):
             async for _ in victim.subscribe("s"):
                 pass
 
@@ -364,12 +364,12 @@ async def test_a_wrong_or_missing_password_is_final_and_the_right_one_works(
     async with secured as broker:
         # Trying again would go on for ever and never raise.
         guess = malamute.Plain("ann", "guess")
-        with pytest.raises(RequestRejected, match="unauthenticated"):
+        with pytest.raises(BrokerRefused, match="unauthenticated"):
             await kind().connect(broker.tcp_endpoint, credential=guess, timeout_ms=None, **FAST)
         # libzmq often ends the connection before it has said which credential it wants; how a
         # client takes that word is shown in test_shells_against_a_fake.py.
         told = r"unauthenticated|handshake|no answer"
-        with pytest.raises((RequestRejected, Timeout), match=told):
+        with pytest.raises((BrokerRefused, Timeout), match=told):
             await kind().connect(broker.tcp_endpoint, timeout_ms=500, **FAST)
         shell = kind()
         await shell.connect(broker.tcp_endpoint, credential=malamute.Plain("ann", "secret"))
@@ -408,7 +408,7 @@ async def test_curve_lets_in_whose_key_is_known_and_nobody_else(kind: Any, tmp_p
         authentication__clients={"ann": known.public_key},
     )
     async with secured as broker:
-        with pytest.raises(RequestRejected, match="unauthenticated"):
+        with pytest.raises(BrokerRefused, match="unauthenticated"):
             await kind().connect(broker.tcp_endpoint, credential=stranger, **FAST)
         shell = kind()
         await shell.connect(broker.tcp_endpoint, credential=known)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import ConnectionLost, LocalProtocolError, RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, ConnectionLost, LocalProtocolError, Timeout
 from malamute_py.client.session.session import Linked, Unlinked
 from malamute_py.client.settings import SettingError
 from tests.client.fakes import FakeBroker
@@ -140,7 +140,7 @@ async def test_a_wait_that_times_out_loses_nothing(shell: Any) -> None:
 async def test_a_refused_subscription_is_raised_by_its_reader_and_harms_nobody_else(
     shell: Any,
 ) -> None:
-    with pytest.raises(RequestRejected, match="not yours"):
+    with pytest.raises(BrokerRefused, match="not yours"):
         await shell.take(shell.client.subscribe("forbidden"), 1)
     assert (await shell.do("publish", "s", b"x")).offset == 0
 
@@ -149,7 +149,7 @@ async def test_a_request_is_answered_typed_or_raised(shell: Any) -> None:
     await shell.do("publish", "s", b"x")
     facts = await shell.do("stream_info", "s")
     assert (facts.name, facts.tail, facts.records, facts.more) == ("s", 1, 1, {"odd": 1})
-    with pytest.raises(RequestRejected, match="unknown_stream"):
+    with pytest.raises(BrokerRefused, match="unknown_stream"):
         await shell.do("stream_info", "nothing")
 
 
@@ -206,7 +206,7 @@ async def test_back_pressure_holds_a_publisher_until_room_is_there(
     await bounded.do("publish", "s", b"first")
     broker.confirming = False
     pending = [bounded.client.publish_nowait("s", b"x" * size) for size in (900, 1900)]
-    with pytest.raises(RequestRejected, match="window"):
+    with pytest.raises(BrokerRefused, match="window"):
         bounded.client.publish_nowait("s", b"x")
     held = asyncio.create_task(bounded.do("publish", "s", b"held"))
     await asyncio.sleep(0.05)
@@ -285,7 +285,7 @@ async def test_the_first_connect_fails_at_once_or_in_time_by_choice(
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_a_refused_hello_is_final(kind: Any, broker: FakeBroker) -> None:
     broker.refusing = "forbidden"
-    with pytest.raises(RequestRejected, match="forbidden"):
+    with pytest.raises(BrokerRefused, match="forbidden"):
         await kind().connect(broker.endpoint, **FAST)
 
 
@@ -300,13 +300,13 @@ async def test_a_broker_that_asks_for_another_kind_of_credential_is_final(kind: 
                     pass
 
         threading.Thread(target=ask_for_a_password, daemon=True).start()
-        with pytest.raises(RequestRejected, match="another kind of credential"):
+        with pytest.raises(BrokerRefused, match="another kind of credential"):
             await kind().connect(f"tcp://127.0.0.1:{server.getsockname()[1]}", **FAST)
 
 
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_an_endpoint_that_cannot_be_used_is_named(kind: Any) -> None:
-    with pytest.raises(RequestRejected, match=r"ipc://xxx.* cannot be used"):
+    with pytest.raises(BrokerRefused, match=r"ipc://xxx.* cannot be used"):
         await kind().connect(f"ipc://{'x' * 200}", **FAST)
     with pytest.raises(SettingError, match="http://x"):
         await kind().connect("http://x")

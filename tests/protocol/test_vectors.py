@@ -10,7 +10,7 @@ import pytest
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.batch import Content, Record, Stamp, iter_batches, rows_from_bitmap
-from malamute_protocol.errors import ProtocolError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, ProtocolError
 from malamute_protocol.framing import NUMBERS, decode_message
 from malamute_protocol.stamp import message_id, parse_message_id
 from malamute_py.matcher.scan import matches
@@ -164,7 +164,7 @@ def test_patterns(vector: dict[str, Any]) -> None:
     if "error" in vector:
         from malamute_py.matcher import Index
 
-        with pytest.raises(RequestRejected) as ours:
+        with pytest.raises(BrokerRefused) as ours:
             Index().add(pattern)
         assert ours.value.code == vector["error"]
         return

@@ -20,10 +20,10 @@ import msgspec
 
 from malamute_protocol import commands as c
 from malamute_protocol.errors import (
+    BrokerRefused,
     ConnectionLost,
     LocalProtocolError,
     MalamuteError,
-    RequestRejected,
     Timeout,
 )
 from malamute_py.client.aio.client import Client
@@ -69,7 +69,7 @@ class Told(NamedTuple):
     @property
     def code(self) -> str:
         """The refusal's code, or empty."""
-        return self.error.code if isinstance(self.error, RequestRejected) else ""
+        return self.error.code if isinstance(self.error, BrokerRefused) else ""
 
 
 class Process:
@@ -326,7 +326,7 @@ class Process:
         codes: tuple[str, ...],
     ) -> Told:
         """Judge the error by which a call has ended."""
-        if isinstance(error, RequestRejected):
+        if isinstance(error, BrokerRefused):
             self.world.note("rejected", self.name, what, error.code)
             if act is not None:
                 self.model.caller_refused(act, error.code)
@@ -507,7 +507,7 @@ async def publishes(p: Process) -> None:
             act = p.act(level=level)
             body = p.record(act, "publish", stream)
             if rng.random() < 0.2:
-                with contextlib.suppress(RequestRejected):  # the window is full
+                with contextlib.suppress(BrokerRefused):  # the window is full
                     client.publish_nowait(stream, body, confirm=level).add_done_callback(_looked_at)
             else:
                 work = client.publish(stream, body, confirm=level)
@@ -638,7 +638,7 @@ def reckoned(p: Process, what: str, error: MalamuteError) -> None:
     if p.closing:
         return
     p.world.note("failed", p.name, what, repr(error))
-    if not isinstance(error, RequestRejected) or error.code not in LAWFUL:
+    if not isinstance(error, BrokerRefused) or error.code not in LAWFUL:
         raise Violation("unlawful", f"{p.name}: {what}: {error!r}") from error
 
 
@@ -748,7 +748,7 @@ async def _work(p: Process, request: Any, service: str) -> None:
     except Deliberate as error:
         await p.call("fail", request.fail(str(error), wait=rng.random() < 0.5), lawful=LATE)
         return
-    except RequestRejected:
+    except BrokerRefused:
         return
     except MalamuteError:
         # The caller of the step has lost patience: whether it was taken is not known to it.

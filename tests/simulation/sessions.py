@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.position import Position
 from malamute_py.client.session.calls import make_request, make_row
 from malamute_py.client.session.session import (
@@ -280,10 +280,10 @@ class SessionProducer(SessionClient):
                         f"{self.name}: record {serial} is confirmed at {offset}, on the wire at "
                         f"{self.told.get(serial)}",
                     )
-            elif isinstance(outcome, RequestRejected) and outcome.code in RETRYABLE:
+            elif isinstance(outcome, BrokerRefused) and outcome.code in RETRYABLE:
                 self.world.note("failed", self.name, serial, outcome.code)
             elif (
-                isinstance(outcome, RequestRejected)
+                isinstance(outcome, BrokerRefused)
                 and outcome.code == "damaged"
                 and self.world.model.damaged(event.batch.sender.stream, serial)
             ):
@@ -383,7 +383,7 @@ class SessionConsumer(SessionClient):
             self.done = True
             if self.at != max(self.reading.end, self.received):
                 raise self._fail("cover", f"ended at {self.at} instead of {self.reading.end}")
-        elif isinstance(error, RequestRejected) and error.code in RETRYABLE:
+        elif isinstance(error, BrokerRefused) and error.code in RETRYABLE:
             self.world.note("ended", self.name, error.code)
             self.reading = self._subscribe(self.reading.position or self.saved)
         else:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from malamute_protocol.errors import ConnectionLost, MalamuteError, RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, ConnectionLost, MalamuteError, Timeout
 from malamute_py.client.sync.client import SyncClient
 from tests.simulation.model import Violation
 from tests.simulation.programs import (
@@ -231,7 +231,7 @@ def publishes(p: ThreadedProcess) -> None:
             act = p.act(level=level)
             body = p.record(act, "publish", stream)
             if rng.random() < 0.2:
-                with contextlib.suppress(RequestRejected):  # the window is full
+                with contextlib.suppress(BrokerRefused):  # the window is full
                     client.publish_nowait(stream, body, confirm=level)
             else:
                 work = partial(client.publish, stream, body, confirm=level)
@@ -489,7 +489,7 @@ def _work(p: ThreadedProcess, request: Any, service: str) -> None:
         fail = partial(request.fail, str(error), wait=rng.random() < 0.5)
         p.call("fail", fail, lawful=LATE)
         return
-    except RequestRejected:
+    except BrokerRefused:
         return
     except MalamuteError:
         # The caller of the step was interrupted: whether it was taken is not known to it.

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from malamute_protocol.batch import Batch, Content, Stamp, encode
-from malamute_protocol.errors import ConnectionLost, RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, ConnectionLost, Timeout
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
 from malamute_py.client.sync.client import SyncClient, connect_sync
@@ -54,7 +54,7 @@ class ScriptedReading:
         self.closed = False
 
     def accepted(self, timeout_ms: int | None = None) -> Position:
-        if self._events and isinstance(self._events[0], RequestRejected):
+        if self._events and isinstance(self._events[0], BrokerRefused):
             raise self._events[0]
         return self._at
 
@@ -186,7 +186,7 @@ def test_what_fails_amid_a_batch_is_not_taken_for_a_fault_of_the_link(
 
 
 def test_a_refusal_is_told_at_once_and_not_tried_again(use: Use) -> None:
-    link = use(ScriptedLinks([RequestRejected("forbidden", "not yours")]))
+    link = use(ScriptedLinks([BrokerRefused("forbidden", "not yours")]))
     with pytest.raises(SourceUnavailable, match="does not allow this identity to read"):
         offsets_of(fetch(options(), part(0, 30)))
     assert len(link.starts) == 1

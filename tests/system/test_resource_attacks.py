@@ -14,7 +14,7 @@ import zmq
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py import SyncClient, connect_sync
 from tests.server.daemon import Daemon
 from tests.server.peer import RawPeer
@@ -47,7 +47,7 @@ def refusals(client: SyncClient, count: int, **settings: object) -> list[str]:
     for at in range(count):
         try:
             client.create_stream(f"greedy-{at}", settings)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             found.append(error.code)
     return found
 
@@ -58,7 +58,7 @@ def test_one_identity_gets_its_streams_and_another_the_rest(start: Any) -> None:
         assert refusals(greedy, 60) == ["limit"] * 40
         for at in range(20):
             assert other.publish(f"other-{at}", b"x").offset == 0
-        with pytest.raises(RequestRejected, match=r"quotas\.streams is 20"):
+        with pytest.raises(BrokerRefused, match=r"quotas\.streams is 20"):
             greedy.publish("one-more", b"x")
         counters = other.broker_info().counters
         assert counters["quota_streams"] == 41
@@ -75,7 +75,7 @@ def test_rings_take_descriptors_and_disk_for_no_more_than_the_quota(
         assert descriptors(daemon) <= before + 3 * 6
         assert len(list((tmp_path / "data" / "rings").iterdir())) <= 1 + 3
         resident = daemon.resident_bytes()
-        with pytest.raises(RequestRejected, match="quotas"):
+        with pytest.raises(BrokerRefused, match="quotas"):
             greedy.create_stream("in-memory", memory=True, ring_bytes=1 << 40)
         assert daemon.resident_bytes() < resident + (16 << 20)
         other.create_stream("other", ring_bytes=100 << 20)

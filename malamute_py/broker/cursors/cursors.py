@@ -28,7 +28,7 @@ from malamute_protocol.commands import (
     RemoveCursor,
     StartKind,
 )
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
@@ -294,30 +294,30 @@ class Cursors:
         self._steps.put(changes, *effects, memory=stream.ring.memory)
 
     def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
-        """The stream of a command. Raises RequestRejected."""
+        """The stream of a command. Raises BrokerRefused."""
         if not self._shard.settings.permit(link.owner, action, name):
-            raise RequestRejected("forbidden", f"you may not {action} stream '{name}'")
+            raise BrokerRefused("forbidden", f"you may not {action} stream '{name}'")
         stream = self._catalogue.get(name)
         if stream is None:
-            raise RequestRejected("unknown_stream", f"there is no stream '{name}'")
+            raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
         return stream
 
     # --- moving -------------------------------------------------------------------------------
 
     def prepare_move(self, link: Link, command: MoveCursor, frame: Any = None) -> Part:
-        """Move a cursor, which this may bring into being. Raises RequestRejected."""
+        """Move a cursor, which this may bring into being. Raises BrokerRefused."""
         name = command.cursor
         stream = self._stream(link, command.stream)
         if command.force and not self._shard.settings.permit(link.owner, "admin", command.stream):
-            raise RequestRejected("forbidden", f"you may not reset cursors of '{command.stream}'")
+            raise BrokerRefused("forbidden", f"you may not reset cursors of '{command.stream}'")
         next = command.next
         if command.uuid and command.uuid != stream.uuid:
-            raise RequestRejected("conflict", f"stream '{stream.name}' is not the one of this uuid")
+            raise BrokerRefused("conflict", f"stream '{stream.name}' is not the one of this uuid")
         tail = stream.next + stream.coming
         if next > tail:
-            raise RequestRejected("bad_start", f"the stream ends at {tail}")
+            raise BrokerRefused("bad_start", f"the stream ends at {tail}")
         if command.epoch and next > stream.epoch_end(command.epoch, tail):
-            raise RequestRejected(
+            raise BrokerRefused(
                 "conflict", f"the log was rewound: {next} is no position of epoch {command.epoch}"
             )
         place = stream.number, name
@@ -327,9 +327,9 @@ class Cursors:
         elif not command.force:
             first = stream.first
             if command.from_ >= 0 and max(command.from_, first) != max(stands, first):
-                raise RequestRejected("conflict", f"cursor '{name}' stands at {stands}")
+                raise BrokerRefused("conflict", f"cursor '{name}' stands at {stands}")
             if next <= stands:
-                raise RequestRejected("conflict", f"cursor '{name}' stands at {stands} already")
+                raise BrokerRefused("conflict", f"cursor '{name}' stands at {stands} already")
         why = "created" if stands is None else "reset" if command.force else "moved"
         change = CursorSet(
             stream.number, name, next, self._shard.now_ms, None, why, link.owner,
@@ -350,10 +350,10 @@ class Cursors:
     def _check_new(self, name: str, by: str) -> None:
         fault = name_fault(name)
         if fault:
-            raise RequestRejected("bad_name", f"cursor: {fault}")
+            raise BrokerRefused("bad_name", f"cursor: {fault}")
         most = self._shard.settings.cursors_max
         if len(self._cursors) + len(self._coming) >= most:
-            raise RequestRejected("limit", f"at most {most} cursors")
+            raise BrokerRefused("limit", f"at most {most} cursors")
         self._shard.quotas.check(by, "cursors")
 
     def _go(self, place: Place, going: list[int], by: str) -> None:
@@ -392,11 +392,11 @@ class Cursors:
             settings = self._edited(place, command)
             pins = settings.pin and (known is None or settings != known)
             if pins and not self._shard.settings.permit(link.owner, "admin", command.stream):
-                raise RequestRejected("forbidden", f"you may not pin stream '{command.stream}'")
+                raise BrokerRefused("forbidden", f"you may not pin stream '{command.stream}'")
             stands = self._stands(place)
             if stands is None:
                 self._check_new(command.cursor, link.owner)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         if stands is not None:
@@ -413,9 +413,9 @@ class Cursors:
             return
         link.queries += 1
 
-        def found(begin: Begin | RequestRejected) -> None:
+        def found(begin: Begin | BrokerRefused) -> None:
             link.queries -= 1
-            if isinstance(begin, RequestRejected):
+            if isinstance(begin, BrokerRefused):
                 self._answers.refuse(link, command, begin.code, begin.reason, begin.retry_ms)
             elif stream.removed:
                 self._answers.refuse(
@@ -434,7 +434,7 @@ class Cursors:
         )  # fmt: skip
 
     def _edited(self, place: Place, command: EditCursor) -> CursorSettings:
-        """A cursor's settings as a command leaves them. Raises RequestRejected."""
+        """A cursor's settings as a command leaves them. Raises BrokerRefused."""
         cursor = self._cursors.get(place)
         known = self._edits.get(place) or (None if cursor is None else cursor.row.settings)
         return queue_settings(
@@ -445,7 +445,7 @@ class Cursors:
         place = stream.number, command.cursor
         try:
             settings = self._edited(place, command)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             # Together with what another has set meanwhile it is too much.
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
@@ -461,7 +461,7 @@ class Cursors:
         """Forget a cursor and its pin; answered when that is durable."""
         try:
             stream = self._stream(link, command.stream, "admin")
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason)
             return
         place = stream.number, command.cursor
@@ -488,10 +488,10 @@ class Cursors:
             if stream is not None and name and not name.endswith("*"):
                 cursor = self._cursors.get((stream.number, name))
                 if cursor is None:
-                    raise RequestRejected("unknown_cursor", f"there is no cursor '{name}'")
+                    raise BrokerRefused("unknown_cursor", f"there is no cursor '{name}'")
                 self._answers.result(link, command, self._facts(cursor))
                 return
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason)
             return
         page, more = self._cursors.page(

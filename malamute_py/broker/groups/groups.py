@@ -42,7 +42,7 @@ from malamute_protocol.commands import (
     Subscribed,
 )
 from malamute_protocol.content import Content
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.batches.encoding import Parts
 from malamute_py.broker.batches.rows import unexpired
@@ -251,7 +251,7 @@ class Groups:
         """Take up a member; answered when its group is there."""
         try:
             self._check(link, command)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._links.refuse(
                 link, JOIN_GROUP, command.subscription, error.code, error.reason, error.retry_ms
             )
@@ -278,19 +278,19 @@ class Groups:
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if not settings.permit(link.owner, "read", command.stream):
-            raise RequestRejected("forbidden", f"you may not read stream '{command.stream}'")
+            raise BrokerRefused("forbidden", f"you may not read stream '{command.stream}'")
         if not command.create and self._catalogue.get(command.stream) is None:
             reason = self._catalogue.absent(link.owner, command.stream)
-            raise RequestRejected("unknown_stream", reason)
+            raise BrokerRefused("unknown_stream", reason)
         fault = name_fault(command.group)
         if fault:
-            raise RequestRejected("bad_name", f"group: {fault}")
+            raise BrokerRefused("bad_name", f"group: {fault}")
         if command.kind not in KINDS:
-            raise RequestRejected("unsupported", f"a group is one of {', '.join(KINDS)}")
+            raise BrokerRefused("unsupported", f"a group is one of {', '.join(KINDS)}")
         size = len(msgspec.msgpack.encode(command.pattern))
         if size > settings.pattern_bytes_max:
             most = settings.pattern_bytes_max
-            raise RequestRejected("too_large", f"a pattern of {size} bytes, at most {most}")
+            raise BrokerRefused("too_large", f"a pattern of {size} bytes, at most {most}")
         self._shard.quotas.check(link.owner, "subscriptions")
         self._shard.quotas.check(link.owner, "pattern_bytes", size)
         compile_pattern(command.pattern)
@@ -329,7 +329,7 @@ class Groups:
             return
         try:
             self._shard.quotas.check(link.owner, "groups")
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._turn_away(member, error.code, error.reason)
             return
         if command.start and command.start[0] == StartKind.LAST_PER_SUBJECT:
@@ -345,16 +345,16 @@ class Groups:
         self._shard.quotas.add(link.owner, "groups")
         link.queries += 1
 
-        def found(begin: Begin | RequestRejected) -> None:
+        def found(begin: Begin | BrokerRefused) -> None:
             link.queries -= 1
-            if isinstance(begin, RequestRejected):
+            if isinstance(begin, BrokerRefused):
                 self._not_created(place, begin.code, begin.reason, begin.retry_ms)
             elif stream.removed:
                 self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
             else:
                 self._create(stream, command, max(begin.next, stream.first), link.owner)
 
-        def create(begin: Begin | RequestRejected) -> None:
+        def create(begin: Begin | BrokerRefused) -> None:
             try:
                 found(begin)
             except Exception:
@@ -552,7 +552,7 @@ class Groups:
     # --- acknowledgements -----------------------------------------------------------------------
 
     def prepare_ack(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
-        """Records are done, or wanted again, by a command of its own. Raises RequestRejected.
+        """Records are done, or wanted again, by a command of its own. Raises BrokerRefused.
 
         What no member waits for is logged a little later, with what else has come by then: a
         restart before that brings the records again.
@@ -567,19 +567,19 @@ class Groups:
         return Part(effects=[_Acknowledging(self, group, member, picked)], memory=True)
 
     def prepare_ack_together(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
-        """Prepare an ACK_RECORDS as a part of an atomic step. Raises RequestRejected."""
+        """Prepare an ACK_RECORDS as a part of an atomic step. Raises BrokerRefused."""
         group, member, picked = self._picked(link, command)
         if command.again_ms >= 0:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "unsupported", "who wants records again says so alone: that is not in the log"
             )
         return self._leaving(group, member, picked)
 
     def _picked(self, link: Link, command: AckRecords) -> tuple[Group, Member, Picked]:
-        """What an acknowledgement concerns. Raises RequestRejected."""
+        """What an acknowledgement concerns. Raises BrokerRefused."""
         member = link.receivers.get(command.subscription)
         if not isinstance(member, Member):
-            raise RequestRejected(
+            raise BrokerRefused(
                 "unknown_subscription", f"no membership {command.subscription} on this link"
             )
         group = member.group
@@ -588,7 +588,7 @@ class Groups:
             # What a holder had before it was lost, and comes again, it may be done with.
             picked = group.holdings.pick(member, command.ranges, member is group.holder)
         if group is None or picked is None:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "not_held", "this member does not hold all of these records (any more)"
             )
         return group, member, picked

@@ -30,7 +30,7 @@ from malamute_protocol.commands import (
     Welcome,
 )
 from malamute_protocol.content import Content
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.link import TRANSITIONS, Moves, Side, State
 from malamute_protocol.version import VERSIONS, Feature, negotiate
@@ -316,7 +316,7 @@ class Links:
                     wanted = self.replicas.take(
                         link.credential, template, hello.session, hello.number, self._identities
                     )
-            except RequestRejected as error:
+            except BrokerRefused as error:
                 refusal, retry_ms = (error.code, error.reason), error.retry_ms
         if version is None or refusal is not None:
             assert refusal is not None
@@ -461,13 +461,13 @@ class Links:
     # --- receivers --------------------------------------------------------------------
 
     def check_number(self, link: Link, number: int) -> None:
-        """Raise RequestRejected unless a link may have one more receiver, under this number."""
+        """Raise BrokerRefused unless a link may have one more receiver, under this number."""
         if number in link.receivers:
-            raise RequestRejected("subscription_exists", f"subscription {number} exists")
+            raise BrokerRefused("subscription_exists", f"subscription {number} exists")
         most = self._shard.settings.link_subscriptions_max
         if len(link.receivers) >= most:
             reason = f"at most {most} subscriptions, inboxes, offers and memberships a link"
-            raise RequestRejected("limit", reason)
+            raise BrokerRefused("limit", reason)
 
     def credit(self, link: Link, command: Credit) -> None:
         """Raise the credit of a receiver, which never falls."""

@@ -12,7 +12,7 @@ from collections.abc import Container
 from typing import TYPE_CHECKING, Final
 
 from malamute_protocol.address import replica_name
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 
 if TYPE_CHECKING:
     from malamute_py.broker.context import Shard
@@ -54,7 +54,7 @@ class Replicas:
         """The identity of a session: the one that it has, the one that it had, or the next.
 
         wanted: the number that the session had, as its client says; -1: none. taken: identities
-        that clients have as they are. Raises RequestRejected `limit`: every number is taken.
+        that clients have as they are. Raises BrokerRefused `limit`: every number is taken.
         """
         self._forget_absent()
         key = credential, template
@@ -79,7 +79,7 @@ class Replicas:
             if number not in family.numbers and self._free(family, number, taken):
                 return number
         self._shard.counters["replicas_refused"] += 1
-        raise RequestRejected(
+        raise BrokerRefused(
             "limit",
             f"each of the {most} numbers of '{family.template}' is taken (links.replicas_max)",
             self._shard.settings.retry_ms,

@@ -20,7 +20,7 @@ import msgspec
 
 from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES
 from malamute_py.broker.context import Inconsistent, Shard
 from malamute_py.broker.links.links import Link
@@ -239,28 +239,28 @@ class Steps:
 
         size: of its contents, with what the window counts for each; 0 when it owns none.
         awaited: they will be confirmed, so the window counts them.
-        Raises RequestRejected: `window`, `wait`, or why ring main takes nothing more.
+        Raises BrokerRefused: `window`, `wait`, or why ring main takes nothing more.
         """
         settings = self._shard.settings
         self.check_ring()
         waiting = link.unconfirmed_bytes
         if awaited and size and waiting and waiting + size > settings.window_bytes:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "window", f"more than {settings.window_bytes} unconfirmed bytes on this link"
             )
         if adds and self.pressed:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "wait", "the log waits for its checkpoint: only what frees it is taken",
                 settings.retry_ms,
             )  # fmt: skip
         if size and self.unsettled_bytes + size > settings.unsynced_bytes_max:
-            raise RequestRejected("wait", "too much waits for the disk", settings.retry_ms)
+            raise BrokerRefused("wait", "too much waits for the disk", settings.retry_ms)
 
     def check_ring(self) -> None:
-        """Raise RequestRejected when ring main takes nothing more."""
+        """Raise BrokerRefused when ring main takes nothing more."""
         failed = self._main.failed
         if failed is not None:
-            raise RequestRejected(*failed)
+            raise BrokerRefused(*failed)
 
     def known(self, key: Key, waiter: Waiter | None) -> bool:
         """Whether this key was taken before; if so what confirms it is on its way too."""

@@ -24,7 +24,7 @@ from malamute_protocol.commands import (
     PurgeMail,
     RemoveMailbox,
 )
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
@@ -230,7 +230,7 @@ class MailboxAdmin:
         mailbox = self._mailboxes.get(name)
         try:
             if mailbox is not None and mailbox.temporary:
-                raise RequestRejected("bad_name", "a temporary mailbox has no settings")
+                raise BrokerRefused("bad_name", "a temporary mailbox has no settings")
             wanted = queue_settings(
                 MailboxSettings,
                 command.settings if mailbox else {**settings.default_mailbox, **command.settings},
@@ -240,12 +240,12 @@ class MailboxAdmin:
             if mailbox is None:
                 mailbox = self._mailboxes.use(name, link.owner, wanted)
             elif mailbox.removing:
-                raise RequestRejected("wait", f"mailbox '{name}' is being removed")
+                raise BrokerRefused("wait", f"mailbox '{name}' is being removed")
             elif wanted.memory != mailbox.settings.memory:
-                raise RequestRejected(
+                raise BrokerRefused(
                     "bad_setting", "memory cannot be changed: messages lie where they lie"
                 )
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         # At once, so that a command that creates it on the way says the same.

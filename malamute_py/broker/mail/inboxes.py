@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from malamute_protocol.commands import AckMail, Command, Ended, Mail, OpenInbox, Subscribed
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.bodies import Bodies, Body
@@ -97,7 +97,7 @@ class Inboxes:
         """Read a mailbox, which first use creates."""
         try:
             mailbox = self._mailbox(link, command)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._refuse(link, command.subscription, error.code, error.reason, error.retry_ms)
             return
         inbox = Inbox(self, link, command, mailbox)
@@ -118,18 +118,18 @@ class Inboxes:
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if self.count >= settings.subscriptions_max:
-            raise RequestRejected("limit", f"at most {settings.subscriptions_max} inboxes in all")
+            raise BrokerRefused("limit", f"at most {settings.subscriptions_max} inboxes in all")
         self._shard.quotas.check(link.owner, "subscriptions")
         name = command.mailbox or link.identity
         if not name or name.startswith("~"):
             own = temporary_name(link)
             if name not in ("", "~", own):
-                raise RequestRejected("forbidden", "a temporary mailbox is its session's own")
+                raise BrokerRefused("forbidden", "a temporary mailbox is its session's own")
             mailbox = self._mailboxes.get(self._mailboxes.temporary(link))
             assert mailbox is not None
             return mailbox
         if not link.owns(name) and not settings.permit(link.owner, "receive", name):
-            raise RequestRejected("forbidden", f"you may not read mailbox '{name}'")
+            raise BrokerRefused("forbidden", f"you may not read mailbox '{name}'")
         known = self._mailboxes.get(name)
         if known is None and command.settings:
             wanted = queue_settings(
@@ -454,10 +454,10 @@ class Inboxes:
     # --- acknowledgement ------------------------------------------------------------------------
 
     def prepare_ack(self, link: Link, command: AckMail, frame: Any = None) -> Part:
-        """An ACK_MAIL as part of a step. Raises RequestRejected: nothing was done."""
+        """An ACK_MAIL as part of a step. Raises BrokerRefused: nothing was done."""
         inbox = link.receivers.get(command.subscription)
         if not isinstance(inbox, Inbox):
-            raise RequestRejected(
+            raise BrokerRefused(
                 "unknown_subscription", f"no inbox {command.subscription} on this link"
             )
         rows = self._held_rows(inbox, command)
@@ -470,7 +470,7 @@ class Inboxes:
         return self._mailboxes.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
 
     def _held_rows(self, inbox: Inbox, command: AckMail) -> list[Leaver]:
-        """The rows that an ACK_MAIL names; raises RequestRejected `not_held`."""
+        """The rows that an ACK_MAIL names; raises BrokerRefused `not_held`."""
         held, mailbox = inbox.held, inbox.mailbox
         rows, number = mailbox.rows, mailbox.number
         unsent: dict[int, int] = {}
@@ -488,7 +488,7 @@ class Inboxes:
                 base = mailbox.order.floor(at) or 0
                 has = held.get(base, 0)
             if not has:
-                raise RequestRejected("not_held", f"message {at} is not in this inbox's hands")
+                raise BrokerRefused("not_held", f"message {at} is not in this inbox's hands")
             row = rows[number, base]
             behind = base + row.count
             # All ranges of one batch together: each for itself would go through all its rows.
@@ -498,7 +498,7 @@ class Inboxes:
             if unsent:
                 has &= ~unsent.get(base, 0)
             if not mask or mask & ~has:
-                raise RequestRejected(
+                raise BrokerRefused(
                     "not_held", f"of messages {at} to {stop} not all are in this inbox's hands"
                 )
             found.append((base, mask, row))

@@ -20,7 +20,7 @@ from malamute_protocol.address import name_fault
 from malamute_protocol.commands import Level, Send
 from malamute_protocol.content import ARROW, Content
 from malamute_protocol.encode import encode
-from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
@@ -228,7 +228,7 @@ class Mailboxes:
         """The mailbox of this name, or one that its first part creates.
 
         wanted: its settings then; None: those of the broker.
-        Raises RequestRejected: no such name may come into being.
+        Raises BrokerRefused: no such name may come into being.
         """
         mailbox = self._names.get(name)
         if mailbox is None and wanted is None:
@@ -236,16 +236,16 @@ class Mailboxes:
             mailbox = self._drafts.get(name)
         if mailbox is not None:
             if mailbox.removing:
-                raise RequestRejected("wait", f"mailbox '{name}' is being removed")
+                raise BrokerRefused("wait", f"mailbox '{name}' is being removed")
             return mailbox
         if name.startswith("~"):
-            raise RequestRejected("unknown_mailbox", f"mailbox '{name}' has ended")
+            raise BrokerRefused("unknown_mailbox", f"mailbox '{name}' has ended")
         fault = name_fault(name)
         if fault:
-            raise RequestRejected("bad_name", fault)
+            raise BrokerRefused("bad_name", fault)
         settings = self._shard.settings
         if not settings.auto_create:
-            raise RequestRejected("unknown_mailbox", f"there is no mailbox '{name}'")
+            raise BrokerRefused("unknown_mailbox", f"there is no mailbox '{name}'")
         if wanted is not None:
             return self.draft(name, by, wanted)
         if self._default is None:
@@ -258,7 +258,7 @@ class Mailboxes:
         """A mailbox that nothing has created yet; it is forgotten when no part takes it up."""
         most = self._shard.settings.mailboxes_max
         if len(self._names) + len(self._drafts) - (name in self._drafts) >= most:
-            raise RequestRejected("limit", f"at most {most} mailboxes")
+            raise BrokerRefused("limit", f"at most {most} mailboxes")
         if not name.startswith("~"):
             self.quotas.check(by, "mailboxes", 1 + len(self._drafts))
         rows = (self._in_memory if settings.memory else self._queues).messages
@@ -338,7 +338,7 @@ class Mailboxes:
     def temporary(self, link: Link) -> str:
         """The name of a session's temporary mailbox, which this makes when there is none.
 
-        Raises RequestRejected `limit`.
+        Raises BrokerRefused `limit`.
         """
         name = temporary_name(link)
         if name not in self._names:
@@ -431,7 +431,7 @@ class Mailboxes:
         )
 
     def _check_room(self, mailbox: Mailbox, count: int, size: int) -> None:
-        """Raises RequestRejected: `limit` when it can never be, `wait` when it is full."""
+        """Raises BrokerRefused: `limit` when it can never be, `wait` when it is full."""
         settings = self._shard.settings
         has = mailbox.settings
         count_max = has.max_messages or settings.mailbox_messages_max
@@ -441,13 +441,13 @@ class Mailboxes:
             or mailbox.bytes + mailbox.coming_bytes + size > bytes_max
         ):
             if count > count_max or size > bytes_max:
-                raise RequestRejected(
+                raise BrokerRefused(
                     "limit",
                     f"mailbox '{mailbox.name}' takes at most {count_max} messages and "
                     f"{bytes_max} bytes, not {count} of {size} at once",
                 )
             self._full(mailbox)
-            raise RequestRejected(
+            raise BrokerRefused(
                 "wait",
                 f"mailbox '{mailbox.name}' is full: it has {mailbox.messages} of at most "
                 f"{count_max} messages, {mailbox.bytes} of {bytes_max} bytes; "
@@ -456,15 +456,15 @@ class Mailboxes:
             )
         if mailbox.memory:
             if size > settings.mail_memory_bytes_max:
-                raise RequestRejected(
+                raise BrokerRefused(
                     "limit", f"at most {settings.mail_memory_bytes_max} bytes in memory"
                 )
             if self.memory_bytes + size > settings.mail_memory_bytes_max:
                 self._shard.counters["mail_memory_full"] += 1
-                raise RequestRejected("wait", "the mailboxes in memory are full", settings.retry_ms)
+                raise BrokerRefused("wait", "the mailboxes in memory are full", settings.retry_ms)
         elif self.bytes + size > settings.mail_bytes_max:
             self._shard.counters["mail_full"] += 1
-            raise RequestRejected("wait", "the mailboxes are full", settings.retry_ms)
+            raise BrokerRefused("wait", "the mailboxes are full", settings.retry_ms)
 
     def _full(self, mailbox: Mailbox) -> None:
         """Count that a mailbox took something not; say so once until it is eased."""
@@ -479,24 +479,24 @@ class Mailboxes:
     # --- putting --------------------------------------------------------------------------------
 
     def prepare_send(self, link: Link, command: Send, frame: Any) -> Part:
-        """A SEND as part of a step. Raises RequestRejected: nothing was done."""
+        """A SEND as part of a step. Raises BrokerRefused: nothing was done."""
         shard = self._shard
         settings = shard.settings
         name = command.mailbox
         if not settings.permit(link.owner, "send", name):
-            raise RequestRejected("forbidden", f"you may not send to mailbox '{name}'")
+            raise BrokerRefused("forbidden", f"you may not send to mailbox '{name}'")
         try:
             content = self._shard.content(frame)
             content.check(settings.limits)
         except BatchError as error:
-            raise RequestRejected(error.code, error.reason) from error
+            raise BrokerRefused(error.code, error.reason) from error
         head = content.head
         if head.producer_id:
-            raise RequestRejected("unsupported", "mail is named by its key: it has no producer")
+            raise BrokerRefused("unsupported", "mail is named by its key: it has no producer")
         if head.body_kind == ARROW:
-            raise RequestRejected("bad_batch", "the bodies of mail are blobs or lists of them")
+            raise BrokerRefused("bad_batch", "the bodies of mail are blobs or lists of them")
         if head.count > settings.mail_rows_max:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "too_large", f"{head.count} messages in a batch, at most {settings.mail_rows_max}"
             )
         shard.counters["mail_sends"] += 1
@@ -527,7 +527,7 @@ class Mailboxes:
         content: checked. asked_by: for a reply or a notice, who sent the request. force: beyond
         the bounds, for what must not be lost and was bounded before. In memory, the part says so;
         see `later`.
-        Raises RequestRejected: `wait`, `limit`, `bad_name`, `unknown_mailbox`.
+        Raises BrokerRefused: `wait`, `limit`, `bad_name`, `unknown_mailbox`.
         """
         mailbox = self._names.get(name)
         if mailbox is None or mailbox.removing:
@@ -560,7 +560,7 @@ class Mailboxes:
             # confirmed as `none` must not wait for the disk, nor pretend that it did.
             if not mailbox.pending:
                 self.create(mailbox)
-            raise RequestRejected(
+            raise BrokerRefused(
                 "wait", f"mailbox '{name}' is being created", self._shard.settings.retry_ms
             )
         else:
@@ -591,7 +591,7 @@ class Mailboxes:
                 name, sender="", content=Content(frame), frame=frame, about=about, last=True,
                 why=why, force=True, asked_by=asked_by,
             )  # fmt: skip
-        except RequestRejected:
+        except BrokerRefused:
             return None
         part.notice = True
         return part
@@ -612,11 +612,11 @@ class Mailboxes:
         """Let requests become messages of a dead-letter mailbox, as part of a step.
 
         rows: (number of a put, its rows as a mask). size: bytes of these puts.
-        Raises RequestRejected as `put` does, and `cross_ring` for a mailbox in memory.
+        Raises BrokerRefused as `put` does, and `cross_ring` for a mailbox in memory.
         """
         mailbox = self.use(name, by)
         if mailbox.memory:
-            raise RequestRejected("cross_ring", f"mailbox '{name}' is in memory only")
+            raise BrokerRefused("cross_ring", f"mailbox '{name}' is in memory only")
         count = sum(mask.bit_count() for _, mask in rows)
         if not force:
             self._check_room(mailbox, count, size)

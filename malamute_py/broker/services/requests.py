@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 from malamute_protocol.address import NAME_BYTES_MAX, name_fault
 from malamute_protocol.commands import Request
 from malamute_protocol.content import Content
-from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.bodies import Bodies
@@ -119,20 +119,20 @@ class Requests:
     # --- the services -----------------------------------------------------------------------
 
     def use(self, name: str, by: str, settings: dict[str, Any] | None = None) -> Service:
-        """The service of a name, made if need be. Raises RequestRejected."""
+        """The service of a name, made if need be. Raises BrokerRefused."""
         found = self.by_name.get(name)
         if found is not None:
             if found.removing:
-                raise RequestRejected("wait", f"service '{name}' is being removed")
+                raise BrokerRefused("wait", f"service '{name}' is being removed")
             return found
         fault = name_fault(name)
         if fault:
-            raise RequestRejected("bad_name", fault)
+            raise BrokerRefused("bad_name", fault)
         limits = self._shard.settings
         if settings is None and not limits.auto_create:
-            raise RequestRejected("unknown_service", f"there is no service '{name}'")
+            raise BrokerRefused("unknown_service", f"there is no service '{name}'")
         if len(self.by_name) >= limits.services_max:
-            raise RequestRejected("limit", f"at most {limits.services_max} services")
+            raise BrokerRefused("limit", f"at most {limits.services_max} services")
         self._shard.quotas.check(by, "services")
         made = queue_settings(
             ServiceSettings,
@@ -213,7 +213,7 @@ class Requests:
     # --- REQUEST ----------------------------------------------------------------------------
 
     def prepare(self, link: Link, command: Request, frame: Any) -> Part:
-        """A batch of requests. Raises RequestRejected: nothing was done."""
+        """A batch of requests. Raises BrokerRefused: nothing was done."""
         service = link.requesting.get(command.service)
         if service is None or service.removing:
             service = self._first_request(link, command.service)
@@ -222,17 +222,17 @@ class Requests:
             content = self._shard.content(frame)
             content.check(limits.limits)
         except BatchError as error:
-            raise RequestRejected(error.code, error.reason) from error
+            raise BrokerRefused(error.code, error.reason) from error
         count = content.head.count
         if count > limits.request_rows_max:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "too_large", f"{count} requests in a batch, at most {limits.request_rows_max}"
             )
         size = content_size(content)
         self._check_room(service, count, size)
         self._shard.quotas.check_sent(link.holder, service.resource, size)
         if not 0 <= command.timeout_ms <= TIME_MAX_MS:
-            raise RequestRejected("malformed", f"a timeout is 0 to {TIME_MAX_MS} ms")
+            raise BrokerRefused("malformed", f"a timeout is 0 to {TIME_MAX_MS} ms")
         reply_to = command.reply_to
         if not reply_to:
             reply_to = link.identity or self._mailboxes.temporary(link)
@@ -260,14 +260,14 @@ class Requests:
             if service.is_slow(lane):
                 slow += 1
                 if slow > SLOW_SUBJECTS_MAX:
-                    raise RequestRejected(
+                    raise BrokerRefused(
                         "too_large", f"service '{service.name}' has workers by regular expressions:"
                         f" {SLOW_SUBJECTS_MAX} subjects that are new to it may need workers at once"
                     )  # fmt: skip
             if not service.crews_of(lane):
                 self._shard.counters["requests_without_workers"] += len(subjects)
                 what = f" for the subject '{subject}'" if subject else ""
-                raise RequestRejected(
+                raise BrokerRefused(
                     "no_workers", f"no worker offers service '{service.name}'{what}"
                 )
 
@@ -280,7 +280,7 @@ class Requests:
         taken = None if self._steps.under_way(key) else self._steps.taken(key)
         try:
             name = self._mailboxes.temporary(link)
-        except RequestRejected:
+        except BrokerRefused:
             # Its OPEN_INBOX is refused for the same reason, by name.
             return
         if taken is None or taken.base < 0 or reply_to not in ("", name):
@@ -297,7 +297,7 @@ class Requests:
 
     def _first_request(self, link: Link, name: str) -> Service:
         if not self._shard.settings.permit(link.owner, "request", name):
-            raise RequestRejected("forbidden", f"you may not ask service '{name}'")
+            raise BrokerRefused("forbidden", f"you may not ask service '{name}'")
         service = self.use(name, link.owner)
         if service.memory and not service.known and not service.making:
             self.make(service)
@@ -309,20 +309,20 @@ class Requests:
     def _check_reply_to(self, link: Link, reply_to: str) -> None:
         if reply_to.startswith("~"):
             if reply_to != self._mailboxes.temporary(link):
-                raise RequestRejected("forbidden", f"mailbox '{reply_to}' is another session's")
+                raise BrokerRefused("forbidden", f"mailbox '{reply_to}' is another session's")
             return
         fault = name_fault(reply_to)
         if fault:
-            raise RequestRejected("bad_name", f"reply_to: {fault}")
+            raise BrokerRefused("bad_name", f"reply_to: {fault}")
         if not self._shard.settings.permit(link.owner, "send", reply_to):
-            raise RequestRejected("forbidden", f"you may not send to mailbox '{reply_to}'")
+            raise BrokerRefused("forbidden", f"you may not send to mailbox '{reply_to}'")
 
     def _check_room(self, service: Service, count: int, size: int) -> None:
         limits, settings = self._shard.settings, service.row.settings
         rows_max = settings.max_requests or limits.service_requests_max
         size_max = settings.max_bytes or limits.service_bytes_max
         if count > rows_max or size > size_max:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "limit", f"service '{service.name}' holds {rows_max} requests of {size_max} bytes"
             )
         if (
@@ -330,7 +330,7 @@ class Requests:
             or service.size + service.reserved_size + size > size_max
         ):
             self._shard.counters["services_full"] += 1
-            raise RequestRejected(
+            raise BrokerRefused(
                 "wait",
                 f"service '{service.name}' is full: it has {service.rows} of at most {rows_max} "
                 f"requests, {service.size} of {size_max} bytes; {count} of {size} bytes are too "
@@ -338,7 +338,7 @@ class Requests:
                 limits.retry_ms,
             )
         if self.size + size > limits.all_requests_bytes_max:
-            raise RequestRejected("wait", "the service queues are full", limits.retry_ms)
+            raise BrokerRefused("wait", "the service queues are full", limits.retry_ms)
 
     # --- hand-out ---------------------------------------------------------------------------
 
@@ -511,7 +511,7 @@ class Requests:
             self._bodies.drop(put.base)
 
     def bury(self, service: Service, items: Sequence[Rows], why: str, *effects: Effect) -> Part:
-        """A step's part by which requests become dead letters. Raises RequestRejected."""
+        """A step's part by which requests become dead letters. Raises BrokerRefused."""
         size = sum(put.row.put.size for put, _ in items)
         masks = [(put.base, rows) for put, rows in items]
         mailbox = dead_letters(service)
@@ -519,7 +519,7 @@ class Requests:
             part = self._mailboxes.bury(
                 mailbox, service=service.number, rows=masks, size=size, why=why, force=True
             )
-        except RequestRejected:
+        except BrokerRefused:
             # The mailbox that was named cannot take them: what is logged stays in the log.
             mailbox = default_dead_letters(service)
             part = self._mailboxes.bury(
@@ -623,7 +623,7 @@ class Requests:
             reason = f"{reason}, at last: {said}"
         try:
             part = self.bury(service, items, reason, Then(failed=partial(self._later, items)))
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._shard.event(
                 "dead_letter_refused", "error", service=service.name, code=error.code,
                 reason=error.reason,
@@ -1147,7 +1147,7 @@ def merged(items: Iterable[Rows]) -> list[Rows]:
 
 
 def _subjects(content: Content, most: int) -> list[str]:
-    """Subjects of the rows: one for all, or one for each. Raises RequestRejected."""
+    """Subjects of the rows: one for all, or one for each. Raises BrokerRefused."""
     headers, codes = content.headers()
     if codes is None:
         return [headers[0].keys[0]]
@@ -1157,7 +1157,7 @@ def _subjects(content: Content, most: int) -> list[str]:
     if different == 1:
         return rows[:1]
     if different > most:
-        raise RequestRejected(
+        raise BrokerRefused(
             "too_large", f"{different} different subjects in a batch of requests, at most {most}"
         )
     return rows

@@ -28,7 +28,7 @@ from malamute_protocol.commands import (
     Requeue,
     ServiceInfo,
 )
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
@@ -138,21 +138,21 @@ class Services:
     def _answer(self, handle: Callable[[Link, Any], None], link: Link, command: Any) -> None:
         try:
             handle(link, command)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
 
     def _permitted(self, link: Link, action: str, name: str) -> bool:
         return self._shard.settings.permit(link.owner, action, name)
 
     def _service(self, link: Link, name: str, *actions: str) -> Service:
-        """A service that may be touched. Raises RequestRejected."""
+        """A service that may be touched. Raises BrokerRefused."""
         if not any(self._permitted(link, action, name) for action in actions):
-            raise RequestRejected("forbidden", f"you may not {actions[0]} service '{name}'")
+            raise BrokerRefused("forbidden", f"you may not {actions[0]} service '{name}'")
         service = self._requests.by_name.get(name)
         if service is None or not (
             service.known or service.under_way or service.making or service.reserved_rows
         ):
-            raise RequestRejected("unknown_service", f"there is no service '{name}'")
+            raise BrokerRefused("unknown_service", f"there is no service '{name}'")
         return service
 
     # --- CANCEL_REQUEST -------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class Services:
     def _edit(self, link: Link, command: EditService) -> None:
         name = command.service
         if not self._permitted(link, "admin", name):
-            raise RequestRejected("forbidden", f"you may not admin service '{name}'")
+            raise BrokerRefused("forbidden", f"you may not admin service '{name}'")
         known = name in self._requests.by_name
         service = self._requests.use(name, link.owner, command.settings)
         facts = partial(self._facts, service, whole=True)
@@ -293,7 +293,7 @@ class Services:
             ServiceSettings, command.settings, self._shard.settings.settings_bytes_max, before
         )
         if settings.memory != before.memory:
-            raise RequestRejected("bad_setting", "memory cannot be changed: requests lie there")
+            raise BrokerRefused("bad_setting", "memory cannot be changed: requests lie there")
         row = service.row
         changed = ServiceRow(row.number, row.name, settings, row.by, row.created_ms)
         if not service.known:
@@ -324,7 +324,7 @@ class Services:
         service = self._service(link, command.service, "admin")
         numbers = command.numbers
         if len(numbers) > NUMBERS_MAX:
-            raise RequestRejected("too_large", f"at most {NUMBERS_MAX} numbers at once")
+            raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
         held = self._held(service, set(numbers)) if numbers else []
         count = sum(rows.bit_count() for _, rows in held)
         places = list(dict.fromkeys((dead_letters(service), default_dead_letters(service))))
@@ -425,15 +425,15 @@ class Services:
     def _remove(self, link: Link, command: RemoveService) -> None:
         service = self._service(link, command.service, "admin")
         if command.confirm != service.name:
-            raise RequestRejected("conflict", "confirm repeats the name of the service")
+            raise BrokerRefused("conflict", "confirm repeats the name of the service")
         if service.removing:
-            raise RequestRejected("wait", f"service '{service.name}' is being removed")
+            raise BrokerRefused("wait", f"service '{service.name}' is being removed")
         if service.offers:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "in_use", f"service '{service.name}' has {len(service.offers)} offers"
             )
         if service.reserved_rows or not service.known:
-            raise RequestRejected("wait", f"requests are on their way to '{service.name}'")
+            raise BrokerRefused("wait", f"requests are on their way to '{service.name}'")
         service.removing = True
         self._remove_some(service, 0, Answer(self._answers, link, command))
 

@@ -26,7 +26,7 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.commands import Offer as OfferCommand
 from malamute_protocol.content import Content
-from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import ERRED, Link, Links
 from malamute_py.broker.log.answers import Answers
@@ -92,7 +92,7 @@ class Offers:
         """A worker is there for the requests that match."""
         try:
             offer = self._prepare_offer(link, command)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         if offer.service.known:
@@ -119,16 +119,16 @@ class Offers:
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if self.count >= settings.offers_max:
-            raise RequestRejected("limit", f"at most {settings.offers_max} offers in all")
+            raise BrokerRefused("limit", f"at most {settings.offers_max} offers in all")
         if not settings.permit(link.owner, "work", command.service):
-            raise RequestRejected("forbidden", f"you may not work for '{command.service}'")
+            raise BrokerRefused("forbidden", f"you may not work for '{command.service}'")
         size = len(msgspec.msgpack.encode(command.pattern))
         if size > settings.pattern_bytes_max:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "too_large", f"a pattern of {size} bytes, at most {settings.pattern_bytes_max}"
             )
         if self.pattern_bytes + size > settings.all_patterns_bytes_max:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "limit", f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
             )
         quotas = self._shard.quotas
@@ -138,7 +138,7 @@ class Offers:
         offer = Offer(self, link, command, service)
         try:
             service.join(offer)
-        except RequestRejected:
+        except BrokerRefused:
             self._requests.unused(service)
             raise
         offer.pattern_bytes = size
@@ -405,7 +405,7 @@ class Offers:
     def _mine(self, link: Link, number: int) -> Offer:
         offer = link.receivers.get(number)
         if not isinstance(offer, Offer):
-            raise RequestRejected("unknown_subscription", f"no offer {number}")
+            raise BrokerRefused("unknown_subscription", f"no offer {number}")
         return offer
 
     def _find(
@@ -445,20 +445,20 @@ class Offers:
     def _claim(
         self, offer: Offer, ranges: Iterable[tuple[int, int]], left: LeftBehind | None = None
     ) -> list[Rows]:
-        """The rows that ranges of numbers name. Raises RequestRejected unless all are in hand."""
+        """The rows that ranges of numbers name. Raises BrokerRefused unless all are in hand."""
         claimed: dict[Put, int] = {}
         for first, end in ranges:
             number = first
             while number < end:
                 put, held = self._find(offer, number, left)
                 if put is None:
-                    raise RequestRejected("not_held", _named([number]))
+                    raise BrokerRefused("not_held", _named([number]))
                 last = min(end, put.base + put.row.put.count)
                 wanted = every(last - number) << (number - put.base)
                 absent = wanted & ~held
                 if absent:
                     numbers = [put.base + row for row in islice(rows_in(absent), NAMED_MAX + 1)]
-                    raise RequestRejected("not_held", _named(numbers))
+                    raise BrokerRefused("not_held", _named(numbers))
                 claimed[put] = claimed.get(put, 0) | wanted
                 number = last
         return list(claimed.items())
@@ -468,7 +468,7 @@ class Offers:
     ) -> tuple[list[Rows], list[Run], bool]:
         """The rows that single numbers name: (rows, runs in order, whether one comes twice).
 
-        Raises RequestRejected unless all are in hand.
+        Raises BrokerRefused unless all are in hand.
         """
         first, count = numbers[0], len(numbers)
         put, held = self._find(offer, first, left)
@@ -501,17 +501,17 @@ class Offers:
             else:
                 runs.append((key, row, 1))
         if missing:
-            raise RequestRejected("not_held", _named(missing))
+            raise BrokerRefused("not_held", _named(missing))
         return list(claimed.items()), runs, twice
 
     def _ending(self, offer: Offer, claim: Callable[..., Any], named: Any) -> Any:
         """What `claim` finds of these numbers; also what a lost link of the holder left behind.
 
-        Raises RequestRejected `not_held`.
+        Raises BrokerRefused `not_held`.
         """
         try:
             return claim(offer, named)
-        except RequestRejected:
+        except BrokerRefused:
             left = offer.service.left_behind.get(offer.hands.holder)
             if left is None:
                 raise
@@ -522,7 +522,7 @@ class Offers:
     # --- REPLY --------------------------------------------------------------------------------
 
     def prepare_reply(self, link: Link, command: Reply, frame: Any, together: bool = False) -> Part:
-        """Replies to requests in hand. Raises RequestRejected: nothing was done.
+        """Replies to requests in hand. Raises BrokerRefused: nothing was done.
 
         together: as a part of a step with others, which is logged whatever the mailbox is.
         """
@@ -532,24 +532,24 @@ class Offers:
             content = self._shard.content(frame)
             content.check(self._shard.settings.limits)
         except BatchError as error:
-            raise RequestRejected(error.code, error.reason) from error
+            raise BrokerRefused(error.code, error.reason) from error
         numbers = command.requests
         if len(numbers) != content.head.count:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "bad_batch", f"{content.head.count} replies to {len(numbers)} requests"
             )
         try:
             items, runs, twice = self._ending(offer, self._claim_each, numbers)
-        except RequestRejected:
+        except BrokerRefused:
             self._too_late(offer, numbers)
             raise
         offer.late = False
         if command.last and twice:
-            raise RequestRejected("bad_batch", "two last replies to one request")
+            raise BrokerRefused("bad_batch", "two last replies to one request")
         asked = items[0][0].row.put
         reply_to = asked.reply_to
         if any(put.row.put.reply_to != reply_to for put, _ in items):
-            raise RequestRejected("bad_batch", "the requests have more than one reply_to")
+            raise BrokerRefused("bad_batch", "the requests have more than one reply_to")
         mail = self._mail(link, asked, content, frame, runs, command.last)
         count = content.head.count
         if not command.last:
@@ -582,7 +582,7 @@ class Offers:
                 about=runs if any(run[0] for run in runs) else (), last=last,
                 asked_by=asked.sender,
             )  # fmt: skip
-        except RequestRejected as error:
+        except BrokerRefused as error:
             if error.code != "unknown_mailbox":
                 raise
             self._requests.undeliverable(asked.reply_to, content.head.count)
@@ -602,7 +602,7 @@ class Offers:
     # --- ACK_WORK -----------------------------------------------------------------------------
 
     def prepare_ack(self, link: Link, command: AckWork, frame: Any = None) -> Part:
-        """What a worker says of requests in hand. Raises RequestRejected: nothing was done."""
+        """What a worker says of requests in hand. Raises BrokerRefused: nothing was done."""
         offer = self._mine(link, command.subscription)
         service = offer.service
         state = command.state
@@ -611,7 +611,7 @@ class Offers:
         else:
             items = self._claim(offer, command.ranges)
         if not items:
-            raise RequestRejected("malformed", "an ACK_WORK of nothing")
+            raise BrokerRefused("malformed", "an ACK_WORK of nothing")
         reason = command.reason[:REASON_MAX]
         if state == WorkState.RECEIVED:
             change = WorkReceived(service.number, named(items))
@@ -630,7 +630,7 @@ class Offers:
             )
         if state == WorkState.RELEASED:
             return self._requests.returned(service, items, RELEASED, 0)
-        raise RequestRejected("unsupported", f"no state {state} of work")
+        raise BrokerRefused("unsupported", f"no state {state} of work")
 
     def _renew(self, items: list[Rows], _: int) -> None:
         """The leases of rows in hand begin anew; in the wheel they move when it comes to them."""

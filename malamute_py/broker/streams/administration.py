@@ -20,7 +20,7 @@ from malamute_protocol.commands import (
     RemoveStream,
     StreamInfo,
 )
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
@@ -109,7 +109,7 @@ class StreamAdmin:
         answer = Answer(self._answers, link, command, partial(self._facts, stream))
         try:
             self._catalogue.edit(stream, command.settings, answer)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason)
 
     def remove_stream(self, link: Link, command: RemoveStream) -> None:
@@ -164,9 +164,9 @@ class StreamAdmin:
         if stream is None or not self._asks(link, command):
             return
 
-        def found(begin: Begin | RequestRejected) -> None:
+        def found(begin: Begin | BrokerRefused) -> None:
             link.queries -= 1
-            if isinstance(begin, RequestRejected):
+            if isinstance(begin, BrokerRefused):
                 self._answers.refuse(link, command, begin.code, begin.reason)
                 return
             self._answers.result(
@@ -191,15 +191,15 @@ class StreamAdmin:
             return
         try:
             compile_pattern(command.pattern)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason)
             return
         if not self._asks(link, command):
             return
         durable = command.visibility != 0
 
-        def begun(begin: Begin | RequestRejected) -> None:
-            if isinstance(begin, RequestRejected):
+        def begun(begin: Begin | BrokerRefused) -> None:
+            if isinstance(begin, BrokerRefused):
                 link.queries -= 1
                 self._answers.refuse(link, command, begin.code, begin.reason)
             else:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from malamute_protocol.address import name_fault
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name
 from malamute_py.broker.log.steps import Effect, Steps, Then
@@ -144,7 +144,7 @@ class Catalogue:
             add(by, _ring_quota(settings), sign * settings.ring_bytes)
 
     def _check_quotas(self, by: str, wanted: StreamSettings) -> None:
-        """Raises RequestRejected `limit`: by its creator's quotas, or those of all rings."""
+        """Raises BrokerRefused `limit`: by its creator's quotas, or those of all rings."""
         quotas, settings = self._shard.quotas, self._shard.settings
         quotas.check(by, "streams")
         size = wanted.ring_bytes
@@ -211,7 +211,7 @@ class Catalogue:
             try:
                 wanted = settings_of(settings.default_stream, settings.settings_bytes_max)
                 self._propose(name, wanted, by)
-            except RequestRejected as error:
+            except BrokerRefused as error:
                 refused(error.code, error.reason, 0)
                 return
             waiting = self._waiting[name]
@@ -230,7 +230,7 @@ class Catalogue:
             stream = self._names.get(name)
             if stream is not None:
                 if not _same(stream.settings, wanted):
-                    raise RequestRejected(
+                    raise BrokerRefused(
                         "stream_exists", f"stream '{name}' exists with other settings"
                     )
                 then(stream)
@@ -243,7 +243,7 @@ class Catalogue:
             self._propose(name, wanted, by)
             self._waiting[name].append((then, refused))
             self._waiting_count += 1
-        except RequestRejected as error:
+        except BrokerRefused as error:
             refused(error.code, error.reason, 0)
 
     def _again(
@@ -258,14 +258,14 @@ class Catalogue:
         self.create(name, values, by, then, refused)
 
     def _propose(self, name: str, wanted: StreamSettings, by: str) -> None:
-        """Put the creation of a stream on its way; raises RequestRejected."""
+        """Put the creation of a stream on its way; raises BrokerRefused."""
         shard = self._shard
         wrong = name_fault(name)
         if wrong:
-            raise RequestRejected("bad_name", wrong)
+            raise BrokerRefused("bad_name", wrong)
         size = self._check_settings(0, by, wanted)
         if len(self._names) + len(self._waiting) >= shard.settings.streams_max:
-            raise RequestRejected("limit", f"at most {shard.settings.streams_max} streams")
+            raise BrokerRefused("limit", f"at most {shard.settings.streams_max} streams")
         self._check_quotas(by, wanted)
         number = self._next_number
         self._next_number += 1
@@ -292,7 +292,7 @@ class Catalogue:
     def _check_settings(self, number: int, by: str, wanted: StreamSettings) -> int:
         """Return the bytes of a stream's settings.
 
-        by: its creator. Raises RequestRejected `limit`: with these its creator has too much of
+        by: its creator. Raises BrokerRefused `limit`: with these its creator has too much of
         settings, or all clients together.
         """
         quotas, most = self._shard.quotas, self._shard.settings.all_settings_bytes_max
@@ -331,17 +331,17 @@ class Catalogue:
     # --- changing ----------------------------------------------------------------------------
 
     def edit(self, stream: Stream, values: dict[str, Any], effect: Effect) -> None:
-        """Change settings of a stream. Raises RequestRejected."""
+        """Change settings of a stream. Raises BrokerRefused."""
         old = stream.settings
         known = {name: getattr(old, name) for name in old.__struct_fields__}
         wanted = settings_of({**known, **values}, self._shard.settings.settings_bytes_max)
         for name in FIXED_SETTINGS:
             if getattr(wanted, name) != getattr(old, name):
-                raise RequestRejected(
+                raise BrokerRefused(
                     "bad_setting", f"{name} cannot be changed: records lie where they lie"
                 )
         if wanted.body_kind != old.body_kind and (old.body_kind or stream.body_kind >= 0):
-            raise RequestRejected("bad_setting", "body_kind cannot be changed once it is settled")
+            raise BrokerRefused("bad_setting", "body_kind cannot be changed once it is settled")
         size = self._check_settings(stream.number, stream.row.by, wanted)
         self._hold_settings(stream.number, stream.row.by, size)
         edited = StreamEdited(stream.number, wanted, self._shard.now_ms)

@@ -16,7 +16,7 @@ from typing import Any
 
 from malamute_protocol.commands import Publish
 from malamute_protocol.content import BODY_KINDS
-from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.confirms import DEFAULT, LEVEL_NAMES, NONE, STORED, SYNCED, Confirms
@@ -138,7 +138,7 @@ class Publishing:
         if metered:
             try:
                 shard.quotas.check_rate(link.usage)
-            except RequestRejected as slower:
+            except BrokerRefused as slower:
                 self.refuse(link, command, slower.code, slower.reason, slower.retry_ms)
                 return
         waiter: Waiter | None = None
@@ -297,28 +297,28 @@ class Publishing:
         self._confirms.settle_by(stream.ring, waiter, stream.ring.end_lsn)
 
     def prepare(self, link: Link, command: Publish, frame: Any, stream: Stream | None) -> Part:
-        """One batch as part of an atomic step. Raises RequestRejected: nothing was done."""
+        """One batch as part of an atomic step. Raises BrokerRefused: nothing was done."""
         name = command.stream
         if not self._shard.settings.permit(link.owner, "write", name):
-            raise RequestRejected("forbidden", f"you may not write to stream '{name}'")
+            raise BrokerRefused("forbidden", f"you may not write to stream '{name}'")
         if stream is None or stream.removed:
-            raise RequestRejected("unknown_stream", f"there is no stream '{name}'")
+            raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
         try:
             content = self._shard.content(frame)
             content.check(self._limits)
         except BatchError as error:
-            raise RequestRejected(error.code, error.reason) from error
+            raise BrokerRefused(error.code, error.reason) from error
         head = content.head
         if stream.ring is not self._main:
-            raise RequestRejected(
+            raise BrokerRefused(
                 "cross_ring",
                 f"stream '{name}' has a ring of its own or lives in memory: one step is one ring",
             )
         if head.producer_id:
-            raise RequestRejected("unsupported", "the step has a key: its batches have no producer")
+            raise BrokerRefused("unsupported", "the step has a key: its batches have no producer")
         kind = head.body_kind
         if kind != stream.body_kind and not self._settle_kind(stream, kind):
-            raise RequestRejected(
+            raise BrokerRefused(
                 "bad_batch",
                 f"the stream's bodies are {BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}",
             )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from malamute_protocol.commands import StartKind
-from malamute_protocol.errors import BatchError, RequestRejected
+from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.stamp import parse_message_id
 from malamute_py.broker.context import Asker, Shard
 from malamute_py.broker.log.stream import Stream
@@ -34,7 +34,7 @@ class Begin(NamedTuple):
     wanted_to: int = 0
 
 
-Found: TypeAlias = Callable[[Begin | RequestRejected], None]
+Found: TypeAlias = Callable[[Begin | BrokerRefused], None]
 
 
 def may_match(pattern: Any, index: Any) -> Any:
@@ -64,14 +64,14 @@ class Starts:
         """
         try:
             kind, arguments = _parse(start)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             found(error)
             return
         tail = stream.visible_next if durable else stream.next
         if kind == StartKind.CURSOR:
             name, otherwise = arguments
             if self.lost:
-                found(RequestRejected("queues_lost", self.lost))
+                found(BrokerRefused("queues_lost", self.lost))
                 return
             next = self.cursor(stream, name)
             if next is not None:
@@ -79,7 +79,7 @@ class Starts:
                 rewound = next > max(tail, stream.first)
                 found(Begin(min(next, tail), rewound_from=next if rewound else None))
             elif otherwise is None:
-                found(RequestRejected("unknown_cursor", f"there is no cursor '{name}'"))
+                found(BrokerRefused("unknown_cursor", f"there is no cursor '{name}'"))
             else:
                 self.resolve(
                     stream, otherwise, durable, pattern, found,
@@ -114,7 +114,7 @@ class Starts:
 
         def answered(value: Any) -> None:
             if isinstance(value, IndexFailure):
-                found(RequestRejected(value.code, value.reason))
+                found(BrokerRefused(value.code, value.reason))
                 return
             tail = stream.visible_next if durable else stream.next
             # What came while the journal looked for it begins no earlier than its tail then.
@@ -138,9 +138,9 @@ class Starts:
 
         def answered(value: Any) -> None:
             if isinstance(value, IndexFailure):
-                found(RequestRejected(value.code, value.reason))
+                found(BrokerRefused(value.code, value.reason))
             elif len(value) > limit:
-                found(RequestRejected("limit", f"more than {limit} subjects match"))
+                found(BrokerRefused("limit", f"more than {limit} subjects match"))
             else:
                 offsets = np.array(value, np.int64)
                 found(Begin(min(stream.first, tail), wanted=offsets, wanted_to=end))
@@ -156,9 +156,9 @@ class Starts:
 
 
 def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
-    """(kind, its arguments); raises RequestRejected `bad_start`."""
+    """(kind, its arguments); raises BrokerRefused `bad_start`."""
     if not isinstance(start, list | tuple) or not start or type(start[0]) is not int:
-        raise RequestRejected("bad_start", "a start is an array that begins with its kind")
+        raise BrokerRefused("bad_start", "a start is an array that begins with its kind")
     kind, rest = start[0], tuple(start[1:])
     if kind in (StartKind.EARLIEST, StartKind.LATEST, StartKind.LAST_PER_SUBJECT):
         return kind, ()
@@ -167,33 +167,33 @@ def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
         uuid = rest[2] if len(rest) > 2 else b""
         if rest and _number(rest[0]) and _number(epoch) and isinstance(uuid, bytes | None):
             return kind, (rest[0], epoch, uuid or b"")
-        raise RequestRejected("bad_start", "[2, offset, epoch, stream uuid]")
+        raise BrokerRefused("bad_start", "[2, offset, epoch, stream uuid]")
     if kind in (StartKind.TIME, StartKind.CLIENT_TIME):
         inclusive = rest[1] if len(rest) > 1 else True
         if rest and type(rest[0]) is int and abs(rest[0]) < 1 << 63 and type(inclusive) is bool:
             return kind, (rest[0], inclusive)
-        raise RequestRejected("bad_start", f"[{kind}, milliseconds, inclusive]")
+        raise BrokerRefused("bad_start", f"[{kind}, milliseconds, inclusive]")
     if kind == StartKind.AFTER_ID:
         if rest and isinstance(rest[0], bytes):
             try:
                 offset = parse_message_id(rest[0])[1]
             except BatchError as error:
-                raise RequestRejected("bad_start", error.reason) from error
+                raise BrokerRefused("bad_start", error.reason) from error
             if _number(offset):
                 return kind, (offset,)
-        raise RequestRejected("bad_start", "[5, message id of 16 bytes]")
+        raise BrokerRefused("bad_start", "[5, message id of 16 bytes]")
     if kind == StartKind.CURSOR:
         otherwise = rest[1] if len(rest) > 1 else None
         if otherwise is not None:
             # Looked at before it is read: a start in a start in a start has no bottom.
             nested = otherwise[0] if isinstance(otherwise, list | tuple) and otherwise else None
             if nested in (StartKind.LAST_PER_SUBJECT, StartKind.CURSOR):
-                raise RequestRejected("bad_start", f"no start of kind {nested} behind a cursor")
+                raise BrokerRefused("bad_start", f"no start of kind {nested} behind a cursor")
             _parse(otherwise)
         if rest and isinstance(rest[0], str):
             return kind, (rest[0], otherwise)
-        raise RequestRejected("bad_start", "[7, cursor, another start]")
-    raise RequestRejected("bad_start", f"no start of kind {kind}")
+        raise BrokerRefused("bad_start", "[7, cursor, another start]")
+    raise BrokerRefused("bad_start", f"no start of kind {kind}")
 
 
 def _no_cursor(stream: Stream, name: str) -> int | None:

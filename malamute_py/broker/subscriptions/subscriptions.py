@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from malamute_protocol.commands import Ended, Rewound, Subscribe, Subscribed
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.stream import NEVER
@@ -59,7 +59,7 @@ class Subscriptions:
         try:
             self._shard.quotas.check(link.owner, "subscriptions")
             self._shard.quotas.check(link.owner, "pattern_bytes", size)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             return error.code, error.reason
         return None
 
@@ -85,7 +85,7 @@ class Subscriptions:
             return
         try:
             number, everything = _file(stream, command.pattern)
-        except RequestRejected as error:
+        except BrokerRefused as error:
             self.refuse(sub, error.code, error.reason)
             return
         sub.stream = stream
@@ -102,11 +102,11 @@ class Subscriptions:
             sub.stop = min(sub.stop, sub.tail)
         sub.plain = sub.client_time is None and not sub.whole and sub.stop == NEVER
 
-        def found(begin: Begin | RequestRejected) -> None:
+        def found(begin: Begin | BrokerRefused) -> None:
             sub.link.queries -= 1
             if sub.ended:
                 return
-            if isinstance(begin, RequestRejected):
+            if isinstance(begin, BrokerRefused):
                 self.refuse(sub, begin.code, begin.reason)
             elif stream.removed:
                 self.refuse(sub, "stream_removed", f"stream '{stream.name}' was removed")
@@ -211,7 +211,7 @@ class Subscriptions:
 def _file(stream: Stream, pattern: Any) -> tuple[int, bool]:
     """Put a pattern into a stream's index: (number, whether it matches every header).
 
-    Raises RequestRejected: it is not a pattern.
+    Raises BrokerRefused: it is not a pattern.
     """
     if pattern in (["all"], ["topic", "#"]):
         return -1, True

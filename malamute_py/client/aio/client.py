@@ -24,9 +24,9 @@ from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol import commands as c
 from malamute_protocol.commands import Confirm, Level
 from malamute_protocol.errors import (
+    BrokerRefused,
     ConnectionLost,
     MalamuteError,
-    RequestRejected,
     Timeout,
 )
 from malamute_protocol.pattern import Pattern
@@ -114,7 +114,7 @@ def connect(
     (None: for ever); otherwise the first failure is raised. options: fields of
     ClientSettings, which help(ClientSettings) explains.
     context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the link.
-    Raises SettingError at once; Timeout, ConnectionLost or RequestRejected (a credential or
+    Raises SettingError at once; Timeout, ConnectionLost or BrokerRefused (a credential or
     version that was refused is final) when awaited.
     """
     settings = make_settings(endpoint, options, timeout_ms)
@@ -282,7 +282,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         further keys. confirm: "synced", "stored",
         "none", or "default": the stream's own, which is "synced" unless it was set. timeout_ms:
         None waits for ever; by default the client's settings say how long.
-        Raises RequestRejected (not in the log), LocalProtocolError (never sent), Timeout (whether
+        Raises BrokerRefused (not in the log), LocalProtocolError (never sent), Timeout (whether
         it is in the log is unknown; the client goes on sending it, and it is there once) or
         ConnectionLost (the client was closed; it may be in the log).
         """
@@ -318,7 +318,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         """Publish one record without waiting; the future is its confirm.
 
         What was not sent when the program ends is lost: flush() or close() before that.
-        Raises RequestRejected `window` when too much is unconfirmed: nothing was taken;
+        Raises BrokerRefused `window` when too much is unconfirmed: nothing was taken;
         otherwise as publish().
         """
         link = self._link
@@ -328,7 +328,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         if True:  # sync: with link.lock:
             if not self._session.window.has_room():
                 # sync: link.room(timeout_ms, stream)
-                raise RequestRejected(  # asyncio only
+                raise BrokerRefused(  # asyncio only
                     "window", "too much is unconfirmed: await some of it first"
                 )
             self._publisher.add(stream, level, row)
@@ -491,7 +491,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         (older records are dropped), body_kind ("blob", "list", "arrow"; else the first batch
         decides), schema (of Arrow bodies), level ("synced" or "stored", what confirm="default"
         means), description. The first three and schema cannot be changed later.
-        Raises RequestRejected: `stream_exists` with other settings, `bad_setting`, ...
+        Raises BrokerRefused: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.CreateStream(number, stream, named))
@@ -502,18 +502,18 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
     ) -> StreamFacts:
         """Change settings of a stream; those not named stay.
 
-        settings: as those of create_stream(). Raises RequestRejected.
+        settings: as those of create_stream(). Raises BrokerRefused.
         """
         named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.EditStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})
 
     async def remove_stream(self, stream: str) -> None:
-        """Remove a stream and its records. Raises RequestRejected."""
+        """Remove a stream and its records. Raises BrokerRefused."""
         await self._link.ask(lambda number: c.RemoveStream(number, stream))
 
     async def stream_info(self, stream: str) -> StreamFacts:
-        """Facts about one stream. Raises RequestRejected `unknown_stream`."""
+        """Facts about one stream. Raises BrokerRefused `unknown_stream`."""
         value = await self._link.ask(lambda number: c.StreamInfo(number, stream))
         return facts(StreamFacts, {"name": stream, **value})
 
@@ -530,7 +530,7 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
             after = page[-1].name
 
     async def find_offset(self, stream: str, start: StartPoint) -> int:
-        """The offset that a start point stands for. Raises RequestRejected."""
+        """The offset that a start point stands for. Raises BrokerRefused."""
         wire = start_on_wire(start)
         value = await self._link.ask(lambda number: c.FindOffset(number, stream, wire))
         return int(value["offset"])
@@ -567,12 +567,12 @@ class Client(MailVerbs, WorkVerbs, QueueVerbs):
         return facts(BrokerFacts, await self._link.ask(c.BrokerInfo))
 
     async def list_links(self, limit: int = 1000) -> list[LinkFacts]:
-        """The links that the broker has. Raises RequestRejected `forbidden`."""
+        """The links that the broker has. Raises BrokerRefused `forbidden`."""
         value = await self._link.ask(lambda number: c.ListLinks(number, limit))
         return fact_list(LinkFacts, value, "links")
 
     async def kick(self, link: int, reason: str = "") -> None:
-        """End a link by its number. Raises RequestRejected."""
+        """End a link by its number. Raises BrokerRefused."""
         await self._link.ask(lambda number: c.Kick(number, link, reason))
 
 

@@ -492,7 +492,7 @@ class LoopLink:
     async def ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
         """Send a request and wait for its answer.
 
-        Raises RequestRejected, ConnectionLost, or Timeout after the settings' call_timeout_ms.
+        Raises BrokerRefused, ConnectionLost, or Timeout after the settings' call_timeout_ms.
         """
         future: asyncio.Future[dict[str, Any]] = self.loop.create_future()
         name = type(self.session.request(make, future)).__name__

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from malamute_protocol.commands import CancelRequest
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.arguments import duration, key_of, later_of
 from malamute_py.client.engine.engine import clock_ms
@@ -72,7 +72,7 @@ class MailVerbs(AsyncVerbs):
         mailbox is tried again until timeout_ms is over; None: for ever; by default the client's
         settings say how long.
         Returns a Confirmation whose offset is the message's number.
-        Raises RequestRejected (it is not in the mailbox), LocalProtocolError (never sent),
+        Raises BrokerRefused (it is not in the mailbox), LocalProtocolError (never sent),
         Timeout (it may still be taken) or ConnectionLost (the client was closed).
         """
         link, settings = self._link, self._session.settings
@@ -119,7 +119,7 @@ class MailVerbs(AsyncVerbs):
         """Put one message into a mailbox without waiting; the future is its confirm.
 
         What was not sent when the program ends is lost: flush() or close() before that.
-        Raises RequestRejected `window` when too much is unconfirmed: nothing was taken;
+        Raises BrokerRefused `window` when too much is unconfirmed: nothing was taken;
         otherwise as send().
         """
         link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
@@ -127,7 +127,7 @@ class MailVerbs(AsyncVerbs):
         row = make_row(body, subject, fields, None, expires_at_ms, properties, future)
         if True:  # sync: with link.lock:
             if not self._session.window.has_room():
-                raise RequestRejected("window", "too much is unconfirmed: await some of it first")
+                raise BrokerRefused("window", "too much is unconfirmed: await some of it first")
             # From here on as send(), which saves the call.
             self._session.outbox.send(
                 mailbox,
@@ -262,13 +262,13 @@ class MailVerbs(AsyncVerbs):
         the request, so that it is taken once even if another process sends it again. reply_to:
         a mailbox to be read for replies; empty: the client's own, temporary when it has no
         identity (replies to it are lost while the broker is away).
-        need_workers: raises RequestRejected `no_workers` at once when no worker offers the service
+        need_workers: raises BrokerRefused `no_workers` at once when no worker offers the service
         for the subject; by default the request waits for one.
         confirm: by default the reply is the confirm: until it comes the request is sent again
         after each reconnect, and taken once; "stored" or "synced" for a service whose replies
         may take long: then it is sent again only to a broker that was started anew and may have
         lost the request ("stored"), or the temporary mailbox of its reply.
-        Raises Timeout, RequestFailed (a worker gave it up, or too many did), RequestRejected
+        Raises Timeout, RequestFailed (a worker gave it up, or too many did), BrokerRefused
         (it was not queued), LocalProtocolError or ConnectionLost.
         """
         link, session = self._link, self._session
@@ -411,11 +411,11 @@ class MailVerbs(AsyncVerbs):
     async def cancel(self, service: str, key: bytes) -> int:
         """Give up a request that was sent with this key; returns how many were cancelled.
 
-        0: it was answered already, or there is no such request. Raises RequestRejected.
+        0: it was answered already, or there is no such request. Raises BrokerRefused.
         """
         try:
             value = await self._link.ask(lambda number: CancelRequest(number, service, key))
-        except RequestRejected as error:
+        except BrokerRefused as error:
             if error.code != "unknown_request":
                 raise
             return 0
@@ -437,7 +437,7 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
 
         False: this inbox was closed, which gave it back; or the link was lost in between: should
         the broker hand it to this client again, it is acknowledged without being shown.
-        Raises RequestRejected `not_held` (it went to another reader meanwhile), Timeout (it may
+        Raises BrokerRefused `not_held` (it went to another reader meanwhile), Timeout (it may
         still be acknowledged), or what ended the inbox or the client.
         """
         number = self.number
@@ -493,7 +493,7 @@ class Inbox(MailReader[Mail]):
                 lambda: mailbox.accepted or view.ended, view, timeout_ms, OPENED, "the inbox"
             )
         if not mailbox.accepted:
-            raise mailbox.error or RequestRejected("cancelled")
+            raise mailbox.error or BrokerRefused("cancelled")
 
     def __aiter__(self) -> Inbox:
         return self

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
-from malamute_protocol.errors import RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, Timeout
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.arguments import (
@@ -92,7 +92,7 @@ class AtomicStep(Step):
     async def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
         """Have it taken, and wait for the confirm; None: there was nothing in it.
 
-        Raises RequestRejected (nothing of it happened), LocalProtocolError (nothing was sent),
+        Raises BrokerRefused (nothing of it happened), LocalProtocolError (nothing was sent),
         Timeout or ConnectionLost (it may have been taken, as a whole).
         """
         if not self.parts:
@@ -137,14 +137,14 @@ class StreamCursor(CursorName):
         self._link = link
 
     async def info(self) -> CursorFacts:
-        """Where it stands. Raises RequestRejected `unknown_cursor`."""
+        """Where it stands. Raises BrokerRefused `unknown_cursor`."""
         value = await self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name))
         return facts(CursorFacts, value)
 
     async def move(self, next: int | Position, *, since: int | None = None) -> Confirmation | None:
         """Have it stand at `next`, which must be ahead of it.
 
-        since: where it stands until now. Raises RequestRejected `conflict`.
+        since: where it stands until now. Raises BrokerRefused `conflict`.
         """
         return await self._moving(AtomicStep(self._link), next, since).commit()
 
@@ -168,7 +168,7 @@ class StreamCursor(CursorName):
 
         settings, by name or as a mapping: pin=True (the stream keeps what lies behind the cursor),
         pin_bytes_max (how much at most; 0: the broker's bound), description.
-        Raises RequestRejected.
+        Raises BrokerRefused.
         """
         named, wire = settings_of(settings, more), start_on_wire(start)
         value = await self._link.ask(
@@ -177,7 +177,7 @@ class StreamCursor(CursorName):
         return facts(CursorFacts, {"stream": self.stream, "cursor": self.name, **value})
 
     async def remove(self) -> None:
-        """Have the broker forget it. Raises RequestRejected."""
+        """Have the broker forget it. Raises BrokerRefused."""
         await self._link.ask(lambda number: c.RemoveCursor(number, self.stream, self.name))
 
 
@@ -225,7 +225,7 @@ class Member(Handed):
                 "the membership",
             )
         if not membership.accepted:
-            raise membership.error or RequestRejected("cancelled")
+            raise membership.error or BrokerRefused("cancelled")
 
     # --- taking ----------------------------------------------------------------------------
 
@@ -385,7 +385,7 @@ class QueueVerbs(AsyncVerbs):
         return StreamCursor(self._link, stream, name)
 
     async def cursor_info(self, stream: str, cursor: str) -> CursorFacts:
-        """Facts about one cursor. Raises RequestRejected `unknown_cursor`."""
+        """Facts about one cursor. Raises BrokerRefused `unknown_cursor`."""
         return await self.cursor(stream, cursor).info()
 
     async def list_cursors(self, stream: str = "", prefix: str = "") -> list[CursorFacts]:
@@ -441,7 +441,7 @@ class QueueVerbs(AsyncVerbs):
         )
 
     async def group_info(self, stream: str, group: str) -> GroupFacts:
-        """Lag, members and what each holds. Raises RequestRejected `unknown_group`."""
+        """Lag, members and what each holds. Raises BrokerRefused `unknown_group`."""
         value = await self._link.ask(lambda number: c.GroupInfo(number, stream, group))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -453,7 +453,7 @@ class QueueVerbs(AsyncVerbs):
         )
 
     async def remove_group(self, stream: str, group: str) -> None:
-        """Forget a group without members. Raises RequestRejected `in_use`, `unknown_group`."""
+        """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
         await self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 
     # --- mailboxes ---------------------------------------------------------------------------
@@ -465,7 +465,7 @@ class QueueVerbs(AsyncVerbs):
         )
 
     async def mailbox_info(self, mailbox: str) -> MailboxFacts:
-        """Facts about one mailbox. Raises RequestRejected `unknown_mailbox`."""
+        """Facts about one mailbox. Raises BrokerRefused `unknown_mailbox`."""
         value = await self._link.ask(lambda number: c.MailboxInfo(number, mailbox))
         return facts(MailboxFacts, {"name": mailbox, **value})
 
@@ -474,7 +474,7 @@ class QueueVerbs(AsyncVerbs):
     ) -> list[PeekedMail]:
         """Look at messages without taking them, those with a number above `after`.
 
-        body_bytes: how much of each body is shown. Raises RequestRejected.
+        body_bytes: how much of each body is shown. Raises BrokerRefused.
         """
         value = await self._link.ask(
             lambda number: c.PeekMail(number, mailbox, after, limit, body_bytes)
@@ -482,7 +482,7 @@ class QueueVerbs(AsyncVerbs):
         return fact_list(PeekedMail, value, "messages")
 
     async def purge_mailbox(self, mailbox: str) -> Purged:
-        """Take out all that no reader has in hand. Raises RequestRejected."""
+        """Take out all that no reader has in hand. Raises BrokerRefused."""
         value = await self._link.ask(lambda number: c.PurgeMail(number, mailbox, mailbox))
         return facts(Purged, value)
 
@@ -494,7 +494,7 @@ class QueueVerbs(AsyncVerbs):
         settings, by name or as a mapping; 0 is the broker's bound: memory=True (in memory only),
         max_messages and max_bytes (a sender beyond them waits), ttl_ms (time to live of
         messages that name no expiry; 0: they do not expire), level ("synced" or "stored",
-        what confirm="default" means), description. Raises RequestRejected `bad_setting`.
+        what confirm="default" means), description. Raises BrokerRefused `bad_setting`.
         """
         named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.EditMailbox(number, mailbox, named))
@@ -514,7 +514,7 @@ class QueueVerbs(AsyncVerbs):
         )
 
     async def service_info(self, service: str) -> ServiceFacts:
-        """Facts about one service queue. Raises RequestRejected `unknown_service`."""
+        """Facts about one service queue. Raises BrokerRefused `unknown_service`."""
         value = await self._link.ask(lambda number: c.ServiceInfo(number, service))
         return facts(ServiceFacts, {"name": service, **value})
 
@@ -528,7 +528,7 @@ class QueueVerbs(AsyncVerbs):
         request is a dead letter), lease_ms (silence of a worker before its request goes to
         another), backoff_ms and backoff_max_ms (pause before a request is handed out again;
         doubles), timeout_ms (of requests that name none), dead_letters (name of their mailbox;
-        "": SERVICE.dead), level, description. Raises RequestRejected.
+        "": SERVICE.dead), level, description. Raises BrokerRefused.
         """
         named = settings_of(settings, more)
         value = await self._link.ask(lambda number: c.EditService(number, service, named))
@@ -537,7 +537,7 @@ class QueueVerbs(AsyncVerbs):
     async def requeue(self, service: str, numbers: Sequence[int] = ()) -> int:
         """Put dead letters, or requests that workers hold, back into the queue.
 
-        numbers: which; none: all dead letters. Returns how many. Raises RequestRejected.
+        numbers: which; none: all dead letters. Returns how many. Raises BrokerRefused.
         """
         listed = numbers_of_requests(numbers)
         value = await self._link.ask(lambda number: c.Requeue(number, service, listed))

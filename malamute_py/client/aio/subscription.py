@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.engine.waits import NOTHING, OPENED
 from malamute_py.client.position import Position
@@ -79,7 +79,7 @@ class Subscription(Cursor):
             )
         position = reading.position
         if position is None:
-            raise reading.error or RequestRejected("cancelled")
+            raise reading.error or BrokerRefused("cancelled")
         return position
 
     # --- batches ---------------------------------------------------------------------------

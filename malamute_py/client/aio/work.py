@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from malamute_protocol.errors import (
+    BrokerRefused,
     ConnectionLost,
     LocalProtocolError,
     MalamuteError,
-    RequestRejected,
     Timeout,
 )
 from malamute_protocol.pattern import Pattern
@@ -191,7 +191,7 @@ class Request(Job):
         Returns once it is on its way, or, with wait=True, when the broker has confirmed it;
         None then: it came too late, the request is not in our hands any more (counted in
         worker.not_held, and logged).
-        Raises LocalProtocolError `conflict` when it was finished already; RequestRejected or
+        Raises LocalProtocolError `conflict` when it was finished already; BrokerRefused or
         ConnectionLost: then it is still in hand; Timeout: it may still be confirmed.
         """
         link: LoopLink = self.offering.workings.link
@@ -328,7 +328,7 @@ class Worker:
         if offering.queue:  # asyncio only
             self._waker.wake_another()  # it was meant for who waits for requests
         if not offering.accepted:
-            raise offering.error or RequestRejected("cancelled")
+            raise offering.error or BrokerRefused("cancelled")
 
     async def next(self, timeout_ms: int | None = None) -> Request | None:
         """The next request; None when the worker was closed.

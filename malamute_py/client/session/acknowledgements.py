@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from malamute_protocol.commands import Command, Confirm, WorkState
-from malamute_protocol.errors import MalamuteError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.limits import RANGES_MAX
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, Put, Trackers
 
@@ -73,7 +73,7 @@ class Ack:
         """Settle an acknowledgement that the broker has done."""
         self.acks.confirmed(self, confirm)
 
-    def refused(self, error: RequestRejected, now_ms: int) -> None:
+    def refused(self, error: BrokerRefused, now_ms: int) -> None:
         """Settle, repeat or split an acknowledgement that the broker refused."""
         self.acks.refused(self, error, now_ms)
 
@@ -169,7 +169,7 @@ class Acks:
         ack.owner.acked(ack.form, ack.ranges)
         self.settle(ack, confirm)
 
-    def refused(self, ack: Ack, error: RequestRejected, now_ms: int) -> None:
+    def refused(self, ack: Ack, error: BrokerRefused, now_ms: int) -> None:
         """The broker did nothing of it: again later, in halves, or never, by the code."""
         if ack not in self._sent:
             return

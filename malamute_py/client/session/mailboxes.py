@@ -26,10 +26,10 @@ from malamute_protocol.commands import (
     Welcome,
 )
 from malamute_protocol.errors import (
+    BrokerRefused,
     ConnectionLost,
     MalamuteError,
     RemoteProtocolError,
-    RequestRejected,
 )
 from malamute_protocol.limits import Limits
 from malamute_py.client.session.acknowledgements import Ack, Acks, Form, Range
@@ -250,14 +250,14 @@ class Mailbox(Opened):
     def lend(self, numbers: list[int]) -> None:
         """An atomic step acknowledges these: no other call does.
 
-        Raises RequestRejected `not_held`: nothing was lent. What the reader has since an earlier
+        Raises BrokerRefused `not_held`: nothing was lent. What the reader has since an earlier
         link is then shown to it again, should the broker hand it out to this client.
         """
         away = self._away.intersection(numbers)
         if away or not self.in_hand.issuperset(numbers):
             self._away -= away
             self.in_hand -= away
-            raise RequestRejected(
+            raise BrokerRefused(
                 "not_held", "not in hand: acknowledged already, or the link was lost since"
             )
         self.in_hand.difference_update(numbers)

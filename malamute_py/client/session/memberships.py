@@ -33,11 +33,11 @@ from malamute_protocol.commands import (
     Welcome,
 )
 from malamute_protocol.errors import (
+    BrokerRefused,
     ConnectionLost,
     LocalProtocolError,
     MalamuteError,
     RemoteProtocolError,
-    RequestRejected,
 )
 from malamute_protocol.limits import Limits
 from malamute_py.client.arguments import duration, integer, name_of, one_of, truth
@@ -230,13 +230,13 @@ class Membership(Opened):
     def lend(self, numbers: list[int]) -> None:
         """A step acknowledges these.
 
-        Raises RequestRejected `not_held`: nothing was lent. What the reader has since an earlier
+        Raises BrokerRefused `not_held`: nothing was lent. What the reader has since an earlier
         link is then shown to it again, should the broker hand it out to this member.
         """
         if not self.in_hand.issuperset(numbers):
             for number in numbers:
                 self._away.pop(number, None)
-            raise RequestRejected(
+            raise BrokerRefused(
                 "not_held", "not in hand: acknowledged already, or the link was lost since"
             )
         self.in_hand.difference_update(numbers)
@@ -512,7 +512,7 @@ class Memberships:
         """Tell a caller the outcome of its acknowledgement."""
         if not isinstance(outcome, MalamuteError):
             outcome = outcome is not None
-        elif isinstance(outcome, RequestRejected) and outcome.code == "not_held":
+        elif isinstance(outcome, BrokerRefused) and outcome.code == "not_held":
             outcome = False
         self.tell(Settled([(token, outcome)]))
 

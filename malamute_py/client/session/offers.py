@@ -34,12 +34,12 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.commands import Reply as ReplyCommand
 from malamute_protocol.errors import (
+    BrokerRefused,
     ConnectionLost,
     LocalProtocolError,
     MalamuteError,
     ProtocolError,
     RemoteProtocolError,
-    RequestRejected,
 )
 from malamute_protocol.limits import REASON_BYTES_MAX, Limits
 from malamute_py.client.arguments import (
@@ -303,7 +303,7 @@ class ReplyParcel(Parcel):
             part = ReplyCommand(offering.number, numbers, 0, False, 0)
             out.put_together([step, part], [self.content])
 
-    def refused(self, error: RequestRejected, now_ms: int) -> None:
+    def refused(self, error: BrokerRefused, now_ms: int) -> None:
         """Settle, repeat or give up an end that the broker refused."""
         if (
             not self.last
@@ -312,12 +312,12 @@ class ReplyParcel(Parcel):
         ):
             # A service in memory: its requests cannot be part of a step.
             self.offering.plain = True
-            error = RequestRejected("wait", error.reason, 1)
+            error = BrokerRefused("wait", error.reason, 1)
         elif error.code == "unsupported" and self.level:
             self.level = 0  # a service or a mailbox in memory
-            error = RequestRejected("wait", error.reason, 1)
+            error = BrokerRefused("wait", error.reason, 1)
         elif error.code == "conflict":
-            error = RequestRejected("not_held", error.reason)
+            error = BrokerRefused("not_held", error.reason)
         super().refused(error, now_ms)
 
     def live_rows(self) -> list[Row]:
@@ -345,14 +345,14 @@ class ReplyParcel(Parcel):
                 if token is None:
                     continue
                 told = confirmation(outcome, index, 1)
-            elif isinstance(outcome, RequestRejected) and outcome.code == "not_held":
+            elif isinstance(outcome, BrokerRefused) and outcome.code == "not_held":
                 self.offering.too_late(request, outcome, row if self.last else None, self.last)
             else:
                 told = outcome
                 if self.last:
                     self.offering.reopened(request)
                 given_up = token is None or request.finished
-                if given_up and isinstance(outcome, ProtocolError | RequestRejected):
+                if given_up and isinstance(outcome, ProtocolError | BrokerRefused):
                     # Nobody is left who could say something else of it; and replies with a hole
                     # would look whole to the requester.
                     self.offering.workings.give_up(request, outcome)
@@ -527,7 +527,7 @@ class Offering(Opened):
     def lend(self, numbers: list[int]) -> None:
         """An atomic step ends these requests.
 
-        Raises RequestRejected, and none was lent: `not_held`, or `conflict` when replies to one are
+        Raises BrokerRefused, and none was lent: `not_held`, or `conflict` when replies to one are
         not confirmed yet, which the step would overtake.
         """
         requests = [self.in_hand.get(number) for number in numbers]
@@ -537,9 +537,9 @@ class Offering(Opened):
                     # The caller hears it now: handed to us again, it is another run.
                     self._taken_away(request)
                     self.drop(request)
-                raise RequestRejected("not_held", "not in hand, or it had its end already")
+                raise BrokerRefused("not_held", "not in hand, or it had its end already")
             if request.replying:
-                raise RequestRejected(
+                raise BrokerRefused(
                     "conflict", "replies to it are not confirmed yet: reply with wait=True before"
                 )
         for request in requests:
@@ -755,7 +755,7 @@ class Offering(Opened):
         self.workings.over(self)
 
 
-_NOT_HELD: Final = RequestRejected("not_held", "it was taken from us before it was answered")
+_NOT_HELD: Final = BrokerRefused("not_held", "it was taken from us before it was answered")
 
 
 class Workings:
@@ -1007,7 +1007,7 @@ class Workings:
         offering.in_hand.clear()
 
     def _told(self, token: Any, outcome: Any) -> None:
-        if isinstance(outcome, RequestRejected) and outcome.code == "not_held":
+        if isinstance(outcome, BrokerRefused) and outcome.code == "not_held":
             outcome = False
         elif not isinstance(outcome, MalamuteError):
             outcome = outcome is not None

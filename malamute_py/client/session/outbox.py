@@ -17,9 +17,9 @@ from typing import Any, Final
 from malamute_protocol.batch import Batch, Content
 from malamute_protocol.commands import Confirm, Level, Send, Welcome
 from malamute_protocol.errors import (
+    BrokerRefused,
     LocalProtocolError,
     MalamuteError,
-    RequestRejected,
     Timeout,
 )
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
@@ -153,7 +153,7 @@ class Parcel:
         """Settle a parcel that the broker took."""
         self.lane.outbox.confirmed(self, confirm)
 
-    def refused(self, error: RequestRejected, now_ms: int) -> None:
+    def refused(self, error: BrokerRefused, now_ms: int) -> None:
         """Settle, repeat or split a parcel that the broker refused."""
         self.lane.outbox.refused(self, error, now_ms)
 
@@ -642,7 +642,7 @@ class Outbox:
             if not parcel.lane.queue:
                 self._rest(parcel.lane)
 
-    def refused(self, parcel: Parcel, error: RequestRejected, now_ms: int) -> None:
+    def refused(self, parcel: Parcel, error: BrokerRefused, now_ms: int) -> None:
         """The broker did not take it: again later, in parts, or never, by the code."""
         if not self._came_back(parcel):
             return

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Any, Final, Protocol
 
 from malamute_protocol.commands import Command, Confirm, Welcome
-from malamute_protocol.errors import MalamuteError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, MalamuteError
 
 RETRYABLE: Final = frozenset({"wait", "window", "draining"})
 """Codes of refusals that pass: the same again, after a while."""
@@ -37,7 +37,7 @@ class Tracked(Protocol):
     def confirmed(self, confirm: Confirm) -> None:
         """Take the CONFIRM, which states the level that was reached."""
 
-    def refused(self, error: RequestRejected, now_ms: int) -> None:
+    def refused(self, error: BrokerRefused, now_ms: int) -> None:
         """Take the REFUSED: nothing was done."""
 
 

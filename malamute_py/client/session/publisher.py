@@ -27,9 +27,9 @@ from malamute_protocol.commands import (
     Welcome,
 )
 from malamute_protocol.errors import (
+    BrokerRefused,
     LocalProtocolError,
     MalamuteError,
-    RequestRejected,
 )
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES
@@ -427,7 +427,7 @@ class Publisher:
                 self._settle(sender, int(following.get(sender.stream, 0)), renamed)
         return True
 
-    def producer_refused(self, request: int, error: RequestRejected, now_ms: int) -> bool:
+    def producer_refused(self, request: int, error: BrokerRefused, now_ms: int) -> bool:
         """OPEN_PRODUCER was refused; returns False when the request was not ours."""
         if request != self._producer_request:
             return False
@@ -445,7 +445,7 @@ class Publisher:
             self.fail_all(error)
         return True
 
-    def _fail_queued(self, error: RequestRejected) -> None:
+    def _fail_queued(self, error: BrokerRefused) -> None:
         """What waits for a producer fails, as a PUBLISH would now; later calls ask anew."""
         for sender in self._senders.values():
             for batch in sender.returned:
@@ -649,7 +649,7 @@ class Publisher:
         if batch is None:
             return
         sender = batch.sender
-        error = RequestRejected(refused.code, refused.reason, refused.retry_ms)
+        error = BrokerRefused(refused.code, refused.reason, refused.retry_ms)
         # Producer and sequence are this client's; else the caller's, who alone can mend them.
         own = self._settings.idempotent
         if refused.code == "fenced" and own:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from malamute_protocol.commands import Command, Credit, Ended
-from malamute_protocol.errors import MalamuteError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.limits import Limits
 
 _PASSING: Final = frozenset({"wait", "draining"})
@@ -71,7 +71,7 @@ class Opened(ABC):
         """The link is gone; `open` is called when there is another."""
         self.active = False
 
-    def refused(self, error: RequestRejected) -> bool:
+    def refused(self, error: BrokerRefused) -> bool:
         """The opening was refused; True: it is to be tried again after error.retry_ms."""
         return self.accepted and error.code in _PASSING
 
@@ -80,7 +80,7 @@ class Opened(ABC):
         self.ended = True
         self.active = False
         if command.code not in _IN_ORDER:
-            self.error = RequestRejected(command.code)
+            self.error = BrokerRefused(command.code)
 
     def fail(self, error: MalamuteError) -> None:
         """End with an error that the consumer gets after what waits."""

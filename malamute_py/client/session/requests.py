@@ -16,7 +16,7 @@ from typing import Any, Final
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import CancelRequest, Confirm, Level, Request, Welcome
-from malamute_protocol.errors import LocalProtocolError, MalamuteError, RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError, Timeout
 from malamute_py.client.arguments import text
 from malamute_py.client.session.events import Confirmed, Event, Inner, Settled
 from malamute_py.client.session.letters import (
@@ -518,7 +518,7 @@ class _Cancel(Inner):
         """RESULT, or an error: then nothing was cancelled."""
         if not isinstance(outcome, MalamuteError):
             self._asking.cancelled(self._parcel, self._row, outcome.get("count", 0))
-        elif isinstance(outcome, RequestRejected):
+        elif isinstance(outcome, BrokerRefused):
             self._asking.cancelled(self._parcel, self._row, 0)
 
 

@@ -60,12 +60,12 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.commands import Request as RequestCommand
 from malamute_protocol.errors import (
+    BrokerRefused,
     ConnectionLost,
     LocalProtocolError,
     MalamuteError,
     ProtocolError,
     RemoteProtocolError,
-    RequestRejected,
 )
 from malamute_protocol.framing import (
     NUMBERS,
@@ -368,7 +368,7 @@ class Session:
         was_linked = self.state is State.LINKED
         if final:
             ended = code == "closed"
-            self._close(ConnectionLost(reason) if ended else RequestRejected(code, reason))
+            self._close(ConnectionLost(reason) if ended else BrokerRefused(code, reason))
             return
         self._down_reason = f"{code}: {reason}"
         if was_linked:
@@ -426,7 +426,7 @@ class Session:
     def abandon(self, error: Exception) -> None:
         """End at once because of a defect of our own: no caller is left waiting for ever."""
         if self.state is not State.CLOSED:
-            self._close(RequestRejected("internal", f"the client failed: {error!r}"))
+            self._close(BrokerRefused("internal", f"the client failed: {error!r}"))
 
     def _close(self, error: MalamuteError | None) -> None:
         self.state = State.CLOSED
@@ -663,17 +663,17 @@ class Session:
         self._suspects.append((self._probe, commands))
         return Ping(self._probe)
 
-    def _blame(self, commands: list[Command], error: ProtocolError | RequestRejected) -> None:
+    def _blame(self, commands: list[Command], error: ProtocolError | BrokerRefused) -> None:
         """A command, or a step with its parts, can never be sent: it fails, and nothing else."""
         command = commands[0]
         number = NUMBERS[type(command)]
         if type(command) is Hello:
-            self._close(RequestRejected(error.code, error.reason))
+            self._close(BrokerRefused(error.code, error.reason))
             return
         reference = reference_of(command)
         opened = self.opened.get(getattr(command, "subscription", 0))
         if opened is not None and (not reference or number in _OF_OPENED):
-            opened.fail(RequestRejected(error.code, error.reason))
+            opened.fail(BrokerRefused(error.code, error.reason))
             self.end(opened)
             return
         if not reference:
@@ -777,7 +777,7 @@ class Session:
             return False
         _, commands = self._suspects.popleft()
         self._suspicious = False
-        self._blame(commands, RequestRejected(code, f"{reason}; the broker ended the link for it"))
+        self._blame(commands, BrokerRefused(code, f"{reason}; the broker ended the link for it"))
         return False
 
     def _on_bye(self, command: Bye, _: Sequence[Any]) -> None:
@@ -792,7 +792,7 @@ class Session:
         )
 
     def _on_refused(self, command: Refused, _: Sequence[Any]) -> None:
-        error = RequestRejected(command.code, command.reason, command.retry_ms)
+        error = BrokerRefused(command.code, command.reason, command.retry_ms)
         if command.code in RETRYABLE:
             self._put_off_reason = command.reason or command.code
             self._put_off_until_ms = self._now_ms + command.retry_ms + _PUT_OFF_MS
@@ -827,7 +827,7 @@ class Session:
                 del self._requests[reference]
                 self._answer(asked, error)
 
-    def _erred(self, number: int, error: RequestRejected) -> None:
+    def _erred(self, number: int, error: BrokerRefused) -> None:
         """The broker met an error of its own with what was opened under a number.
 
         It is opened once more, for the error may have been of that moment; the second time within
@@ -845,7 +845,7 @@ class Session:
             # Unless the link ends, which opens everything again.
             self._again[opened] = self._now_ms + self.settings.retry_min_ms
 
-    def _opening_refused(self, number: int, error: RequestRejected) -> None:
+    def _opening_refused(self, number: int, error: BrokerRefused) -> None:
         opened = self.opened.get(number)
         if opened is None:
             return

@@ -31,7 +31,7 @@ from malamute_protocol.commands import (
     Welcome,
     WorkState,
 )
-from malamute_protocol.errors import LocalProtocolError, MalamuteError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS, RANGES_MAX, Limits
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import (
@@ -80,7 +80,7 @@ class Holder(Protocol):
         """The command that acknowledges."""
 
     def lend(self, numbers: list[int]) -> None:
-        """A step acknowledges these: no other call does. Raises RequestRejected `not_held`."""
+        """A step acknowledges these: no other call does. Raises BrokerRefused `not_held`."""
 
     def settled(self, numbers: list[int]) -> None:
         """The step was taken: these are gone."""
@@ -288,7 +288,7 @@ class Step:
     ) -> None:
         """An answer to a request in hand. last: it completes the request.
 
-        Raises RequestRejected `not_held`, or LocalProtocolError as send().
+        Raises BrokerRefused `not_held`, or LocalProtocolError as send().
         """
         last = bool(last)
         _of_a_worker(request)
@@ -300,19 +300,19 @@ class Step:
     # --- acknowledgements -----------------------------------------------------------------------
 
     def complete(self, request: Held) -> None:
-        """A request in hand is done, without a (further) reply. Raises RequestRejected."""
+        """A request in hand is done, without a (further) reply. Raises BrokerRefused."""
         _of_a_worker(request)
         self._acknowledge(request, Form(WorkState.COMPLETED, 0))
 
     def fail(self, request: Held, reason: str = "") -> None:
-        """A request in hand becomes a dead letter. Raises RequestRejected `not_held`."""
+        """A request in hand becomes a dead letter. Raises BrokerRefused `not_held`."""
         _of_a_worker(request)
         self._acknowledge(request, Form(WorkState.FAILED, 0, reason_of(reason)))
 
     def ack(self, held: Any) -> None:
         """Mail, a record of a group, or a batch of these is done.
 
-        Raises RequestRejected `not_held`, LocalProtocolError: it came from no inbox or group.
+        Raises BrokerRefused `not_held`, LocalProtocolError: it came from no inbox or group.
         """
         self._acknowledge(held, Form())
 
@@ -401,7 +401,7 @@ class Step:
 
     def regain(self, error: MalamuteError | None = None) -> None:
         """What it acknowledged is the caller's again, unless the broker says that it is not."""
-        not_held = isinstance(error, RequestRejected) and error.code == "not_held"
+        not_held = isinstance(error, BrokerRefused) and error.code == "not_held"
         for holder, numbers in self.lent:
             holder.regained(numbers)
             if not_held:
@@ -479,7 +479,7 @@ class Bundle:
         """Settle a bundle that the broker took."""
         self.owner.confirmed(self, confirm)
 
-    def refused(self, error: RequestRejected, now_ms: int) -> None:
+    def refused(self, error: BrokerRefused, now_ms: int) -> None:
         """Settle, repeat or split a bundle that the broker refused."""
         self.owner.refused(self, error, now_ms)
 
@@ -832,7 +832,7 @@ class Steps:
                 told.append((step.token, step.confirmation))
         self._tell(Settled(told))
 
-    def refused(self, bundle: Bundle, error: RequestRejected, now_ms: int) -> None:
+    def refused(self, bundle: Bundle, error: BrokerRefused, now_ms: int) -> None:
         """The broker took nothing of it: in halves, again later, or never."""
         if not self._came_back(bundle):
             return

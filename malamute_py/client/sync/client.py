@@ -85,7 +85,7 @@ def connect_sync(
     (None: for ever); otherwise the first failure is raised. options: fields of
     ClientSettings, which help(ClientSettings) explains.
     context: a zmq.Context, needed for inproc endpoints. on_link: told each change of the link, in
-    the client's own thread. Raises SettingError, Timeout, ConnectionLost or RequestRejected (a
+    the client's own thread. Raises SettingError, Timeout, ConnectionLost or BrokerRefused (a
     credential or version that was refused is final).
     """
     settings = make_settings(endpoint, options, timeout_ms)
@@ -246,7 +246,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         further keys. confirm: "synced", "stored",
         "none", or "default": the stream's own, which is "synced" unless it was set. timeout_ms:
         None waits for ever; by default the client's settings say how long.
-        Raises RequestRejected (not in the log), LocalProtocolError (never sent), Timeout (whether
+        Raises BrokerRefused (not in the log), LocalProtocolError (never sent), Timeout (whether
         it is in the log is unknown; the client goes on sending it, and it is there once) or
         ConnectionLost (the client was closed; it may be in the log).
         """
@@ -279,7 +279,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
 
         timeout_ms: how long to wait for room in the window; None: until there is some. What was not
         sent when the program ends is lost: flush() or close() before that.
-        Raises RequestRejected `window` when there was none and 0 was to be waited, else Timeout:
+        Raises BrokerRefused `window` when there was none and 0 was to be waited, else Timeout:
         nothing was taken; otherwise as publish().
         """
         link = self._link
@@ -450,7 +450,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         (older records are dropped), body_kind ("blob", "list", "arrow"; else the first batch
         decides), schema (of Arrow bodies), level ("synced" or "stored", what confirm="default"
         means), description. The first three and schema cannot be changed later.
-        Raises RequestRejected: `stream_exists` with other settings, `bad_setting`, ...
+        Raises BrokerRefused: `stream_exists` with other settings, `bad_setting`, ...
         """
         named = settings_of(settings, more)
         value = self._link.ask(lambda number: c.CreateStream(number, stream, named))
@@ -461,18 +461,18 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
     ) -> StreamFacts:
         """Change settings of a stream; those not named stay.
 
-        settings: as those of create_stream(). Raises RequestRejected.
+        settings: as those of create_stream(). Raises BrokerRefused.
         """
         named = settings_of(settings, more)
         value = self._link.ask(lambda number: c.EditStream(number, stream, named))
         return facts(StreamFacts, {"name": stream, **value})
 
     def remove_stream(self, stream: str) -> None:
-        """Remove a stream and its records. Raises RequestRejected."""
+        """Remove a stream and its records. Raises BrokerRefused."""
         self._link.ask(lambda number: c.RemoveStream(number, stream))
 
     def stream_info(self, stream: str) -> StreamFacts:
-        """Facts about one stream. Raises RequestRejected `unknown_stream`."""
+        """Facts about one stream. Raises BrokerRefused `unknown_stream`."""
         value = self._link.ask(lambda number: c.StreamInfo(number, stream))
         return facts(StreamFacts, {"name": stream, **value})
 
@@ -489,7 +489,7 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
             after = page[-1].name
 
     def find_offset(self, stream: str, start: StartPoint) -> int:
-        """The offset that a start point stands for. Raises RequestRejected."""
+        """The offset that a start point stands for. Raises BrokerRefused."""
         wire = start_on_wire(start)
         value = self._link.ask(lambda number: c.FindOffset(number, stream, wire))
         return int(value["offset"])
@@ -526,12 +526,12 @@ class SyncClient(SyncMailVerbs, SyncWorkVerbs, SyncQueueVerbs):
         return facts(BrokerFacts, self._link.ask(c.BrokerInfo))
 
     def list_links(self, limit: int = 1000) -> list[LinkFacts]:
-        """The links that the broker has. Raises RequestRejected `forbidden`."""
+        """The links that the broker has. Raises BrokerRefused `forbidden`."""
         value = self._link.ask(lambda number: c.ListLinks(number, limit))
         return fact_list(LinkFacts, value, "links")
 
     def kick(self, link: int, reason: str = "") -> None:
-        """End a link by its number. Raises RequestRejected."""
+        """End a link by its number. Raises BrokerRefused."""
         self._link.ask(lambda number: c.Kick(number, link, reason))
 
 

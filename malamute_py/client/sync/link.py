@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, TypeVar
 import zmq
 
 from malamute_protocol.commands import Confirm
-from malamute_protocol.errors import MalamuteError, RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_py.client.engine.engine import Engine, clock_ms
 from malamute_py.client.engine.log import LINK_LOG, LOG, guarded
 from malamute_py.client.engine.waits import ANSWER, ASKED, ROOM, timed_out
@@ -170,7 +170,7 @@ class ThreadLink:
         """Wait under the lock until the window has room, or the session is over.
 
         name: of what room is wanted for. Returns what is left of `wait` for what the caller waits
-        for next. Raises Timeout, or RequestRejected `window` where `wait` is 0.
+        for next. Raises Timeout, or BrokerRefused `window` where `wait` is 0.
         """
         session = self.session
         try:
@@ -180,9 +180,7 @@ class ThreadLink:
         except Timeout:
             if wait:
                 raise
-            raise RequestRejected(
-                "window", "too much is unconfirmed: wait for some of it"
-            ) from None
+            raise BrokerRefused("window", "too much is unconfirmed: wait for some of it") from None
         return None if left_ms is None else max(1, left_ms)
 
     def tell(self) -> None:
@@ -192,7 +190,7 @@ class ThreadLink:
     def ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
         """Send a request and wait for its answer; takes the lock itself.
 
-        Raises RequestRejected, ConnectionLost, or Timeout after the settings' timeout_ms.
+        Raises BrokerRefused, ConnectionLost, or Timeout after the settings' timeout_ms.
         """
         pending: Pending[dict[str, Any]] = Pending(self)
         with self.lock:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import (
     beginning,
@@ -89,7 +89,7 @@ class SyncAtomicStep(Step):
     def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
         """Have it taken, and wait for the confirm; None: there was nothing in it.
 
-        Raises RequestRejected (nothing of it happened), LocalProtocolError (nothing was sent),
+        Raises BrokerRefused (nothing of it happened), LocalProtocolError (nothing was sent),
         Timeout or ConnectionLost (it may have been taken, as a whole).
         """
         if not self.parts:
@@ -134,14 +134,14 @@ class SyncStreamCursor(CursorName):
         self._link = link
 
     def info(self) -> CursorFacts:
-        """Where it stands. Raises RequestRejected `unknown_cursor`."""
+        """Where it stands. Raises BrokerRefused `unknown_cursor`."""
         value = self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name))
         return facts(CursorFacts, value)
 
     def move(self, next: int | Position, *, since: int | None = None) -> Confirmation | None:
         """Have it stand at `next`, which must be ahead of it.
 
-        since: where it stands until now. Raises RequestRejected `conflict`.
+        since: where it stands until now. Raises BrokerRefused `conflict`.
         """
         return self._moving(SyncAtomicStep(self._link), next, since).commit()
 
@@ -165,7 +165,7 @@ class SyncStreamCursor(CursorName):
 
         settings, by name or as a mapping: pin=True (the stream keeps what lies behind the cursor),
         pin_bytes_max (how much at most; 0: the broker's bound), description.
-        Raises RequestRejected.
+        Raises BrokerRefused.
         """
         named, wire = settings_of(settings, more), start_on_wire(start)
         value = self._link.ask(
@@ -174,7 +174,7 @@ class SyncStreamCursor(CursorName):
         return facts(CursorFacts, {"stream": self.stream, "cursor": self.name, **value})
 
     def remove(self) -> None:
-        """Have the broker forget it. Raises RequestRejected."""
+        """Have the broker forget it. Raises BrokerRefused."""
         self._link.ask(lambda number: c.RemoveCursor(number, self.stream, self.name))
 
 
@@ -220,7 +220,7 @@ class SyncMember(Handed):
                 "the membership",
             )
         if not membership.accepted:
-            raise membership.error or RequestRejected("cancelled")
+            raise membership.error or BrokerRefused("cancelled")
 
     # --- taking ----------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class SyncQueueVerbs(SyncVerbs):
         return SyncStreamCursor(self._link, stream, name)
 
     def cursor_info(self, stream: str, cursor: str) -> CursorFacts:
-        """Facts about one cursor. Raises RequestRejected `unknown_cursor`."""
+        """Facts about one cursor. Raises BrokerRefused `unknown_cursor`."""
         return self.cursor(stream, cursor).info()
 
     def list_cursors(self, stream: str = "", prefix: str = "") -> list[CursorFacts]:
@@ -430,7 +430,7 @@ class SyncQueueVerbs(SyncVerbs):
         )
 
     def group_info(self, stream: str, group: str) -> GroupFacts:
-        """Lag, members and what each holds. Raises RequestRejected `unknown_group`."""
+        """Lag, members and what each holds. Raises BrokerRefused `unknown_group`."""
         value = self._link.ask(lambda number: c.GroupInfo(number, stream, group))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -442,7 +442,7 @@ class SyncQueueVerbs(SyncVerbs):
         )
 
     def remove_group(self, stream: str, group: str) -> None:
-        """Forget a group without members. Raises RequestRejected `in_use`, `unknown_group`."""
+        """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
         self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 
     # --- mailboxes ---------------------------------------------------------------------------
@@ -454,7 +454,7 @@ class SyncQueueVerbs(SyncVerbs):
         )
 
     def mailbox_info(self, mailbox: str) -> MailboxFacts:
-        """Facts about one mailbox. Raises RequestRejected `unknown_mailbox`."""
+        """Facts about one mailbox. Raises BrokerRefused `unknown_mailbox`."""
         value = self._link.ask(lambda number: c.MailboxInfo(number, mailbox))
         return facts(MailboxFacts, {"name": mailbox, **value})
 
@@ -463,13 +463,13 @@ class SyncQueueVerbs(SyncVerbs):
     ) -> list[PeekedMail]:
         """Look at messages without taking them, those with a number above `after`.
 
-        body_bytes: how much of each body is shown. Raises RequestRejected.
+        body_bytes: how much of each body is shown. Raises BrokerRefused.
         """
         value = self._link.ask(lambda number: c.PeekMail(number, mailbox, after, limit, body_bytes))
         return fact_list(PeekedMail, value, "messages")
 
     def purge_mailbox(self, mailbox: str) -> Purged:
-        """Take out all that no reader has in hand. Raises RequestRejected."""
+        """Take out all that no reader has in hand. Raises BrokerRefused."""
         value = self._link.ask(lambda number: c.PurgeMail(number, mailbox, mailbox))
         return facts(Purged, value)
 
@@ -481,7 +481,7 @@ class SyncQueueVerbs(SyncVerbs):
         settings, by name or as a mapping; 0 is the broker's bound: memory=True (in memory only),
         max_messages and max_bytes (a sender beyond them waits), ttl_ms (time to live of
         messages that name no expiry; 0: they do not expire), level ("synced" or "stored",
-        what confirm="default" means), description. Raises RequestRejected `bad_setting`.
+        what confirm="default" means), description. Raises BrokerRefused `bad_setting`.
         """
         named = settings_of(settings, more)
         value = self._link.ask(lambda number: c.EditMailbox(number, mailbox, named))
@@ -501,7 +501,7 @@ class SyncQueueVerbs(SyncVerbs):
         )
 
     def service_info(self, service: str) -> ServiceFacts:
-        """Facts about one service queue. Raises RequestRejected `unknown_service`."""
+        """Facts about one service queue. Raises BrokerRefused `unknown_service`."""
         value = self._link.ask(lambda number: c.ServiceInfo(number, service))
         return facts(ServiceFacts, {"name": service, **value})
 
@@ -515,7 +515,7 @@ class SyncQueueVerbs(SyncVerbs):
         request is a dead letter), lease_ms (silence of a worker before its request goes to
         another), backoff_ms and backoff_max_ms (pause before a request is handed out again;
         doubles), timeout_ms (of requests that name none), dead_letters (name of their mailbox;
-        "": SERVICE.dead), level, description. Raises RequestRejected.
+        "": SERVICE.dead), level, description. Raises BrokerRefused.
         """
         named = settings_of(settings, more)
         value = self._link.ask(lambda number: c.EditService(number, service, named))
@@ -524,7 +524,7 @@ class SyncQueueVerbs(SyncVerbs):
     def requeue(self, service: str, numbers: Sequence[int] = ()) -> int:
         """Put dead letters, or requests that workers hold, back into the queue.
 
-        numbers: which; none: all dead letters. Returns how many. Raises RequestRejected.
+        numbers: which; none: all dead letters. Returns how many. Raises BrokerRefused.
         """
         listed = numbers_of_requests(numbers)
         value = self._link.ask(lambda number: c.Requeue(number, service, listed))

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from malamute_protocol.batch import Batch, Record
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.engine.waits import NOTHING, OPENED
 from malamute_py.client.position import Position
 from malamute_py.client.readers.records import Cursor
@@ -74,7 +74,7 @@ class SyncSubscription(Cursor):
             )
         position = reading.position
         if position is None:
-            raise reading.error or RequestRejected("cancelled")
+            raise reading.error or BrokerRefused("cancelled")
         return position
 
     # --- batches ---------------------------------------------------------------------------

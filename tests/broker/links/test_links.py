@@ -337,7 +337,7 @@ def test_every_code_that_the_core_uses_is_in_the_table_of_codes() -> None:
     used: set[str] = set()
     for file in Path(package.__file__).parent.glob("*.py"):
         text = file.read_text()
-        used |= set(findall(r"RequestRejected\(\s*\"([a-z_]+)\"", text))
+        used |= set(findall(r"BrokerRefused\(\s*\"([a-z_]+)\"", text))
         used |= set(findall(r"refuse\([^()]*?\"([a-z_]+)\"", text))
     assert used
     assert used <= set(CODES)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import LocalProtocolError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_py.client.session.offers import Offered
@@ -54,7 +54,7 @@ def test_a_command_that_cannot_be_encoded_fails_alone() -> None:
     assert sorted(kinds(sent)) == ["Send", "StreamInfo", "StreamInfo"]
     [(token, error)] = answers(script).items()
     assert token == "bad"
-    assert isinstance(error, RequestRejected)
+    assert isinstance(error, BrokerRefused)
     assert error.code == "malformed"
     assert "stream=<object" in error.reason
     assert script.state() is State.LINKED
@@ -70,7 +70,7 @@ def test_a_step_of_which_a_part_cannot_be_encoded_fails_whole() -> None:
         def confirmed(self, confirm: c.Confirm) -> None:
             raise AssertionError
 
-        def refused(self, error: RequestRejected, now_ms: int) -> None:
+        def refused(self, error: BrokerRefused, now_ms: int) -> None:
             tracked.append(error)
 
     tracker = script.session.trackers.give(Waiting())
@@ -161,7 +161,7 @@ def test_what_ended_the_link_is_found_and_never_sent_again(place: int) -> None:
     assert links == 3
     [(token, error)] = answers(script).items()
     assert token == "bad"
-    assert isinstance(error, RequestRejected)
+    assert isinstance(error, BrokerRefused)
     assert error.code == "malformed"
     assert understood == ["StreamInfo"] * 4, "all others go on, and together again"
 
@@ -181,7 +181,7 @@ def test_an_offer_that_ends_the_link_ends_its_worker_by_name() -> None:
     ]
     assert kinds([offer, asked, ping]) == ["Offer", "StreamInfo", "Ping"]
     end_as_malformed(script)
-    assert isinstance(offering.error, RequestRejected)
+    assert isinstance(offering.error, BrokerRefused)
     script.wait(60_000)
     assert kinds(script.open()) == ["StreamInfo"]
 
@@ -192,7 +192,7 @@ def test_a_hello_that_no_broker_reads_ends_the_client_by_name() -> None:
     assert script.state() is State.CLOSED
     closed = script.happened[-1]
     assert isinstance(closed, Closed)
-    assert isinstance(closed.error, RequestRejected)
+    assert isinstance(closed.error, BrokerRefused)
     assert closed.error.code == "malformed"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Content, encode
-from malamute_protocol.errors import MalamuteError, RequestRejected, Timeout
+from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.events import Confirmed, Settled, Warned
 from malamute_py.client.session.mailboxes import Asked
@@ -226,7 +226,7 @@ def test_what_is_not_held_costs_the_others_nothing() -> None:
     assert sorted(confirmed) == [0, 1, 3]
     assert len(warnings(script)) == 1
     outcome = outcomes(script)["mine"]
-    assert isinstance(outcome, RequestRejected)
+    assert isinstance(outcome, BrokerRefused)
     assert script.session.idle
 
 
@@ -243,7 +243,7 @@ def test_what_is_acknowledged_after_the_end_of_the_inbox_leaves_nothing_unconfir
     view.mailbox.ack([(0, 2)])
     assert not of(script.step(), c.AckMail)
     assert script.session.idle
-    with pytest.raises(RequestRejected, match="removed"):
+    with pytest.raises(BrokerRefused, match="removed"):
         view.mailbox.ack([(0, 2)], token="mine")
 
 
@@ -549,7 +549,7 @@ def test_a_request_does_not_complete_with_a_hole_among_its_replies() -> None:
     [end] = of([*sent, *script.step()], c.AckWork)
     assert (end.state, end.ranges) == (4, [(job.number, job.number + 1)])
     [told] = outcomes(script).values()
-    assert isinstance(told, RequestRejected)
+    assert isinstance(told, BrokerRefused)
     assert told.code == "forbidden"
     assert warnings(script)
 
@@ -562,7 +562,7 @@ def test_a_refused_reply_that_somebody_waits_for_is_theirs_to_deal_with() -> Non
     [step] = of(script.step(), c.Atomic)
     sent = script.say(c.Refused(66, step.tracker, "forbidden"))
     assert not of([*sent, *script.step()], c.AckWork)
-    assert isinstance(outcomes(script)["caller"], RequestRejected)
+    assert isinstance(outcomes(script)["caller"], BrokerRefused)
     assert not warnings(script)
     assert reply(script, job), "it goes on"
 
@@ -628,7 +628,7 @@ def test_a_step_does_not_end_a_request_whose_replies_are_not_confirmed() -> None
     first, second = take_all(offering)
     reply(script, second, b"one", last=False)
     [step] = of(script.step(), c.Atomic)
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(BrokerRefused) as caught:
         offering.lend([first.number, second.number])
     assert caught.value.code == "conflict"
     assert not any(job.finished for job in (first, second)), "none of them was lent"
@@ -647,7 +647,7 @@ def test_who_waits_for_an_end_behind_replies_is_told_when_the_client_is_closed()
     script.session.abandon(RuntimeError("a defect"))
     script.step()
     [told] = outcomes(script).values()
-    assert isinstance(told, RequestRejected)
+    assert isinstance(told, BrokerRefused)
 
 
 def test_a_service_in_memory_gets_plain_replies() -> None:

@@ -9,7 +9,7 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.batch import bitmap_of_rows, encode
 from malamute_protocol.commands import Command
-from malamute_protocol.errors import LocalProtocolError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.client.readers.group import numbers_of
 from malamute_py.client.session.events import Settled
 from malamute_py.client.session.memberships import HeldBatch, Joining, Membership
@@ -249,7 +249,7 @@ def test_a_rewound_record_is_no_part_of_a_step() -> None:
     script.hand(4, 0, epoch=2)
     step = Step()
     for void in (list(old)[2], old):
-        with pytest.raises(RequestRejected, match="not in hand"):
+        with pytest.raises(BrokerRefused, match="not in hand"):
             step.ack(void)
     step.ack(list(old)[1])
 
@@ -357,7 +357,7 @@ def test_a_step_acknowledges_records_and_batches_of_a_group() -> None:
     step = Step()
     step.ack(next(iter(first)))
     step.ack(second)
-    with pytest.raises(RequestRejected, match="not_held"):
+    with pytest.raises(BrokerRefused, match="not_held"):
         Step().ack(second)
     assert script.ack([10]) == []
     script.session.steps.add(step, "step")
@@ -365,7 +365,7 @@ def test_a_step_acknowledges_records_and_batches_of_a_group() -> None:
     assert isinstance(atomic, c.Atomic)
     assert ack == c.AckRecords(script.member.number, [(0, 1), (10, 12)])
     script.say(c.Refused(66, atomic.tracker, "conflict"))
-    assert isinstance(script.settled()["step"], RequestRejected)
+    assert isinstance(script.settled()["step"], BrokerRefused)
     assert script.member.in_hand == {0, 1, 2, 3, 10, 11}
 
 
@@ -394,7 +394,7 @@ def test_a_record_that_a_step_could_not_acknowledge_is_shown_again() -> None:
     taken = script.take()
     script.reconnect()
     script.accept_member(script.member)
-    with pytest.raises(RequestRejected, match="not_held"):
+    with pytest.raises(BrokerRefused, match="not_held"):
         Step().ack(taken)
     script.hand(2, 4)
     assert script.take().numbers == [4, 5]

@@ -9,7 +9,7 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Content, encode
-from malamute_protocol.errors import LocalProtocolError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.framing import NUMBERS, encode_message
 from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.outgoing import RETRY_MS
@@ -315,7 +315,7 @@ def test_a_fenced_producer_ends_publishing_for_good() -> None:
     script.publish(b"b")
     script.say(c.Refused(10, publish.tracker, "fenced", "newer epoch"))
     assert [tokens for tokens, _ in script.outcomes()] == [[b"a"], [b"b"]]
-    with pytest.raises(RequestRejected, match="fenced"):
+    with pytest.raises(BrokerRefused, match="fenced"):
         script.publish(b"c")
 
 
@@ -341,7 +341,7 @@ def test_a_producer_of_the_callers_that_is_refused_is_the_callers_to_mend(code: 
     [publish] = publishes(script.step())
     assert script.say(c.Refused(10, publish.tracker, code, "who?")) == []
     [(_, refused)] = script.outcomes()
-    assert isinstance(refused, RequestRejected)
+    assert isinstance(refused, BrokerRefused)
     assert refused.code == code
     assert script.wait(500) == []
     script.publish(b"mine")
@@ -487,7 +487,7 @@ def test_a_producer_refused_for_now_fails_what_waits_and_is_asked_for_again() ->
     script.say(c.Refused(22, asked.request, "journal_failed", "a sync failed"))
     [(tokens, outcome)] = script.outcomes()
     assert tokens == [b"a"]
-    assert isinstance(outcome, RequestRejected)
+    assert isinstance(outcome, BrokerRefused)
     assert script.session.publisher.queued_bytes == 0
     script.publish(b"b")
     assert [type(command) for command in script.step()] == [c.OpenProducer]

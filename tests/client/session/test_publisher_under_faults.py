@@ -14,7 +14,7 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Content
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from tests.client.script import Script, bodies_of
 from tests.seeds import seeds
 
@@ -108,7 +108,7 @@ class Run:
             for index, body in enumerate(tokens):
                 assert body not in self.offsets, "settled twice"
                 assert body not in self.failed, "settled twice"
-                if isinstance(outcome, RequestRejected):
+                if isinstance(outcome, BrokerRefused):
                     assert outcome.code == "bad_batch"
                     self.failed.append(body)
                 else:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import MalamuteError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.framing import NUMBERS
 from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.events import Confirmed, Settled
@@ -291,5 +291,5 @@ def test_a_failed_request_says_why() -> None:
         run.working.clear()
         run.settle()
     assert isinstance(token.outcomes[0], MalamuteError)
-    assert not isinstance(token.outcomes[0], RequestRejected)
+    assert not isinstance(token.outcomes[0], BrokerRefused)
     assert (token.body, "no such airport") in run.model.dead["svc"]

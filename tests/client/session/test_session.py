@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import ConnectionLost, RequestRejected
+from malamute_protocol.errors import BrokerRefused, ConnectionLost
 from malamute_protocol.framing import encode_message
 from malamute_py.client.session.session import (
     Answered,
@@ -101,7 +101,7 @@ def test_a_refused_version_is_final_and_fails_everything() -> None:
     assert script.state() is State.CLOSED
     [(tokens, error)] = script.outcomes()
     assert tokens == [b"x"]
-    assert isinstance(error, RequestRejected)
+    assert isinstance(error, BrokerRefused)
     assert error.code == "version"
 
 
@@ -112,7 +112,7 @@ def test_being_fenced_or_kicked_is_final() -> None:
         script.say(c.Bye(code, "go"))
         closed = script.happened[-1]
         assert isinstance(closed, Closed)
-        assert isinstance(closed.error, RequestRejected)
+        assert isinstance(closed.error, BrokerRefused)
 
 
 def test_a_link_that_a_late_hello_of_the_same_session_replaced_is_made_anew() -> None:
@@ -173,7 +173,7 @@ def test_requests_are_answered_refused_or_sent_again() -> None:
     script.say(c.Refused(39, kick.request, "unknown_link", "no 9"))
     answer = script.happened[-1]
     assert isinstance(answer, Answered)
-    assert isinstance(answer.outcome, RequestRejected)
+    assert isinstance(answer.outcome, BrokerRefused)
     assert answer.outcome.code == "unknown_link"
 
 

@@ -10,10 +10,10 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import Content
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import (
+    BrokerRefused,
     ConnectionLost,
     LocalProtocolError,
     MalamuteError,
-    RequestRejected,
 )
 from malamute_protocol.limits import RANGES_MAX
 from malamute_py.client.position import Confirmation, Position
@@ -41,7 +41,7 @@ class Bag:
 
     def lend(self, numbers: list[int]) -> None:
         if not self.held.issuperset(numbers):
-            raise RequestRejected("not_held")
+            raise BrokerRefused("not_held")
         self.held.difference_update(numbers)
 
     def settled(self, numbers: list[int]) -> None:
@@ -121,7 +121,7 @@ def contents(sent: list[tuple[Command, tuple[Any, ...]]]) -> list[list[bytes]]:
 
 
 def code_of(outcome: Any) -> str:
-    assert isinstance(outcome, RequestRejected), outcome
+    assert isinstance(outcome, BrokerRefused), outcome
     return outcome.code
 
 
@@ -399,7 +399,7 @@ def test_who_acknowledges_in_a_step_acknowledges_nowhere_else() -> None:
     inbox = Bag(7, {1, 2})
     first, second = Step(), Step()
     first.ack(Item(inbox, 1))
-    with pytest.raises(RequestRejected, match="not_held"):
+    with pytest.raises(BrokerRefused, match="not_held"):
         second.ack(Item(inbox, 1))
     first.give_up()
     second.ack(Item(inbox, 1))

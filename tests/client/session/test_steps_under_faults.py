@@ -15,7 +15,7 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Content
-from malamute_protocol.errors import MalamuteError, RequestRejected
+from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.events import Settled
@@ -153,7 +153,7 @@ def test_each_step_happens_once_or_not_at_all_and_its_caller_hears_which(seed: i
             assert world.happened["stream"][marker] == 1, number
             assert world.steps[number].confirmation is outcome
         else:
-            assert isinstance(outcome, RequestRejected)
+            assert isinstance(outcome, BrokerRefused)
             assert outcome.code in ("forbidden", "conflict")
             assert world.happened["stream"][marker] == 0, number
             assert (outcome.code == "forbidden") == (marker in world.forbidden)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import bitmap_of_rows
-from malamute_protocol.errors import BatchError, RemoteProtocolError, RequestRejected
+from malamute_protocol.errors import BatchError, BrokerRefused, RemoteProtocolError
 from malamute_py.client.position import Position
 from malamute_py.client.session.session import State
 from malamute_py.client.session.subscription import (
@@ -288,7 +288,7 @@ def test_a_refused_subscription_fails_its_reader_only() -> None:
     script.open()
     reading = script.subscribe()
     script.say(c.Refused(12, reading.number, "forbidden", "not yours"))
-    assert isinstance(reading.error, RequestRejected)
+    assert isinstance(reading.error, BrokerRefused)
     assert reading.ended
     assert script.state() is State.LINKED
 
@@ -314,7 +314,7 @@ def test_the_end_comes_after_what_waits() -> None:
 def test_a_stream_removed_under_a_reader_is_its_error() -> None:
     script, reading = reading_script()
     script.say(c.Ended(reading.number, 0, "stream_removed"))
-    assert isinstance(reading.error, RequestRejected)
+    assert isinstance(reading.error, BrokerRefused)
 
 
 def test_what_crosses_an_unsubscribe_is_left_alone() -> None:

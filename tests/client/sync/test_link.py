@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from malamute_protocol.errors import RequestRejected
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.test_queues_against_a_broker import broker
 
@@ -24,7 +24,7 @@ async def test_a_thread_that_fails_leaves_nobody_waiting(
             raise ZeroDivisionError
 
         monkeypatch.setattr(ann._link.engine, "next_wake", fail)
-        with pytest.raises(RequestRejected, match="ZeroDivisionError"):
+        with pytest.raises(BrokerRefused, match="ZeroDivisionError"):
             await asyncio.to_thread(ann.cursor("s", "c").info)
-        with pytest.raises(RequestRejected, match="ZeroDivisionError"):
+        with pytest.raises(BrokerRefused, match="ZeroDivisionError"):
             ann.broker_info()
