@@ -38,6 +38,10 @@ HEADER: Final = "# DO NOT EDIT: made from ../aio/{name} by `{command}` (tools/sy
 ONLY: Final = "# asyncio only"
 INSTEAD: Final = "# sync: "
 WIDTH: Final = 100
+LEFT_OVER: Final = re.compile(
+    r".*(\b(async|asyncio|await|awaits|awaited)\b|\bif True:|# *sync:).*", re.IGNORECASE
+)
+"""What a generated file must not have: a table lacks something, or a mark was mistyped."""
 
 TERMS: Final = {
     "AsyncGenerator": "Generator",
@@ -288,23 +292,22 @@ def generate(name: str) -> str:
     """The synchronous file for asyncio's file of the same name. Raises ValueError."""
     file = FILES[name]
     names = {**TERMS, **{known: f"Sync{known}" for known in file.classes}, **file.names}
-    text = _marks(Text((SOURCES / name).read_text()))
-    text = _waits(Text(text))
+    text = marked(Text((SOURCES / name).read_text()))
+    text = blocking(Text(text))
     text = _names(Text(text), names)
     for known, instead in CODE:
         text = text.replace(known, instead)
     text = _words(Text(text), file)
     text = _formatted(text, TARGETS / name)
-    left = re.search(r".*\b(async|asyncio|await|awaits|awaited)\b.*", text, re.IGNORECASE)
-    if left:
-        raise ValueError(f"{name}: a word of asyncio is left over: {left[0].strip()}")
+    if left := LEFT_OVER.search(text):
+        raise ValueError(f"{name}: a word or mark of asyncio is left over: {left[0].strip()}")
     return HEADER.format(name=name, command=COMMAND) + text
 
 
 # --- marks ---------------------------------------------------------------------------------------
 
 
-def _marks(source: Text) -> str:
+def marked(source: Text) -> str:
     """Leave out what is asyncio's only, and put in what is for threads."""
     lines = source.text.splitlines(keepends=True)
     statements = {
@@ -358,7 +361,7 @@ def _is_docstring(node: ast.AST) -> bool:
 # --- code ----------------------------------------------------------------------------------------
 
 
-def _waits(source: Text) -> str:
+def blocking(source: Text) -> str:
     """Drop `async` and `await`, and have futures be Pending."""
     edits = []
     for node in ast.walk(source.tree):

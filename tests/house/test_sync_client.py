@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.sync_client import COMMAND, FILES, TARGETS, Text, _marks, generate
+from tools.sync_client import COMMAND, FILES, TARGETS, Text, blocking, generate, marked
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -60,4 +60,29 @@ class Reader:
 
 
 def test_marks_say_what_has_no_twin_and_what_is_for_threads() -> None:
-    assert _marks(Text(MARKED)) == MADE
+    assert marked(Text(MARKED)) == MADE
+
+
+WAITING = """\
+async def commit(self, size, wait):
+    future = self._link.loop.create_future()
+    left = await self._link.room(size, wait, "a step")
+    async with self.window as window:
+        await window.add(future)
+    self._link.tell(self)
+    return await self._link.limit(future, left, STEP)
+"""
+
+BLOCKING = """\
+def commit(self, size, wait):
+    future = Pending(self._link)
+    left = self._link.room(wait, "a step")
+    with self.window as window:
+        window.add(future)
+    self._link.tell()
+    return future.result(left, STEP)
+"""
+
+
+def test_what_is_awaited_is_called_and_futures_are_pending() -> None:
+    assert blocking(Text(WAITING)) == BLOCKING
