@@ -160,7 +160,10 @@ def test_partial_messages_of_many_connections_have_a_bound_together(tmp_path: Pa
             cut = client.count("cut_total")
             # 40 of 4 MiB each; whom there was room for is still there.
             assert cut <= 35
-            assert client.facts()["unread_bytes"] <= BOUNDS["limits__unread_share_bytes_max"]
+            # What came since the guard's last look may be above the bound until the next.
+            deadline = time.monotonic() + WAIT_S
+            while client.facts()["unread_bytes"] > BOUNDS["limits__unread_share_bytes_max"]:
+                assert time.monotonic() < deadline, "the share is above its bound for good"
         print(f"{cut} of 40 cut, RSS +{(peak - before) >> 20} MiB")
         assert peak - before < 160 << 20
         assert "its share" in daemon.wait_for("connection_cut")["reason"]
