@@ -296,6 +296,10 @@ class Loop:
             count = self._watchdog.release()
             self._counters["connections_held_total"] += count
             self._event("connections_held", "warning", {"connections": count}, now_ms)
+            error, self._watchdog.error = self._watchdog.error, None
+            if error is not None:
+                facts = {"doing": "holding floods back", "error": error}
+                self._event("internal_error", "error", facts, now_ms)
 
     def _pace(self, now_ms: int) -> None:
         """Take up less in the next turn if this one was long, and tell of one that was very long.

@@ -41,6 +41,8 @@ class Watchdog:
         self._held: dict[int, int] = {}
         """Inodes of the connections that are held back, and their descriptors."""
         self._lock = threading.Lock()
+        self.error: Exception | None = None
+        """What an unforeseen error of a look was; the loop reports it and takes it away."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -62,7 +64,10 @@ class Watchdog:
             turn, before = self.turn, seen
             seen = turn
             if turn and turn == before:
-                self.look(turn)
+                try:
+                    self.look(turn)
+                except Exception as error:  # noqa: BLE001 - contained: the next look is made
+                    self.error, self.holds = error, True
 
     def look(self, turn: int) -> None:
         """Hold back what fills the memory, if this turn still stands and memory has grown."""
