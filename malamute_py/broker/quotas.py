@@ -104,7 +104,7 @@ UNMETERED: Final = Usage("", Quota(), 0)
 """Usage of a link that was not welcomed yet: it can spend nothing."""
 
 
-class Context(Protocol):
+class QuotaContext(Protocol):
     """The time, the settings, and where refusals are counted and logged."""
 
     now_ms: int
@@ -117,7 +117,7 @@ class Context(Protocol):
 class Quotas:
     """What all owners hold."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: QuotaContext) -> None:
         self._context = context
         self._owners: dict[str, Usage] = {}
         self._prune_at = IDLE_OWNERS_MAX

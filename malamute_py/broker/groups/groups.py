@@ -576,7 +576,7 @@ class Groups:
         return self._leaving(group, member, picked)
 
     def _picked(self, link: Link, command: AckRecords) -> tuple[Group, Member, Picked]:
-        """What an acknowledgement concerns. Raises BrokerRefused."""
+        """Find the records that an acknowledgement names. Raises BrokerRefused."""
         member = link.receivers.get(command.subscription)
         if not isinstance(member, Member):
             raise BrokerRefused(
@@ -1184,7 +1184,7 @@ class _Leaving(_Acknowledging):
     """Records that are done once the log says so."""
 
     left: Sequence[tuple[Page, int, int]] = ()
-    """Of each page, what the member held and what waited."""
+    """Pages, each with what the member held of it and what waited there."""
 
     def taken(self, part: Part) -> None:
         self.left = [(page, *self._take(page, mask)) for page, mask in self.picked]

@@ -2,7 +2,7 @@
 
 Owns `visible` of each ring, and what waits for it. The rules: `visible` moves at the ends of
 bundles only, and never back; a ring in memory is visible as far as it was appended. A ring knows
-no streams: what a batch is that waits for it, the code knows that put it there. Source:
+no streams: publishing puts a batch here, and takes it from here once it is visible. Source:
 docs/design.md (The core and its shell; Promises).
 """
 
@@ -31,7 +31,7 @@ class Waiter(msgspec.Struct, eq=False):
     tracker: int
     level: int
     size: int
-    """What it holds of the link's window."""
+    """Bytes of the link's window that it takes."""
     duplicate: bool = False
     epoch: int = 0
     offset: int = -1
@@ -51,11 +51,11 @@ class Settled(msgspec.Struct, eq=False):
     """The Batch of a stream (stream.py): a ring knows no streams."""
     waiters: tuple[Waiter, ...] = ()
     call: Settlement | None = None
-    """What is to be called, for a change."""
+    """Called instead of confirming, where a change waits."""
 
 
 class RingState:
-    """What the core knows of one ring."""
+    """One ring, as far as the core is concerned."""
 
     __slots__ = (
         "awaited", "end_lsn", "failed", "memory", "name", "numbers", "unsettled", "visible",

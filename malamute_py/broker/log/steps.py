@@ -57,7 +57,7 @@ MEMORY_KEYS_MAX: Final = 65_536
 
 
 class Effect(msgspec.Struct, eq=False):
-    """What a part of a step does at run time beside its changes, at four moments.
+    """Work that a part of a step does at run time beside its changes, at four moments.
 
     An effect is given its part and never holds it: both go without Python's collector.
     """
@@ -118,7 +118,7 @@ class Counting(Effect):
 
 
 class Part(msgspec.Struct, eq=False):
-    """What one command adds to a step; made by a `prepare`, which has checked it all."""
+    """The contribution of one command to a step; a `prepare` makes it, and has checked it all."""
 
     changes: list[Change] = []
     content: Content | None = None

@@ -1098,7 +1098,7 @@ class _Returning(Effect):
 
 
 def _nobody(offer: Offer, grant: Grant, cost: int) -> None:
-    raise AssertionError("nobody delivers")
+    raise AssertionError("a request was granted before the offers were connected")
 
 
 def dead_letters(service: Service) -> str:
