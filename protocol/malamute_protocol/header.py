@@ -320,12 +320,13 @@ class TableReading:
         self._table = HeaderTable([], [])
         if outlined:
             self._table.outline = Outline()
-        self._limits = limits
         self._wrong: tuple[str, str, int] | None = None
         """What the error says that ended the reading. Not the error: its trace would hold this
         object and the bytes of the table, free only when the collector found the circle.
         """
-        self._steps = self._read(subjects, fieldmaps)
+        # Without this object, so that a reading that is given up is free at once: what a cycle
+        # holds stays until the collector looks at all objects, and one reading takes megabytes.
+        self._steps = self._read(self._table, subjects, fieldmaps, limits)
 
     def run(self, more: Callable[[], bool]) -> bool:
         """Go on until all is read (True) or `more`, asked after each step, says no.
@@ -347,8 +348,10 @@ class TableReading:
             raise BatchError(*self._wrong)
         return self._table
 
-    def _read(self, subjects: bytes, fieldmaps: bytes) -> Iterator[None]:
-        limits, table = self._limits, self._table
+    @staticmethod
+    def _read(
+        table: HeaderTable, subjects: bytes, fieldmaps: bytes, limits: Limits
+    ) -> Iterator[None]:
         outline = table.outline
         decoders = _decoders(limits.headers_max, limits.keys_max, limits.fields_max)
         left = limits.header_entries_max

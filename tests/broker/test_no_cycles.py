@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gc
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import FunctionType, GeneratorType, MethodType
 from typing import Any
 
 import pytest
@@ -346,9 +347,16 @@ def test_nothing_of_the_broker_waits_for_the_collector(seed: int) -> None:
     gc.disable()
     try:
         bustle.run(2_000)
+        # The collector closes a suspended generator before it counts, and so frees what hangs on it.
+        suspended = [
+            (weakref.ref(thing), thing.__qualname__)
+            for thing in gc.get_objects()
+            if type(thing) is GeneratorType
+        ]
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         found = Counter(filter(None, map(is_ours, gc.garbage)))
+        found.update(name for known, name in suspended if known() is None)
     finally:
         gc.set_debug(before)
         gc.garbage.clear()

@@ -134,6 +134,19 @@ def test_a_table_that_is_wrong_is_free_when_it_was_refused() -> None:
         gc.enable()
 
 
+def test_a_table_whose_reading_is_given_up_is_free_at_once() -> None:
+    """A peer that is cut amid its table left 10 MiB; a collector that may not rest kept them."""
+    gc.disable()
+    try:
+        reading = TableReading(pack([f"a.{at}" for at in range(5_000)]), b"", DEFAULT_LIMITS)
+        assert not reading.run(lambda: False)
+        known = weakref.ref(reading)
+        del reading
+        assert known() is None
+    finally:
+        gc.enable()
+
+
 def test_a_table_that_is_wrong_is_refused_in_the_same_words_each_time() -> None:
     reading = TableReading(b"\xc1", b"", LIMITS)
     said: list[tuple[str, str]] = []
