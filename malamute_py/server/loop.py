@@ -42,7 +42,7 @@ from malamute_py.broker.ready import (
 from malamute_py.config import Config
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
-from malamute_py.server.collector import Collector
+from malamute_py.server.collector import COMMANDS_A_LOOK, Collector
 from malamute_py.server.connections.connection import Connection
 from malamute_py.server.connections.guard import SUSPECT_MS, Guard
 from malamute_py.server.connections.numbering import Numbering
@@ -229,6 +229,8 @@ class Loop:
         self._offences: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
         """Links that ended by an offence: inode of the connection -> routing id -> how many. An id
         is one connection's. A descriptor may be another's by the time its inode is asked for."""
+        self._commands = 0
+        """Commands that the core was given since the collector looked at young objects."""
         self._busy = False
         self._finishing = False
         self._told = False
@@ -280,8 +282,12 @@ class Loop:
             self._retry(now_ms)
         if ready:
             self._active_ms = now_ms
-        elif self._collector is not None and now_ms - self._active_ms >= _REST_MS:
-            self._collector.rest(now_ms)
+        if self._collector is not None:
+            if self._commands >= COMMANDS_A_LOOK:
+                self._commands = 0
+                self._collector.look()
+            if now_ms - self._active_ms >= _REST_MS:
+                self._collector.rest(now_ms)
         self._pace(now_ms)
         self._ends(now_ms)
 
@@ -473,6 +479,7 @@ class Loop:
             else:
                 core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
                 worked += len(commands)
+                self._commands += len(commands)
         self._counters["messages_in_total"] += count
         self._counters["bytes_in_total"] += taken
         return False
@@ -516,6 +523,7 @@ class Loop:
             del peer.commands[:count], peer.frames[:owned]
             left = max(0, left - count)
             self._core.receive(peer.number, peer.identity, commands, frames, now_ms)
+            self._commands += count
         return True
 
     def _next_message(self, peer: Peer, now_ms: int) -> bool:

@@ -347,7 +347,7 @@ def test_nothing_of_the_broker_waits_for_the_collector(seed: int) -> None:
     gc.disable()
     try:
         bustle.run(2_000)
-        # The collector closes a suspended generator before it counts, and so frees what hangs on it.
+        # The collector closes a suspended generator before it counts: what hangs on it is freed.
         suspended = [
             (weakref.ref(thing), thing.__qualname__)
             for thing in gc.get_objects()

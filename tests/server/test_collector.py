@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
+from malamute_protocol.commands import Ping
+from malamute_protocol.framing import decode_message, encode_message
+from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_py.config import Config
-from malamute_py.server.collector import Collector
+from malamute_py.server.collector import COMMANDS_A_LOOK, Collector
 from tests.server.fakes import RunningLoop
 
 
@@ -98,12 +103,36 @@ def test_what_was_there_at_the_beginning_is_never_looked_at_again() -> None:
     assert not any(each is kept for each in gc.get_objects())
 
 
+def test_young_garbage_goes_by_a_look_and_what_outlived_one_look_by_the_third() -> None:
+    """Python would not look while as much is freed as is made."""
+    collector = Collector(Clock())
+    collector.begin()
+    gc.disable()
+    try:
+        young, kept = Knot(), Knot()
+        known, known_kept = weakref.ref(young), weakref.ref(kept)
+        del young
+        collector.look()
+        assert known() is None
+        del kept
+        collector.look()
+        assert known_kept() is not None
+        collector.look()
+        assert known_kept() is None
+    finally:
+        gc.enable()
+
+
 class Resting(Collector):
-    """Notes when the loop rests."""
+    """Notes when the loop rests, and how often young objects are looked at."""
 
     def __init__(self) -> None:
         super().__init__()
         self.at_ms: list[int] = []
+        self.looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
 
     def rest(self, now_ms: int) -> None:
         self.at_ms.append(now_ms)
@@ -121,3 +150,20 @@ def test_the_loop_rests_when_nothing_has_come_for_a_second() -> None:
         assert collector.at_ms == []
         running.let_pass(1)
         running.until(lambda: collector.at_ms)
+
+
+def test_young_objects_are_looked_at_after_so_many_commands() -> None:
+    collector = Resting()
+    peer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    with RunningLoop(Config(listen=["tcp://127.0.0.1:0"]), collector) as running, peer:
+        peer.connect(running.endpoint)
+        for count in (COMMANDS_A_LOOK - 1, 1, COMMANDS_A_LOOK):
+            looks = collector.looks
+            peer.send_multipart(encode_message([Ping(n) for n in range(count)]))
+            heard = 0
+            while heard < count:
+                heard += len(decode_message(peer.recv_multipart(), DEFAULT_LIMITS))
+            if count == COMMANDS_A_LOOK - 1:
+                assert collector.looks == 0
+            else:
+                running.until(lambda looks=looks: collector.looks == looks + 1)
