@@ -44,7 +44,7 @@ from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
 from malamute_py.server.collector import COMMANDS_A_LOOK, Collector
 from malamute_py.server.connections.connection import Connection
-from malamute_py.server.connections.guard import SUSPECT_MS, Guard
+from malamute_py.server.connections.guard import EVENTS_A_TURN, SUSPECT_MS, Guard, has_events
 from malamute_py.server.connections.numbering import Numbering
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.errors import ServerFailed
@@ -256,7 +256,7 @@ class Loop:
         drained = True
         for listener in self._listeners:
             if listener.monitor is not None and listener.monitor in ready:
-                self._ended += self._guard.drain(listener.monitor, now_ms)
+                self._ended += self._guard.drain(listener.monitor, now_ms, EVENTS_A_TURN)
                 if listener.numbering is not None:
                     listener.numbering.ask(now_ms)
             if listener.socket in ready and not self._drain(listener, now_ms):
@@ -547,9 +547,11 @@ class Loop:
         self, listener: Listener, head: zmq.Frame, frames: list[Any], old: Peer | None, now_ms: int
     ) -> Peer | None:
         """A new link for a peer that was not known by this routing id; None: it was refused."""
-        if listener.monitor is not None:
-            # Its EVENT_ACCEPTED was written before its first message.
-            self._ended += self._guard.drain(listener.monitor, now_ms)
+        monitor = listener.monitor
+        if monitor is not None:
+            # Its EVENT_ACCEPTED was written before its first message, maybe after many others.
+            while not self._is_noted(listener, head) and has_events(monitor):
+                self._ended += self._guard.drain(monitor, now_ms, EVENTS_A_TURN)
         if listener.numbering is not None and not self._is_numbered(
             listener.numbering, head, frames
         ):
@@ -565,6 +567,12 @@ class Loop:
         reason = f"user {peer.identity} has links.user_connections_max connections already"
         self._core.malformed(peer.number, "limit", reason, now_ms)
         return None
+
+    def _is_noted(self, listener: Listener, head: zmq.Frame) -> bool:
+        """Whether the guard has noted the connection of a message, and that it was given its id."""
+        numbering, accepted = listener.numbering, self._guard.connections.accepted
+        is_given = numbering is None or numbering.is_given(head.bytes, accepted)
+        return is_given and self._peers.is_known(head)
 
     def _is_numbered(self, numbering: Numbering, head: zmq.Frame, frames: list[Any]) -> bool:
         """Whether a message is a peer's, by an id that is the peer's to have."""

@@ -7,6 +7,7 @@ may choose it. Source: docs/design.md, The core and its shell.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Container, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -172,6 +173,16 @@ class Peers:
     def connection(self, head: zmq.Frame) -> Connection | None:
         """The connection that a message came by."""
         return self._connections.get(_descriptor(head))
+
+    def is_known(self, head: zmq.Frame) -> bool:
+        """Whether the guard has noted the very connection that a message came by."""
+        connection = self.connection(head)
+        if connection is None:
+            return False
+        try:
+            return os.fstat(connection.fd).st_ino == connection.inode
+        except OSError:
+            return False
 
     def add(self, listener: Listener, head: zmq.Frame) -> Peer:
         """A new link for the peer whose message begins with this frame; attach() comes next."""
