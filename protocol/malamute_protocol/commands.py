@@ -52,7 +52,7 @@ class Visibility(enum.IntEnum):
     DURABLE = 1
     """What no power loss can take back."""
     COMMITTED = 2
-    """Up to the first open transaction."""
+    """Reserved: up to the first open transaction."""
 
 
 class StartKind(enum.IntEnum):

@@ -645,6 +645,8 @@ class Content:
             raise BatchError("bad_batch", "append times belong to derived batches", 22)
         if flags & TRANSACTION_CONTROL:
             raise BatchError("unsupported", "transaction control is reserved", 22)
+        if head.transaction_id:
+            raise BatchError("unsupported", "a transaction id is reserved", 48)
         if kind != LIST and head.parts_count:
             raise BatchError("bad_batch", "a count of parts without lists", 108)
         _ = self.sections

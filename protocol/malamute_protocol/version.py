@@ -29,7 +29,7 @@ class Feature(enum.IntFlag):
     PLACEMENT = 64
     """Reserved: `moved` and `not_leader` are understood, with the placement map."""
     TYPED = 128
-    """Streams with a declared Arrow schema."""
+    """Reserved: streams with a declared Arrow schema."""
 
 
 def negotiate(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:

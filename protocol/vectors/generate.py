@@ -459,6 +459,7 @@ def contents() -> Iterator[Vector]:
     yield bad("body kind 3", changed(SIMPLE, 21, "B", 3))
     yield bad("an unknown flag", changed(SIMPLE, 22, "<H", 1024), "unsupported")
     yield bad("transaction control", changed(SIMPLE, 22, "<H", 64), "unsupported")
+    yield bad("a transaction id", changed(SIMPLE, 48, "<Q", 5), "unsupported")
     rows = np.ones(10, np.bool_)
     derived = extract(stamp_for(SIMPLE, 0), Content(SIMPLE), rows)[1]
     yield bad("offset deltas from a producer", derived)

@@ -297,6 +297,7 @@ def read_content(
     need(bool(h["flags"] & 32) == derived, "offset deltas")
     need(derived or not h["flags"] & 512, "append times")
     need(not h["flags"] & 64, "transaction control", "unsupported")
+    need(not h["transaction_id"], "a transaction id", "unsupported")
     need((h["flags"] & 28).bit_count() <= 1, "forms of properties")
     need(h["body_kind"] == 1 or h["parts_count"] == 0, "parts without lists")
     position = head_bytes

@@ -39,7 +39,7 @@ from malamute_py.broker.links.replicas import Replicas
 from malamute_py.broker.quotas import UNMETERED
 from malamute_py.broker.ready import Send
 
-FEATURES = int(Feature.MAIL | Feature.SERVICES | Feature.CURSORS | Feature.ATOMIC | Feature.TYPED)
+FEATURES = int(Feature.MAIL | Feature.SERVICES | Feature.CURSORS | Feature.ATOMIC)
 """What this broker serves beyond the streams themselves."""
 LATER_MS = 5
 """How long what no peer waits for may wait for company."""

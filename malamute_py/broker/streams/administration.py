@@ -189,6 +189,10 @@ class StreamAdmin:
         stream = self._stream(link, command, "read")
         if stream is None:
             return
+        if command.visibility not in (0, 1):
+            reason = f"no visibility {command.visibility}"
+            self._answers.refuse(link, command, "unsupported", reason)
+            return
         try:
             compile_pattern(command.pattern)
         except BrokerRefused as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from malamute_py.broker.log.stream import Stream
     from malamute_py.broker.subscriptions.matching import Prepared
 
-VISIBILITIES: Final = ("live", "durable", "committed")
+VISIBILITIES: Final = ("live", "durable")
 
 
 class Subscription(Receiver):

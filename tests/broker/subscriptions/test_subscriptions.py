@@ -452,14 +452,22 @@ def test_the_end_of_a_stream_ends_its_subscriptions_by_name() -> None:
 # --- visibility ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("visibility", [Visibility.DURABLE, Visibility.COMMITTED])
-def test_a_durable_reader_sees_only_what_a_power_loss_cannot_take_back(
-    visibility: Visibility,
-) -> None:
+@pytest.mark.parametrize("visibility", [-1, int(Visibility.COMMITTED), 3])
+def test_a_visibility_that_is_reserved_or_unknown_is_refused(visibility: int) -> None:
+    shell = Shell()
+    shell.hello(1)
+    shell.publish(1, "s", [b"a"], tracker=1)
+    peer = shell.subscribe(1, 2, "s", start=[0], visibility=visibility)
+    assert peer.last(wire.Refused).code == "unsupported"
+    shell.send(1, wire.PlanRead(3, "s", ["all"], [0], visibility=visibility))
+    assert [refused.code for refused in peer.of(wire.Refused)] == ["unsupported"] * 2
+
+
+def test_a_durable_reader_sees_only_what_a_power_loss_cannot_take_back() -> None:
     shell = Shell(sync=False)
     shell.hello(1)
     live = shell.subscribe(1, 1, "s", start=[0])
-    shell.subscribe(1, 2, "s", start=[0], visibility=int(visibility))
+    shell.subscribe(1, 2, "s", start=[0], visibility=int(Visibility.DURABLE))
     shell.publish(1, "s", [b"a"], tracker=1)
     assert bodies(live, 1) == [b"a"]
     assert bodies(live, 2) == []

@@ -216,6 +216,7 @@ export function readContent(data, derived = false) {
   need(Boolean(flags & 32) === derived, "offset deltas");
   need(derived || !(flags & 512), "append times");
   need(!(flags & 64), "transaction control", "unsupported");
+  need(v.getBigUint64(48, true) === 0n, "a transaction id", "unsupported");
   need([0, 4, 8, 16].includes(flags & 28), "forms of properties");
   need(kind === 1 || u32(108) === 0, "parts without lists");
   let position = start;
