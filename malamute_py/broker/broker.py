@@ -116,7 +116,7 @@ class Broker:
         answers = Answers(shard, self._links, self._when_visible)
         self._mail = Mail(shard, self._links, self._steps, self._bodies, answers)
         self._services = Services(
-            shard, self._links, self._steps, self._bodies, self._mail.mailboxes,
+            shard, self._links, self._steps, self._bodies, self._mail.puts,
             answers,
         )  # fmt: skip
         self._cursors = Cursors(shard, self._links, self._catalogue, self._steps, starts, answers)

@@ -297,7 +297,7 @@ class Nonsense:
                     assert not held.get(place, 0) & mask, "held by two"
                     held[place] = held.get(place, 0) | mask
         total = 0
-        for mailbox in boxes._numbers.values():
+        for mailbox in boxes.by_number.values():
             rows = [row for (number, _), row in mailbox.rows.items() if number == mailbox.number]
             assert mailbox.state == STANDING
             assert list(mailbox.order) == sorted(row.base for row in rows)
@@ -325,7 +325,7 @@ class Nonsense:
                 )
                 assert not free & ~over or row.base in set(ready)
         assert boxes.messages == total
-        assert boxes.bytes + boxes.memory_bytes == sum(m.bytes for m in boxes._numbers.values())
+        assert boxes.bytes + boxes.memory_bytes == sum(m.bytes for m in boxes.by_number.values())
 
 
 def plain(queues: Queues) -> dict[str, Any]:

@@ -28,11 +28,9 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
-from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.mail.mailbox import STANDING, Mailbox, temporary_name
-from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.mail.parts import Leaver, Leaving, done_of
+from malamute_py.broker.mail.messages import Leaver, Leaving, Messages, done_of
 from malamute_py.broker.mail.peeking import ENTRY_BYTES, RESULT_BYTES, Peeking
 from malamute_py.changelog.records import MailboxRemoved, MailDone
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
@@ -91,15 +89,15 @@ class MailboxAdmin:
         shard: Shard,
         links: Links,
         steps: Steps,
-        mailboxes: Mailboxes,
-        bodies: Bodies,
+        messages: Messages,
         answers: Answers,
     ) -> None:
         self._shard = shard
         self._links = links
         self._steps = steps
-        self._mailboxes = mailboxes
-        self._bodies = bodies
+        self._messages = messages
+        self._mailboxes = messages.mailboxes
+        self._bodies = messages.bodies
         self._answers = answers
         self._jobs: Final[deque[Emptying]] = deque()
         self._listings: Final[deque[Listing]] = deque()
@@ -109,7 +107,7 @@ class MailboxAdmin:
         """A look into a mailbox is under way."""
         self.queues: Final = (self._jobs, self._listings, self._peeks)
         """While all of them are empty, nothing can be done at once."""
-        mailboxes.on_ending = self._ending
+        self._mailboxes.on_ending = self._ending
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """What handles the commands."""
@@ -398,13 +396,13 @@ class MailboxAdmin:
             self._done(job)
             return
         for _, mask, row in rows:
-            self._mailboxes.leaving(mailbox, row, mask)
+            self._messages.leaving(mailbox, row, mask)
             job.count += mask.bit_count()
         job.waiting = True
         change = MailDone(mailbox.number, done_of(rows), job.why)
-        leaving = Leaving(self._mailboxes, mailbox, rows)
+        leaving = Leaving(self._messages, mailbox, rows)
         piece = Then(partial(self._went, job), partial(self._stayed, job))
-        self._steps.take([self._mailboxes.part(mailbox, change, leaving, piece)])
+        self._steps.take([self._messages.part(mailbox, change, leaving, piece)])
 
     def _piece(self, job: Emptying) -> list[Leaver]:
         """The next puts of which rows are free."""

@@ -21,7 +21,7 @@ from malamute_protocol.commands import AckMail, Command, Ended, Mail, OpenInbox,
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
-from malamute_py.broker.log.bodies import Bodies, Body
+from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
 from malamute_py.broker.mail.mailbox import (
     NOBODY,
@@ -32,8 +32,7 @@ from malamute_py.broker.mail.mailbox import (
     expired,
     temporary_name,
 )
-from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.mail.parts import Leaver, done_of
+from malamute_py.broker.mail.messages import Leaver, Messages, done_of
 from malamute_py.changelog.records import MailAgain, MailDone, Run
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MessageRow, Rare
@@ -55,14 +54,14 @@ class Inboxes:
         shard: Shard,
         links: Links,
         steps: Steps,
-        mailboxes: Mailboxes,
-        bodies: Bodies,
+        messages: Messages,
     ) -> None:
         self._shard = shard
         self._links = links
         self._steps = steps
-        self._mailboxes = mailboxes
-        self._bodies = bodies
+        self._messages = messages
+        self._mailboxes = messages.mailboxes
+        self._bodies = messages.bodies
         self.count = 0
         self._returning: Final[deque[Inbox]] = deque()
         """Readers that have ended and hold something."""
@@ -80,7 +79,7 @@ class Inboxes:
     @property
     def hungry(self) -> bool:
         """Whether more can be done at once."""
-        return bool(self._mailboxes.hungry) or bool(self._returning)
+        return bool(self._messages.hungry) or bool(self._returning)
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """What handles the commands that are no steps."""
@@ -200,7 +199,7 @@ class Inboxes:
                 mailbox.able.append(inbox)
             if not mailbox.queued and mailbox.waits:
                 mailbox.queued = True
-                self._mailboxes.hungry.append(mailbox)
+                self._messages.hungry.append(mailbox)
 
     # --- delivery -------------------------------------------------------------------------------
 
@@ -210,7 +209,7 @@ class Inboxes:
         while self._returning and most > 0:
             most = self._take_back(self._returning[0], most)
         budget = STEP_PUTS - RETURN_PUTS + most
-        hungry = self._mailboxes.hungry
+        hungry = self._messages.hungry
         more = self._shard.share()
         while hungry and budget > 0:
             mailbox = hungry.popleft()
@@ -219,13 +218,13 @@ class Inboxes:
                 # What comes back goes before what is new; it is asked again then.
                 continue
             budget -= self._turn(mailbox)
-            self._mailboxes.wake(mailbox)
+            self._messages.wake(mailbox)
             if not more():
                 return
 
     def _take_back(self, inbox: Inbox, budget: int) -> int:
         mailbox, held = inbox.mailbox, inbox.held
-        release = self._mailboxes.release
+        release = self._messages.release
         rows = mailbox.rows
         count = 0
         while held and budget > 0:
@@ -241,7 +240,7 @@ class Inboxes:
                 "mail_redelivered", mailbox=mailbox.name, link=inbox.link.number,
                 identity=inbox.link.identity, count=inbox.outstanding,
             )  # fmt: skip
-            self._mailboxes.wake(mailbox)
+            self._messages.wake(mailbox)
         return budget
 
     def _turn(self, mailbox: Mailbox) -> int:
@@ -280,7 +279,7 @@ class Inboxes:
             free &= ~over
             if not free:
                 # The timer takes it out; until then no reader gets it.
-                self._mailboxes.expire_soon(mailbox, row)
+                self._messages.expire_soon(mailbox, row)
         if not free:
             mailbox.pull(base, row.priority)
             return True
@@ -381,7 +380,7 @@ class Inboxes:
                 over = expired(mailbox, row, now_ms)[0] & mask
                 if over:
                     self._take_from(inbox, row, over)
-                    self._mailboxes.release(mailbox, row, over)
+                    self._messages.release(mailbox, row, over)
                     mask &= ~over
                     if not mask:
                         continue
@@ -402,17 +401,17 @@ class Inboxes:
     def _unreadable(self, inbox: Inbox, handout: Handout) -> None:
         """The bodies of a hand-out could not be read, or are nowhere."""
         row, mask = handout.row, handout.mask
-        mailbox, boxes = inbox.mailbox, self._mailboxes
+        mailbox, messages = inbox.mailbox, self._messages
         self._take_from(inbox, row, mask)
         failed = self._bodies.failed
         if not failed:
-            boxes.lost(mailbox, row, mask)
+            messages.lost(mailbox, row, mask)
             return
         self._shard.counters["mail_reads_failed"] += 1
         self._shard.event(
             "mail_read_failed", "error", mailbox=mailbox.name, number=row.base, reason=failed
         )
-        boxes.postpone(mailbox, row, mask, boxes.much_later_ms)
+        messages.postpone(mailbox, row, mask, messages.much_later_ms)
 
     def _send(
         self, inbox: Inbox, row: MessageRow, mask: int, count: int, attempts: int, body: Body
@@ -464,10 +463,10 @@ class Inboxes:
         mailbox = inbox.mailbox
         number, done = mailbox.number, done_of(rows)
         if command.again_ms < 0:
-            return self._mailboxes.part(mailbox, MailDone(number, done), _Ack(self, inbox, rows))
+            return self._messages.part(mailbox, MailDone(number, done), _Ack(self, inbox, rows))
         not_before_ms = self._shard.now_ms + command.again_ms if command.again_ms else 0
         change = MailAgain(number, done, not_before_ms, command.again_ms)
-        return self._mailboxes.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
+        return self._messages.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
 
     def _held_rows(self, inbox: Inbox, command: AckMail) -> list[Leaver]:
         """The rows that an ACK_MAIL names; raises BrokerRefused `not_held`."""
@@ -527,7 +526,7 @@ class _Ack(Effect):
 
     def appended(self, part: Part, end_lsn: int) -> None:
         mailbox = self.inbox.mailbox
-        left = self.inboxes._mailboxes.left
+        left = self.inboxes._messages.left
         count = 0
         for base, mask, row in self.rows:
             left(mailbox, base, mask, row)
@@ -538,7 +537,7 @@ class _Ack(Effect):
         inbox = self.inbox
         for base, mask, row in self.rows:
             if inbox.ended:
-                self.inboxes._mailboxes.release(inbox.mailbox, row, mask)
+                self.inboxes._messages.release(inbox.mailbox, row, mask)
             else:
                 inbox.held[base] = inbox.held.get(base, 0) | mask
                 inbox.outstanding += mask.bit_count()
@@ -550,13 +549,13 @@ class _Again(_Ack):
     not_before_ms: int
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        boxes, mailbox = self.inboxes._mailboxes, self.inbox.mailbox
+        messages, mailbox = self.inboxes._messages, self.inbox.mailbox
         for _, mask, row in self.rows:
             self.inboxes._shard.counters["mail_again"] += mask.bit_count()
-            if self.not_before_ms > boxes.now_ms:
-                boxes.postpone(mailbox, row, mask, self.not_before_ms)
+            if self.not_before_ms > messages.now_ms:
+                messages.postpone(mailbox, row, mask, self.not_before_ms)
             else:
-                boxes.release(mailbox, row, mask)
+                messages.release(mailbox, row, mask)
 
 
 def _rows_between(

@@ -18,6 +18,8 @@ from malamute_py.broker.log.steps import Part, Steps
 from malamute_py.broker.mail.administration import MailboxAdmin
 from malamute_py.broker.mail.inboxes import Inboxes
 from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.mail.messages import Messages
+from malamute_py.broker.mail.puts import Puts
 
 
 class Mail:
@@ -31,17 +33,22 @@ class Mail:
         bodies: Bodies,
         answers: Answers,
     ) -> None:
-        self.mailboxes = Mailboxes(shard, links, steps, bodies)
-        self.inboxes = Inboxes(shard, links, steps, self.mailboxes, bodies)
-        self.admin = MailboxAdmin(shard, links, steps, self.mailboxes, bodies, answers)
+        self.mailboxes = Mailboxes(shard, links, steps)
+        self.messages = Messages(shard, steps, self.mailboxes, bodies)
+        self.puts = Puts(shard, steps, self.messages)
+        self.inboxes = Inboxes(shard, links, steps, self.messages)
+        self.admin = MailboxAdmin(shard, links, steps, self.messages, answers)
+        self._schedules: Final = (
+            self.messages.delays, self.messages.expiries, self.mailboxes.endings
+        )  # fmt: skip
         self.queues: Final = (
-            *self.mailboxes.queues, *self.inboxes.queues, *self.admin.queues
+            *self.mailboxes.queues, self.messages.hungry, *self.inboxes.queues, *self.admin.queues
         )  # fmt: skip
         """While all of them are empty, nothing can be done at once."""
 
     def prepares(self) -> dict[type[Command], Callable[[Link, Any, Any], Part]]:
         """What makes a part of a step of each command that is one."""
-        return {Send: self.mailboxes.prepare_send, AckMail: self.inboxes.prepare_ack}
+        return {Send: self.puts.prepare_send, AckMail: self.inboxes.prepare_ack}
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """What handles the commands that are no steps."""
@@ -55,6 +62,7 @@ class Mail:
     def recovered(self) -> None:
         """Take up what the tables hold; to be called once, before anything else."""
         self.mailboxes.recovered()
+        self.messages.recovered()
 
     # --- readers --------------------------------------------------------------------------------
 
@@ -83,9 +91,15 @@ class Mail:
 
     def tick(self) -> None:
         """Time has passed."""
-        self.mailboxes.tick()
+        self.messages.tick()
+        self.mailboxes.end_kept()
 
     @property
     def due_ms(self) -> int | None:
         """When to be asked again at the latest."""
-        return self.mailboxes.due_ms
+        due_ms: int | None = None
+        for schedule in self._schedules:
+            at_ms = schedule.due_ms
+            if at_ms is not None and (due_ms is None or at_ms < due_ms):
+                due_ms = at_ms
+        return due_ms

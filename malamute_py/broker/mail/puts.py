@@ -1,0 +1,297 @@
+"""Puts: mail that is taken for a mailbox, and what is refused.
+
+Owns SEND, the notices and dead letters of services, and the bounds of what a mailbox takes. The
+rules: a full mailbox answers `wait` and never drops; what a step will put is counted when it is
+taken. Source: docs/design.md (Flow control; Queues and the checkpoint); SPEC.md, section 4.8; the
+Malamute whitepaper's direct messaging (docs/design.md, References).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from malamute_protocol.commands import Level, Send
+from malamute_protocol.content import ARROW, Content
+from malamute_protocol.encode import encode
+from malamute_protocol.errors import BatchError, BrokerRefused
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.steps import Counting, Part, Steps
+from malamute_py.broker.mail.mailbox import STANDING, Mailbox
+from malamute_py.broker.mail.messages import Leaver, Messages
+from malamute_py.broker.mail.parts import Burying, Late, Putting, Reviving
+from malamute_py.changelog.records import Change, MailPut, RequestDead, RequestRevived, Run
+from malamute_py.changelog.tables import rows_of
+
+REVIVED_MAX: Final = 1_000
+"""Puts that one revival looks at."""
+NOTICES_MAX: Final = 256
+"""Contents of notices that are remembered, by their count of rows."""
+
+
+class Puts:
+    """What is put into the mailboxes of one core."""
+
+    def __init__(self, shard: Shard, steps: Steps, messages: Messages) -> None:
+        self._shard = shard
+        self._quotas = shard.quotas
+        self._steps = steps
+        self._messages = messages
+        self.mailboxes = messages.mailboxes
+        self._notices: dict[int, bytes] = {}
+
+    # --- putting --------------------------------------------------------------------------------
+
+    def prepare_send(self, link: Link, command: Send, frame: Any) -> Part:
+        """A SEND as part of a step. Raises BrokerRefused: nothing was done."""
+        shard = self._shard
+        settings = shard.settings
+        name = command.mailbox
+        if not settings.permit(link.owner, "send", name):
+            raise BrokerRefused("forbidden", f"you may not send to mailbox '{name}'")
+        try:
+            content = self._shard.content(frame)
+            content.check(settings.limits)
+        except BatchError as error:
+            raise BrokerRefused(error.code, error.reason) from error
+        head = content.head
+        if head.producer_id:
+            raise BrokerRefused("unsupported", "mail is named by its key: it has no producer")
+        if head.body_kind == ARROW:
+            raise BrokerRefused("bad_batch", "the bodies of mail are blobs or lists of them")
+        if head.count > settings.mail_rows_max:
+            raise BrokerRefused(
+                "too_large", f"{head.count} messages in a batch, at most {settings.mail_rows_max}"
+            )
+        shard.counters["mail_sends"] += 1
+        return self.put(
+            name, sender=link.holder, content=content, frame=frame, by=link.owner,
+            priority=command.priority, deliver_at_ms=command.deliver_at_ms, key=command.key,
+        )  # fmt: skip
+
+    def put(
+        self,
+        name: str,
+        *,
+        sender: str,
+        content: Content,
+        frame: Any,
+        by: str = "",
+        priority: int = 0,
+        deliver_at_ms: int = 0,
+        key: bytes = b"",
+        about: Sequence[Run] = (),
+        last: bool = False,
+        why: str = "",
+        force: bool = False,
+        asked_by: str = "",
+    ) -> Part:
+        """One batch of messages for a mailbox, as part of a step.
+
+        content: checked. asked_by: for a reply or a notice, who sent the request. force: beyond
+        the bounds, for what must not be lost and was bounded before. In memory, the part says so;
+        see `later`.
+        Raises BrokerRefused: `wait`, `limit`, `bad_name`, `unknown_mailbox`.
+        """
+        mailbox = self.mailboxes.by_name.get(name)
+        if mailbox is None or mailbox.removing:
+            if asked_by:
+                by = self._quotas.owner_of(asked_by)
+            mailbox = self.mailboxes.use(name, by)
+        head = content.head
+        count = head.count
+        size = STAMP_BYTES + head.content_bytes
+        if not force:
+            self._check_room(mailbox, count, size)
+            self._quotas.check_sent(asked_by or sender, mailbox.resource, size)
+        now_ms = self._shard.now_ms
+        put = MailPut(
+            mailbox.number, -1, count, size, sender, now_ms, key, priority,
+            deliver_at_ms if deliver_at_ms > now_ms else 0,
+        )  # fmt: skip
+        if head.earliest_expiry_ms or mailbox.settings.ttl_ms:
+            _set_expiry(put, content, mailbox.settings.ttl_ms, now_ms)
+        if about:
+            put.about = list(about)
+        put.last = last
+        put.why = why
+        put.asked_by = asked_by
+        putting = Putting(self._messages, mailbox, put)
+        part = Part(content=content, frame=frame, effects=[putting], level=mailbox.level)
+        if mailbox.memory and mailbox.state == STANDING:
+            part.memory = True
+            part.level = int(Level.NONE)
+        elif mailbox.memory:
+            # Its messages are not logged, but that there is such a mailbox is: what is
+            # confirmed as `none` must not wait for the disk, nor pretend that it did.
+            if not mailbox.pending:
+                self.mailboxes.create(mailbox)
+            raise BrokerRefused(
+                "wait", f"mailbox '{name}' is being created", self._shard.settings.retry_ms
+            )
+        else:
+            part.changes = [put]
+        return part
+
+    def later(self, part: Part) -> Part:
+        """A put into memory as a piece of a step that is logged: it happens when that is."""
+        assert part.memory
+        assert part.content is not None
+        part.effects.insert(0, Late(self._steps, part.content))
+        part.content, part.memory = None, False
+        return part
+
+    def notice(self, name: str, *, asked_by: str, about: Sequence[Run], why: str) -> Part | None:
+        """Say that requests will have no answer; None when there is no client to be told.
+
+        It goes beyond the bounds: each stands for a request that was bounded.
+        """
+        count = sum(run[2] for run in about)
+        frame = self._notices.get(count)
+        if frame is None:
+            frame = encode([b""] * count, subject="notice")
+            if len(self._notices) < NOTICES_MAX:
+                self._notices[count] = frame
+        try:
+            part = self.put(
+                name, sender="", content=Content(frame), frame=frame, about=about, last=True,
+                why=why, force=True, asked_by=asked_by,
+            )  # fmt: skip
+        except BrokerRefused:
+            return None
+        part.notice = True
+        return part
+
+    # --- dead letters ---------------------------------------------------------------------------
+
+    def bury(
+        self,
+        name: str,
+        *,
+        service: int,
+        rows: Sequence[tuple[int, int]],
+        size: int,
+        why: str,
+        by: str = "",
+        force: bool = False,
+    ) -> Part:
+        """Let requests become messages of a dead-letter mailbox, as part of a step.
+
+        rows: (number of a put, its rows as a mask). size: bytes of these puts.
+        Raises BrokerRefused as `put` does, and `cross_ring` for a mailbox in memory.
+        """
+        mailbox = self.mailboxes.use(name, by)
+        if mailbox.memory:
+            raise BrokerRefused("cross_ring", f"mailbox '{name}' is in memory only")
+        count = sum(mask.bit_count() for _, mask in rows)
+        if not force:
+            self._check_room(mailbox, count, size)
+        named = [(base, rows_of(mask)) for base, mask in rows]
+        change = RequestDead(service, named, mailbox.number, why, self._shard.now_ms)
+        changes: list[Change] = [change]
+        if mailbox.state != STANDING:
+            # Again by a command on the way: the second record says what the first did.
+            changes.insert(0, self.mailboxes.set_of(mailbox))
+        burying = Burying(self._messages, mailbox, rows, count, size)
+        counting = Counting(self._shard.counters, count, ("dead_letters",))
+        return Part(changes, effects=[burying, counting], level=mailbox.level)
+
+    def revive(self, name: str, *, service: int, numbers: Sequence[int] = ()) -> Part | None:
+        """Let dead letters of a service that no reader holds become requests again.
+
+        numbers: which; none: all, as far as one step goes. None: there is no such one.
+        """
+        mailbox = self.mailboxes.by_name.get(name)
+        if mailbox is None or mailbox.memory:
+            return None
+        found: dict[int, int] = {}
+        if numbers:
+            for number in numbers:
+                base = mailbox.order.floor(number)
+                if base is not None and number < base + mailbox.rows[mailbox.number, base].count:
+                    found[base] = found.get(base, 0) | 1 << (number - base)
+        else:
+            for at, base in enumerate(mailbox.order):
+                if at == REVIVED_MAX:
+                    break
+                found[base] = -1
+        rows: list[Leaver] = []
+        for base, wanted in found.items():
+            row = mailbox.rows[mailbox.number, base]
+            rare = row.rare
+            if rare is None or rare.request is None or rare.request.service != service:
+                continue
+            mask = mailbox.free(row) & wanted
+            if mask:
+                rows.append((base, mask, row))
+        if not rows:
+            return None
+        change = RequestRevived(
+            mailbox.number, service, [(base, rows_of(mask)) for base, mask, _ in rows],
+            self._shard.now_ms,
+        )  # fmt: skip
+        return self._messages.part(mailbox, change, Reviving(self._messages, mailbox, rows))
+
+    # --- room -----------------------------------------------------------------------------------
+
+    def _check_room(self, mailbox: Mailbox, count: int, size: int) -> None:
+        """Raises BrokerRefused: `limit` when it can never be, `wait` when it is full."""
+        settings = self._shard.settings
+        has = mailbox.settings
+        count_max = has.max_messages or settings.mailbox_messages_max
+        bytes_max = has.max_bytes or settings.mailbox_bytes_max
+        if (
+            mailbox.messages + mailbox.coming + count > count_max
+            or mailbox.bytes + mailbox.coming_bytes + size > bytes_max
+        ):
+            if count > count_max or size > bytes_max:
+                raise BrokerRefused(
+                    "limit",
+                    f"mailbox '{mailbox.name}' takes at most {count_max} messages and "
+                    f"{bytes_max} bytes, not {count} of {size} at once",
+                )
+            self._full(mailbox)
+            raise BrokerRefused(
+                "wait",
+                f"mailbox '{mailbox.name}' is full: it has {mailbox.messages} of at most "
+                f"{count_max} messages, {mailbox.bytes} of {bytes_max} bytes; "
+                f"{count} of {size} bytes are too much",
+                settings.retry_ms,
+            )
+        if mailbox.memory:
+            if size > settings.mail_memory_bytes_max:
+                raise BrokerRefused(
+                    "limit", f"at most {settings.mail_memory_bytes_max} bytes in memory"
+                )
+            if self.mailboxes.memory_bytes + size > settings.mail_memory_bytes_max:
+                self._shard.counters["mail_memory_full"] += 1
+                raise BrokerRefused("wait", "the mailboxes in memory are full", settings.retry_ms)
+        elif self.mailboxes.bytes + size > settings.mail_bytes_max:
+            self._shard.counters["mail_full"] += 1
+            raise BrokerRefused("wait", "the mailboxes are full", settings.retry_ms)
+
+    def _full(self, mailbox: Mailbox) -> None:
+        """Count that a mailbox took something not; say so once until it is eased."""
+        self._shard.counters["mailbox_full"] += 1
+        if not mailbox.told_full:
+            mailbox.told_full = True
+            self._shard.event(
+                "mailbox_full", "warning", mailbox=mailbox.name, messages=mailbox.messages,
+                bytes=mailbox.bytes,
+            )  # fmt: skip
+
+
+def _set_expiry(put: MailPut, content: Content, after_ms: int, now_ms: int) -> None:
+    """When the rows of a put expire: as each says, else as the mailbox does at this time."""
+    default = now_ms + after_ms if after_ms else 0
+    column = content.expiries
+    if column is None:
+        put.expires_at_ms = default
+        return
+    times = [at_ms or default for at_ms in column.tolist()]
+    named = [at_ms for at_ms in times if at_ms]
+    put.expires_at_ms = min(named, default=0)
+    if len(named) != len(times) or max(named) != put.expires_at_ms:
+        put.expiries = times
