@@ -315,7 +315,7 @@ class MailboxAdmin:
 
     def _removed(self, job: Emptying, answer: Answer, lsn: int) -> None:
         mailbox = job.mailbox
-        self._mailboxes.remove(mailbox)
+        self._mailboxes.forget(mailbox)
         self._shard.counters["mailboxes_removed"] += 1
         self._shard.event(
             "mailbox_removed", mailbox=mailbox.name, number=mailbox.number, count=job.count,
@@ -329,7 +329,7 @@ class MailboxAdmin:
         self._jobs.append(Emptying(mailbox))
 
     def _ended(self, job: Emptying) -> None:
-        self._mailboxes.remove(job.mailbox)
+        self._mailboxes.forget(job.mailbox)
         self._shard.counters["temporary_mailboxes_ended"] += 1
         self._shard.counters["mail_unread"] += job.count
 

@@ -19,11 +19,12 @@ from malamute_protocol.commands import Level, OpenInbox
 from malamute_py.broker.links.links import Link, Owner, Receiver
 from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.structures.sorted_values import Ordered
+from malamute_py.changelog.records import MailboxSet
 from malamute_py.changelog.settings import MailboxSettings
 from malamute_py.changelog.tables import MessageRow
 
-DRAFT, CREATING, STANDING, GONE = range(4)
-"""A mailbox: not in the log, in a bundle that creates it, there, removed."""
+DRAFT, CREATING, STANDING = range(3)
+"""A mailbox: no step has created it; a bundle that was handed over creates it; the log has it."""
 
 
 class Out(msgspec.Struct, eq=False, gc=False):
@@ -194,6 +195,10 @@ class Mailbox:
         self.resource = "mail_memory_bytes" if settings.memory else "mail_bytes"
         """As what its bytes count for who sent them."""
         self.level = int(Level[settings.level.upper()])
+
+    def creation(self) -> MailboxSet:
+        """Return the change that creates the mailbox, or gives it the settings that it has now."""
+        return MailboxSet(self.number, self.name, self.settings, self.created_by, self.created_ms)
 
     # --- what waits -----------------------------------------------------------------------------
 

@@ -19,18 +19,16 @@ from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.ring import EPOCH_SHIFT
-from malamute_py.broker.log.steps import NO_TABLES, Effect, Part, Steps, Then
+from malamute_py.broker.log.steps import NO_TABLES, Effect, Steps, Then
 from malamute_py.broker.mail.mailbox import (
-    CREATING,
     DRAFT,
-    GONE,
     STANDING,
     Mailbox,
     temporary_name,
 )
 from malamute_py.broker.ready import MAIL_STREAM
 from malamute_py.broker.structures.sorted_values import Ordered, Schedule
-from malamute_py.changelog.records import Change, MailboxSet
+from malamute_py.changelog.records import Change
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MailboxRow, Queues, apply
 
@@ -129,14 +127,6 @@ class Mailboxes:
         if not mailbox.temporary:
             self.quotas.add(mailbox.created_by, "mailboxes")
 
-    def _delist(self, mailbox: Mailbox) -> None:
-        if self.by_name.get(mailbox.name) is mailbox:
-            del self.by_name[mailbox.name]
-            self.names.discard(mailbox.name)
-        known = self.by_number.pop(mailbox.number, None)
-        if known is not None and not mailbox.temporary:
-            self.quotas.add(mailbox.created_by, "mailboxes", -1)
-
     # --- first use ------------------------------------------------------------------------------
 
     def use(self, name: str, by: str, wanted: MailboxSettings | None = None) -> Mailbox:
@@ -200,7 +190,7 @@ class Mailboxes:
         """Put the settings of a mailbox into the log."""
         self.need(mailbox)
         creating = Then(partial(self._created, mailbox), partial(self._not_created, mailbox))
-        self._steps.propose(self.set_of(mailbox), creating, *effects)
+        self._steps.propose(mailbox.creation(), creating, *effects)
 
     def _created(self, mailbox: Mailbox, _: int) -> None:
         mailbox.pending -= 1
@@ -213,25 +203,7 @@ class Mailboxes:
     def unused(self, mailbox: Mailbox) -> None:
         """A step was refused: forget a mailbox that no step has created."""
         if mailbox.state == DRAFT and not mailbox.pending and not mailbox.readers:
-            self._delist(mailbox)
-
-    def create_in(self, part: Part, mailbox: Mailbox) -> bool:
-        """Add the creation of a mailbox to a part that is about to be handed over.
-
-        Decided at the handing over, so that a bundle that was refused takes the creation with
-        it and leaves it to the next one that needs it.
-        """
-        if mailbox.state != DRAFT:
-            return False
-        part.changes.insert(0, self.set_of(mailbox))
-        mailbox.state = CREATING
-        return True
-
-    def set_of(self, mailbox: Mailbox) -> MailboxSet:
-        """The record that makes a mailbox what it is."""
-        return MailboxSet(
-            mailbox.number, mailbox.name, mailbox.settings, mailbox.created_by, mailbox.created_ms
-        )
+            self.forget(mailbox)
 
     def stands(self, mailbox: Mailbox) -> None:
         """A mailbox is in the log."""
@@ -243,10 +215,14 @@ class Mailboxes:
             "mailbox_created", mailbox=mailbox.name, number=mailbox.number, by=mailbox.created_by
         )
 
-    def remove(self, mailbox: Mailbox) -> None:
-        """A mailbox is gone, and nothing lies in it."""
-        mailbox.state = GONE
-        self._delist(mailbox)
+    def forget(self, mailbox: Mailbox) -> None:
+        """Remove a mailbox that is empty, or that no step has created, from the table."""
+        if self.by_name.get(mailbox.name) is mailbox:
+            del self.by_name[mailbox.name]
+            self.names.discard(mailbox.name)
+        known = self.by_number.pop(mailbox.number, None)
+        if known is not None and not mailbox.temporary:
+            self.quotas.add(mailbox.created_by, "mailboxes", -1)
 
     # --- temporary ones -------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from malamute_protocol.commands import Level
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
-from malamute_py.broker.mail.mailbox import GONE, Mailbox, Out, expired
+from malamute_py.broker.mail.mailbox import Mailbox, Out, expired
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.structures.sorted_values import Place, Schedule
 from malamute_py.changelog.records import Change, MailDone
@@ -193,8 +193,6 @@ class Messages:
         out = mailbox.out[row.base]
         out.held &= ~mask
         mailbox.held -= mask.bit_count()
-        if mailbox.state == GONE:
-            return
         mailbox.push(row.base, row.priority)
         self._freed(mailbox, row)
         self.wake(mailbox)

@@ -25,7 +25,8 @@ class Putting(_OfMailbox):
     """One put on its way: what a step does to its mailbox."""
 
     put: MailPut
-    created: bool = False
+    creates: bool = False
+    """Whether the part creates the mailbox."""
 
     def taken(self, part: Part) -> None:
         """Reserve room."""
@@ -40,8 +41,13 @@ class Putting(_OfMailbox):
 
     def based(self, part: Part) -> None:
         """Number the messages; the first put of a mailbox creates it in the same bundle."""
+        mailbox = self.mailbox
         self.put.base = part.base
-        self.created = self.messages.mailboxes.create_in(part, self.mailbox)
+        # Decided only now: a bundle that is refused leaves the creation to the next one.
+        if mailbox.state == DRAFT:
+            mailbox.state = CREATING
+            self.creates = True
+            part.changes.insert(0, mailbox.creation())
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Lay the messages into the mailbox."""
@@ -63,11 +69,9 @@ class Putting(_OfMailbox):
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Give the room back."""
         mailbox, put = self.mailbox, self.put
-        if self.created:
-            self.created = False
-            if mailbox.state == CREATING:
-                # Else another bundle, which the journal took, has created it.
-                mailbox.state = DRAFT
+        if self.creates and mailbox.state == CREATING:
+            # Otherwise another bundle, which the journal accepted, has created it.
+            mailbox.state = DRAFT
         self.messages.mailboxes.unreserve(mailbox, put.count, put.size)
         self._weigh(-put.size)
         self.messages.mailboxes.unused(mailbox)
@@ -113,8 +117,7 @@ class Burying(_OfMailbox):
         messages, mailbox = self.messages, self.mailbox
         mailboxes = messages.mailboxes
         mailboxes.unreserve(mailbox, self.count, self.size)
-        if mailbox.state != STANDING:
-            mailboxes.stands(mailbox)
+        mailboxes.stands(mailbox)
         for base, mask in self.rows:
             messages.arrived(mailbox, base, mask)
 

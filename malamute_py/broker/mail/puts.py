@@ -193,7 +193,7 @@ class Puts:
         changes: list[Change] = [change]
         if mailbox.state != STANDING:
             # Again by a command on the way: the second record says what the first did.
-            changes.insert(0, self.mailboxes.set_of(mailbox))
+            changes.insert(0, mailbox.creation())
         burying = Burying(self._messages, mailbox, rows, count, size)
         counting = Counting(self._shard.counters, count, ("dead_letters",))
         return Part(changes, effects=[burying, counting], level=mailbox.level)
