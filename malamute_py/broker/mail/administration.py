@@ -210,7 +210,7 @@ class MailboxAdmin:
             "held": mailbox.held,
             "delayed": mailbox.delayed,
             "memory": mailbox.memory,
-            "temporary": mailbox.temporary,
+            "temporary": mailbox.temporary is not None,
             "settings": {name: getattr(settings, name) for name in settings.__struct_fields__},
             "created_ms": mailbox.created_ms,
             "by": mailbox.created_by,

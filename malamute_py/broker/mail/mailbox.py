@@ -106,6 +106,21 @@ NOBODY: deque[Inbox] = deque()
 """Readers of all mailboxes that never had one, always empty: a deque takes 760 bytes."""
 
 
+class Temporary:
+    """The facts about a temporary mailbox that no other has."""
+
+    __slots__ = ("logged_next", "lost_told", "memory_next", "session")
+
+    def __init__(self, session: bytes, logged_next: int, memory_next: int) -> None:
+        self.session = session
+        self.logged_next = logged_next
+        """The next number in the log when the mailbox was made."""
+        self.memory_next = memory_next
+        """The next number in memory when the mailbox was made."""
+        self.lost_told: set[int] = set()
+        """Batches of earlier requests whose requester was told that their answers are lost."""
+
+
 class Mailbox:
     """One mailbox at run time."""
 
@@ -153,7 +168,8 @@ class Mailbox:
         self.created_by = by
         self.created_ms = at_ms
         self.state = DRAFT
-        self.temporary = False
+        self.temporary: Temporary | None = None
+        """None: the mailbox ends with no session."""
         self.removing = False
         """Whether the mailbox takes nothing more."""
         self.messages = 0

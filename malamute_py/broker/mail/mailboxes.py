@@ -24,6 +24,7 @@ from malamute_py.broker.mail.mailbox import (
     DRAFT,
     STANDING,
     Mailbox,
+    Temporary,
     temporary_name,
 )
 from malamute_py.broker.ready import MAIL_STREAM
@@ -59,11 +60,6 @@ class Mailboxes:
         """While all of them are empty, nothing can be done at once."""
         self.endings = Schedule()
         """When temporary mailboxes whose link was lost end."""
-        self._sessions: dict[int, bytes] = {}
-        """The session of each of these."""
-        self._born: dict[int, tuple[int, int, set[int]]] = {}
-        """For each temporary mailbox: the next numbers when it was made, in the log and in memory,
-        and the batches of requests of before whose lost answers it was told of."""
         self.temporaries = 0
         self.on_ending: Callable[[Mailbox], None] | None = None
         """Called with a temporary mailbox that has ended: it is to be emptied in steps."""
@@ -217,12 +213,15 @@ class Mailboxes:
 
     def forget(self, mailbox: Mailbox) -> None:
         """Remove a mailbox that is empty, or that no step has created, from the table."""
-        if self.by_name.get(mailbox.name) is mailbox:
-            del self.by_name[mailbox.name]
-            self.names.discard(mailbox.name)
+        self._unname(mailbox)
         known = self.by_number.pop(mailbox.number, None)
         if known is not None and not mailbox.temporary:
             self.quotas.add(mailbox.created_by, "mailboxes", -1)
+
+    def _unname(self, mailbox: Mailbox) -> None:
+        if self.by_name.get(mailbox.name) is mailbox:
+            del self.by_name[mailbox.name]
+            self.names.discard(mailbox.name)
 
     # --- temporary ones -------------------------------------------------------------------------
 
@@ -239,11 +238,11 @@ class Mailboxes:
                 MailboxSettings(memory=True, max_bytes=settings.temporary_bytes_max),
             )  # fmt: skip
             del self._drafts[name]
-            mailbox.temporary = True
+            steps = self._steps
+            mailbox.temporary = Temporary(link.session, steps.mail_next, steps.memory_next)
             mailbox.state = STANDING
             self._enlist(mailbox)
             self.temporaries += 1
-            self._born[mailbox.number] = self._steps.mail_next, self._steps.memory_next, set()
             self._shard.counters["temporary_mailboxes_created"] += 1
         return name
 
@@ -253,13 +252,12 @@ class Mailboxes:
         True once in the life of the temporary mailbox that there is now.
         """
         mailbox = self.by_name.get(name)
-        born = None if mailbox is None else self._born.get(mailbox.number)
-        if born is None:
+        now = None if mailbox is None else mailbox.temporary
+        if now is None or base in now.lost_told:
             return False
-        logged, in_memory, told = born
-        if base in told or base >= (in_memory if base >= 1 << EPOCH_SHIFT else logged):
+        if base >= (now.memory_next if base >= 1 << EPOCH_SHIFT else now.logged_next):
             return False
-        told.add(base)
+        now.lost_told.add(base)
         return True
 
     def link_ended(self, link: Link) -> None:
@@ -267,26 +265,18 @@ class Mailboxes:
         if not link.session:
             return
         mailbox = self.by_name.get(temporary_name(link))
-        if mailbox is None or not mailbox.temporary:
+        if mailbox is None or mailbox.temporary is None:
             return
         if link.happened == "bye":
             self._end(mailbox)
         else:
-            self._keep(mailbox, link)
-
-    def _keep(self, mailbox: Mailbox, link: Link) -> None:
-        self._sessions[mailbox.number] = link.session
-        self.endings.set((mailbox.number, 0), self._shard.now_ms + link.expiry_ms)
+            self.endings.set((mailbox.number, 0), self._shard.now_ms + link.expiry_ms)
 
     def _end(self, mailbox: Mailbox) -> None:
         """A temporary mailbox ends: nothing is put into it any more."""
         mailbox.removing = True
         self.endings.drop((mailbox.number, 0))
-        self._sessions.pop(mailbox.number, None)
-        self._born.pop(mailbox.number, None)
-        if self.by_name.get(mailbox.name) is mailbox:
-            del self.by_name[mailbox.name]
-            self.names.discard(mailbox.name)
+        self._unname(mailbox)
         self.temporaries -= 1
         if self.on_ending is not None:
             self.on_ending(mailbox)
@@ -295,13 +285,10 @@ class Mailboxes:
         """End the temporary mailboxes whose sessions did not come back in time."""
         now_ms = self._shard.now_ms
         while (place := self.endings.take(now_ms)) is not None:
-            self._end_kept(place[0])
-
-    def _end_kept(self, number: int) -> None:
-        mailbox = self.by_number.get(number)
-        session = self._sessions.pop(number, b"")
-        if mailbox is not None and self._links.session(session) is None:
-            self._end(mailbox)
+            mailbox = self.by_number[place[0]]
+            assert mailbox.temporary is not None
+            if self._links.session(mailbox.temporary.session) is None:
+                self._end(mailbox)
 
     # --- room -----------------------------------------------------------------------------------
 
