@@ -54,8 +54,6 @@ class Emptying(msgspec.Struct, eq=False):
     at: int = -1
     count: int = 0
     end_lsn: int = 0
-    waiting: bool = False
-    """A piece is on its way."""
 
     @property
     def why(self) -> str:
@@ -107,7 +105,6 @@ class MailboxAdmin:
         """A look into a mailbox is under way."""
         self.queues: Final = (self._jobs, self._listings, self._peeks)
         """While all of them are empty, nothing can be done at once."""
-        self._mailboxes.on_ending = self._ending
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """What handles the commands."""
@@ -324,10 +321,6 @@ class MailboxAdmin:
         answer.value = partial(dict, count=job.count)
         answer.after(lsn)
 
-    def _ending(self, mailbox: Mailbox) -> None:
-        """A temporary mailbox has ended."""
-        self._jobs.append(Emptying(mailbox))
-
     def _ended(self, job: Emptying) -> None:
         self._mailboxes.forget(job.mailbox)
         self._shard.counters["temporary_mailboxes_ended"] += 1
@@ -353,22 +346,21 @@ class MailboxAdmin:
         answer.refuse(*why)
 
     def _went(self, job: Emptying, lsn: int) -> None:
-        job.waiting = False
         job.end_lsn = lsn
+        self._jobs.appendleft(job)
 
     def _stayed(self, job: Emptying, *why: Any) -> None:
-        self._jobs.remove(job)
         assert job.answer is not None, "what is in memory only is not refused"
         self._not_emptied(job, job.answer, *why)
 
     @property
     def hungry(self) -> bool:
         """Whether more can be done at once."""
-        jobs = self._jobs
         return (
-            bool(self._listings)
+            bool(self._jobs)
+            or bool(self._listings)
+            or bool(self._mailboxes.ended)
             or (bool(self._peeks) and not self._peeking)
-            or (bool(jobs) and not jobs[0].waiting)
         )
 
     def work(self) -> None:
@@ -380,25 +372,27 @@ class MailboxAdmin:
                 listings.append(listing)
         if self._peeks and not self._peeking:
             self._peek_once()
-        jobs = self._jobs
-        if not jobs or jobs[0].waiting:
-            return
-        job = jobs[0]
+        jobs, ended = self._jobs, self._mailboxes.ended
+        while ended:
+            jobs.append(Emptying(ended.popleft()))
+        if jobs:
+            self._empty(jobs.popleft())
+
+    def _empty(self, job: Emptying) -> None:
+        """Have one piece of a mailbox leave; the next follows when the log has this one."""
         mailbox = job.mailbox
         rows = self._piece(job)
         if not rows:
             if job.upto is None and (mailbox.order or mailbox.pending or mailbox.returning):
                 # What is on its way is there in a moment, and the others have their turn.
                 job.at = -1
-                jobs.rotate(-1)
-                return
-            jobs.popleft()
-            self._done(job)
+                self._jobs.append(job)
+            else:
+                self._done(job)
             return
         for _, mask, row in rows:
             self._messages.leaving(mailbox, row, mask)
             job.count += mask.bit_count()
-        job.waiting = True
         change = MailDone(mailbox.number, done_of(rows), job.why)
         leaving = Leaving(self._messages, mailbox, rows)
         piece = Then(partial(self._went, job), partial(self._stayed, job))

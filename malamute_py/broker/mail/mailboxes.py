@@ -8,7 +8,7 @@ created is forgotten; what is in memory only lives in tables of its own, changed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
 from functools import partial
 from typing import Any, Final
 
@@ -56,13 +56,13 @@ class Mailboxes:
         """In the log, what is on its way included."""
         self.memory_bytes = 0
         self.messages = 0
-        self.queues: Final = (self._drafts,)
+        self.ended: Final[deque[Mailbox]] = deque()
+        """Temporary mailboxes that have ended and must be emptied in steps."""
+        self.queues: Final = (self._drafts, self.ended)
         """While all of them are empty, nothing can be done at once."""
         self.endings = Schedule()
         """When temporary mailboxes whose link was lost end."""
         self.temporaries = 0
-        self.on_ending: Callable[[Mailbox], None] | None = None
-        """Called with a temporary mailbox that has ended: it is to be emptied in steps."""
 
     # --- facts ----------------------------------------------------------------------------------
 
@@ -278,8 +278,7 @@ class Mailboxes:
         self.endings.drop((mailbox.number, 0))
         self._unname(mailbox)
         self.temporaries -= 1
-        if self.on_ending is not None:
-            self.on_ending(mailbox)
+        self.ended.append(mailbox)
 
     def end_kept(self) -> None:
         """End the temporary mailboxes whose sessions did not come back in time."""
