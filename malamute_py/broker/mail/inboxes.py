@@ -10,7 +10,7 @@ docs/design.md, Flow control; SPEC.md, sections 4.8 and 8.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -24,7 +24,7 @@ from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
 from malamute_py.broker.mail.mailbox import (
-    NOBODY,
+    NO_READERS,
     STANDING,
     Handout,
     Inbox,
@@ -79,7 +79,7 @@ class Inboxes:
     @property
     def hungry(self) -> bool:
         """Whether more can be done at once."""
-        return bool(self._messages.hungry) or bool(self._returning)
+        return bool(self._messages.runnable) or bool(self._returning)
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """What handles the commands that are no steps."""
@@ -103,8 +103,8 @@ class Inboxes:
         link.receivers[inbox.number] = inbox
         self.count += 1
         self._shard.quotas.add(link.owner, "subscriptions")
-        if not mailbox.readers and mailbox.able is NOBODY:
-            mailbox.able = deque()
+        if not mailbox.readers and mailbox.able is NO_READERS:
+            mailbox.able = OrderedDict()
         mailbox.readers[inbox] = None
         self._shard.counters["inboxes_opened"] += 1
         if mailbox.state == STANDING:
@@ -180,12 +180,7 @@ class Inboxes:
         inbox.pipe.clear()
         mailbox = inbox.mailbox
         mailbox.readers.pop(inbox, None)
-        if inbox.queued:
-            # It goes when its turn comes, which may be never; searching for each costs too much.
-            mailbox.stale += 1
-            if 2 * mailbox.stale > len(mailbox.able):
-                mailbox.able = deque(other for other in mailbox.able if not other.ended)
-                mailbox.stale = 0
+        mailbox.able.pop(inbox, None)
         if inbox.held:
             mailbox.returning += 1
             self._returning.append(inbox)
@@ -194,12 +189,9 @@ class Inboxes:
         """Something about a reader changed: let it have its turn if it can take anything."""
         if inbox.wants:
             mailbox = inbox.mailbox
-            if not inbox.queued:
-                inbox.queued = True
-                mailbox.able.append(inbox)
-            if not mailbox.queued and mailbox.waits:
-                mailbox.queued = True
-                self._messages.hungry.append(mailbox)
+            mailbox.able[inbox] = None
+            if mailbox.waits:
+                self._messages.runnable[mailbox] = None
 
     # --- delivery -------------------------------------------------------------------------------
 
@@ -209,11 +201,10 @@ class Inboxes:
         while self._returning and most > 0:
             most = self._take_back(self._returning[0], most)
         budget = STEP_PUTS - RETURN_PUTS + most
-        hungry = self._messages.hungry
+        runnable = self._messages.runnable
         more = self._shard.share()
-        while hungry and budget > 0:
-            mailbox = hungry.popleft()
-            mailbox.queued = False
+        while runnable and budget > 0:
+            mailbox, _ = runnable.popitem(last=False)
             if mailbox.returning:
                 # What comes back goes before what is new; it is asked again then.
                 continue
@@ -249,11 +240,9 @@ class Inboxes:
         rows, number = mailbox.rows, mailbox.number
         done = 0
         while able and done < TURN_PUTS and mailbox.waits:
-            inbox = able[0]
-            if inbox.ended or not inbox.wants:
-                able.popleft()
-                inbox.queued = False
-                mailbox.stale -= inbox.ended
+            inbox = next(iter(able))
+            if not inbox.wants:
+                del able[inbox]
                 continue
             row = rows[number, mailbox.head()]
             done += 1
@@ -263,10 +252,9 @@ class Inboxes:
                 self._links.fail(inbox.link, "MAIL", error, OPEN_INBOX, inbox.number)
                 given = False
             if not given:
-                able.popleft()
-                inbox.queued = False
+                del able[inbox]
             elif len(able) > 1:
-                able.rotate(-1)
+                able.move_to_end(inbox)
         return max(done, 1)
 
     def _give(self, mailbox: Mailbox, inbox: Inbox, row: MessageRow) -> bool:

@@ -42,7 +42,7 @@ class Mail:
             self.messages.delays, self.messages.expiries, self.mailboxes.endings
         )  # fmt: skip
         self.queues: Final = (
-            *self.mailboxes.queues, self.messages.hungry, *self.inboxes.queues, *self.admin.queues
+            *self.mailboxes.queues, self.messages.runnable, *self.inboxes.queues, *self.admin.queues
         )  # fmt: skip
         """While all of them are empty, nothing can be done at once."""
 

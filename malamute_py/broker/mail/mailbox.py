@@ -8,7 +8,7 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -102,8 +102,8 @@ class Out(msgspec.Struct, eq=False, gc=False):
 
 FEW_ROWS: Final = 64
 """Up to so many, rows are looked at one by one."""
-NOBODY: deque[Inbox] = deque()
-"""Readers of all mailboxes that never had one, always empty: a deque takes 760 bytes."""
+NO_READERS: OrderedDict[Inbox, None] = OrderedDict()
+"""Readers of each mailbox that never had one, always empty: most mailboxes have none."""
 
 
 class Temporary:
@@ -143,7 +143,6 @@ class Mailbox:
         "others",
         "out",
         "pending",
-        "queued",
         "readers",
         "ready",
         "removing",
@@ -151,7 +150,6 @@ class Mailbox:
         "returning",
         "rows",
         "settings",
-        "stale",
         "state",
         "tell_expired_ms",
         "temporary",
@@ -194,14 +192,10 @@ class Mailbox:
         """Puts of other priorities with such a row, by priority."""
         self.out: dict[int, Out] = {}
         self.readers: dict[Inbox, None] = {}
-        self.able = NOBODY
-        """Readers that may be given something, in turn."""
-        self.stale = 0
-        """Readers in `able` that have ended."""
+        self.able = NO_READERS
+        """Readers that may be given something, in the order of their turns."""
         self.returning = 0
         """Readers that have ended and whose rows are not free yet: others wait for these."""
-        self.queued = False
-        """Waits for its turn to deliver."""
         self.take_up(settings)
 
     def take_up(self, settings: MailboxSettings) -> None:
@@ -337,7 +331,6 @@ class Inbox(Receiver):
         "outstanding",
         "pipe",
         "pipe_bytes",
-        "queued",
         "started",
     )
 
@@ -354,8 +347,6 @@ class Inbox(Receiver):
         """Handouts among them that wait for bodies, in order."""
         self.pipe_bytes = 0
         self.started = False
-        self.queued = False
-        """Stands among those that may be given something."""
 
     @property
     def wants(self) -> bool:

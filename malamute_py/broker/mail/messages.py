@@ -9,7 +9,7 @@ docs/design.md, Queues and the checkpoint; SPEC.md, section 4.8.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
@@ -43,8 +43,8 @@ class Messages:
         self.mailboxes = mailboxes
         self.bodies = bodies
         self.quotas = shard.quotas
-        self.hungry: Final[deque[Mailbox]] = deque()
-        """Mailboxes that may have something for a reader."""
+        self.runnable: Final[OrderedDict[Mailbox, None]] = OrderedDict()
+        """Mailboxes that may have something for a reader, in the order of their turns."""
         self.delays = Schedule()
         self.expiries = Schedule()
 
@@ -129,15 +129,13 @@ class Messages:
             self.delays.set(place, row.not_before_ms)
             return
         mailbox.push(base, row.priority)
-        if mailbox.able and not mailbox.queued:
-            mailbox.queued = True
-            self.hungry.append(mailbox)
+        if mailbox.able:
+            self.runnable[mailbox] = None
 
     def wake(self, mailbox: Mailbox) -> None:
         """A mailbox may have something for a reader."""
-        if not mailbox.queued and mailbox.able and mailbox.waits:
-            mailbox.queued = True
-            self.hungry.append(mailbox)
+        if mailbox.able and mailbox.waits:
+            self.runnable[mailbox] = None
 
     def leaving(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
         """Rows that were free, or delayed, are on their way out: no reader gets them."""
