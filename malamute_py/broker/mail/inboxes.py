@@ -63,10 +63,8 @@ class Inboxes:
         self._mailboxes = messages.mailboxes
         self._bodies = messages.bodies
         self.count = 0
-        self._returning: Final[deque[Inbox]] = deque()
+        self.returning: Final[deque[Inbox]] = deque()
         """Readers that have ended and hold something."""
-        self.queues: Final = (self._returning,)
-        """While all of them are empty, nothing can be done at once."""
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
         self._puts_max = shard.settings.inbox_puts_max
@@ -75,11 +73,6 @@ class Inboxes:
     def gauges(self) -> dict[str, int]:
         """How much there is."""
         return {"inboxes": self.count}
-
-    @property
-    def hungry(self) -> bool:
-        """Whether more can be done at once."""
-        return bool(self._messages.runnable) or bool(self._returning)
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """What handles the commands that are no steps."""
@@ -103,7 +96,7 @@ class Inboxes:
         link.receivers[inbox.number] = inbox
         self.count += 1
         self._shard.quotas.add(link.owner, "subscriptions")
-        if not mailbox.readers and mailbox.able is NO_READERS:
+        if mailbox.able is NO_READERS:
             mailbox.able = OrderedDict()
         mailbox.readers[inbox] = None
         self._shard.counters["inboxes_opened"] += 1
@@ -183,7 +176,7 @@ class Inboxes:
         mailbox.able.pop(inbox, None)
         if inbox.held:
             mailbox.returning += 1
-            self._returning.append(inbox)
+            self.returning.append(inbox)
 
     def resume(self, inbox: Inbox) -> None:
         """Something about a reader changed: let it have its turn if it can take anything."""
@@ -198,8 +191,8 @@ class Inboxes:
     def deliver(self) -> None:
         """Take back what ended readers held, then let mailboxes deliver, each in its turn."""
         most = RETURN_PUTS
-        while self._returning and most > 0:
-            most = self._take_back(self._returning[0], most)
+        while self.returning and most > 0:
+            most = self._take_back(self.returning[0], most)
         budget = STEP_PUTS - RETURN_PUTS + most
         runnable = self._messages.runnable
         more = self._shard.share()
@@ -225,7 +218,7 @@ class Inboxes:
             budget -= 1
         self._shard.counters["mail_redelivered"] += count
         if not held:
-            self._returning.popleft()
+            self.returning.popleft()
             mailbox.returning -= 1
             self._shard.event(
                 "mail_redelivered", mailbox=mailbox.name, link=inbox.link.number,

@@ -41,9 +41,10 @@ class Mail:
         self._schedules: Final = (
             self.messages.delays, self.messages.expiries, self.mailboxes.endings
         )  # fmt: skip
-        self.queues: Final = (
-            *self.mailboxes.queues, self.messages.runnable, *self.inboxes.queues, *self.admin.queues
+        self._runnable: Final = (
+            self.mailboxes.drafts, self.messages.runnable, self.inboxes.returning
         )  # fmt: skip
+        self.queues: Final = (*self._runnable, self.mailboxes.ended, *self.admin.queues)
         """While all of them are empty, nothing can be done at once."""
 
     def prepares(self) -> dict[type[Command], Callable[[Link, Any, Any], Part]]:
@@ -79,15 +80,13 @@ class Mail:
     @property
     def hungry(self) -> bool:
         """Whether more can be done at once."""
-        return self.inboxes.hungry or self.admin.hungry or self.mailboxes.drafted
+        return any(self._runnable) or self.admin.hungry
 
     def deliver(self) -> None:
         """Do a bounded share of what can be done at once."""
         self.mailboxes.forget_drafts()
-        if self.admin.hungry:
-            self.admin.work()
-        if self.inboxes.hungry:
-            self.inboxes.deliver()
+        self.admin.work()
+        self.inboxes.deliver()
 
     def tick(self) -> None:
         """Time has passed."""

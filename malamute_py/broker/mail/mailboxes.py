@@ -48,7 +48,7 @@ class Mailboxes:
         self.by_name: dict[str, Mailbox] = {}
         self.by_number: dict[int, Mailbox] = {}
         self.names: Ordered[str] = Ordered()
-        self._drafts: Final[dict[str, Mailbox]] = {}
+        self.drafts: Final[dict[str, Mailbox]] = {}
         """Made for a part that has not been taken."""
         self._next_number = 0
         self._default: MailboxSettings | None = None
@@ -58,8 +58,6 @@ class Mailboxes:
         self.messages = 0
         self.ended: Final[deque[Mailbox]] = deque()
         """Temporary mailboxes that have ended and must be emptied in steps."""
-        self.queues: Final = (self._drafts, self.ended)
-        """While all of them are empty, nothing can be done at once."""
         self.endings = Schedule()
         """When temporary mailboxes whose link was lost end."""
         self.temporaries = 0
@@ -134,7 +132,7 @@ class Mailboxes:
         mailbox = self.by_name.get(name)
         if mailbox is None and wanted is None:
             # Another who asks for settings is not bound to those of a part that was refused.
-            mailbox = self._drafts.get(name)
+            mailbox = self.drafts.get(name)
         if mailbox is not None:
             if mailbox.removing:
                 raise BrokerRefused("wait", f"mailbox '{name}' is being removed")
@@ -158,28 +156,23 @@ class Mailboxes:
     def draft(self, name: str, by: str, settings: MailboxSettings) -> Mailbox:
         """A mailbox that nothing has created yet; it is forgotten when no part takes it up."""
         most = self._shard.settings.mailboxes_max
-        if len(self.by_name) + len(self._drafts) - (name in self._drafts) >= most:
+        if len(self.by_name) + len(self.drafts) - (name in self.drafts) >= most:
             raise BrokerRefused("limit", f"at most {most} mailboxes")
         if not name.startswith("~"):
-            self.quotas.check(by, "mailboxes", 1 + len(self._drafts))
+            self.quotas.check(by, "mailboxes", 1 + len(self.drafts))
         rows = (self.in_memory if settings.memory else self._queues).messages
         mailbox = Mailbox(self.number(), name, rows, settings, by, self._shard.now_ms)
-        self._drafts[name] = mailbox
+        self.drafts[name] = mailbox
         return mailbox
-
-    @property
-    def drafted(self) -> bool:
-        """Whether mailboxes were made that no part has taken up."""
-        return bool(self._drafts)
 
     def forget_drafts(self) -> None:
         """What was made for parts that were never taken is forgotten."""
-        self._drafts.clear()
+        self.drafts.clear()
 
     def need(self, mailbox: Mailbox) -> None:
         """A step that needs a mailbox was taken."""
         mailbox.pending += 1
-        if mailbox.state == DRAFT and self._drafts.pop(mailbox.name, None) is not None:
+        if mailbox.state == DRAFT and self.drafts.pop(mailbox.name, None) is not None:
             self._enlist(mailbox)
 
     def create(self, mailbox: Mailbox, *effects: Effect) -> None:
@@ -237,7 +230,7 @@ class Mailboxes:
                 name, link.owner,
                 MailboxSettings(memory=True, max_bytes=settings.temporary_bytes_max),
             )  # fmt: skip
-            del self._drafts[name]
+            del self.drafts[name]
             steps = self._steps
             mailbox.temporary = Temporary(link.session, steps.mail_next, steps.memory_next)
             mailbox.state = STANDING
