@@ -325,7 +325,7 @@ class Nonsense:
                 )
                 assert not free & ~over or row.base in set(ready)
         assert boxes.messages == total
-        assert boxes.bytes + boxes.memory_bytes == sum(m.bytes for m in boxes.by_number.values())
+        assert sum(boxes.stored_bytes) == sum(m.bytes for m in boxes.by_number.values())
 
 
 def plain(queues: Queues) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.context import Shard
-from malamute_py.broker.ready import BodiesFound, BodiesRead
+from malamute_py.broker.ready import MAIL_STREAM, BodiesFound, BodiesRead
 
 READ_NUMBERS: Final = 256
 """Batches that one read asks for at most."""
@@ -146,8 +146,17 @@ class Bodies:
             _, oldest = hot.popitem(last=False)
             self.hot_bytes -= oldest.size + OVERHEAD
 
-    def hold(self, base: int, stamp: bytes, frame: Any, content: Content) -> Body:
-        """Keep a batch that is in memory only, until it is dropped."""
+    def hold(self, base: int, stamp: bytes | None, frame: Any, content: Content) -> Body:
+        """Keep a batch that is in memory only, until it is dropped.
+
+        stamp: None for a batch that is new; the broker's stamp is made here.
+        """
+        if stamp is None:
+            shard, head = self._shard, content.head
+            stamp = Stamp(
+                1, 0, 0, 0, shard.epoch, base, shard.now_ms, MAIL_STREAM, 0,
+                STAMP_BYTES + head.content_bytes, head.count, 0, head.content_crc,
+            ).pack()  # fmt: skip
         body = self._kept[base] = Body(self._shard, stamp, frame, content)
         self.kept_bytes += body.size
         return body

@@ -13,13 +13,11 @@ from functools import partial
 from typing import Any, Final
 
 from malamute_protocol.address import name_fault
-from malamute_protocol.content import Content
 from malamute_protocol.errors import BrokerRefused
-from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.ring import EPOCH_SHIFT
-from malamute_py.broker.log.steps import NO_TABLES, Effect, Steps, Then
+from malamute_py.broker.log.steps import Effect, Steps, Then
 from malamute_py.broker.mail.mailbox import (
     DRAFT,
     STANDING,
@@ -27,11 +25,9 @@ from malamute_py.broker.mail.mailbox import (
     Temporary,
     temporary_name,
 )
-from malamute_py.broker.ready import MAIL_STREAM
 from malamute_py.broker.structures.sorted_values import Ordered, Schedule
-from malamute_py.changelog.records import Change
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
-from malamute_py.changelog.tables import MailboxRow, Queues, apply
+from malamute_py.changelog.tables import MailboxRow, Queues
 
 
 class Mailboxes:
@@ -52,9 +48,8 @@ class Mailboxes:
         """Made for a part that has not been taken."""
         self._next_number = 0
         self._default: MailboxSettings | None = None
-        self.bytes = 0
-        """In the log, what is on its way included."""
-        self.memory_bytes = 0
+        self.stored_bytes: Final = [0, 0]
+        """Bytes of mail in the log, and in memory (by Mailbox.memory); mail on its way counts."""
         self.messages = 0
         self.ended: Final[deque[Mailbox]] = deque()
         """Temporary mailboxes that have ended and must be emptied in steps."""
@@ -74,7 +69,7 @@ class Mailboxes:
             "mailboxes": len(self.by_name),
             "temporary_mailboxes": self.temporaries,
             "mail_messages": self.messages,
-            "mail_bytes": self.bytes + self.memory_bytes,
+            "mail_bytes": sum(self.stored_bytes),
         }
 
     def get(self, name: str) -> Mailbox | None:
@@ -86,19 +81,6 @@ class Mailboxes:
         number = max(self._next_number, self._queues.next_number)
         self._next_number = number + 1
         return number
-
-    def apply(self, change: Change) -> None:
-        """Let a change of what is in memory only take effect."""
-        apply(NO_TABLES, self.in_memory, change)
-
-    def stamp(self, content: Content, base: int) -> bytes:
-        """The stamp of a batch that is in memory only."""
-        shard = self._shard
-        head = content.head
-        return Stamp(
-            1, 0, 0, 0, shard.epoch, base, shard.now_ms, MAIL_STREAM, 0,
-            STAMP_BYTES + head.content_bytes, head.count, 0, head.content_crc,
-        ).pack()  # fmt: skip
 
     # --- start ----------------------------------------------------------------------------------
 
@@ -289,20 +271,14 @@ class Mailboxes:
         self.need(mailbox)
         mailbox.coming += count
         mailbox.coming_bytes += size
-        if mailbox.memory:
-            self.memory_bytes += size
-        else:
-            self.bytes += size
+        self.stored_bytes[mailbox.memory] += size
 
     def unreserve(self, mailbox: Mailbox, count: int, size: int) -> None:
         """That step has come to its end; what it put is counted by then."""
         mailbox.pending -= 1
         mailbox.coming -= count
         mailbox.coming_bytes -= size
-        if mailbox.memory:
-            self.memory_bytes -= size
-        else:
-            self.bytes -= size
+        self.stored_bytes[mailbox.memory] -= size
 
     def bounds(self, mailbox: Mailbox) -> tuple[int, int]:
         """The most messages and bytes of a mailbox."""

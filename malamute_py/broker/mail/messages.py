@@ -70,7 +70,7 @@ class Messages:
             mailbox.messages += count
             mailbox.bytes += message.size
             mailboxes.messages += count
-            mailboxes.bytes += message.size
+            mailboxes.stored_bytes[False] += message.size
             self.quotas.weigh(message.weighs_on, mailbox.resource, message.size)
             if message.expires_at_ms:
                 self.expiries.set((number, base), message.expires_at_ms)
@@ -111,10 +111,7 @@ class Messages:
             # Of a batch of dead letters, others may have come or gone in this very bundle.
             mailbox.order.add(base)
             mailbox.bytes += row.size
-            if mailbox.memory:
-                self.mailboxes.memory_bytes += row.size
-            else:
-                self.mailboxes.bytes += row.size
+            self.mailboxes.stored_bytes[mailbox.memory] += row.size
             if mask:
                 # A put was weighed when it was taken; requests become dead letters here.
                 self.quotas.weigh(row.weighs_on, mailbox.resource, row.size)
@@ -170,10 +167,7 @@ class Messages:
         del mailbox.out[base]
         mailbox.order.discard(base)
         mailbox.bytes -= row.size
-        if mailbox.memory:
-            self.mailboxes.memory_bytes -= row.size
-        else:
-            self.mailboxes.bytes -= row.size
+        self.mailboxes.stored_bytes[mailbox.memory] -= row.size
         self.quotas.weigh(row.weighs_on, mailbox.resource, -row.size)
         self.bodies.drop(base)
         if row.expires_at_ms:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from malamute_protocol.content import Content
-from malamute_py.broker.log.steps import Effect, Part, Steps
+from malamute_py.broker.log.steps import NO_TABLES, Effect, Part, Steps
 from malamute_py.broker.mail.mailbox import CREATING, DRAFT, STANDING, Mailbox
 from malamute_py.broker.mail.messages import Leaving, Messages
 from malamute_py.changelog.records import MailPut
+from malamute_py.changelog.tables import apply
 
 
 class _OfMailbox(Effect):
@@ -57,9 +58,8 @@ class Putting(_OfMailbox):
         base = put.base
         assert part.content is not None
         if mailbox.memory:
-            mailboxes.apply(put)
-            stamp = mailboxes.stamp(part.content, base)
-            messages.bodies.hold(base, stamp, part.frame, part.content)
+            apply(NO_TABLES, mailboxes.in_memory, put)
+            messages.bodies.hold(base, None, part.frame, part.content)
         else:
             if mailbox.state != STANDING:
                 mailboxes.stands(mailbox)

@@ -260,15 +260,16 @@ class Puts:
                 f"{count} of {size} bytes are too much",
                 settings.retry_ms,
             )
+        stored_bytes = self.mailboxes.stored_bytes[mailbox.memory] + size
         if mailbox.memory:
             if size > settings.mail_memory_bytes_max:
                 raise BrokerRefused(
                     "limit", f"at most {settings.mail_memory_bytes_max} bytes in memory"
                 )
-            if self.mailboxes.memory_bytes + size > settings.mail_memory_bytes_max:
+            if stored_bytes > settings.mail_memory_bytes_max:
                 self._shard.counters["mail_memory_full"] += 1
                 raise BrokerRefused("wait", "the mailboxes in memory are full", settings.retry_ms)
-        elif self.mailboxes.bytes + size > settings.mail_bytes_max:
+        elif stored_bytes > settings.mail_bytes_max:
             self._shard.counters["mail_full"] += 1
             raise BrokerRefused("wait", "the mailboxes are full", settings.retry_ms)
 

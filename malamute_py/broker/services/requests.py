@@ -919,8 +919,7 @@ class _Incoming(Effect):
         assert content is not None
         if service.memory:
             requests.apply(part.changes)
-            stamp = requests._mailboxes.stamp(content, change.base)
-            requests._bodies.hold(change.base, stamp, part.frame, content)
+            requests._bodies.hold(change.base, None, part.frame, content)
         else:
             requests._bodies.keep(change.base, part.stamp, part.frame, content)
         if self.makes:
