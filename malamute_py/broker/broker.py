@@ -713,7 +713,7 @@ class Broker:
             reads = []
         queries = shard.take_queries() if shard.asking else []
         bodies = self._bodies.take()
-        pins, self._cursors.pins = self._cursors.pins, []
+        pins, self._cursors.pins.changed = self._cursors.pins.changed, []
         trims, self._retention.trims = self._retention.trims, []
         rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
@@ -766,7 +766,7 @@ class Broker:
         if self._catalogue.bounded:
             due = self._retention.due_ms
             wake = due if wake is None else min(wake, due)
-        for due_ms in (mail.due_ms, services.due_ms, groups.due_ms, self._cursors.due_ms):
+        for due_ms in (mail.due_ms, services.due_ms, groups.due_ms, self._cursors.pins.due_ms):
             if due_ms is not None and (wake is None or due_ms < wake):
                 wake = due_ms
         return wake

@@ -1,21 +1,17 @@
-"""Cursors: named positions of streams that the broker keeps, and the history that they pin.
+"""Cursors: named positions of streams that the broker keeps.
 
-Owns MOVE_CURSOR, CURSOR_INFO, EDIT_CURSOR, REMOVE_CURSOR, the position that a start by name has,
-and the pins. The rules: a cursor moves forward only, and only from where its owner believes that it
-is; one that lies outside of its stream is clamped, by name: at start-up in the log, and at a trim
-for all who ask (the log follows when it moves); a pin holds history up to its bound, is warned of
-at four fifths and broken beyond, and is whole again once its cursor has moved; a cursor of a stream
-in memory lives in memory only. Source: docs/design.md (Journal; Queues and the checkpoint);
-SPEC.md, 4.8.
+Owns MOVE_CURSOR, CURSOR_INFO, EDIT_CURSOR, REMOVE_CURSOR, and the position that a start by name
+has. The rules: a cursor moves forward only, and only from where its owner believes that it is; a
+cursor that lies outside of its stream is clamped, and the broker says which: at the start in the
+log, and at a trim for all who ask (the log follows when the cursor moves); a cursor of a stream in
+memory lives in memory only. Source: docs/design.md (Journal; Queues and the checkpoint); SPEC.md,
+section 4.8.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
-from heapq import heapify, heappop, heappush
-from itertools import count
 from typing import Any, Final
 
 import msgspec
@@ -30,10 +26,11 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
+from malamute_py.broker.cursors.pins import Cursor, Pins
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
-from malamute_py.broker.log.stream import NEVER, Stream
+from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.named import Named, Place
 from malamute_py.broker.streams.start_positions import Begin, Starts
@@ -42,98 +39,6 @@ from malamute_py.changelog.settings import CursorSettings, queue_settings
 from malamute_py.changelog.tables import CursorRow
 
 REMOVED_AT_ONCE: Final = 1_000
-WARN_ABOVE: Final = 0.8
-"""Share of its bound from which on a pin is warned of."""
-MARKS_MAX: Final = 256
-"""Places of a stream whose LSN is remembered; beyond it every second one is forgotten."""
-MARK_MS: Final = 1_000
-"""How often pins are looked at."""
-LOOKS_MAX: Final = 512
-"""Pins that one tick looks at: 100,000 would hold the loop for 0.1 s."""
-
-
-class Cursor:
-    """One cursor at run time."""
-
-    __slots__ = ("broken", "clamped", "held_bytes", "name", "pinned_at", "row", "stream", "warned")
-
-    def __init__(self, stream: Stream, row: CursorRow) -> None:
-        self.stream = stream
-        self.name = row.name
-        self.row = row
-        """As the log has it."""
-        self.clamped = False
-        """A trim has passed it since it was moved, and that was said."""
-        self.warned = False
-        self.broken = False
-        """Its pin holds nothing until the cursor has moved."""
-        self.pinned_at: int | None = None
-        """The offset that the journal was told; None: no pin is set."""
-        self.held_bytes = 0
-
-    @property
-    def next(self) -> int:
-        """The position that holds: what was removed is passed over."""
-        return max(self.row.next, self.stream.first)
-
-
-class Marks:
-    """Where in its ring a stream's offsets lie, coarsely: a pin costs what the ring has kept."""
-
-    __slots__ = ("_before", "_first", "_least", "_lsns", "_offsets", "_pushes", "cursors")
-
-    def __init__(self, stream: Stream) -> None:
-        self.cursors: dict[Cursor, None] = {}
-        """Cursors of the stream that are to pin."""
-        self._pushes = count()
-        self._least: list[tuple[int, int, Cursor]] = []
-        """A heap of where they pin or pinned: 10,000 cursors that move in turn must not look for
-        the least of all at each step."""
-        self._offsets = [stream.next]
-        self._lsns = [stream.ring.end_lsn]
-        self._first = stream.first
-        self._before = stream.ledger.bytes
-        """Bytes of the stream before the first mark; its ring's are not known."""
-
-    def note(self, stream: Stream) -> None:
-        """Remember where the stream ends now."""
-        if stream.next <= self._offsets[-1]:
-            return
-        self._offsets.append(stream.next)
-        self._lsns.append(stream.ring.end_lsn)
-        if len(self._offsets) > MARKS_MAX:
-            # The first and the newest stay.
-            self._offsets[1:-1] = self._offsets[1:-1:2]
-            self._lsns[1:-1] = self._lsns[1:-1:2]
-
-    def pinned(self, cursor: Cursor) -> None:
-        """A cursor of the stream pins at another place now."""
-        assert cursor.pinned_at is not None
-        if len(self._least) > 2 * len(self.cursors) + 64:
-            # What has moved on stays until it is the least, or until it is most of the heap.
-            self._least = [
-                (one.pinned_at, next(self._pushes), one)
-                for one in self.cursors
-                if one.pinned_at is not None and one is not cursor
-            ]
-            heapify(self._least)
-        heappush(self._least, (cursor.pinned_at, next(self._pushes), cursor))
-
-    def least(self) -> int:
-        """The least offset that is pinned; NEVER when none is."""
-        heap = self._least
-        while heap and (heap[0][2].pinned_at != heap[0][0] or heap[0][2] not in self.cursors):
-            heappop(heap)
-        return heap[0][0] if heap else NEVER
-
-    def held(self, stream: Stream, offset: int) -> int:
-        """About how many bytes of the ring lie from an offset on."""
-        end = stream.ring.end_lsn
-        first = self._offsets[0]
-        if offset >= first:
-            return end - self._lsns[bisect_right(self._offsets, offset) - 1]
-        share = (first - offset) / max(1, first - self._first)
-        return end - self._lsns[0] + int(self._before * min(1.0, share))
 
 
 class Cursors:
@@ -162,26 +67,15 @@ class Cursors:
         """Positions on their way into the log, in order."""
         self._edits: dict[Place, CursorSettings] = {}
         """Settings that are: the next edit begins from them."""
-        self._pinning: dict[Cursor, None] = {}
-        """Cursors whose setting is to pin."""
-        self._marks: dict[Stream, Marks] = {}
-        self.pins: list[tuple[str, str, int, int | None]] = []
-        """(ring, pin, stream, offset or None to unpin) that the shell is to be told."""
-        self._due_ms = 0
-        self._begun_ms = 0
-        self._turn: list[Cursor] = []
-        """Pins that were not looked at in this round."""
+        self.pins = Pins(shard)
+        self.tick = self.pins.tick
 
     # --- facts ------------------------------------------------------------------------------
 
     @property
     def gauges(self) -> dict[str, int]:
         """How much there is of what comes and goes."""
-        return {
-            "cursors": len(self._cursors),
-            "pins": sum(cursor.pinned_at is not None for cursor in self._pinning),
-            "pinned_bytes": sum(cursor.held_bytes for cursor in self._pinning),
-        }
+        return {"cursors": len(self._cursors), **self.pins.gauges}
 
     def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
         """What handles the commands that are no steps."""
@@ -195,31 +89,6 @@ class Cursors:
         """Where the cursor of this name stands; None: there is none."""
         cursor = self._cursors.get((stream.number, name))
         return None if cursor is None else cursor.next
-
-    @property
-    def due_ms(self) -> int | None:
-        """When tick() has something to do."""
-        return self._due_ms if self._pinning else None
-
-    def tick(self) -> None:
-        """Look at some of the pins, if it is time to: at all of them in each MARK_MS."""
-        now_ms = self._shard.now_ms
-        if not self._pinning or now_ms < self._due_ms:
-            return
-        if not self._turn:
-            self._begun_ms = now_ms
-            for stream, marks in self._marks.items():
-                marks.note(stream)
-            self._turn = list(self._pinning)
-        some, self._turn = self._turn[-LOOKS_MAX:], self._turn[:-LOOKS_MAX]
-        for cursor in some:
-            if cursor in self._pinning:
-                self._pin(cursor)
-        if self._turn:
-            ticks = -(-len(self._pinning) // LOOKS_MAX)
-            self._due_ms = now_ms + max(1, MARK_MS // (ticks + 1))
-        else:
-            self._due_ms = max(self._begun_ms + MARK_MS, now_ms + 1)
 
     # --- over restarts ------------------------------------------------------------------------
 
@@ -262,7 +131,7 @@ class Cursors:
         elif row.next != cursor.row.next or row.settings != cursor.row.settings:
             cursor.clamped = cursor.broken = False
         cursor.row = row
-        self._watch(cursor)
+        self.pins.watch(cursor)
         return cursor
 
     def trimmed(self, stream: Stream) -> None:
@@ -273,7 +142,7 @@ class Cursors:
                 continue
             if cursor.pinned_at is not None:
                 # The ring had no more space for it.
-                self._break(cursor, "the journal kept no more")
+                self.pins.break_pin(cursor, "the journal kept no more")
             if not cursor.clamped:
                 cursor.clamped = True
                 self._say_clamped(stream, cursor.name, before, stream.first, "retention")
@@ -282,7 +151,7 @@ class Cursors:
         """A stream is gone, and its cursors with it."""
         removed = self._cursors.remove_stream(stream.number)
         for cursor in removed.values():
-            self._unwatch(cursor)
+            self.pins.unwatch(cursor)
         changes: list[Change] = [CursorRemoved(stream.number, name) for name in removed]
         for at in range(0, len(changes), REMOVED_AT_ONCE):
             self._put(stream, changes[at : at + REMOVED_AT_ONCE])
@@ -476,7 +345,7 @@ class Cursors:
     def _drop(self, place: Place, _: int) -> None:
         cursor = self._cursors.remove(place)
         if cursor is not None:
-            self._unwatch(cursor)
+            self.pins.unwatch(cursor)
 
     # --- facts for clients ----------------------------------------------------------------------
 
@@ -507,8 +376,7 @@ class Cursors:
 
     def _facts(self, cursor: Cursor) -> dict[str, Any]:
         stream, row = cursor.stream, cursor.row
-        if cursor.pinned_at is not None:
-            cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
+        self.pins.measure(cursor)
         return {
             "stream": stream.name,
             "cursor": cursor.name,
@@ -522,79 +390,6 @@ class Cursors:
             "pinned_bytes": cursor.held_bytes,
             "settings": msgspec.structs.asdict(row.settings),
         }
-
-    # --- pins ---------------------------------------------------------------------------------
-
-    def _watch(self, cursor: Cursor) -> None:
-        """Its position or its settings may have changed."""
-        if not cursor.row.settings.pin:
-            self._unwatch(cursor)
-            return
-        if cursor not in self._pinning:
-            self._pinning[cursor] = None
-            stream = cursor.stream
-            if stream not in self._marks:
-                self._marks[stream] = Marks(stream)
-            self._marks[stream].cursors[cursor] = None
-            self._due_ms = min(self._due_ms or NEVER, self._shard.now_ms + MARK_MS)
-        self._pin(cursor)
-
-    def _unwatch(self, cursor: Cursor) -> None:
-        if cursor not in self._pinning:
-            return
-        stream = cursor.stream
-        del self._pinning[cursor], self._marks[stream].cursors[cursor]
-        self._unpin(cursor)
-        cursor.held_bytes = 0
-        cursor.warned = cursor.broken = False
-        if not self._marks[stream].cursors:
-            del self._marks[stream]
-
-    def _pin(self, cursor: Cursor) -> None:
-        """Set, move, warn of or break the pin of a cursor."""
-        stream = cursor.stream
-        if cursor.broken:
-            return
-        bound = cursor.row.settings.pin_bytes_max or self._shard.settings.pin_bytes_max
-        held = cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
-        if held > bound:
-            self._break(cursor, f"it held back more than {bound} bytes")
-            return
-        warn = held >= WARN_ABOVE * bound
-        if warn and not cursor.warned:
-            self._shard.counters["pins_near_limit"] += 1
-            self._shard.event(
-                "pin_near_limit", "warning", stream=stream.name, cursor=cursor.name,
-                offset=cursor.next, bytes=held, pin_bytes_max=bound,
-            )  # fmt: skip
-        cursor.warned = warn
-        if cursor.pinned_at != cursor.next:
-            cursor.pinned_at = cursor.next
-            self._marks[stream].pinned(cursor)
-            self.pins.append((stream.ring.name, pin_name(cursor), stream.number, cursor.next))
-            self._spare(stream)
-
-    def _break(self, cursor: Cursor, reason: str) -> None:
-        stream = cursor.stream
-        self._shard.counters["pins_broken"] += 1
-        self._shard.event(
-            "pin_broken", "warning", stream=stream.name, cursor=cursor.name,
-            offset=cursor.row.next, bytes=cursor.held_bytes, reason=reason,
-        )  # fmt: skip
-        cursor.broken = True
-        cursor.held_bytes = 0
-        self._unpin(cursor)
-
-    def _unpin(self, cursor: Cursor) -> None:
-        if cursor.pinned_at is not None:
-            cursor.pinned_at = None
-            stream = cursor.stream
-            self.pins.append((stream.ring.name, pin_name(cursor), stream.number, None))
-            self._spare(stream)
-
-    def _spare(self, stream: Stream) -> None:
-        """What retention must leave of a stream."""
-        stream.pinned = self._marks[stream].least()
 
 
 class _Moving(Effect):
@@ -629,8 +424,3 @@ class _Moving(Effect):
         cursors._arrived(place, self.going)
         if self.settings is not None and cursors._edits.get(place) is self.settings:
             del cursors._edits[place]
-
-
-def pin_name(cursor: Cursor) -> str:
-    """What the journal calls the pin of a cursor."""
-    return f"cursor-{cursor.stream.number}-{cursor.name}"
