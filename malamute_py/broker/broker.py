@@ -704,7 +704,7 @@ class Broker:
         if self._links.ended:
             self._clean_up()
         appends = self._appends()
-        sends, closes = self._links.take()
+        sends, closes = self._links.outgoing()
         reads = serving.reads
         if reads or self._groups.reads:
             reads = reads + self._groups.reads
@@ -712,7 +712,7 @@ class Broker:
         else:
             reads = []
         queries = shard.take_queries() if shard.asking else []
-        bodies = self._bodies.take()
+        bodies = self._bodies.begin_reads()
         pins, self._cursors.pins.changed = self._cursors.pins.changed, []
         trims, self._retention.trims = self._retention.trims, []
         rings, self._catalogue.openings = self._catalogue.openings, []

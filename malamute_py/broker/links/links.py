@@ -313,7 +313,7 @@ class Links:
                     # Else it takes the place of one that is counted.
                     shard.quotas.check(owner, "links")
                 if template:
-                    wanted = self.replicas.take(
+                    wanted = self.replicas.claim(
                         link.credential, template, hello.session, hello.number, self._identities
                     )
             except BrokerRefused as error:
@@ -330,7 +330,7 @@ class Links:
             self.close(older, "fenced", "replaced", "another link of this session took over")
         link.owner, link.template = owner, template
         if hello.identity:
-            self._take_identity(link, wanted)
+            self._claim_identity(link, wanted)
         asked = hello.heartbeat_ms or settings.heartbeat_ms
         link.heartbeat_ms = max(settings.heartbeat_min_ms, min(asked, settings.heartbeat_max_ms))
         link.expiry_ms = link.heartbeat_ms * settings.expiry_beats
@@ -382,7 +382,7 @@ class Links:
             return "in_use", f"the identity '{wanted}' is a replica's, of '{family.template}'"
         return None
 
-    def _take_identity(self, link: Link, identity: str) -> None:
+    def _claim_identity(self, link: Link, identity: str) -> None:
         """An identity asked for by name belongs to the newest session that asks."""
         older = self._identities.get(identity)
         if older is not None and older is not link:
@@ -548,9 +548,9 @@ class Links:
                 return
             if not link.out:
                 self.dirty.append(link)
-            self._take_later(link)
+            self._move_later(link)
 
-    def _take_later(self, link: Link) -> None:
+    def _move_later(self, link: Link) -> None:
         """Before what else is said: a BYE is the last."""
         link.out[:0] = link.later
         link.later = []
@@ -566,7 +566,7 @@ class Links:
         reason = reason[: self._shard.settings.reason_max]
         self.say(link, Refused(command, reference, code, reason, retry_ms))
 
-    def take(self) -> tuple[list[Send], list[int]]:
+    def outgoing(self) -> tuple[list[Send], list[int]]:
         """What to send now, one message a link where limits allow, and whom to forget then."""
         sends: list[Send] = []
         if self._later:
@@ -584,7 +584,7 @@ class Links:
             if not out or (link.blocked and link.state is not State.CLOSED):
                 continue
             if link.later:
-                self._take_later(link)
+                self._move_later(link)
             frames = link.frames
             link.out, link.frames = [], []
             link.results = 0

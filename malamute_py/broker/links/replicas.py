@@ -48,7 +48,7 @@ class Replicas:
     def __len__(self) -> int:
         return len(self.names)
 
-    def take(
+    def claim(
         self, credential: str, template: str, session: bytes, wanted: int, taken: Container[str]
     ) -> str:
         """The identity of a session: the one that it has, the one that it had, or the next.

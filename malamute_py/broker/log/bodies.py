@@ -92,7 +92,7 @@ def rows_array(mask: int, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)
 
 
-Then: TypeAlias = Callable[[Body | None], None]
+OnBody: TypeAlias = Callable[[Body | None], None]
 """Called with the batch, or with None when it cannot be had."""
 
 
@@ -111,7 +111,7 @@ class Bodies:
         self.again_bytes = 0
         self._gone: set[int] = set()
         """Dropped while they were being read."""
-        self._wanted: dict[int, list[Then]] = {}
+        self._wanted: dict[int, list[OnBody]] = {}
         """Number -> who waits for it, whether its read is under way or not."""
         self._queue: deque[tuple[int, int]] = deque()
         """(number, bytes) of what no read was begun for."""
@@ -183,23 +183,23 @@ class Bodies:
 
     # --- reading back ---------------------------------------------------------------------
 
-    def want(self, base: int, size: int, then: Then) -> None:
+    def want(self, base: int, size: int, call: OnBody) -> None:
         """Call with the batch: now when it is in memory, else when it was read.
 
         size: its bytes, as the tables have them.
         """
         body = self.get(base)
         if body is not None:
-            then(body)
+            call(body)
             return
         waiting = self._wanted.get(base)
         if waiting is not None:
-            waiting.append(then)
+            waiting.append(call)
             return
-        self._wanted[base] = [then]
+        self._wanted[base] = [call]
         self._queue.append((base, size))
 
-    def take(self) -> list[BodiesRead]:
+    def begin_reads(self) -> list[BodiesRead]:
         """The reads to be begun now."""
         queue = self._queue
         if not queue:
@@ -240,8 +240,8 @@ class Bodies:
                 self._gone.discard(number)
             elif body is not None:
                 self._keep_again(number, body)
-            for then in waiting:
-                then(body)
+            for call in waiting:
+                call(body)
         self.failed = ""
 
     def _keep_again(self, number: int, body: Body) -> None:

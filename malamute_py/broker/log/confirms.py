@@ -13,7 +13,7 @@ from typing import Final
 
 from malamute_protocol.commands import Confirm, Level
 from malamute_py.broker.links.links import Links
-from malamute_py.broker.log.ring import RingState, Settled, Waiter
+from malamute_py.broker.log.ring import RingState, Unsettled, Waiter
 
 DEFAULT: Final = int(Level.DEFAULT)
 NONE: Final = int(Level.NONE)
@@ -59,5 +59,5 @@ class Confirms:
         elif ring.visible >= end_lsn:
             self.confirm(waiter, SYNCED)
         else:
-            ring.unsettled.append(Settled(end_lsn, 0, None, (waiter,)))
+            ring.unsettled.append(Unsettled(end_lsn, 0, None, (waiter,)))
             ring.awaited = end_lsn

@@ -42,7 +42,7 @@ class Waiter(msgspec.Struct, eq=False):
     """Number of the command that is to be answered: PUBLISH, or that of a step."""
 
 
-class Settled(msgspec.Struct, eq=False):
+class Unsettled(msgspec.Struct, eq=False):
     """Something that waits for a ring to be visible up to an LSN."""
 
     end_lsn: int
@@ -68,7 +68,7 @@ class RingState:
         self.end_lsn = facts.end_lsn if facts else 0
         self.visible = self.end_lsn
         """Up to here nothing can be taken back: the least of all that must have happened."""
-        self.unsettled: deque[Settled] = deque()
+        self.unsettled: deque[Unsettled] = deque()
         self.awaited = self.end_lsn
         """LSN up to which a peer waits for the ring to be visible; the rest may be synced later."""
         self.failed: tuple[str, str] | None = None

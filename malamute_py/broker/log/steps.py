@@ -25,7 +25,7 @@ from malamute_protocol.stamp import CHANGE, STAMP_BYTES
 from malamute_py.broker.context import Inconsistent, Shard
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.confirms import NONE, STORED, SYNCED, Confirms
-from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, Settled, Waiter
+from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, Unsettled, Waiter
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
@@ -430,7 +430,7 @@ class Steps:
             own, changes, following = self._lay(step, mail_next)
             taken = sum(map(len, changes))
             if taken > STEP_CHANGE_BYTES or len(changes) > STEP_CHANGES:
-                self._take_back(step, len(changes), taken)
+                self._refuse_large(step, len(changes), taken)
                 continue
             # What changes take was guessed when the step was taken; some name very much.
             taken = step.size + max(0, taken - CHANGE_BYTES * len(changes))
@@ -499,7 +499,7 @@ class Steps:
             records.extend(map(encode_change, part.changes))
         return batches, records, mail_next
 
-    def _take_back(self, step: Step, count: int, size: int) -> None:
+    def _refuse_large(self, step: Step, count: int, size: int) -> None:
         """Refuse a step that no bundle takes; those after it get the numbers that it had."""
         for part in step.parts:
             if part.stream is not None and part.content is not None:
@@ -552,7 +552,7 @@ class Steps:
         else:
             self.unsettled_bytes += size
             main.unsettled.append(
-                Settled(end_lsn, 0, None, tuple(later), partial(self._settled, size))
+                Unsettled(end_lsn, 0, None, tuple(later), partial(self._settled, size))
             )
             if later:
                 main.awaited = end_lsn

@@ -30,7 +30,7 @@ from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.mail.mailbox import STANDING, Mailbox, temporary_name
-from malamute_py.broker.mail.messages import Leaver, Leaving, Messages, done_of
+from malamute_py.broker.mail.messages import Leaving, Messages, RowsOfPut, done_of
 from malamute_py.broker.mail.peeking import ENTRY_BYTES, RESULT_BYTES, Peeking
 from malamute_py.changelog.records import MailboxRemoved, MailDone
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
@@ -61,7 +61,7 @@ class Emptying(msgspec.Struct, eq=False):
         return "removed" if self.answer is None else "purged"
 
 
-class Listing:
+class MailboxPage:
     """One page of mailboxes that is being put together."""
 
     __slots__ = ("after", "command", "first", "link", "more", "page", "prefix", "size")
@@ -98,7 +98,7 @@ class MailboxAdmin:
         self._bodies = messages.bodies
         self._answers = answers
         self._jobs: Final[deque[Emptying]] = deque()
-        self._listings: Final[deque[Listing]] = deque()
+        self._listings: Final[deque[MailboxPage]] = deque()
         self._peeks: Final[dict[Link, deque[Peeking]]] = {}
         """Looks into mailboxes that wait, by link, in the order of their turns."""
         self._peeking = False
@@ -146,7 +146,7 @@ class MailboxAdmin:
                 self._answers.result(link, command, self.facts(mailbox))
             return
         if self._asked(link, command):
-            self._listings.append(Listing(link, command))
+            self._listings.append(MailboxPage(link, command))
 
     def _asked(self, link: Link, command: Any) -> bool:
         """Count a question that is answered later; False: there were too many, it was refused."""
@@ -158,7 +158,7 @@ class MailboxAdmin:
         link.queries += 1
         return True
 
-    def _list(self, listing: Listing) -> bool:
+    def _list(self, listing: MailboxPage) -> bool:
         """Look at some more of the names that a page may hold; True: it is answered."""
         link, command, prefix = listing.link, listing.command, listing.prefix
         limit = max(1, min(command.limit, self._shard.settings.page_max))
@@ -244,7 +244,7 @@ class MailboxAdmin:
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         # At once, so that a command that creates it on the way says the same.
-        mailbox.take_up(wanted)
+        mailbox.apply_settings(wanted)
         answer = Answer(self._answers, link, command, partial(self.facts, mailbox))
         told = partial(self._edited, mailbox, link.identity)
         editing = Then(told, partial(self._not_edited, mailbox, wanted))
@@ -257,7 +257,7 @@ class MailboxAdmin:
         kept = self._shard.queues.mailboxes.get(mailbox.number)
         if kept is not None and mailbox.settings is wanted:
             # What the log says: what held before this may have been refused as well.
-            mailbox.take_up(kept.settings)
+            mailbox.apply_settings(kept.settings)
 
     # --- emptying -------------------------------------------------------------------------------
 
@@ -398,11 +398,11 @@ class MailboxAdmin:
         piece = Then(partial(self._went, job), partial(self._stayed, job))
         self._steps.take([self._messages.part(mailbox, change, leaving, piece)])
 
-    def _piece(self, job: Emptying) -> list[Leaver]:
+    def _piece(self, job: Emptying) -> list[RowsOfPut]:
         """The next puts of which rows are free."""
         mailbox = job.mailbox
-        rows: list[Leaver] = []
-        table, number, out = mailbox.rows, mailbox.number, mailbox.out
+        rows: list[RowsOfPut] = []
+        table, number, progress = mailbox.rows, mailbox.number, mailbox.progress
         named = 0
         for base in islice(mailbox.order.after(job.at), PIECE_PUTS):
             if (job.upto is not None and base > job.upto) or named > PIECE_ROWS:
@@ -410,7 +410,7 @@ class MailboxAdmin:
             job.at = base
             row = table[number, base]
             named += row.count
-            known = out.get(base)
+            known = progress.get(base)
             mask = row.left if known is None else row.left & ~known.held
             if mask:
                 rows.append((base, mask, row))

@@ -32,7 +32,7 @@ from malamute_py.broker.mail.mailbox import (
     expired,
     temporary_name,
 )
-from malamute_py.broker.mail.messages import Leaver, Messages, done_of
+from malamute_py.broker.mail.messages import Messages, RowsOfPut, done_of
 from malamute_py.changelog.records import MailAgain, MailDone, Run
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MessageRow, Rare
@@ -192,7 +192,7 @@ class Inboxes:
         """Take back what ended readers held, then let mailboxes deliver, each in its turn."""
         most = RETURN_PUTS
         while self.returning and most > 0:
-            most = self._take_back(self.returning[0], most)
+            most = self._return_held(self.returning[0], most)
         budget = STEP_PUTS - RETURN_PUTS + most
         runnable = self._messages.runnable
         more = self._shard.share()
@@ -206,7 +206,7 @@ class Inboxes:
             if not more():
                 return
 
-    def _take_back(self, inbox: Inbox, budget: int) -> int:
+    def _return_held(self, inbox: Inbox, budget: int) -> int:
         mailbox, held = inbox.mailbox, inbox.held
         release = self._messages.release
         rows = mailbox.rows
@@ -253,8 +253,10 @@ class Inboxes:
     def _give(self, mailbox: Mailbox, inbox: Inbox, row: MessageRow) -> bool:
         """Give a reader what it can take of the first put; False: it can take nothing now."""
         base = row.base
-        out = mailbox.out.get(base)
-        free = every = row.left if out is None else row.left & ~(out.held | out.delayed)
+        progress = mailbox.progress.get(base)
+        free = every = (
+            row.left if progress is None else row.left & ~(progress.held | progress.delayed)
+        )
         if row.expires_at_ms and row.expires_at_ms <= self._shard.now_ms:
             over, _ = expired(mailbox, row, self._shard.now_ms)
             free &= ~over
@@ -264,9 +266,9 @@ class Inboxes:
         if not free:
             mailbox.pull(base, row.priority)
             return True
-        if out is None:
-            out = mailbox.out_of(row)
-        attempts, mask = out.attempt(free)
+        if progress is None:
+            progress = mailbox.progress_of(row)
+        attempts, mask = progress.attempt(free)
         if row.rare is not None and row.rare.why:
             mask = _same_why(row.rare, mask)
         held = inbox.held
@@ -295,8 +297,8 @@ class Inboxes:
         # From here on it is this reader's.
         if mask == every:
             mailbox.pull(base, row.priority)
-        out.held |= mask
-        out.delivered(mask)
+        progress.held |= mask
+        progress.delivered(mask)
         mailbox.held += count
         held[base] = held.get(base, 0) | mask
         inbox.outstanding += count
@@ -360,7 +362,7 @@ class Inboxes:
             if row.expires_at_ms and row.expires_at_ms <= now_ms:
                 over = expired(mailbox, row, now_ms)[0] & mask
                 if over:
-                    self._take_from(inbox, row, over)
+                    self._forget_unsent(inbox, row, over)
                     self._messages.release(mailbox, row, over)
                     mask &= ~over
                     if not mask:
@@ -368,7 +370,7 @@ class Inboxes:
             self._send(inbox, row, mask, mask.bit_count(), handout.attempts, handout.body)
         self.resume(inbox)
 
-    def _take_from(self, inbox: Inbox, row: MessageRow, mask: int) -> None:
+    def _forget_unsent(self, inbox: Inbox, row: MessageRow, mask: int) -> None:
         """A reader does not have these rows, which it had not been sent."""
         count = mask.bit_count()
         kept = inbox.held[row.base] & ~mask
@@ -383,7 +385,7 @@ class Inboxes:
         """The bodies of a hand-out could not be read, or are nowhere."""
         row, mask = handout.row, handout.mask
         mailbox, messages = inbox.mailbox, self._messages
-        self._take_from(inbox, row, mask)
+        self._forget_unsent(inbox, row, mask)
         failed = self._bodies.failed
         if not failed:
             messages.lost(mailbox, row, mask)
@@ -449,7 +451,7 @@ class Inboxes:
         change = MailAgain(number, done, not_before_ms, command.again_ms)
         return self._messages.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
 
-    def _held_rows(self, inbox: Inbox, command: AckMail) -> list[Leaver]:
+    def _held_rows(self, inbox: Inbox, command: AckMail) -> list[RowsOfPut]:
         """The rows that an ACK_MAIL names; raises BrokerRefused `not_held`."""
         held, mailbox = inbox.held, inbox.mailbox
         rows, number = mailbox.rows, mailbox.number
@@ -457,7 +459,7 @@ class Inboxes:
         for handout in inbox.pipe:
             base = handout.row.base
             unsent[base] = unsent.get(base, 0) | handout.mask
-        found: list[Leaver] = []
+        found: list[RowsOfPut] = []
         ranges = command.ranges
         place = at = 0
         while place < len(ranges):
@@ -491,7 +493,7 @@ class _Ack(Effect):
 
     inboxes: Inboxes
     inbox: Inbox
-    rows: list[Leaver]
+    rows: list[RowsOfPut]
 
     def taken(self, part: Part) -> None:
         inbox = self.inbox

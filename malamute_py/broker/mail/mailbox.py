@@ -27,7 +27,7 @@ DRAFT, CREATING, STANDING = range(3)
 """A mailbox: no step has created it; a bundle that was handed over creates it; the log has it."""
 
 
-class Out(msgspec.Struct, eq=False, gc=False):
+class PutProgress(msgspec.Struct, eq=False, gc=False):
     """What is known at run time of a put that does not simply wait."""
 
     before: int
@@ -132,7 +132,8 @@ class Mailbox:
         "created_by",
         "created_ms",
         "delayed",
-        "expired",
+        "expired_unreported",
+        "full_reported",
         "held",
         "level",
         "memory",
@@ -141,19 +142,18 @@ class Mailbox:
         "number",
         "order",
         "others",
-        "out",
         "pending",
+        "progress",
         "readers",
         "ready",
         "removing",
+        "report_expired_at_ms",
         "resource",
         "returning",
         "rows",
         "settings",
         "state",
-        "tell_expired_ms",
         "temporary",
-        "told_full",
     )
 
     def __init__(
@@ -180,25 +180,25 @@ class Mailbox:
         self.delayed = 0
         self.pending = 0
         """Steps on their way that need it."""
-        self.told_full = False
-        self.expired = 0
+        self.full_reported = False
+        self.expired_unreported = 0
         """Messages of which no event has told yet."""
-        self.tell_expired_ms = 0
+        self.report_expired_at_ms = 0
         self.order: Ordered[int] = Ordered()
         """Numbers of its puts."""
         self.ready: Ordered[int] = Ordered()
         """Puts of priority 0 with a row that may be delivered."""
         self.others: dict[int, Ordered[int]] | None = None
         """Puts of other priorities with such a row, by priority."""
-        self.out: dict[int, Out] = {}
+        self.progress: dict[int, PutProgress] = {}
         self.readers: dict[Inbox, None] = {}
         self.able = NO_READERS
         """Readers that may be given something, in the order of their turns."""
         self.returning = 0
         """Readers that have ended and whose rows are not free yet: others wait for these."""
-        self.take_up(settings)
+        self.apply_settings(settings)
 
-    def take_up(self, settings: MailboxSettings) -> None:
+    def apply_settings(self, settings: MailboxSettings) -> None:
         """Apply settings from now on."""
         self.settings = settings
         self.memory = settings.memory
@@ -248,23 +248,23 @@ class Mailbox:
                 return self.others[highest].first
         return self.ready.first
 
-    def out_of(self, row: MessageRow) -> Out:
+    def progress_of(self, row: MessageRow) -> PutProgress:
         """What is known at run time of a put, made when there is nothing yet."""
-        out = self.out.get(row.base)
-        if out is None:
-            out = self.out[row.base] = Out(row.attempts)
+        progress = self.progress.get(row.base)
+        if progress is None:
+            progress = self.progress[row.base] = PutProgress(row.attempts)
             if row.rare is not None:
                 for times, rows in row.rare.tries:
                     mask = int.from_bytes(rows, "little")
-                    out.once |= mask
+                    progress.once |= mask
                     if times > 1:
-                        out.often = {**(out.often or {}), times: mask}
-        return out
+                        progress.often = {**(progress.often or {}), times: mask}
+        return progress
 
     def free(self, row: MessageRow) -> int:
         """Rows that may be delivered, as far as no reader has them."""
-        out = self.out.get(row.base)
-        return row.left if out is None else row.left & ~(out.held | out.delayed)
+        progress = self.progress.get(row.base)
+        return row.left if progress is None else row.left & ~(progress.held | progress.delayed)
 
 
 def expired(mailbox: Mailbox, row: MessageRow, now_ms: int) -> tuple[int, int]:
@@ -292,10 +292,10 @@ def _expired_of_many(
     mailbox: Mailbox, row: MessageRow, expiries: list[int], now_ms: int
 ) -> tuple[int, int]:
     """Find expired rows by columns, which are kept: each of 65,536 rows may have its own time."""
-    out = mailbox.out_of(row)
-    times = out.expiries
+    progress = mailbox.progress_of(row)
+    times = progress.expiries
     if times is None:
-        times = out.expiries = np.array(expiries, np.int64)
+        times = progress.expiries = np.array(expiries, np.int64)
     later = times > now_ms
     over = (times != 0) & ~later
     mask = int.from_bytes(np.packbits(over, bitorder="little").tobytes(), "little") & row.left

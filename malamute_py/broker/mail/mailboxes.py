@@ -258,7 +258,7 @@ class Mailboxes:
     def end_kept(self) -> None:
         """End the temporary mailboxes whose sessions did not come back in time."""
         now_ms = self._shard.now_ms
-        while (place := self.endings.take(now_ms)) is not None:
+        while (place := self.endings.pop_due(now_ms)) is not None:
             mailbox = self.by_number[place[0]]
             assert mailbox.temporary is not None
             if self._links.session(mailbox.temporary.session) is None:

@@ -18,19 +18,19 @@ from malamute_protocol.commands import Level
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
-from malamute_py.broker.mail.mailbox import Mailbox, Out, expired
+from malamute_py.broker.mail.mailbox import Mailbox, PutProgress, expired
 from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.structures.sorted_values import Place, Schedule
+from malamute_py.broker.structures.sorted_values import Pair, Schedule
 from malamute_py.changelog.records import Change, MailDone
 from malamute_py.changelog.tables import MessageRow, rows_of
 
 DUE_STEP: Final = 1_024
 """Puts that one tick delivers late, or lets expire."""
-TELL_MS: Final = 10_000
+EVENT_EVERY_MS: Final = 10_000
 """An event about the messages of a mailbox comes at most so often; their counter is exact."""
 EASED: Final = 0.9
 """Below this share of its bounds a mailbox that was full is not any more."""
-Leaver = tuple[int, int, MessageRow]
+RowsOfPut = tuple[int, int, MessageRow]
 """Number of a put, rows of it, and its row in the tables."""
 
 
@@ -85,14 +85,14 @@ class Messages:
 
     def _delay_of(self, mailbox: Mailbox, row: MessageRow) -> None:
         """Rows of a put that the tables say to be delayed."""
-        out = mailbox.out_of(row)
+        progress = mailbox.progress_of(row)
         for at_ms, rows in times_of(row):
             if at_ms:
                 # Only a recipient asks for a pause; a sender's time stays a time.
-                out.delay(rows, self._shard.resumed(at_ms, row.pause_ms))
-        if out.times:
-            mailbox.delayed += out.delayed.bit_count()
-            self.delays.set((mailbox.number, row.base), min(out.times))
+                progress.delay(rows, self._shard.resumed(at_ms, row.pause_ms))
+        if progress.times:
+            mailbox.delayed += progress.delayed.bit_count()
+            self.delays.set((mailbox.number, row.base), min(progress.times))
 
     def part(self, mailbox: Mailbox, change: Change, *effects: Effect) -> Part:
         """A step's part that changes what lies in a mailbox; in memory it takes effect at once."""
@@ -121,7 +121,7 @@ class Messages:
         if row.expires_at_ms:
             self.expiries.set(place, row.expires_at_ms)
         if row.not_before_ms > self._shard.now_ms:
-            mailbox.out_of(row).delay(mask or row.left, row.not_before_ms)
+            mailbox.progress_of(row).delay(mask or row.left, row.not_before_ms)
             mailbox.delayed += count
             self.delays.set(place, row.not_before_ms)
             return
@@ -136,19 +136,19 @@ class Messages:
 
     def leaving(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
         """Rows that were free, or delayed, are on their way out: no reader gets them."""
-        out = mailbox.out_of(row)
-        late = out.delayed & mask
+        progress = mailbox.progress_of(row)
+        late = progress.delayed & mask
         if late:
-            self._undelay(mailbox, row, out, late)
-        out.held |= mask
+            self._undelay(mailbox, row, progress, late)
+        progress.held |= mask
         mailbox.held += mask.bit_count()
-        if not row.left & ~(out.held | out.delayed):
+        if not row.left & ~(progress.held | progress.delayed):
             mailbox.pull(row.base, row.priority)
 
-    def _undelay(self, mailbox: Mailbox, row: MessageRow, out: Out, mask: int) -> None:
+    def _undelay(self, mailbox: Mailbox, row: MessageRow, progress: PutProgress, mask: int) -> None:
         mailbox.delayed -= mask.bit_count()
         place = mailbox.number, row.base
-        following = out.undelay(mask)
+        following = progress.undelay(mask)
         if following:
             self.delays.set(place, following)
         else:
@@ -162,9 +162,9 @@ class Messages:
         self.mailboxes.messages -= count
         place = mailbox.number, base
         if place in mailbox.rows:
-            mailbox.out[base].held &= ~mask
+            mailbox.progress[base].held &= ~mask
             return
-        del mailbox.out[base]
+        del mailbox.progress[base]
         mailbox.order.discard(base)
         mailbox.bytes -= row.size
         self.mailboxes.stored_bytes[mailbox.memory] -= row.size
@@ -172,18 +172,18 @@ class Messages:
         self.bodies.drop(base)
         if row.expires_at_ms:
             self.expiries.drop(place)
-        if mailbox.told_full:
+        if mailbox.full_reported:
             self._ease(mailbox)
 
     def _ease(self, mailbox: Mailbox) -> None:
         count_max, bytes_max = self.mailboxes.bounds(mailbox)
         if mailbox.messages <= EASED * count_max and mailbox.bytes <= EASED * bytes_max:
-            mailbox.told_full = False
+            mailbox.full_reported = False
 
     def release(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
         """Rows that were held or leaving wait again."""
-        out = mailbox.out[row.base]
-        out.held &= ~mask
+        progress = mailbox.progress[row.base]
+        progress.held &= ~mask
         mailbox.held -= mask.bit_count()
         mailbox.push(row.base, row.priority)
         self._freed(mailbox, row)
@@ -218,12 +218,12 @@ class Messages:
 
     def postpone(self, mailbox: Mailbox, row: MessageRow, mask: int, at_ms: int) -> None:
         """Rows that were held wait again, and not before a time."""
-        out = mailbox.out[row.base]
-        out.held &= ~mask
+        progress = mailbox.progress[row.base]
+        progress.held &= ~mask
         count = mask.bit_count()
         mailbox.held -= count
         mailbox.delayed += count
-        self.delays.set((mailbox.number, row.base), out.delay(mask, at_ms))
+        self.delays.set((mailbox.number, row.base), progress.delay(mask, at_ms))
         self._freed(mailbox, row)
 
     @property
@@ -239,7 +239,7 @@ class Messages:
             "mail_lost", "error", mailbox=mailbox.name, number=row.base, count=count,
             sender=row.sender,
         )  # fmt: skip
-        rows: list[Leaver] = [(row.base, mask, row)]
+        rows: list[RowsOfPut] = [(row.base, mask, row)]
         change = MailDone(mailbox.number, done_of(rows), "lost")
         self._steps.take([self.part(mailbox, change, Losing(self, mailbox, rows))])
 
@@ -249,41 +249,41 @@ class Messages:
         """Deliver what is due, let expire what is over; the rest of a large number next time."""
         now_ms = self._shard.now_ms
         for _ in range(DUE_STEP):
-            place = self.delays.take(now_ms)
+            place = self.delays.pop_due(now_ms)
             if place is None:
                 break
             self._due(place)
-        over: dict[int, list[Leaver]] = {}
+        over: dict[int, list[RowsOfPut]] = {}
         for _ in range(DUE_STEP):
-            place = self.expiries.take(now_ms)
+            place = self.expiries.pop_due(now_ms)
             if place is None:
                 break
             self._expire(place, over)
         for number, rows in over.items():
             self._give_up(self.mailboxes.by_number[number], rows)
 
-    def _due(self, place: Place) -> None:
+    def _due(self, place: Pair) -> None:
         mailbox = self.mailboxes.by_number.get(place[0])
         if mailbox is None:
             return
         row = mailbox.rows.get(place)
-        out = mailbox.out.get(place[1])
-        if row is None or out is None or out.times is None:
+        progress = mailbox.progress.get(place[1])
+        if row is None or progress is None or progress.times is None:
             return
         now_ms = self._shard.now_ms
         mask = 0
-        for at_ms, rows in out.times.items():
+        for at_ms, rows in progress.times.items():
             if at_ms <= now_ms:
                 mask |= rows
         mailbox.delayed -= mask.bit_count()
-        following = out.undelay(mask)
+        following = progress.undelay(mask)
         if following:
             self.delays.set(place, following)
-        if mask & row.left & ~out.held:
+        if mask & row.left & ~progress.held:
             mailbox.push(place[1], row.priority)
             self.wake(mailbox)
 
-    def _expire(self, place: Place, over: dict[int, list[Leaver]]) -> None:
+    def _expire(self, place: Pair, over: dict[int, list[RowsOfPut]]) -> None:
         mailbox = self.mailboxes.by_number.get(place[0])
         row = None if mailbox is None else mailbox.rows.get(place)
         if mailbox is None or row is None:
@@ -291,33 +291,35 @@ class Messages:
         mask, following = expired(mailbox, row, self._shard.now_ms)
         if following:
             self.expiries.set(place, following)
-        out = mailbox.out.get(place[1])
-        if out is not None:
+        progress = mailbox.progress.get(place[1])
+        if progress is not None:
             # What a reader holds stays with it; when it comes back it is looked at again.
-            mask &= ~out.held
+            mask &= ~progress.held
         if mask:
             self.leaving(mailbox, row, mask)
             over.setdefault(place[0], []).append((place[1], mask, row))
 
-    def _give_up(self, mailbox: Mailbox, rows: list[Leaver]) -> None:
+    def _give_up(self, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
         change = MailDone(mailbox.number, done_of(rows), "expired")
         count = sum(mask.bit_count() for _, mask, _ in rows)
         told = partial(self._expired, mailbox, count), partial(self._expire_later, mailbox, rows)
         self._steps.take([self.part(mailbox, change, Leaving(self, mailbox, rows), Then(*told))])
 
-    def _expire_later(self, mailbox: Mailbox, rows: list[Leaver], *_: Any) -> None:
+    def _expire_later(self, mailbox: Mailbox, rows: list[RowsOfPut], *_: Any) -> None:
         for base, _mask, _row in rows:
             self.expiries.set((mailbox.number, base), self.much_later_ms)
 
     def _expired(self, mailbox: Mailbox, count: int, _: int) -> None:
         """Count messages that expired, and say so: at once, then now and again how many since."""
         self._shard.counters["mail_expired"] += count
-        mailbox.expired += count
+        mailbox.expired_unreported += count
         now_ms = self._shard.now_ms
-        if now_ms >= mailbox.tell_expired_ms:
-            self._shard.event("mail_expired", mailbox=mailbox.name, count=mailbox.expired)
-            mailbox.expired = 0
-            mailbox.tell_expired_ms = now_ms + TELL_MS
+        if now_ms >= mailbox.report_expired_at_ms:
+            self._shard.event(
+                "mail_expired", mailbox=mailbox.name, count=mailbox.expired_unreported
+            )
+            mailbox.expired_unreported = 0
+            mailbox.report_expired_at_ms = now_ms + EVENT_EVERY_MS
 
 
 class Leaving(Effect):
@@ -325,7 +327,7 @@ class Leaving(Effect):
 
     messages: Messages
     mailbox: Mailbox
-    rows: list[Leaver]
+    rows: list[RowsOfPut]
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Take the messages out of the mailbox."""
@@ -363,7 +365,7 @@ def times_of(row: MessageRow) -> list[tuple[int, int]]:
     return found
 
 
-def done_of(rows: Iterable[Leaver]) -> list[tuple[int, bytes]]:
+def done_of(rows: Iterable[RowsOfPut]) -> list[tuple[int, bytes]]:
     """Rows as the records of the log name them.
 
     A dead letter is always named: others of its batch may die into the mailbox before the record

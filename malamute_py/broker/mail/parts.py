@@ -77,7 +77,7 @@ class Putting(_OfMailbox):
         self.messages.mailboxes.unused(mailbox)
 
 
-class Late(Effect):
+class DeferredPut(Effect):
     """A put into memory as a piece of a step that is logged: it has its number once that is."""
 
     steps: Steps

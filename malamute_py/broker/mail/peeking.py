@@ -80,11 +80,13 @@ class Peeking:
             size += row.size
         for row in self._rows:
             self._waiting += 1
-            taken = self._links.contained(self._link, "PEEK_MAIL", partial(self._take, row.base))
+            taken = self._links.contained(
+                self._link, "PEEK_MAIL", partial(self._body_came, row.base)
+            )
             self._bodies.want(row.base, row.size, taken)
         self._arrived()
 
-    def _take(self, base: int, body: Body | None) -> None:
+    def _body_came(self, base: int, body: Body | None) -> None:
         self._found[base] = body
         self._arrived()
 
@@ -124,15 +126,15 @@ class Peeking:
         self._answers.result(link, self._command, {"messages": messages, "more": self._more})
 
     def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
-        rare, out = row.rare, self._mailbox.out.get(row.base)
+        rare, progress = row.rare, self._mailbox.progress.get(row.base)
         bit = 1 << place
         not_before_ms = 0
         attempts = row.attempts
         held = False
-        if out is not None:
-            held = bool(out.held & bit)
-            attempts = out.attempt(bit)[0] - 1
-            for at_ms, rows in (out.times or {}).items():
+        if progress is not None:
+            held = bool(progress.held & bit)
+            attempts = progress.attempt(bit)[0] - 1
+            for at_ms, rows in (progress.times or {}).items():
                 if rows & bit:
                     not_before_ms = at_ms
         expires_at_ms = row.expires_at_ms

@@ -20,8 +20,8 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.steps import Counting, Part, Steps
 from malamute_py.broker.mail.mailbox import STANDING, Mailbox
-from malamute_py.broker.mail.messages import Leaver, Messages
-from malamute_py.broker.mail.parts import Burying, Late, Putting, Reviving
+from malamute_py.broker.mail.messages import Messages, RowsOfPut
+from malamute_py.broker.mail.parts import Burying, DeferredPut, Putting, Reviving
 from malamute_py.changelog.records import Change, MailPut, RequestDead, RequestRevived, Run
 from malamute_py.changelog.tables import rows_of
 
@@ -139,7 +139,7 @@ class Puts:
         """A put into memory as a piece of a step that is logged: it happens when that is."""
         assert part.memory
         assert part.content is not None
-        part.effects.insert(0, Late(self._steps, part.content))
+        part.effects.insert(0, DeferredPut(self._steps, part.content))
         part.content, part.memory = None, False
         return part
 
@@ -217,7 +217,7 @@ class Puts:
                 if at == REVIVED_MAX:
                     break
                 found[base] = -1
-        rows: list[Leaver] = []
+        rows: list[RowsOfPut] = []
         for base, wanted in found.items():
             row = mailbox.rows[mailbox.number, base]
             rare = row.rare
@@ -276,8 +276,8 @@ class Puts:
     def _full(self, mailbox: Mailbox) -> None:
         """Count that a mailbox took something not; say so once until it is eased."""
         self._shard.counters["mailbox_full"] += 1
-        if not mailbox.told_full:
-            mailbox.told_full = True
+        if not mailbox.full_reported:
+            mailbox.full_reported = True
             self._shard.event(
                 "mailbox_full", "warning", mailbox=mailbox.name, messages=mailbox.messages,
                 bytes=mailbox.bytes,

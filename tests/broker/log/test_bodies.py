@@ -64,10 +64,10 @@ def test_one_read_serves_all_who_want_the_same_batch() -> None:
     found: list[tuple[str, Body | None]] = []
     bodies.want(7, 300, lambda body: found.append(("a", body)))
     bodies.want(7, 300, lambda body: found.append(("b", body)))
-    (read,) = bodies.take()
+    (read,) = bodies.begin_reads()
     assert read.numbers == (7,)
     bodies.want(7, 300, lambda body: found.append(("c", body)))
-    assert bodies.take() == []
+    assert bodies.begin_reads() == []
     stamp, frame, _ = batch(7, [b"x", b"y"])
     bodies.found(BodiesFound(read.token, {7: stamp + frame}))
     assert [who for who, _ in found] == ["a", "b", "c"]
@@ -85,7 +85,7 @@ def test_what_was_read_back_is_had_again_for_a_while() -> None:
     bodies = bodies_of(mail_hot_bytes=8 * 2 * size)
     for base in range(3):
         bodies.want(base, 300, lambda body: None)
-        (read,) = bodies.take()
+        (read,) = bodies.begin_reads()
         bodies.found(BodiesFound(read.token, {base: stamp + frame}))
     assert [base for base in range(3) if bodies.get(base)] == [1, 2]
     assert bodies.gauges["mail_hot_bytes"] == 2 * size
@@ -99,7 +99,7 @@ def test_what_was_dropped_while_it_was_read_is_not_kept() -> None:
     bodies = bodies_of()
     found: list[Body | None] = []
     bodies.want(7, 300, found.append)
-    (read,) = bodies.take()
+    (read,) = bodies.begin_reads()
     bodies.drop(7)
     bodies.found(BodiesFound(read.token, {7: stamp + frame}))
     assert found[0] is not None
@@ -112,7 +112,7 @@ def test_what_is_in_memory_is_had_at_once() -> None:
     found: list[Body | None] = []
     bodies.want(3, 300, found.append)
     assert found == [kept]
-    assert bodies.take() == []
+    assert bodies.begin_reads() == []
 
 
 def test_reads_are_bounded_in_count_numbers_and_bytes_and_keep_their_order() -> None:
@@ -120,11 +120,11 @@ def test_reads_are_bounded_in_count_numbers_and_bytes_and_keep_their_order() -> 
     order: list[int] = []
     for base in range(3 * READ_NUMBERS):
         bodies.want(base, 10, lambda body, base=base: order.append(base))  # type: ignore[misc]
-    first, second = bodies.take()
+    first, second = bodies.begin_reads()
     assert first.numbers == tuple(range(READ_NUMBERS))
-    assert bodies.take() == []
+    assert bodies.begin_reads() == []
     bodies.found(BodiesFound(second.token, {}))
-    (third,) = bodies.take()
+    (third,) = bodies.begin_reads()
     assert third.numbers == tuple(range(2 * READ_NUMBERS, 3 * READ_NUMBERS))
     bodies.found(BodiesFound(first.token, {}))
     bodies.found(BodiesFound(third.token, {}))
@@ -135,21 +135,21 @@ def test_a_large_batch_is_read_alone() -> None:
     bodies = bodies_of(mail_reads_max=4, mail_read_bytes=1_000)
     for base in range(3):
         bodies.want(base, 5_000, lambda body: None)
-    (read,) = bodies.take()
+    (read,) = bodies.begin_reads()
     assert read.numbers == (0,)
-    assert bodies.take() == []
+    assert bodies.begin_reads() == []
     bodies.found(BodiesFound(read.token, {}))
-    assert [read.numbers for read in bodies.take()] == [(1,)]
+    assert [read.numbers for read in bodies.begin_reads()] == [(1,)]
 
 
 def test_why_a_read_failed_is_known_while_its_waiters_are_told() -> None:
     bodies = bodies_of()
     seen: list[tuple[Body | None, str]] = []
     bodies.want(1, 10, lambda body: seen.append((body, bodies.failed)))
-    (read,) = bodies.take()
+    (read,) = bodies.begin_reads()
     bodies.found(BodiesFound(read.token, {}, "no disk"))
     bodies.want(2, 10, lambda body: seen.append((body, bodies.failed)))
-    (read,) = bodies.take()
+    (read,) = bodies.begin_reads()
     bodies.found(BodiesFound(read.token, {}))
     assert seen == [(None, "no disk"), (None, "")]
 
