@@ -62,11 +62,11 @@ class Cursors:
         starts.cursor = self.position
         self._cursors: Named[Cursor] = Named(shard.quotas, "cursors")
         self._creators: dict[Place, str] = {}
-        """Links that create cursors which are on their way."""
+        """Owner that a cursor which is being created counts for."""
         self._coming: dict[Place, list[list[int]]] = {}
-        """Positions on their way into the log, in order."""
+        """Positions on their way into the log, in order; each in a list of its own."""
         self._edits: dict[Place, CursorSettings] = {}
-        """Settings that are: the next edit begins from them."""
+        """Settings on their way into the log; the next edit begins from them."""
         self.pins = Pins(shard)
         self.tick = self.pins.tick
 
@@ -74,11 +74,11 @@ class Cursors:
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is of what comes and goes."""
+        """Counts for the metrics."""
         return {"cursors": len(self._cursors), **self.pins.gauges}
 
     def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
-        """What handles the commands that are no steps."""
+        """Handlers of the commands that are no parts of steps."""
         return {
             CursorInfo: self.cursor_info,
             EditCursor: self.edit_cursor,
@@ -86,14 +86,14 @@ class Cursors:
         }
 
     def position(self, stream: Stream, name: str) -> int | None:
-        """Where the cursor of this name stands; None: there is none."""
+        """Return where the cursor of a name stands; None: there is no such cursor."""
         cursor = self._cursors.get((stream.number, name))
         return None if cursor is None else cursor.next
 
     # --- over restarts ------------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """Take up the cursors that the log has; those that lie outside of their streams move."""
+        """Load the cursors from the tables; cursors that lie outside of their streams are moved."""
         changes: list[Change] = []
         for (number, name), row in list(self._shard.queues.cursors.items()):
             stream = self._catalogue.by_number(number)
@@ -122,7 +122,7 @@ class Cursors:
         self._shard.event("cursor_clamped", "warning", **facts)
 
     def _take_up(self, stream: Stream, row: CursorRow) -> Cursor:
-        """A row is new, or is another object than before."""
+        """Load a row of the tables that is new or has changed into its cursor."""
         place = stream.number, row.name
         cursor = self._cursors.get(place)
         if cursor is None:
@@ -135,20 +135,20 @@ class Cursors:
         return cursor
 
     def trimmed(self, stream: Stream) -> None:
-        """The journal has dropped what lies before a stream's first offset."""
+        """Break pins and report cursors that lie before the first offset that the journal kept."""
         for cursor in self._cursors.of(stream.number):
             before = cursor.row.next
             if before >= stream.first:
                 continue
             if cursor.pinned_at is not None:
-                # The ring had no more space for it.
+                # The ring had no more space for the pinned records.
                 self.pins.break_pin(cursor, "the journal kept no more")
             if not cursor.clamped:
                 cursor.clamped = True
                 self._say_clamped(stream, cursor.name, before, stream.first, "retention")
 
     def stream_removed(self, stream: Stream) -> None:
-        """A stream is gone, and its cursors with it."""
+        """Remove the cursors of a stream that was removed."""
         removed = self._cursors.remove_stream(stream.number)
         for cursor in removed.values():
             self.pins.unwatch(cursor)
@@ -159,11 +159,11 @@ class Cursors:
     # --- answering ----------------------------------------------------------------------------
 
     def _put(self, stream: Stream, changes: list[Change], *effects: Effect) -> None:
-        """Let changes take effect: by way of the log, or at once for a stream in memory."""
+        """Put changes on their way into the log; for a stream in memory they apply at once."""
         self._steps.put(changes, *effects, memory=stream.ring.memory)
 
     def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
-        """The stream of a command. Raises BrokerRefused."""
+        """Return the stream of a command. Raises BrokerRefused."""
         if not self._shard.settings.permit(link.owner, action, name):
             raise BrokerRefused("forbidden", f"you may not {action} stream '{name}'")
         stream = self._catalogue.get(name)
@@ -174,7 +174,7 @@ class Cursors:
     # --- moving -------------------------------------------------------------------------------
 
     def prepare_move(self, link: Link, command: MoveCursor, frame: Any = None) -> Part:
-        """Move a cursor, which this may bring into being. Raises BrokerRefused."""
+        """Return the part that moves a cursor, and may create it. Raises BrokerRefused."""
         name = command.cursor
         stream = self._stream(link, command.stream)
         if command.force and not self._shard.settings.permit(link.owner, "admin", command.stream):
@@ -209,7 +209,7 @@ class Cursors:
         return changing([change], [moving], memory=memory, level=stream.level)
 
     def _stands(self, place: Place) -> int | None:
-        """Where a cursor will stand once all is appended that is on its way."""
+        """Return where a cursor will stand once all moves on their way are appended."""
         coming = self._coming.get(place)
         if coming:
             return coming[-1][0]
@@ -226,7 +226,7 @@ class Cursors:
         self._shard.quotas.check(by, "cursors")
 
     def _go(self, place: Place, going: list[int], by: str) -> None:
-        """A position, in a list of its own, is on its way; a new cursor counts from now on."""
+        """Note that a position is on its way; a new cursor counts for its owner from now on."""
         coming = self._coming.get(place)
         if coming is None:
             coming = self._coming[place] = []
@@ -236,16 +236,16 @@ class Cursors:
         coming.append(going)
 
     def _arrived(self, place: Place, going: list[int]) -> None:
-        """What was on its way has come, or will not."""
+        """Forget a position on its way: the log has it or has refused it."""
         left = [other for other in self._coming.pop(place) if other is not going]
         if left:
             self._coming[place] = left
         elif place in self._creators:
-            # From here on the cursor itself counts, if it came to be.
+            # From here on the cursor itself counts, if it was created.
             self._shard.quotas.add(self._creators.pop(place), "cursors", -1)
 
     def _set(self, stream: Stream, name: str) -> None:
-        """A row of the table has changed."""
+        """Load the row of a cursor that was moved or edited."""
         if not stream.removed:
             self._take_up(stream, self._shard.queues.cursors[stream.number, name])
 
@@ -291,7 +291,7 @@ class Cursors:
                     link, command, "stream_removed", f"'{stream.name}' was removed"
                 )
             else:
-                # Another may have created it meanwhile.
+                # Another command may have created the cursor meanwhile.
                 stands = self._stands(place)
                 next = max(begin.next, stream.first) if stands is None else stands
                 why = "created" if stands is None else "edited"
@@ -303,7 +303,7 @@ class Cursors:
         )  # fmt: skip
 
     def _edited(self, place: Place, command: EditCursor) -> CursorSettings:
-        """A cursor's settings as a command leaves them. Raises BrokerRefused."""
+        """Return the settings of a cursor after an edit. Raises BrokerRefused."""
         cursor = self._cursors.get(place)
         known = self._edits.get(place) or (None if cursor is None else cursor.row.settings)
         return queue_settings(
@@ -315,7 +315,7 @@ class Cursors:
         try:
             settings = self._edited(place, command)
         except BrokerRefused as error:
-            # Together with what another has set meanwhile it is too much.
+            # Together with the settings of another edit meanwhile, they are too large.
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         change = CursorSet(
@@ -327,7 +327,7 @@ class Cursors:
         self._put(stream, [change], moving, answer)
 
     def remove_cursor(self, link: Link, command: RemoveCursor) -> None:
-        """Forget a cursor and its pin; answered when that is durable."""
+        """Remove a cursor and its pin; answered when that is durable."""
         try:
             stream = self._stream(link, command.stream, "admin")
         except BrokerRefused as error:
@@ -350,7 +350,7 @@ class Cursors:
     # --- facts for clients ----------------------------------------------------------------------
 
     def cursor_info(self, link: Link, command: CursorInfo) -> None:
-        """Facts about one cursor, or a page of them."""
+        """Answer with the facts about one cursor, or with a page of cursors."""
         name, settings = command.cursor, self._shard.settings
         try:
             stream = self._stream(link, command.stream) if command.stream else None
@@ -393,20 +393,20 @@ class Cursors:
 
 
 class _Moving(Effect):
-    """A position on its way to a cursor, which it may bring into being."""
+    """A position on its way to a cursor, which is created if it is new."""
 
     cursors: Cursors
     stream: Stream
     name: str
     going: list[int]
-    """The position, in a list of its own."""
+    """The position, in a list that tells this move from others to the same position."""
     by: str
     settings: CursorSettings | None = None
-    """What it is to have besides."""
+    """Settings that the cursor gets with the position."""
 
     @property
     def place(self) -> Place:
-        """Which cursor it is."""
+        """Stream and name of the cursor."""
         return self.stream.number, self.name
 
     def taken(self, part: Part) -> None:

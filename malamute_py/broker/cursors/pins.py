@@ -18,11 +18,11 @@ from malamute_py.broker.log.stream import NEVER, Stream
 from malamute_py.changelog.tables import CursorRow
 
 WARN_ABOVE: Final = 0.8
-"""Share of its bound from which on a pin is warned of."""
+"""Share of a pin's bound from which on the broker warns of it."""
 MARKS_MAX: Final = 256
-"""Places of a stream whose LSN is remembered; beyond it every second one is forgotten."""
+"""Marks that a stream has at most; beyond that every second one is removed."""
 MARK_MS: Final = 1_000
-"""How often pins are looked at."""
+"""Time in which each pin is looked at once."""
 LOOKS_MAX: Final = 512
 """Pins that one tick looks at: 100,000 would hold the loop for 0.1 s."""
 
@@ -36,56 +36,56 @@ class Cursor:
         self.stream = stream
         self.name = row.name
         self.row = row
-        """As the log has it."""
+        """The row of the tables."""
         self.clamped = False
-        """A trim has passed it since it was moved, and that was said."""
+        """Whether a trim has passed the cursor since it was moved; reported once."""
         self.warned = False
         self.broken = False
-        """Its pin holds nothing until the cursor has moved."""
+        """Whether the pin was broken; it holds nothing until the cursor has moved."""
         self.pinned_at: int | None = None
-        """The offset that the journal was told; None: no pin is set."""
+        """Offset of the pin that the journal has; None: it has none."""
         self.held_bytes = 0
 
     @property
     def next(self) -> int:
-        """The position that holds: what was removed is passed over."""
+        """The next offset to read; offsets that were removed are skipped."""
         return max(self.row.next, self.stream.first)
 
 
 class Marks:
-    """Where in its ring a stream's offsets lie, coarsely: a pin costs what the ring has kept."""
+    """Coarse map from offsets of a stream to LSNs, by which the bytes behind a pin are counted."""
 
     __slots__ = ("_before", "_first", "_least", "_lsns", "_offsets", "_pushes", "cursors")
 
     def __init__(self, stream: Stream) -> None:
         self.cursors: dict[Cursor, None] = {}
-        """Cursors of the stream that are to pin."""
+        """Cursors of the stream whose setting is to pin."""
         self._pushes = count()
         self._least: list[tuple[int, int, Cursor]] = []
-        """A heap of where they pin or pinned: 10,000 cursors that move in turn must not look for
-        the least of all at each step."""
+        """Heap of (offset, order, cursor), with offsets of before: a search for the least among
+        10,000 cursors at each move would cost too much."""
         self._offsets = [stream.next]
         self._lsns = [stream.ring.end_lsn]
         self._first = stream.first
         self._before = stream.ledger.bytes
-        """Bytes of the stream before the first mark; its ring's are not known."""
+        """Bytes of the stream before the first mark; the bytes of its ring are not known."""
 
     def note(self, stream: Stream) -> None:
-        """Remember where the stream ends now."""
+        """Add a mark where the stream ends now."""
         if stream.next <= self._offsets[-1]:
             return
         self._offsets.append(stream.next)
         self._lsns.append(stream.ring.end_lsn)
         if len(self._offsets) > MARKS_MAX:
-            # The first and the newest stay.
+            # The first mark and the newest stay.
             self._offsets[1:-1] = self._offsets[1:-1:2]
             self._lsns[1:-1] = self._lsns[1:-1:2]
 
     def pinned(self, cursor: Cursor) -> None:
-        """A cursor of the stream pins at another place now."""
+        """Note the new offset of a pin."""
         assert cursor.pinned_at is not None
         if len(self._least) > 2 * len(self.cursors) + 64:
-            # What has moved on stays until it is the least, or until it is most of the heap.
+            # Old offsets stay until they are the least, or until they are most of the heap.
             self._least = [
                 (one.pinned_at, next(self._pushes), one)
                 for one in self.cursors
@@ -95,14 +95,14 @@ class Marks:
         heappush(self._least, (cursor.pinned_at, next(self._pushes), cursor))
 
     def least(self) -> int:
-        """The least offset that is pinned; NEVER when none is."""
+        """Return the least offset that is pinned; NEVER: none is."""
         heap = self._least
         while heap and (heap[0][2].pinned_at != heap[0][0] or heap[0][2] not in self.cursors):
             heappop(heap)
         return heap[0][0] if heap else NEVER
 
     def held(self, stream: Stream, offset: int) -> int:
-        """About how many bytes of the ring lie from an offset on."""
+        """Return the bytes of the ring from an offset on, about."""
         end = stream.ring.end_lsn
         first = self._offsets[0]
         if offset >= first:
@@ -117,18 +117,18 @@ class Pins:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._pinning: dict[Cursor, None] = {}
-        """Cursors whose setting is to pin."""
+        """Cursors of all streams whose setting is to pin."""
         self._marks: dict[Stream, Marks] = {}
         self.changed: list[tuple[str, str, int, int | None]] = []
-        """(ring, pin, stream, offset or None to unpin) that the shell is to be told."""
+        """(ring, pin, stream, offset; None: no pin): changes for the shell to pass on."""
         self._due_ms = 0
         self._begun_ms = 0
         self._turn: list[Cursor] = []
-        """Pins that were not looked at in this round."""
+        """Cursors that are still to be looked at in this round."""
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much is pinned."""
+        """Counts for the metrics."""
         return {
             "pins": sum(cursor.pinned_at is not None for cursor in self._pinning),
             "pinned_bytes": sum(cursor.held_bytes for cursor in self._pinning),
@@ -136,11 +136,11 @@ class Pins:
 
     @property
     def due_ms(self) -> int | None:
-        """When tick() has something to do."""
+        """Time at which `tick` has something to do; None: no cursor pins."""
         return self._due_ms if self._pinning else None
 
     def tick(self) -> None:
-        """Look at some of the pins, if it is time to: at all of them in each MARK_MS."""
+        """Look at some of the pins if that is due; each is looked at once in MARK_MS."""
         now_ms = self._shard.now_ms
         if not self._pinning or now_ms < self._due_ms:
             return
@@ -160,7 +160,7 @@ class Pins:
             self._due_ms = max(self._begun_ms + MARK_MS, now_ms + 1)
 
     def measure(self, cursor: Cursor) -> None:
-        """Work out how many bytes a cursor holds back now."""
+        """Count anew the bytes that a cursor holds back."""
         if cursor.pinned_at is not None:
             stream = cursor.stream
             cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
@@ -235,10 +235,10 @@ class Pins:
             self._spare(stream)
 
     def _spare(self, stream: Stream) -> None:
-        """What retention must leave of a stream."""
+        """Set the offset from which on retention leaves a stream alone."""
         stream.pinned = self._marks[stream].least()
 
 
 def pin_name(cursor: Cursor) -> str:
-    """What the journal calls the pin of a cursor."""
+    """Return the name that the journal has for the pin of a cursor."""
     return f"cursor-{cursor.stream.number}-{cursor.name}"

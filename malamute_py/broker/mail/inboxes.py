@@ -1,10 +1,10 @@
-"""Inboxes: the readers of mailboxes, what each was given and has not acknowledged.
+"""Inboxes: the readers of mailboxes, delivery, and acknowledgement.
 
-Owns OPEN_INBOX, delivery, and acknowledgement. The rules: a message has one reader at a time, and
-the next one only when that reader has given it back or ended; for one reader the order is that of
-the mailbox, what came back before what is new; credit is exact, but one message is always allowed
-when none is outstanding; a step delivers a bounded number of puts, whatever waits. Source:
-docs/design.md, Flow control; SPEC.md, sections 4.8 and 8.
+Owns OPEN_INBOX, MAIL and ACK_MAIL. The rules: a message has one reader at a time, and gets another
+only when that reader has given it back or has ended; a reader gets messages in the order of the
+mailbox, and messages that came back before newer ones; credit is exact, except that a reader with
+nothing outstanding may always be given one message; one turn delivers a bounded number of puts.
+Source: docs/design.md, Flow control; SPEC.md, sections 4.8 and 8.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from malamute_py.changelog.tables import MessageRow, Rare
 
 OPEN_INBOX: Final = 41
 TURN_PUTS: Final = 128
-"""Puts that one mailbox delivers in its turn."""
+"""Puts that one mailbox delivers at most before another has its turn."""
 STEP_PUTS: Final = 1_024
-"""Puts that one step delivers, or takes back from readers that have ended."""
+"""Puts that one call of `deliver` hands out, or frees after readers have ended, at most."""
 RETURN_PUTS: Final = 512
-"""Puts among them that a step takes back at most: other mailboxes do not wait for one link."""
+"""Puts among these that are freed at most: other mailboxes do not wait for one lost link."""
 
 
 class Inboxes:
-    """All readers of one core."""
+    """The readers of all mailboxes of one core."""
 
     def __init__(
         self,
@@ -64,29 +64,29 @@ class Inboxes:
         self._bodies = messages.bodies
         self.count = 0
         self.returning: Final[deque[Inbox]] = deque()
-        """Readers that have ended and hold something."""
+        """Readers that have ended and still hold messages."""
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
         self._puts_max = shard.settings.inbox_puts_max
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is."""
+        """Counts for the metrics."""
         return {"inboxes": self.count}
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """What handles the commands that are no steps."""
+        """Handlers of the commands that are no parts of steps."""
         return {OpenInbox: self.open}
 
     def in_memory(self, link: Link, number: int) -> bool:
-        """Whether a number is an inbox's of that link whose mailbox is kept in memory only."""
+        """Whether a link has an inbox under a number, of a mailbox in memory."""
         inbox = link.receivers.get(number)
         return isinstance(inbox, Inbox) and inbox.mailbox.memory
 
     # --- opening --------------------------------------------------------------------------------
 
     def open(self, link: Link, command: OpenInbox) -> None:
-        """Read a mailbox, which first use creates."""
+        """Open an inbox; the first use of a mailbox creates it."""
         try:
             mailbox = self._mailbox(link, command)
         except BrokerRefused as error:
@@ -155,13 +155,13 @@ class Inboxes:
     # --- ends -----------------------------------------------------------------------------------
 
     def end(self, inbox: Inbox, code: str) -> None:
-        """End a reader, and take back what it holds."""
+        """Send ENDED to a reader, and free the messages that it holds."""
         self._links.say(inbox.link, Ended(inbox.number, 0, code))
         self._drop(inbox)
         self._mailboxes.unused(inbox.mailbox)
 
     def link_ended(self, link: Link, inboxes: list[Inbox]) -> None:
-        """Take back what the readers of a link hold."""
+        """Free the messages that the readers of a link hold."""
         for inbox in inboxes:
             self._drop(inbox)
 
@@ -179,7 +179,7 @@ class Inboxes:
             self.returning.append(inbox)
 
     def resume(self, inbox: Inbox) -> None:
-        """Something about a reader changed: let it have its turn if it can take anything."""
+        """Give a reader a turn if it may be given a message now."""
         if inbox.wants:
             mailbox = inbox.mailbox
             mailbox.able[inbox] = None
@@ -189,7 +189,7 @@ class Inboxes:
     # --- delivery -------------------------------------------------------------------------------
 
     def deliver(self) -> None:
-        """Take back what ended readers held, then let mailboxes deliver, each in its turn."""
+        """Free what ended readers held, then let mailboxes deliver, each in its turn."""
         most = RETURN_PUTS
         while self.returning and most > 0:
             most = self._return_held(self.returning[0], most)
@@ -199,7 +199,7 @@ class Inboxes:
         while runnable and budget > 0:
             mailbox, _ = runnable.popitem(last=False)
             if mailbox.returning:
-                # What comes back goes before what is new; it is asked again then.
+                # Messages that come back go before newer ones; `_return_held` wakes the mailbox.
                 continue
             budget -= self._turn(mailbox)
             self._messages.wake(mailbox)
@@ -228,7 +228,7 @@ class Inboxes:
         return budget
 
     def _turn(self, mailbox: Mailbox) -> int:
-        """Give puts to the readers of a mailbox, in turn; returns how many were looked at."""
+        """Hand puts to the readers of a mailbox, in turn; returns how many puts were looked at."""
         able = mailbox.able
         rows, number = mailbox.rows, mailbox.number
         done = 0
@@ -251,7 +251,7 @@ class Inboxes:
         return max(done, 1)
 
     def _give(self, mailbox: Mailbox, inbox: Inbox, row: MessageRow) -> bool:
-        """Give a reader what it can take of the first put; False: it can take nothing now."""
+        """Hand a reader rows of the first put; False: the reader may be given none of it now."""
         base = row.base
         progress = mailbox.progress.get(base)
         free = every = (
@@ -261,7 +261,7 @@ class Inboxes:
             over, _ = expired(mailbox, row, self._shard.now_ms)
             free &= ~over
             if not free:
-                # The timer takes it out; until then no reader gets it.
+                # The timer removes it; until then no reader gets it.
                 self._messages.expire_soon(mailbox, row)
         if not free:
             mailbox.pull(base, row.priority)
@@ -276,7 +276,7 @@ class Inboxes:
             return False
         count = mask.bit_count()
         if count > inbox.left_records:
-            # It may have one at least: `wants` said so.
+            # One row is allowed whatever the credit: `wants` has seen to that.
             count = max(inbox.left_records, 1)
             mask = _lowest(mask, count)
         body = self._bodies.get(base)
@@ -294,7 +294,7 @@ class Inboxes:
                 or inbox.pipe_bytes + size > settings.inbox_read_bytes
             ):
                 return False
-        # From here on it is this reader's.
+        # From here on the reader holds the rows.
         if mask == every:
             mailbox.pull(base, row.priority)
         progress.held |= mask
@@ -316,9 +316,9 @@ class Inboxes:
         return True
 
     def _fitting(self, inbox: Inbox, row: MessageRow, mask: int, body: Body | None) -> int:
-        """Rows that the credit in bytes has room for, though not for the whole batch."""
+        """Return the rows that fit into the credit in bytes, which the whole batch does not."""
         if body is not None and inbox.left_bytes > 0:
-            # A guess from the mean, proved by extracting.
+            # A guess from the mean size of a row, proved by extracting the rows.
             count = min(mask.bit_count(), inbox.left_bytes * row.count // row.size)
             while count:
                 some = _lowest(mask, count)
@@ -347,7 +347,7 @@ class Inboxes:
         )  # fmt: skip
 
     def _flush(self, inbox: Inbox) -> None:
-        """Send what has its bodies, in order."""
+        """Send the hand-outs that have their bodies, in order, up to the first that has not."""
         pipe = inbox.pipe
         mailbox = inbox.mailbox
         now_ms = self._shard.now_ms
@@ -371,7 +371,7 @@ class Inboxes:
         self.resume(inbox)
 
     def _forget_unsent(self, inbox: Inbox, row: MessageRow, mask: int) -> None:
-        """A reader does not have these rows, which it had not been sent."""
+        """Uncount rows of a reader that were not sent to it."""
         count = mask.bit_count()
         kept = inbox.held[row.base] & ~mask
         if kept:
@@ -382,7 +382,7 @@ class Inboxes:
         inbox.left_records += count
 
     def _unreadable(self, inbox: Inbox, handout: Handout) -> None:
-        """The bodies of a hand-out could not be read, or are nowhere."""
+        """Delay a hand-out whose bodies could not be read; remove one whose bodies are lost."""
         row, mask = handout.row, handout.mask
         mailbox, messages = inbox.mailbox, self._messages
         self._forget_unsent(inbox, row, mask)
@@ -399,7 +399,7 @@ class Inboxes:
     def _send(
         self, inbox: Inbox, row: MessageRow, mask: int, count: int, attempts: int, body: Body
     ) -> None:
-        """Put rows of a put into the outbox of a reader."""
+        """Add a MAIL with rows of a put to the outbox of a reader's link."""
         rows: bytes | None = None
         frames, size = body.frames, body.size
         if count != row.count:
@@ -436,7 +436,7 @@ class Inboxes:
     # --- acknowledgement ------------------------------------------------------------------------
 
     def prepare_ack(self, link: Link, command: AckMail, frame: Any = None) -> Part:
-        """An ACK_MAIL as part of a step. Raises BrokerRefused: nothing was done."""
+        """Return the part that an ACK_MAIL becomes. Raises BrokerRefused: nothing was done."""
         inbox = link.receivers.get(command.subscription)
         if not isinstance(inbox, Inbox):
             raise BrokerRefused(
@@ -452,7 +452,7 @@ class Inboxes:
         return self._messages.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
 
     def _held_rows(self, inbox: Inbox, command: AckMail) -> list[RowsOfPut]:
-        """The rows that an ACK_MAIL names; raises BrokerRefused `not_held`."""
+        """Return the rows that an ACK_MAIL names. Raises BrokerRefused `not_held`."""
         held, mailbox = inbox.held, inbox.mailbox
         rows, number = mailbox.rows, mailbox.number
         unsent: dict[int, int] = {}
@@ -472,11 +472,11 @@ class Inboxes:
             if not has:
                 raise BrokerRefused("not_held", f"message {at} is not in this inbox's hands")
             row = rows[number, base]
-            behind = base + row.count
-            # All ranges of one batch together: each for itself would go through all its rows.
-            last = bisect_left(ranges, (behind,), place + 1)
-            mask = _rows_between(ranges, place, last, at, base, row.count) if at < behind else 0
-            stop = min(ranges[last - 1][1], behind)
+            end = base + row.count
+            # All ranges of one batch together: each range alone would go through all rows.
+            last = bisect_left(ranges, (end,), place + 1)
+            mask = _rows_between(ranges, place, last, at, base, row.count) if at < end else 0
+            stop = min(ranges[last - 1][1], end)
             if unsent:
                 has &= ~unsent.get(base, 0)
             if not mask or mask & ~has:
@@ -484,12 +484,12 @@ class Inboxes:
                     "not_held", f"of messages {at} to {stop} not all are in this inbox's hands"
                 )
             found.append((base, mask, row))
-            place, at = (last, 0) if ranges[last - 1][1] <= behind else (last - 1, behind)
+            place, at = (last, 0) if ranges[last - 1][1] <= end else (last - 1, end)
         return found
 
 
 class _Ack(Effect):
-    """An acknowledgement on its way: what a reader is done with."""
+    """Rows that a reader has acknowledged, on their way out of the mailbox."""
 
     inboxes: Inboxes
     inbox: Inbox
@@ -527,7 +527,7 @@ class _Ack(Effect):
 
 
 class _Again(_Ack):
-    """Messages that a reader has given back: they wait again, or for their time."""
+    """Rows that a reader has given back: they wait again, at once or from a time on."""
 
     not_before_ms: int
 
@@ -544,14 +544,14 @@ class _Again(_Ack):
 def _rows_between(
     ranges: Sequence[tuple[int, int]], place: int, last: int, at: int, base: int, count: int
 ) -> int:
-    """The rows of a batch that ranges[place:last] name from the number `at` on, as a mask."""
+    """Return the rows of a batch that ranges[place:last] name from the number `at` on."""
     if last == place + 1:
         stop = min(ranges[place][1] - base, count)
         return ((1 << stop) - 1) >> (at - base) << (at - base)
     bounds = np.array(ranges[place:last], np.int64) - base
     np.clip(bounds, at - base, count, out=bounds)
     steps = np.zeros(count + 1, np.int8)
-    # Neighbours may touch, so beginnings and ends are counted one after the other.
+    # Two ranges may touch, so their beginnings and ends are counted separately.
     steps[bounds[:, 0]] += 1
     steps[bounds[:, 1]] -= 1
     bits = np.packbits(np.cumsum(steps[:-1], dtype=np.int8) > 0, bitorder="little")
@@ -559,7 +559,7 @@ def _rows_between(
 
 
 def _lowest(mask: int, count: int) -> int:
-    """The first so many rows of a mask."""
+    """Return the first `count` rows of a mask."""
     if mask.bit_count() <= count:
         return mask
     low, high = 0, mask.bit_length()
@@ -573,7 +573,7 @@ def _lowest(mask: int, count: int) -> int:
 
 
 def _same_why(rare: Rare, mask: int) -> int:
-    """The first rows of a mask, up to one that lies there for another reason."""
+    """Return the first rows of a mask that have the same reason to lie in the mailbox."""
     low = mask & -mask
     seen = 0
     for rows, _ in reversed(rare.why):
@@ -586,7 +586,7 @@ def _same_why(rare: Rare, mask: int) -> int:
 
 
 def why_of(rare: Rare, mask: int) -> str:
-    """Why the first row of a mask lies there."""
+    """Return the reason why the first row of a mask lies in the mailbox."""
     low = mask & -mask
     for rows, why in reversed(rare.why):
         if int.from_bytes(rows, "little") & low:
@@ -595,7 +595,7 @@ def why_of(rare: Rare, mask: int) -> str:
 
 
 def about_of(about: list[Run], mask: int, count: int) -> list[Run]:
-    """What some rows of a put of replies answer."""
+    """Return which requests some rows of a put of replies answer."""
     if not about or mask == (1 << count) - 1:
         return about
     runs: list[Run] = []

@@ -1,9 +1,9 @@
 """Mailboxes: which there are, how first use creates them, how temporary ones end.
 
 Owns the table of mailboxes, their numbers and drafts, and the room that all of them take together.
-The rules: a mailbox is created in the bundle of the first step that needs it; one that no step
-created is forgotten; what is in memory only lives in tables of its own, changed by the same
-`apply`. Source: docs/design.md, Queues and the checkpoint; SPEC.md, section 4.8.
+The rules: the bundle of the first step that needs a mailbox creates it; a mailbox that no step
+created is forgotten; mail in memory has tables of its own, changed by the same `apply`. Source:
+docs/design.md, Queues and the checkpoint; SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Mailboxes:
         self._queues = shard.queues
         self.quotas = shard.quotas
         self.in_memory = Queues()
-        """Tables of what is in memory only."""
+        """Tables of the mail that is in memory only."""
         self.by_name: dict[str, Mailbox] = {}
         self.by_number: dict[int, Mailbox] = {}
         self.names: Ordered[str] = Ordered()
         self.drafts: Final[dict[str, Mailbox]] = {}
-        """Made for a part that has not been taken."""
+        """Mailboxes that were made for a part of which no step has been taken."""
         self._next_number = 0
         self._default: MailboxSettings | None = None
         self.stored_bytes: Final = [0, 0]
@@ -54,7 +54,7 @@ class Mailboxes:
         self.ended: Final[deque[Mailbox]] = deque()
         """Temporary mailboxes that have ended and must be emptied in steps."""
         self.endings = Schedule()
-        """When temporary mailboxes whose link was lost end."""
+        """Times at which temporary mailboxes whose link was lost end."""
         self.temporaries = 0
 
     # --- facts ----------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class Mailboxes:
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is."""
+        """Counts for the metrics."""
         return {
             "mailboxes": len(self.by_name),
             "temporary_mailboxes": self.temporaries,
@@ -73,11 +73,11 @@ class Mailboxes:
         }
 
     def get(self, name: str) -> Mailbox | None:
-        """The mailbox of this name, also one that is being created."""
+        """Return the mailbox of a name, also while it is being created."""
         return self.by_name.get(name)
 
     def number(self) -> int:
-        """A number for a mailbox or a service; never given twice."""
+        """Return a number for a new mailbox or service; no number is given twice."""
         number = max(self._next_number, self._queues.next_number)
         self._next_number = number + 1
         return number
@@ -85,7 +85,7 @@ class Mailboxes:
     # --- start ----------------------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """Take up what the tables hold; to be called once, before anything else."""
+        """Load the mailboxes from the tables; called once, before any other method."""
         for row in self._queues.mailboxes.values():
             self._recover(row)
 
@@ -106,14 +106,14 @@ class Mailboxes:
     # --- first use ------------------------------------------------------------------------------
 
     def use(self, name: str, by: str, wanted: MailboxSettings | None = None) -> Mailbox:
-        """The mailbox of this name, or one that its first part creates.
+        """Return the mailbox of a name, or a draft that the first step with it creates.
 
-        wanted: its settings then; None: those of the broker.
-        Raises BrokerRefused: no such name may come into being.
+        wanted: settings of a draft; None: the broker's default.
+        Raises BrokerRefused: a mailbox of this name may not be created, or is being removed.
         """
         mailbox = self.by_name.get(name)
         if mailbox is None and wanted is None:
-            # Another who asks for settings is not bound to those of a part that was refused.
+            # A caller that asks for settings is not bound to a draft whose part was refused.
             mailbox = self.drafts.get(name)
         if mailbox is not None:
             if mailbox.removing:
@@ -136,7 +136,7 @@ class Mailboxes:
         return self.draft(name, by, self._default)
 
     def draft(self, name: str, by: str, settings: MailboxSettings) -> Mailbox:
-        """A mailbox that nothing has created yet; it is forgotten when no part takes it up."""
+        """Make a mailbox that no step has created; it is forgotten unless a step needs it."""
         most = self._shard.settings.mailboxes_max
         if len(self.by_name) + len(self.drafts) - (name in self.drafts) >= most:
             raise BrokerRefused("limit", f"at most {most} mailboxes")
@@ -148,17 +148,17 @@ class Mailboxes:
         return mailbox
 
     def forget_drafts(self) -> None:
-        """What was made for parts that were never taken is forgotten."""
+        """Forget the mailboxes that no step has needed."""
         self.drafts.clear()
 
     def need(self, mailbox: Mailbox) -> None:
-        """A step that needs a mailbox was taken."""
+        """Count a step that needs a mailbox, and enlist a draft."""
         mailbox.pending += 1
         if mailbox.state == DRAFT and self.drafts.pop(mailbox.name, None) is not None:
             self._enlist(mailbox)
 
     def create(self, mailbox: Mailbox, *effects: Effect) -> None:
-        """Put the settings of a mailbox into the log."""
+        """Put a change with the settings of a mailbox on its way, by which it is created."""
         self.need(mailbox)
         creating = Then(partial(self._created, mailbox), partial(self._not_created, mailbox))
         self._steps.propose(mailbox.creation(), creating, *effects)
@@ -172,12 +172,12 @@ class Mailboxes:
         self.unused(mailbox)
 
     def unused(self, mailbox: Mailbox) -> None:
-        """A step was refused: forget a mailbox that no step has created."""
+        """Forget a mailbox that no step has created and that no reader or step needs any more."""
         if mailbox.state == DRAFT and not mailbox.pending and not mailbox.readers:
             self.forget(mailbox)
 
     def stands(self, mailbox: Mailbox) -> None:
-        """A mailbox is in the log."""
+        """Note that the log has a mailbox, and report its creation the first time."""
         if mailbox.state == STANDING:
             return
         mailbox.state = STANDING
@@ -198,10 +198,10 @@ class Mailboxes:
             del self.by_name[mailbox.name]
             self.names.discard(mailbox.name)
 
-    # --- temporary ones -------------------------------------------------------------------------
+    # --- temporary mailboxes ----------------------------------------------------------------------
 
     def temporary(self, link: Link) -> str:
-        """The name of a session's temporary mailbox, which this makes when there is none.
+        """Return the name of a session's temporary mailbox, which is made when there is none.
 
         Raises BrokerRefused `limit`.
         """
@@ -222,9 +222,9 @@ class Mailboxes:
         return name
 
     def answers_lost(self, name: str, base: int) -> bool:
-        """Whether answers to a batch of requests may have ended with an older mailbox of a name.
+        """Whether replies to a batch of requests may have been lost with an earlier mailbox.
 
-        True once in the life of the temporary mailbox that there is now.
+        True once for each batch in the life of the temporary mailbox that has the name now.
         """
         mailbox = self.by_name.get(name)
         now = None if mailbox is None else mailbox.temporary
@@ -236,7 +236,7 @@ class Mailboxes:
         return True
 
     def link_ended(self, link: Link) -> None:
-        """A link is gone: with BYE its temporary mailbox ends, else it is kept for a while."""
+        """End the temporary mailbox of a link after BYE; keep that of a lost link for a while."""
         if not link.session:
             return
         mailbox = self.by_name.get(temporary_name(link))
@@ -248,7 +248,7 @@ class Mailboxes:
             self.endings.set((mailbox.number, 0), self._shard.now_ms + link.expiry_ms)
 
     def _end(self, mailbox: Mailbox) -> None:
-        """A temporary mailbox ends: nothing is put into it any more."""
+        """End a temporary mailbox: puts are refused, and its messages are removed in steps."""
         mailbox.removing = True
         self.endings.drop((mailbox.number, 0))
         self._unname(mailbox)
@@ -267,21 +267,21 @@ class Mailboxes:
     # --- room -----------------------------------------------------------------------------------
 
     def reserve(self, mailbox: Mailbox, count: int, size: int) -> None:
-        """A step that puts so much was taken."""
+        """Reserve room for a step that was taken."""
         self.need(mailbox)
         mailbox.coming += count
         mailbox.coming_bytes += size
         self.stored_bytes[mailbox.memory] += size
 
     def unreserve(self, mailbox: Mailbox, count: int, size: int) -> None:
-        """That step has come to its end; what it put is counted by then."""
+        """Give back the room of a step that was appended or refused."""
         mailbox.pending -= 1
         mailbox.coming -= count
         mailbox.coming_bytes -= size
         self.stored_bytes[mailbox.memory] -= size
 
     def bounds(self, mailbox: Mailbox) -> tuple[int, int]:
-        """The most messages and bytes of a mailbox."""
+        """Return the most messages and bytes that a mailbox may hold."""
         settings = self._shard.settings
         return (
             mailbox.settings.max_messages or settings.mailbox_messages_max,

@@ -1,10 +1,10 @@
-"""Messages: what lies in the mailboxes, and how each message leaves.
+"""Messages: their load at the start, their life in a mailbox, their timers and their end.
 
-Owns what is taken up at the start, what waits, what is held, what is due when, and the effects of
-the parts by which messages leave. The rules: the tables of the change log say what there is, and
-what is kept here besides is who holds a row, what waits in which order and what is due when; a
-message is looked at when something happens to it, never because another moves. Source:
-docs/design.md, Queues and the checkpoint; SPEC.md, section 4.8.
+Owns the transitions of a message: it arrives, waits, is held, is delayed, expires, leaves. Owns the
+effects of the parts by which messages leave, too. The rules: the tables of the change log say which
+messages there are; beside them are kept the holder of a row, the order of delivery and the times at
+which something is due; the broker looks at a message when something happens to that message only.
+Source: docs/design.md, Queues and the checkpoint; SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from malamute_py.changelog.records import Change, MailDone
 from malamute_py.changelog.tables import MessageRow, rows_of
 
 DUE_STEP: Final = 1_024
-"""Puts that one tick delivers late, or lets expire."""
+"""Delayed puts, and expiring puts, that one tick handles at most."""
 EVENT_EVERY_MS: Final = 10_000
-"""An event about the messages of a mailbox comes at most so often; their counter is exact."""
+"""Least time between two events about expired messages of a mailbox; the counter is exact."""
 EASED: Final = 0.9
-"""Below this share of its bounds a mailbox that was full is not any more."""
+"""Share of its bounds below which a mailbox that was full is no longer reported as full."""
 RowsOfPut = tuple[int, int, MessageRow]
-"""Number of a put, rows of it, and its row in the tables."""
+"""Number of a put, some of its rows, and its row in the tables."""
 
 
 class Messages:
-    """What lies in the mailboxes of one core."""
+    """The messages in the mailboxes of one core."""
 
     def __init__(self, shard: Shard, steps: Steps, mailboxes: Mailboxes, bodies: Bodies) -> None:
         self._shard = shard
@@ -44,19 +44,19 @@ class Messages:
         self.bodies = bodies
         self.quotas = shard.quotas
         self.runnable: Final[OrderedDict[Mailbox, None]] = OrderedDict()
-        """Mailboxes that may have something for a reader, in the order of their turns."""
+        """Mailboxes that may have a message for a reader, in the order of their turns."""
         self.delays = Schedule()
         self.expiries = Schedule()
 
     @property
     def now_ms(self) -> int:
-        """The time."""
+        """The broker's time."""
         return self._shard.now_ms
 
     # --- start ----------------------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """Take up what the tables hold; to be called once, after the mailboxes have."""
+        """Load the messages from the tables; called once, after the mailboxes were loaded."""
         mailboxes = self.mailboxes
         numbers = mailboxes.by_number
         lost = 0
@@ -80,22 +80,22 @@ class Messages:
             if mailbox.free(message):
                 mailbox.push(base, message.priority)
         if lost:
-            # What a removal had not finished with: the mailbox is gone, and nothing names them.
+            # A removal was cut off: the mailbox is gone, and no command can name its messages.
             self._shard.counters["mail_without_mailbox"] += lost
 
     def _delay_of(self, mailbox: Mailbox, row: MessageRow) -> None:
-        """Rows of a put that the tables say to be delayed."""
+        """Delay the rows of a put that wait for a time by the tables."""
         progress = mailbox.progress_of(row)
         for at_ms, rows in times_of(row):
             if at_ms:
-                # Only a recipient asks for a pause; a sender's time stays a time.
+                # A recipient asked for a pause; a sender's time has no pause and holds as it is.
                 progress.delay(rows, self._shard.resumed(at_ms, row.pause_ms))
         if progress.times:
             mailbox.delayed += progress.delayed.bit_count()
             self.delays.set((mailbox.number, row.base), min(progress.times))
 
     def part(self, mailbox: Mailbox, change: Change, *effects: Effect) -> Part:
-        """A step's part that changes what lies in a mailbox; in memory it takes effect at once."""
+        """Return a part that changes messages of a mailbox; in memory it takes effect at once."""
         memory = self.mailboxes.in_memory if mailbox.memory else None
         level = int(Level.NONE) if mailbox.memory else mailbox.level
         return changing([change], effects, memory=memory, level=level)
@@ -103,17 +103,17 @@ class Messages:
     # --- the life of a message ------------------------------------------------------------------
 
     def arrived(self, mailbox: Mailbox, base: int, mask: int) -> None:
-        """A put (0: all of it) or more rows of one lie in a mailbox, by the tables."""
+        """Count rows of a put that the tables have in a mailbox now. mask: 0 for the whole put."""
         place = mailbox.number, base
         row = mailbox.rows[place]
         count = mask.bit_count() if mask else row.count
         if not mask or mailbox.order.floor(base) != base:
-            # Of a batch of dead letters, others may have come or gone in this very bundle.
+            # Other rows of a batch of dead letters may have come or gone in the same bundle.
             mailbox.order.add(base)
             mailbox.bytes += row.size
             self.mailboxes.stored_bytes[mailbox.memory] += row.size
             if mask:
-                # A put was weighed when it was taken; requests become dead letters here.
+                # A put was weighed when it was taken; requests that become dead letters are now.
                 self.quotas.weigh(row.weighs_on, mailbox.resource, row.size)
         mailbox.messages += count
         self.mailboxes.messages += count
@@ -130,12 +130,12 @@ class Messages:
             self.runnable[mailbox] = None
 
     def wake(self, mailbox: Mailbox) -> None:
-        """A mailbox may have something for a reader."""
+        """Give a mailbox a turn if it has both a message and a reader for it."""
         if mailbox.able and mailbox.waits:
             self.runnable[mailbox] = None
 
     def leaving(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
-        """Rows that were free, or delayed, are on their way out: no reader gets them."""
+        """Keep rows that are about to leave from readers. They were free or delayed before."""
         progress = mailbox.progress_of(row)
         late = progress.delayed & mask
         if late:
@@ -155,7 +155,7 @@ class Messages:
             self.delays.drop(place)
 
     def left(self, mailbox: Mailbox, base: int, mask: int, row: MessageRow) -> None:
-        """Rows that were held or leaving are gone from the tables."""
+        """Uncount rows that are gone from the tables. They were held or leaving before."""
         count = mask.bit_count()
         mailbox.messages -= count
         mailbox.held -= count
@@ -181,7 +181,7 @@ class Messages:
             mailbox.full_reported = False
 
     def release(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
-        """Rows that were held or leaving wait again."""
+        """Let rows wait again that were held or leaving."""
         progress = mailbox.progress[row.base]
         progress.held &= ~mask
         mailbox.held -= mask.bit_count()
@@ -190,13 +190,13 @@ class Messages:
         self.wake(mailbox)
 
     def _freed(self, mailbox: Mailbox, row: MessageRow) -> None:
-        """Let rows wait that no reader holds any more: they may have expired meanwhile."""
+        """Have the timer look at rows that expired while a reader held them."""
         if row.expires_at_ms and row.expires_at_ms <= self._shard.now_ms:
-            # Also when others of the put expire later: these rows are over now.
+            # Other rows of the put may expire later; these have expired.
             self.expiries.set((mailbox.number, row.base), self._shard.now_ms)
 
     def stay(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
-        """Rows that were leaving wait again, each for the time that the tables say."""
+        """Let rows that were leaving wait again, each for its time by the tables."""
         rest = mask
         for at_ms, rows in times_of(row):
             some = rows & rest
@@ -207,9 +207,10 @@ class Messages:
                 self.release(mailbox, row, some)
 
     def expire_soon(self, mailbox: Mailbox, row: MessageRow) -> None:
-        """A put has free rows that have expired: look at it, unless that is about to be done.
+        """Have the timer look at a put with free rows that have expired, unless it is about to.
 
-        Others of its rows may expire far later, and what the log refused is tried again soon.
+        The timer may be set for other rows of the put, which expire far later. It may also be set
+        for an expiry that the log refused, which is tried again soon.
         """
         place = mailbox.number, row.base
         due_ms, now_ms = self.expiries.time(place), self._shard.now_ms
@@ -217,7 +218,7 @@ class Messages:
             self.expiries.set(place, now_ms)
 
     def postpone(self, mailbox: Mailbox, row: MessageRow, mask: int, at_ms: int) -> None:
-        """Rows that were held wait again, and not before a time."""
+        """Let rows that were held wait for a time."""
         progress = mailbox.progress[row.base]
         progress.held &= ~mask
         count = mask.bit_count()
@@ -228,11 +229,11 @@ class Messages:
 
     @property
     def much_later_ms(self) -> int:
-        """When what the log refused, or could not be read, is tried again."""
+        """Time at which a refused change, or a read that failed, is tried again."""
         return self._shard.now_ms + 10 * self._shard.settings.retry_ms
 
     def lost(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
-        """The bodies of rows that are held are nowhere: they can only be given up, aloud."""
+        """Remove held rows whose bodies are lost, and report each put as an error."""
         count = mask.bit_count()
         self._shard.counters["mail_lost"] += count
         self._shard.event(
@@ -246,7 +247,7 @@ class Messages:
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Deliver what is due, let expire what is over; the rest of a large number next time."""
+        """Free delayed rows that are due, and let rows expire; DUE_STEP puts of each at most."""
         now_ms = self._shard.now_ms
         for _ in range(DUE_STEP):
             place = self.delays.pop_due(now_ms)
@@ -293,7 +294,7 @@ class Messages:
             self.expiries.set(place, following)
         progress = mailbox.progress.get(place[1])
         if progress is not None:
-            # What a reader holds stays with it; when it comes back it is looked at again.
+            # A reader keeps the rows that it holds; `_freed` looks at rows that come back.
             mask &= ~progress.held
         if mask:
             self.leaving(mailbox, row, mask)
@@ -310,7 +311,7 @@ class Messages:
             self.expiries.set((mailbox.number, base), self.much_later_ms)
 
     def _expired(self, mailbox: Mailbox, count: int, _: int) -> None:
-        """Count messages that expired, and say so: at once, then now and again how many since."""
+        """Count messages that expired, and report their sum once in EVENT_EVERY_MS."""
         self._shard.counters["mail_expired"] += count
         mailbox.expired_unreported += count
         now_ms = self._shard.now_ms
@@ -323,14 +324,14 @@ class Messages:
 
 
 class Leaving(Effect):
-    """Rows of one mailbox that are on their way out; readers do not get them any more."""
+    """Rows of one mailbox that are on their way out; `Messages.leaving` has been called."""
 
     messages: Messages
     mailbox: Mailbox
     rows: list[RowsOfPut]
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Take the messages out of the mailbox."""
+        """Remove the messages from the mailbox."""
         left = self.messages.left
         mailbox = self.mailbox
         for base, mask, row in self.rows:
@@ -343,16 +344,16 @@ class Leaving(Effect):
 
 
 class Losing(Leaving):
-    """Rows of one mailbox that leave because their bodies are nowhere."""
+    """Rows of one mailbox that leave because their bodies are lost."""
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Keep them, but not at once: they would be read, found lost and refused without end."""
+        """Delay the messages: free at once, they would be read, lost and refused without end."""
         for _, mask, row in self.rows:
             self.messages.postpone(self.mailbox, row, mask, self.messages.much_later_ms)
 
 
 def times_of(row: MessageRow) -> list[tuple[int, int]]:
-    """When the rows of a put may be delivered, by the tables: (time or 0, rows as a mask)."""
+    """Return when rows of a put may be delivered by the tables: (time or 0, rows as a mask)."""
     rest = row.left
     found: list[tuple[int, int]] = []
     for at_ms, rows in () if row.rare is None else row.rare.again:
@@ -366,10 +367,10 @@ def times_of(row: MessageRow) -> list[tuple[int, int]]:
 
 
 def done_of(rows: Iterable[RowsOfPut]) -> list[tuple[int, bytes]]:
-    """Rows as the records of the log name them.
+    """Return rows as the records of the log name them: empty for all that are left of a put.
 
-    A dead letter is always named: others of its batch may die into the mailbox before the record
-    takes effect, and "all that are left" would be these, too.
+    A dead letter is always named by its row: more requests of its batch may become dead letters
+    before the record takes effect, and "all that are left" would include them.
     """
     return [
         (base, b"" if mask == row.left and not _grows(row) else rows_of(mask))

@@ -1,8 +1,9 @@
-"""What a step does to a mailbox: messages that come, and rows that leave.
+"""Effects on a mailbox of the parts of a step by which messages come.
 
-Owns the effects of the parts that put mail and let it go. The rules: what a part needs is reserved
-when it is taken and given back when it is refused; the first put of a mailbox creates it in the
-same bundle. Source: docs/design.md (The core and its shell; Queues and the checkpoint).
+Owns the effects of puts, of requests that become dead letters, and of dead letters that become
+requests again. The rules: a part reserves room when it is taken and gives the room back when it is
+refused; the first put of a mailbox creates it in the same bundle. Source: docs/design.md (The core
+and its shell; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class _OfMailbox(Effect):
 
 
 class Putting(_OfMailbox):
-    """One put on its way: what a step does to its mailbox."""
+    """One put on its way into a mailbox."""
 
     put: MailPut
     creates: bool = False
@@ -36,7 +37,7 @@ class Putting(_OfMailbox):
         self._weigh(put.size)
 
     def _weigh(self, size: int) -> None:
-        """Count bytes from when they are taken: those on their way are held as well."""
+        """Count bytes towards the sender's quota, from the time at which the put is taken."""
         put = self.put
         self.messages.quotas.weigh(put.asked_by or put.sender, self.mailbox.resource, size)
 
@@ -51,7 +52,7 @@ class Putting(_OfMailbox):
             part.changes.insert(0, mailbox.creation())
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Lay the messages into the mailbox."""
+        """Add the messages to the mailbox."""
         messages, mailbox, put = self.messages, self.mailbox, self.put
         mailboxes = messages.mailboxes
         mailboxes.unreserve(mailbox, put.count, put.size)
@@ -78,13 +79,13 @@ class Putting(_OfMailbox):
 
 
 class DeferredPut(Effect):
-    """A put into memory as a piece of a step that is logged: it has its number once that is."""
+    """Numbers a put into memory when the step that it belongs to is in the log."""
 
     steps: Steps
     content: Content
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Give the put its content back, and its number."""
+        """Restore the content of the put, and number it."""
         part.content = self.content
         part.base = self.steps.memory_number(self.content.head.count)
         for effect in part.effects:
@@ -95,7 +96,7 @@ class Reviving(Leaving):
     """Dead letters that become requests again."""
 
     def taken(self, part: Part) -> None:
-        """Keep them from readers."""
+        """Keep the dead letters from readers."""
         for _, mask, row in self.rows:
             self.messages.leaving(self.mailbox, row, mask)
 
@@ -104,7 +105,7 @@ class Burying(_OfMailbox):
     """Requests that become dead letters of a mailbox."""
 
     rows: Sequence[tuple[int, int]]
-    """Number of a put, and rows of it."""
+    """(number of a put, its rows as a mask)"""
     count: int
     size: int
 
@@ -113,7 +114,7 @@ class Burying(_OfMailbox):
         self.messages.mailboxes.reserve(self.mailbox, self.count, self.size)
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Lay them into the mailbox."""
+        """Add the dead letters to the mailbox."""
         messages, mailbox = self.messages, self.mailbox
         mailboxes = messages.mailboxes
         mailboxes.unreserve(mailbox, self.count, self.size)

@@ -1,8 +1,8 @@
-"""Looking into a mailbox: PEEK_MAIL, which takes no message and changes nothing.
+"""Peeking: PEEK_MAIL, which describes messages of a mailbox and changes nothing.
 
-Owns one PEEK_MAIL from the choice of its messages to its answer. The rules: what it reads is
-bounded in entries and bytes; bodies that are on the disk are read first, and the answer names what
-was there when they came. Source: SPEC.md, section 4.4.
+Owns one PEEK_MAIL from the choice of its messages to its answer. The rules: messages and bytes are
+bounded; bodies on the disk are read first, and the answer describes the messages that are there
+when the bodies have come. Source: SPEC.md, section 4.4.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from malamute_py.broker.mail.mailbox import Mailbox
 from malamute_py.changelog.tables import MessageRow
 
 RESULT_BYTES: Final = 512 << 10
-"""What a page of PEEK_MAIL holds at most: a command frame has a bound."""
+"""Bytes that a page has at most: a command frame has a bound."""
 ENTRY_BYTES: Final = 200
-"""About what an entry of a page takes besides its texts and body."""
+"""Bytes, about, that an entry of a page has besides its texts and body."""
 
 
 class Peeking:
-    """One PEEK_MAIL that waits for its turn, then for bodies."""
+    """One PEEK_MAIL, which waits for its turn and then for bodies."""
 
     def __init__(
         self, shard: Shard, links: Links, bodies: Bodies, answers: Answers, link: Link,
         command: PeekMail, mailbox: Mailbox, done: Callable[[], None],
     ) -> None:  # fmt: skip
-        """done: called when it is over, before its answer: the next one may have its turn."""
+        """done: called before the answer is sent; the next PEEK_MAIL may begin then."""
         self._links = links
         self._bodies = bodies
         self._answers = answers
@@ -55,7 +55,7 @@ class Peeking:
         self._more = False
 
     def begin(self) -> None:
-        """Choose what to read, and ask for it."""
+        """Choose the messages, and ask for their bodies."""
         if not self._link.open:
             self._arrived()
             return

@@ -1,9 +1,9 @@
-"""Puts: mail that is taken for a mailbox, and what is refused.
+"""Puts: SEND, replies, notices and dead letters as parts of a step, and what is refused.
 
-Owns SEND, the notices and dead letters of services, and the bounds of what a mailbox takes. The
-rules: a full mailbox answers `wait` and never drops; what a step will put is counted when it is
-taken. Source: docs/design.md (Flow control; Queues and the checkpoint); SPEC.md, section 4.8; the
-Malamute whitepaper's direct messaging (docs/design.md, References).
+Owns the checks of a put before its step is taken, and the bounds of mailboxes. The rules: a full
+mailbox answers `wait` and never drops a message; room is reserved when a step is taken. Source:
+docs/design.md (Flow control; Queues and the checkpoint); SPEC.md, section 4.8; the Malamute
+whitepaper's direct messaging (docs/design.md, References).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from malamute_py.changelog.records import Change, MailPut, RequestDead, RequestR
 from malamute_py.changelog.tables import rows_of
 
 REVIVED_MAX: Final = 1_000
-"""Puts that one revival looks at."""
+"""Puts that one call of `revive` looks at, at most."""
 NOTICES_MAX: Final = 256
-"""Contents of notices that are remembered, by their count of rows."""
+"""Encoded notices that are kept, by their count of rows."""
 
 
 class Puts:
-    """What is put into the mailboxes of one core."""
+    """The way into the mailboxes of one core."""
 
     def __init__(self, shard: Shard, steps: Steps, messages: Messages) -> None:
         self._shard = shard
@@ -45,7 +45,7 @@ class Puts:
     # --- putting --------------------------------------------------------------------------------
 
     def prepare_send(self, link: Link, command: Send, frame: Any) -> Part:
-        """A SEND as part of a step. Raises BrokerRefused: nothing was done."""
+        """Return the part of a step that a SEND becomes. Raises BrokerRefused: nothing was done."""
         shard = self._shard
         settings = shard.settings
         name = command.mailbox
@@ -88,11 +88,11 @@ class Puts:
         force: bool = False,
         asked_by: str = "",
     ) -> Part:
-        """One batch of messages for a mailbox, as part of a step.
+        """Return the part of a step that puts one batch of messages into a mailbox.
 
-        content: checked. asked_by: for a reply or a notice, who sent the request. force: beyond
-        the bounds, for what must not be lost and was bounded before. In memory, the part says so;
-        see `later`.
+        content: checked. asked_by: requester, for a reply or a notice. force: put it even into a
+        full mailbox, for messages that must not be lost and whose requests were bounded. The part
+        has `memory` set for a mailbox in memory; see `later`.
         Raises BrokerRefused: `wait`, `limit`, `bad_name`, `unknown_mailbox`.
         """
         mailbox = self.mailboxes.by_name.get(name)
@@ -124,8 +124,8 @@ class Puts:
             part.memory = True
             part.level = int(Level.NONE)
         elif mailbox.memory:
-            # Its messages are not logged, but that there is such a mailbox is: what is
-            # confirmed as `none` must not wait for the disk, nor pretend that it did.
+            # The mailbox itself is logged, its messages are not: a put that is confirmed as
+            # `none` must not wait for the disk, nor pretend that it did.
             if not mailbox.pending:
                 self.mailboxes.create(mailbox)
             raise BrokerRefused(
@@ -136,7 +136,7 @@ class Puts:
         return part
 
     def later(self, part: Part) -> Part:
-        """A put into memory as a piece of a step that is logged: it happens when that is."""
+        """Turn a put into memory into a part of a logged step: it happens when the step does."""
         assert part.memory
         assert part.content is not None
         part.effects.insert(0, DeferredPut(self._steps, part.content))
@@ -144,9 +144,10 @@ class Puts:
         return part
 
     def notice(self, name: str, *, asked_by: str, about: Sequence[Run], why: str) -> Part | None:
-        """Say that requests will have no answer; None when there is no client to be told.
+        """Return a part that notifies a requester that requests will have no reply, and why.
 
-        It goes beyond the bounds: each stands for a request that was bounded.
+        A notice goes into a full mailbox, too: each stands for a request that was bounded. None:
+        the requester has no mailbox any more.
         """
         count = sum(run[2] for run in about)
         frame = self._notices.get(count)
@@ -177,7 +178,7 @@ class Puts:
         by: str = "",
         force: bool = False,
     ) -> Part:
-        """Let requests become messages of a dead-letter mailbox, as part of a step.
+        """Return a part by which requests become messages of a dead-letter mailbox.
 
         rows: (number of a put, its rows as a mask). size: bytes of these puts.
         Raises BrokerRefused as `put` does, and `cross_ring` for a mailbox in memory.
@@ -192,16 +193,16 @@ class Puts:
         change = RequestDead(service, named, mailbox.number, why, self._shard.now_ms)
         changes: list[Change] = [change]
         if mailbox.state != STANDING:
-            # Again by a command on the way: the second record says what the first did.
+            # Another step on its way may create the mailbox as well, with the same record.
             changes.insert(0, mailbox.creation())
         burying = Burying(self._messages, mailbox, rows, count, size)
         counting = Counting(self._shard.counters, count, ("dead_letters",))
         return Part(changes, effects=[burying, counting], level=mailbox.level)
 
     def revive(self, name: str, *, service: int, numbers: Sequence[int] = ()) -> Part | None:
-        """Let dead letters of a service that no reader holds become requests again.
+        """Return a part by which dead letters of a service that no reader holds become requests.
 
-        numbers: which; none: all, as far as one step goes. None: there is no such one.
+        numbers: messages to revive; empty: all, as far as one step goes. None: there are none.
         """
         mailbox = self.mailboxes.by_name.get(name)
         if mailbox is None or mailbox.memory:
@@ -237,7 +238,7 @@ class Puts:
     # --- room -----------------------------------------------------------------------------------
 
     def _check_room(self, mailbox: Mailbox, count: int, size: int) -> None:
-        """Raises BrokerRefused: `limit` when it can never be, `wait` when it is full."""
+        """Raise BrokerRefused `limit` for a put that never fits, `wait` for a full mailbox."""
         settings = self._shard.settings
         has = mailbox.settings
         count_max = has.max_messages or settings.mailbox_messages_max
@@ -274,7 +275,7 @@ class Puts:
             raise BrokerRefused("wait", "the mailboxes are full", settings.retry_ms)
 
     def _full(self, mailbox: Mailbox) -> None:
-        """Count that a mailbox took something not; say so once until it is eased."""
+        """Count a refusal by a full mailbox; report the first until the mailbox has room again."""
         self._shard.counters["mailbox_full"] += 1
         if not mailbox.full_reported:
             mailbox.full_reported = True
@@ -285,7 +286,7 @@ class Puts:
 
 
 def _set_expiry(put: MailPut, content: Content, after_ms: int, now_ms: int) -> None:
-    """When the rows of a put expire: as each says, else as the mailbox does at this time."""
+    """Set when the rows of a put expire: each at its own time, else after the mailbox's ttl."""
     default = now_ms + after_ms if after_ms else 0
     column = content.expiries
     if column is None:
