@@ -1,10 +1,10 @@
 """Bodies of mail, requests and replies: the newest in memory, the others read back by number.
 
-Owns the bounded window of recent batches of the mail stream, the batches that live in memory only,
-and the reads that are under way. The rules: what is durable is kept within `mail_hot_bytes` and
-read again when it is wanted later; one read serves all who want the same batch; what is under way
-is bounded by count and bytes, and who wants more waits in order. Source: docs/design.md (Flow
-control; Queues and the checkpoint).
+Owns the bounded window of recent batches of the mail stream, the batches that are in memory only,
+and the reads that are under way. The rules: the window keeps up to `mail_hot_bytes` of logged
+batches, and a batch that has left it is read again when it is wanted; one read serves all callers
+that want the same batch; reads under way are bounded by count and bytes, and further ones wait in
+order. Source: docs/design.md (Flow control; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from malamute_py.broker.ready import MAIL_STREAM, BodiesFound, BodiesRead
 READ_NUMBERS: Final = 256
 """Batches that one read asks for at most."""
 AGAIN_SHARE: Final = 8
-"""What was read back is kept within this part of the window, for who wants more of it soon."""
+"""Share of the window, one in so many bytes, for batches that were read back."""
 OVERHEAD: Final = 500
-"""About what a batch in memory takes beside its bytes."""
+"""Bytes, about, that a batch in memory takes beside its own."""
 
 
 class Body:
@@ -39,28 +39,28 @@ class Body:
         self, shard: Shard | None, stamp: Any, frame: Any, content: Content | None,
         whole: Any = None,
     ) -> None:  # fmt: skip
-        """shard: to be told of errors. whole: stamp and content as one buffer, if they are."""
+        """shard: reports errors. whole: stamp and content as one buffer, if they are one."""
         self._shard = shard
-        """None: rows cannot be taken out of it."""
+        """None: rows cannot be extracted from the batch."""
         self.stamp = stamp
         self.frame = frame
         self._content = content
         self.frames: tuple[Any, ...] = (stamp, frame) if whole is None else (whole,)
-        """As they are delivered."""
+        """The frames of a delivery of the whole batch."""
         self.size = STAMP_BYTES + len(frame if content is None else content.view)
 
     @property
     def content(self) -> Content:
-        """Its columns."""
+        """The content, parsed when it is first asked for."""
         content = self._content
         if content is None:
             content = self._content = Content(self.frame)
         return content
 
     def rows(self, mask: int, bytes_min: int, share: float) -> tuple[tuple[Any, ...], bool, int]:
-        """How some rows go out: (frames, whether a row bitmap goes with them, bytes).
+        """Return a delivery of some rows: (frames, whether a row bitmap goes with them, bytes).
 
-        Few rows of a large batch are extracted, like a stream's.
+        Few rows of a large batch are extracted, as from a batch of a stream.
         """
         if self.size >= bytes_min and mask.bit_count() < share * self.content.head.count:
             frames = self.extracted(mask)
@@ -69,9 +69,9 @@ class Body:
         return self.frames, True, self.size
 
     def extracted(self, mask: int) -> tuple[Any, ...] | None:
-        """Stamp and content of these rows alone; None: they cannot be taken out of the batch.
+        """Return stamp and content of some rows alone; None: they cannot be extracted.
 
-        As a whole, with a bitmap of its rows, it can be delivered whatever is in it.
+        The whole batch with a bitmap of the rows can be delivered whatever is in it.
         """
         content, shard = self.content, self._shard
         if shard is None or not extractable(content):
@@ -87,42 +87,42 @@ class Body:
 
 
 def rows_array(mask: int, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Rows as a boolean array from rows as an integer."""
+    """Return rows as a boolean array. mask: the rows as an integer."""
     packed = np.frombuffer(mask.to_bytes((count + 7) // 8, "little"), np.uint8)
     return np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)
 
 
 OnBody: TypeAlias = Callable[[Body | None], None]
-"""Called with the batch, or with None when it cannot be had."""
+"""Called with a batch, or with None when it cannot be read."""
 
 
 class Bodies:
-    """The batches of the mail stream, as far as they are in memory or wanted there."""
+    """The batches of the mail stream that are in memory, or wanted there."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._hot: OrderedDict[int, Body] = OrderedDict()
         self.hot_bytes = 0
         self._kept: dict[int, Body] = {}
-        """Bodies of what is in memory only."""
+        """Batches that are in memory only."""
         self.kept_bytes = 0
         self._again: OrderedDict[int, Body] = OrderedDict()
-        """Newest bodies that were read back: a reader with little credit takes a batch in parts."""
+        """Newest batches that were read back: a reader with little credit gets one in parts."""
         self.again_bytes = 0
         self._gone: set[int] = set()
-        """Dropped while they were being read."""
+        """Batches that were dropped while they were being read."""
         self._wanted: dict[int, list[OnBody]] = {}
-        """Number -> who waits for it, whether its read is under way or not."""
+        """Number -> calls that wait for the batch, whether its read is under way or not."""
         self._queue: deque[tuple[int, int]] = deque()
-        """(number, bytes) of what no read was begun for."""
+        """(number, bytes) of batches that are wanted and that no read was begun for."""
         self._reads: dict[int, tuple[tuple[int, ...], int]] = {}
         self._reading_bytes = 0
         self.failed = ""
-        """Why the last read failed, while its waiters are told; empty: it is nowhere."""
+        """Reason why a read failed, during the calls that wait for it; empty: a batch is lost."""
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is in memory, and how much is being read."""
+        """Counts for the metrics."""
         return {
             "mail_hot_bytes": self.hot_bytes + self.again_bytes,
             "mail_memory_bytes": self.kept_bytes,
@@ -132,7 +132,7 @@ class Bodies:
     # --- in memory ------------------------------------------------------------------------
 
     def keep(self, base: int, stamp: bytes, frame: Any, content: Content) -> Body:
-        """Take a batch that was appended into the window; the oldest leave for it."""
+        """Add a batch that was appended to the window; the oldest batches leave for it."""
         body = Body(self._shard, stamp, frame, content)
         self._hot[base] = body
         self.hot_bytes += body.size + OVERHEAD
@@ -162,11 +162,11 @@ class Bodies:
         return body
 
     def get(self, base: int) -> Body | None:
-        """The batch, when it is in memory."""
+        """Return a batch if it is in memory."""
         return self._hot.get(base) or self._kept.get(base) or self._again.get(base)
 
     def drop(self, base: int) -> None:
-        """Nothing of a batch is wanted any more."""
+        """Forget a batch of which nothing is wanted any more."""
         if base in self._wanted:
             self._gone.add(base)
         body = self._hot.pop(base, None)
@@ -184,9 +184,9 @@ class Bodies:
     # --- reading back ---------------------------------------------------------------------
 
     def want(self, base: int, size: int, call: OnBody) -> None:
-        """Call with the batch: now when it is in memory, else when it was read.
+        """Call with a batch: now if it is in memory, else when it was read.
 
-        size: its bytes, as the tables have them.
+        size: bytes of the batch, as the tables have them.
         """
         body = self.get(base)
         if body is not None:
@@ -200,7 +200,7 @@ class Bodies:
         self._queue.append((base, size))
 
     def begin_reads(self) -> list[BodiesRead]:
-        """The reads to be begun now."""
+        """Begin reads, and return them for the shell."""
         queue = self._queue
         if not queue:
             return []
@@ -212,7 +212,7 @@ class Bodies:
                 break
             numbers: list[int] = []
             size = 0
-            # One read takes its share, so that what comes first is answered first.
+            # A read asks for its share only, so that the first callers are answered first.
             share = max(1, settings.mail_read_bytes // settings.mail_reads_max)
             while queue and len(numbers) < READ_NUMBERS and (not numbers or size < share):
                 number, some = queue.popleft()
@@ -227,7 +227,7 @@ class Bodies:
         return begun
 
     def found(self, answer: BodiesFound) -> None:
-        """A read is answered: tell all who wait for what it asked for."""
+        """Call all that wait for the batches of a read that is answered."""
         numbers, size = self._reads.pop(answer.token, ((), 0))
         self._reading_bytes -= size
         self.failed = answer.failed
