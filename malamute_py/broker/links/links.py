@@ -158,7 +158,7 @@ class Link:
         self.timer = 0
         """Number of its valid timer; earlier ones in the heap are void."""
         self.usage = UNMETERED
-        """What its owner uses of the quotas; known once the link is open."""
+        """Use of the quotas by its owner; known once the link is open."""
 
     @property
     def open(self) -> bool:
@@ -707,7 +707,7 @@ class Links:
         return due
 
     def keep_alive(self, link: Link) -> None:
-        """Send PING to a link that was silent, or sent nothing, for a heartbeat; called last."""
+        """Send PING to a link that sent or was sent nothing for a heartbeat; called last."""
         # The timer of the link may have been early by this much.
         beat = link.heartbeat_ms - link.heartbeat_ms // BEAT_SLOTS
         now_ms = self._shard.now_ms

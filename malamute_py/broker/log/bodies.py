@@ -25,7 +25,7 @@ from malamute_py.broker.ready import MAIL_STREAM, BodiesFound, BodiesRead
 READ_NUMBERS: Final = 256
 """Batches that one read asks for at most."""
 AGAIN_SHARE: Final = 8
-"""Share of the window, one in so many bytes, for batches that were read back."""
+"""Divisor of the window: an eighth of its bytes is for batches that were read back."""
 OVERHEAD: Final = 500
 """Bytes, about, that a batch in memory takes beside its own."""
 

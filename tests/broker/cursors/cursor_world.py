@@ -19,7 +19,7 @@ def world(**settings: Any) -> Shell:
 
 
 def move(shell: Shell, next: int, tracker: int = 7, **fields: Any) -> Any:
-    """CONFIRM, or the code of REFUSED."""
+    """Move the cursor; returns the CONFIRM, or the code of the REFUSED."""
     peer = shell.send(ME, wire.MoveCursor("s", "c", next, tracker, **fields))
     answer = peer.commands[-1]
     if isinstance(answer, wire.Refused):

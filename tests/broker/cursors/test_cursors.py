@@ -1,4 +1,4 @@
-"""Named cursors: moved forward by who believes where they stand, clamped."""
+"""Named cursors: moved forward by clients that know where they stand, and clamped."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_cursor_moves_forward_only() -> None:
     assert move(shell, 10).level == wire.Level.SYNCED
 
 
-def test_of_two_that_read_from_the_same_place_one_moves_the_cursor() -> None:
+def test_one_of_two_clients_that_read_from_the_same_place_moves_the_cursor() -> None:
     shell = world()
     move(shell, 4)
     assert move(shell, 6, from_=4).level == 3
@@ -54,7 +54,7 @@ def test_of_two_that_read_from_the_same_place_one_moves_the_cursor() -> None:
     assert info(shell)["next"] == 6
 
 
-def test_moves_of_one_message_are_taken_in_their_order() -> None:
+def test_moves_of_one_message_happen_in_their_order() -> None:
     shell = world()
     peer = shell.send(
         ME, wire.MoveCursor("s", "c", 2, 5), wire.MoveCursor("s", "c", 6, 6, from_=2),
@@ -81,7 +81,7 @@ def test_force_and_pins_and_removal_need_an_administrator() -> None:
     assert isinstance(edit(shell, description="mine").commands[-1], wire.Result)
 
 
-def test_who_may_not_read_a_stream_has_no_cursors_there() -> None:
+def test_a_client_that_may_not_read_a_stream_has_no_cursors_there() -> None:
     shell = world(permit=lambda identity, action, name: action != "read")
     assert move(shell, 2) == "forbidden"
     peer = shell.send(ME, wire.CursorInfo(3, "s", "c"))
@@ -132,7 +132,7 @@ def test_a_move_that_the_journal_refuses_has_not_happened() -> None:
     assert move(shell, 4, from_=2).level == 3
 
 
-def test_a_step_moves_a_cursor_behind_what_it_publishes() -> None:
+def test_a_step_moves_a_cursor_past_the_records_that_it_publishes() -> None:
     shell = world()
     content = encode([b"a", b"b"], subject="s")
     step = wire.Atomic(9, 2), wire.Publish("s", 0), wire.MoveCursor("s", "c", 12, 0)
@@ -299,7 +299,7 @@ def test_a_trim_clamps_the_cursors_that_it_passes_by_name() -> None:
     ]
     assert shell.broker.counters["cursors_clamped"] == 1
     assert (info(shell)["next"], info(shell)["lag"]) == (12, 8)
-    # Whoever saw it before or behind the trim may move it.
+    # A client that saw the cursor before or after the trim may move it.
     assert move(shell, 14, from_=4).level == 3
     assert move(shell, 15, from_=14).level == 3
 
@@ -319,7 +319,7 @@ def test_a_cursor_before_the_first_record_is_clamped_at_the_start() -> None:
     assert not events(shell, "cursor_clamped")
 
 
-def test_a_cursor_behind_the_tail_is_clamped_at_the_start() -> None:
+def test_a_cursor_after_the_tail_is_clamped_at_the_start() -> None:
     """A stream with a ring of its own may lose more than the log of the cursor."""
     shell = world()
     shell.send(1, wire.CreateStream(1, "own", {"ring_bytes": 1 << 20}))

@@ -68,7 +68,7 @@ def test_other_streams_of_the_ring_count_towards_a_pin() -> None:
     assert events(shell, "pin_broken")
 
 
-def test_retention_leaves_what_is_pinned() -> None:
+def test_retention_leaves_pinned_records() -> None:
     shell = Shell(retention_ms=100)
     shell.hello(1)
     shell.hello(ME)
@@ -95,7 +95,7 @@ def test_a_pin_that_the_journal_broke_is_named() -> None:
 
 
 @pytest.mark.parametrize("steps", [300, 1_000])
-def test_marks_stay_few_and_say_about_what_is_held(steps: int) -> None:
+def test_marks_stay_few_and_tell_about_how_many_bytes_are_held(steps: int) -> None:
     shell = world(expiry_beats=10_000)
     edit(shell, [1], pin=True, pin_bytes_max=1 << 40)
     begin = shell.ends["main"]

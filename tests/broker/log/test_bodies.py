@@ -1,4 +1,4 @@
-"""Bodies: a bounded window in memory, and what lies behind it read back once for all who ask."""
+"""Bodies: a bounded window in memory; older batches are read back, once for all callers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_one_batch_is_kept_whatever_its_size() -> None:
     assert bodies.get(1) is not None
 
 
-def test_what_is_in_memory_only_stays_until_it_is_dropped() -> None:
+def test_a_batch_in_memory_only_stays_until_it_is_dropped() -> None:
     bodies = bodies_of(mail_hot_bytes=1)
     for base in range(5):
         bodies.hold(base, *batch(base, [bytes(100)]))
@@ -59,7 +59,7 @@ def test_what_is_in_memory_only_stays_until_it_is_dropped() -> None:
     assert bodies.kept_bytes == 0
 
 
-def test_one_read_serves_all_who_want_the_same_batch() -> None:
+def test_one_read_serves_all_callers_that_want_the_same_batch() -> None:
     bodies = bodies_of()
     found: list[tuple[str, Body | None]] = []
     bodies.want(7, 300, lambda body: found.append(("a", body)))
@@ -79,7 +79,7 @@ def test_one_read_serves_all_who_want_the_same_batch() -> None:
     assert bodies.gauges["mail_reads_under_way"] == 0
 
 
-def test_what_was_read_back_is_had_again_for_a_while() -> None:
+def test_a_batch_that_was_read_back_stays_in_memory_for_a_while() -> None:
     stamp, frame, _ = batch(7, [bytes(100)])
     size = len(stamp + frame) + OVERHEAD
     bodies = bodies_of(mail_hot_bytes=8 * 2 * size)
@@ -94,7 +94,7 @@ def test_what_was_read_back_is_had_again_for_a_while() -> None:
     assert bodies.gauges["mail_hot_bytes"] == 0
 
 
-def test_what_was_dropped_while_it_was_read_is_not_kept() -> None:
+def test_a_batch_that_was_dropped_while_it_was_read_is_not_kept() -> None:
     stamp, frame, _ = batch(7, [b"x"])
     bodies = bodies_of()
     found: list[Body | None] = []
@@ -106,7 +106,7 @@ def test_what_was_dropped_while_it_was_read_is_not_kept() -> None:
     assert bodies.get(7) is None
 
 
-def test_what_is_in_memory_is_had_at_once() -> None:
+def test_a_batch_in_memory_is_passed_on_at_once() -> None:
     bodies = bodies_of()
     kept = bodies.keep(3, *batch(3, [b"x"]))
     found: list[Body | None] = []
@@ -142,7 +142,7 @@ def test_a_large_batch_is_read_alone() -> None:
     assert [read.numbers for read in bodies.begin_reads()] == [(1,)]
 
 
-def test_why_a_read_failed_is_known_while_its_waiters_are_told() -> None:
+def test_the_reason_of_a_failed_read_is_known_during_the_calls_that_wait_for_it() -> None:
     bodies = bodies_of()
     seen: list[tuple[Body | None, str]] = []
     bodies.want(1, 10, lambda body: seen.append((body, bodies.failed)))
@@ -154,7 +154,7 @@ def test_why_a_read_failed_is_known_while_its_waiters_are_told() -> None:
     assert seen == [(None, "no disk"), (None, "")]
 
 
-def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
+def test_an_answer_that_no_caller_waits_for_is_dropped() -> None:
     bodies_of().found(BodiesFound(99, {}))
 
 

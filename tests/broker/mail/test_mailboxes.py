@@ -1,4 +1,4 @@
-"""Mailboxes: what they take, keep, let expire and hand on, and what an operator may do."""
+"""Mailboxes: puts and refusals, expiry, delay and priority, first use, and administration."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_mailbox_is_full_by_bytes_until_the_last_message_of_a_batch_is_gone() 
     assert code(post.mail(1, "bert", [b""])) == "Confirm"
 
 
-def test_what_can_never_fit_is_refused_as_a_limit() -> None:
+def test_a_put_that_can_never_fit_is_refused_as_a_limit() -> None:
     post = Post()
     post.ask(1, wire.EditMailbox, "box", {"max_messages": 2})
     assert code(post.mail(1, "box", [b""] * 3)) == "limit"
@@ -143,7 +143,7 @@ def test_what_can_never_fit_is_refused_as_a_limit() -> None:
     assert code(post.mail(1, "box", [b""])) == "limit"
 
 
-def test_what_is_on_its_way_counts() -> None:
+def test_mail_on_its_way_counts_towards_the_bounds_of_its_mailbox() -> None:
     post = Post()
     post.ask(1, wire.EditMailbox, "box", {"max_messages": 1})
     frame = encode([b"x"], subject="s")
@@ -189,7 +189,7 @@ def test_the_count_of_mailboxes_has_a_bound() -> None:
     assert code(post.mail(1, "three", [b""])) == "limit"
 
 
-def test_a_mailbox_that_a_refused_step_would_have_made_is_forgotten() -> None:
+def test_a_mailbox_that_a_refused_step_would_have_created_is_forgotten() -> None:
     post = Post(mailboxes_max=2)
     for number in range(5):
         frame = encode([b"x"], subject="s")
@@ -220,7 +220,7 @@ def test_without_creation_by_first_use_a_mailbox_must_be_there() -> None:
     assert post.peers[1].last(wire.Refused).code == "unknown_mailbox"
 
 
-def test_who_may_not_send_or_receive_is_refused_but_never_at_the_own_mailbox() -> None:
+def test_a_client_without_permission_is_refused_but_never_at_its_own_mailbox() -> None:
     def permit(identity: str, action: str, name: str) -> bool:
         return action == "identity" or (identity, action, name) == ("anna", "send", "bert")
 
@@ -292,7 +292,7 @@ def test_keys_of_clients_without_identity_are_their_sessions_own() -> None:
 # --- expiry, delay, priority ----------------------------------------------------------------------
 
 
-def test_what_has_expired_is_not_delivered_and_leaves_by_itself() -> None:
+def test_an_expired_message_is_not_delivered_and_leaves_by_itself() -> None:
     post = Post()
     soon, late = post.now_ms + 1_000, post.now_ms + 5_000
     post.mail(1, "bert", [b"a", b"b", b"c"], expires_at_ms=[soon, 0, late])
@@ -344,7 +344,7 @@ def test_messages_without_an_expiry_have_their_mailboxs() -> None:
     assert post.got(2) == [b"b"]
 
 
-def test_what_a_recipient_holds_stays_with_it_when_it_expires() -> None:
+def test_a_message_that_a_reader_holds_stays_with_it_when_it_expires() -> None:
     post = Post()
     post.inbox(2)
     post.mail(1, "bert", [b"a", b"b"], expires_at_ms=post.now_ms + 100)
@@ -569,7 +569,7 @@ def test_peeking_goes_page_by_page() -> None:
 
 
 @pytest.mark.parametrize("after", [-(2**63), -1, 2, 3, 2**63, 2**64 - 1])
-def test_peeking_behind_any_number(after: int) -> None:
+def test_peeking_after_any_number(after: int) -> None:
     post = Post()
     post.mail(1, "bert", [b"a", b"b"])
     post.mail(1, "bert", [b"c", b"d"])
@@ -579,7 +579,7 @@ def test_peeking_behind_any_number(after: int) -> None:
     assert not page["more"]
 
 
-def test_peeking_into_lists_and_into_what_is_gone() -> None:
+def test_peeking_at_lists_and_at_bodies_that_are_gone() -> None:
     post = Post()
     frame = encode_lists([[b"a", b"bc"]], subject="s")
     post.send(1, wire.Send("box", 1), frames=[frame])
@@ -589,7 +589,7 @@ def test_peeking_into_lists_and_into_what_is_gone() -> None:
 
 
 @pytest.mark.slow
-def test_purging_takes_what_nobody_holds() -> None:
+def test_a_purge_removes_the_messages_that_no_reader_holds() -> None:
     post = Post()
     post.inbox(2, records=2)
     for number in range(5_000):
@@ -603,7 +603,7 @@ def test_purging_takes_what_nobody_holds() -> None:
     assert post.got(2) == [b"0", b"1"]
 
 
-def test_purging_takes_what_is_delayed_and_leaves_what_comes_later() -> None:
+def test_a_purge_removes_delayed_messages_and_leaves_newer_ones() -> None:
     post = Post(sync=False)
     post.mail(1, "bert", [b"later"], deliver_at_ms=post.now_ms + 1_000)
     post.sync()
@@ -619,7 +619,7 @@ def test_purging_takes_what_is_delayed_and_leaves_what_comes_later() -> None:
     assert post.got(2) == [b"new"]
 
 
-def test_a_purge_in_pieces_leaves_what_came_after_it_was_asked_for(
+def test_a_purge_in_pieces_leaves_messages_that_came_after_it_was_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(administration, "PIECE_PUTS", 1)
@@ -766,7 +766,7 @@ def test_a_temporary_mailbox_is_not_removed_by_hand() -> None:
     assert code(post.ask(9, wire.PeekMail, name)) == "dict"
 
 
-def test_peeking_shows_what_is_delayed_and_when_each_row_expires() -> None:
+def test_peeking_shows_delays_and_when_each_row_expires() -> None:
     post = Post()
     at_ms, over_ms = post.now_ms + 5_000, post.now_ms + 9_000
     post.mail(1, "bert", [b"a"], deliver_at_ms=at_ms)
@@ -777,7 +777,7 @@ def test_peeking_shows_what_is_delayed_and_when_each_row_expires() -> None:
     assert post.ask(2, wire.PeekMail, "bert", 1 << 50)["messages"] == []
 
 
-def test_a_page_of_a_peek_is_bounded_in_what_it_reads_and_in_what_it_says() -> None:
+def test_a_page_of_a_peek_is_bounded_in_the_bytes_it_reads_and_sends() -> None:
     post = Post(peek_bytes_max=3_000)
     for number in range(4):
         post.mail(1, "bert", [b"%d" % number * 1_000])
@@ -808,7 +808,7 @@ def test_a_link_has_a_bound_of_unanswered_peeks() -> None:
     assert post.peers[2].last(wire.Result).request == 900
 
 
-def test_looks_into_mailboxes_go_one_at_a_time_and_by_turns_of_links() -> None:
+def test_peeks_go_one_at_a_time_and_by_turns_of_links() -> None:
     post = Post(read=False, mail_hot_bytes=1)
     for body in (b"a", b"b", b"c"):
         post.mail(1, "bert", [body])
@@ -830,7 +830,7 @@ def test_looks_into_mailboxes_go_one_at_a_time_and_by_turns_of_links() -> None:
     assert all(len(one.value["messages"]) == 3 for one in post.peers[2].of(wire.Result))
 
 
-def test_a_link_that_ends_while_its_looks_wait_keeps_nobody_waiting() -> None:
+def test_a_link_that_ends_while_its_peeks_wait_keeps_no_other_waiting() -> None:
     post = Post(read=False, mail_hot_bytes=1)
     post.mail(1, "bert", [b"a"])
     post.send(2, *[wire.PeekMail(900 + at, "bert") for at in range(3)])
@@ -843,7 +843,7 @@ def test_a_link_that_ends_while_its_looks_wait_keeps_nobody_waiting() -> None:
     assert not post.broker._mail.admin._peeks
 
 
-def test_an_error_in_a_look_costs_its_link_and_the_next_has_its_turn(
+def test_an_error_in_a_peek_costs_its_link_and_the_next_has_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     post = Post()
@@ -861,7 +861,7 @@ def test_an_error_in_a_look_costs_its_link_and_the_next_has_its_turn(
     assert post.peers[1].last(wire.Result).request == 950
 
 
-def test_a_peek_of_what_cannot_be_read_tells_what_is_known() -> None:
+def test_a_peek_at_a_body_that_cannot_be_read_describes_the_message() -> None:
     post = Post(read=False, mail_hot_bytes=1)
     post.mail(1, "bert", [b"a"])
     post.mail(1, "other", [b"b"])
@@ -886,7 +886,7 @@ def test_a_change_that_never_becomes_durable_is_refused() -> None:
 # --- refusals, and what others do meanwhile -----------------------------------------------------
 
 
-def test_a_mailbox_that_a_refused_mail_would_have_made_does_not_bind_who_makes_it() -> None:
+def test_a_mailbox_that_a_refused_put_would_have_created_does_not_bind_its_creator() -> None:
     post = Post()
     frame = encode([b"a"], subject="s")
     edit = wire.EditMailbox(6, "x", {"memory": True})
@@ -921,7 +921,7 @@ def test_a_refused_purge_leaves_delayed_mail_delayed() -> None:
     assert post.got(2) == [b"c", b"d", b"a", b"b", b"d"]
 
 
-def test_what_expired_in_a_readers_hands_leaves_when_it_is_freed() -> None:
+def test_a_message_that_expired_while_it_was_held_leaves_when_it_is_freed() -> None:
     post = Post()
     post.inbox(2, records=1)
     now_ms = post.now_ms
@@ -935,7 +935,7 @@ def test_what_expired_in_a_readers_hands_leaves_when_it_is_freed() -> None:
 
 
 @pytest.mark.parametrize("again_ms", [0, 5_000])
-def test_what_expired_in_a_readers_hands_does_not_wait_to_be_delivered_again(
+def test_a_message_that_expired_while_it_was_held_does_not_wait_to_be_delivered_again(
     again_ms: int,
 ) -> None:
     post = Post()
@@ -948,7 +948,7 @@ def test_what_expired_in_a_readers_hands_does_not_wait_to_be_delivered_again(
 
 
 @pytest.mark.parametrize("rows", [2, 100])
-def test_an_expiry_before_all_time_is_over(rows: int) -> None:
+def test_an_expiry_before_the_beginning_of_time_has_passed(rows: int) -> None:
     post = Post()
     post.inbox(2)
     post.mail(1, "bert", [b"a"] * rows, expires_at_ms=[-5, 0] * (rows // 2))
@@ -974,7 +974,7 @@ def test_mail_is_due_and_over_at_the_very_time_that_it_names() -> None:
     assert post.got(3) == []
 
 
-def test_what_is_lost_is_given_up_once_even_when_the_journal_is_full() -> None:
+def test_a_lost_batch_is_removed_once_even_when_the_journal_is_full() -> None:
     post = Post(mail_hot_bytes=1)
     post.mail(1, "bert", [b"a"])
     post.mail(1, "bert", [b"b"])
@@ -988,7 +988,7 @@ def test_what_is_lost_is_given_up_once_even_when_the_journal_is_full() -> None:
     assert (post.count("mail_lost"), post.info("bert")["messages"]) == (2, 1)
 
 
-def test_of_edits_that_are_refused_nothing_stays() -> None:
+def test_nothing_stays_of_edits_that_are_refused() -> None:
     post = Post()
     post.ask(1, wire.EditMailbox, "x", {"max_messages": 5})
     post.refuse["main"] = ("disk_full", "no space")
@@ -1000,7 +1000,7 @@ def test_of_edits_that_are_refused_nothing_stays() -> None:
     assert (settings["max_messages"], settings["max_bytes"]) == (5, 0)
 
 
-def test_nobody_looks_into_the_temporary_mailbox_of_another() -> None:
+def test_a_client_may_not_peek_into_the_temporary_mailbox_of_another() -> None:
     post = Post()
     post.hello(8)
     post.inbox(8)
