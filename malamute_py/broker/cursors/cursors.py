@@ -281,26 +281,29 @@ class Cursors:
             )
             return
         link.queries += 1
-
-        def found(begin: Begin | BrokerRefused) -> None:
-            link.queries -= 1
-            if isinstance(begin, BrokerRefused):
-                self._answers.refuse(link, command, begin.code, begin.reason, begin.retry_ms)
-            elif stream.removed:
-                self._answers.refuse(
-                    link, command, "stream_removed", f"'{stream.name}' was removed"
-                )
-            else:
-                # Another command may have created the cursor meanwhile.
-                stands = self._stands(place)
-                next = max(begin.next, stream.first) if stands is None else stands
-                why = "created" if stands is None else "edited"
-                self._edit(link, command, stream, next, why)
-
+        found = self._links.contained(
+            link, "EDIT_CURSOR", partial(self._create, link, command, stream)
+        )
         self._starts.resolve(
-            stream, start, False, ["all"], self._links.contained(link, "EDIT_CURSOR", found),
+            stream, start, False, ["all"], found,
             end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
+
+    def _create(
+        self, link: Link, command: EditCursor, stream: Stream, begin: Begin | BrokerRefused
+    ) -> None:
+        """Create a cursor where its start was found to lie."""
+        link.queries -= 1
+        if isinstance(begin, BrokerRefused):
+            self._answers.refuse(link, command, begin.code, begin.reason, begin.retry_ms)
+        elif stream.removed:
+            self._answers.refuse(link, command, "stream_removed", f"'{stream.name}' was removed")
+        else:
+            # Another command may have created the cursor meanwhile.
+            stands = self._stands((stream.number, command.cursor))
+            next = max(begin.next, stream.first) if stands is None else stands
+            why = "created" if stands is None else "edited"
+            self._edit(link, command, stream, next, why)
 
     def _edited(self, place: Place, command: EditCursor) -> CursorSettings:
         """Return the settings of a cursor after an edit. Raises BrokerRefused."""

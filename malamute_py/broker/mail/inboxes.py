@@ -332,19 +332,17 @@ class Inboxes:
 
     def _fetch(self, inbox: Inbox, handout: Handout) -> None:
         row = handout.row
-
-        def found(body: Body | None) -> None:
-            if inbox.ended:
-                return
-            if body is None:
-                handout.missing = True
-            handout.body = body
-            self._flush(inbox)
-
+        read = partial(self._read, inbox, handout)
         self._bodies.want(
             row.base, row.size,
-            self._links.contained(inbox.link, "MAIL", found, OPEN_INBOX, inbox.number),
+            self._links.contained(inbox.link, "MAIL", read, OPEN_INBOX, inbox.number),
         )  # fmt: skip
+
+    def _read(self, inbox: Inbox, handout: Handout, body: Body | None) -> None:
+        if not inbox.ended:
+            handout.missing = body is None
+            handout.body = body
+            self._flush(inbox)
 
     def _flush(self, inbox: Inbox) -> None:
         """Send the hand-outs that have their bodies, in order, up to the first that has not."""

@@ -38,7 +38,7 @@ class Mailboxes:
         self._links = links
         self._steps = steps
         self._queues = shard.queues
-        self.quotas = shard.quotas
+        self._quotas = shard.quotas
         self.in_memory = Queues()
         """Tables of the mail that is in memory only."""
         self.by_name: dict[str, Mailbox] = {}
@@ -101,7 +101,7 @@ class Mailboxes:
         self.by_number[mailbox.number] = mailbox
         self.names.add(mailbox.name)
         if not mailbox.temporary:
-            self.quotas.add(mailbox.created_by, "mailboxes")
+            self._quotas.add(mailbox.created_by, "mailboxes")
 
     # --- first use ------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Mailboxes:
         if len(self.by_name) + len(self.drafts) - (name in self.drafts) >= most:
             raise BrokerRefused("limit", f"at most {most} mailboxes")
         if not name.startswith("~"):
-            self.quotas.check(by, "mailboxes", 1 + len(self.drafts))
+            self._quotas.check(by, "mailboxes", 1 + len(self.drafts))
         rows = (self.in_memory if settings.memory else self._queues).messages
         mailbox = Mailbox(self.number(), name, rows, settings, by, self._shard.now_ms)
         self.drafts[name] = mailbox
@@ -191,7 +191,7 @@ class Mailboxes:
         self._unname(mailbox)
         known = self.by_number.pop(mailbox.number, None)
         if known is not None and not mailbox.temporary:
-            self.quotas.add(mailbox.created_by, "mailboxes", -1)
+            self._quotas.add(mailbox.created_by, "mailboxes", -1)
 
     def _unname(self, mailbox: Mailbox) -> None:
         if self.by_name.get(mailbox.name) is mailbox:

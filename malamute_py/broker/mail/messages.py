@@ -135,7 +135,7 @@ class Messages:
             self.runnable[mailbox] = None
 
     def leaving(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
-        """Keep rows that are about to leave from readers. They were free or delayed before."""
+        """Reserve free or delayed rows that are about to leave: no reader gets them any more."""
         progress = mailbox.progress_of(row)
         late = progress.delayed & mask
         if late:
@@ -276,10 +276,7 @@ class Messages:
         for at_ms, rows in progress.times.items():
             if at_ms <= now_ms:
                 mask |= rows
-        mailbox.delayed -= mask.bit_count()
-        following = progress.undelay(mask)
-        if following:
-            self.delays.set(place, following)
+        self._undelay(mailbox, row, progress, mask)
         if mask & row.left & ~progress.held:
             mailbox.push(place[1], row.priority)
             self.wake(mailbox)
