@@ -9,13 +9,11 @@ credential, or that a client asked for as it is, is never derived. Source: SPEC.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from malamute_protocol.address import replica_name
 from malamute_protocol.errors import BrokerRefused
-
-if TYPE_CHECKING:
-    from malamute_py.broker.context import Shard
+from malamute_py.broker.context import Shard
 
 ENDED: Final = frozenset({"bye", "kicked"})
 """Ends of a link after which its session does not come back: its number is free at once."""

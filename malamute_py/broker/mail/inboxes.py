@@ -33,6 +33,7 @@ from malamute_py.broker.mail.mailbox import (
     temporary_name,
 )
 from malamute_py.broker.mail.messages import Messages, RowsOfPut, done_of
+from malamute_py.broker.structures.bitmaps import bits_of_rows, first_bits
 from malamute_py.changelog.records import MailAgain, MailDone, Run
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MessageRow, Rare
@@ -278,7 +279,7 @@ class Inboxes:
         if count > inbox.left_records:
             # One row is allowed whatever the credit: `wants` has seen to that.
             count = max(inbox.left_records, 1)
-            mask = _lowest(mask, count)
+            mask = first_bits(mask, count)
         body = self._bodies.get(base)
         size = row.size
         if size > inbox.left_bytes:
@@ -321,7 +322,7 @@ class Inboxes:
             # A guess from the mean size of a row, proved by extracting the rows.
             count = min(mask.bit_count(), inbox.left_bytes * row.count // row.size)
             while count:
-                some = _lowest(mask, count)
+                some = first_bits(mask, count) if count < mask.bit_count() else mask
                 frames = body.extracted(some)
                 if frames is None:
                     break
@@ -552,22 +553,7 @@ def _rows_between(
     # Two ranges may touch, so their beginnings and ends are counted separately.
     steps[bounds[:, 0]] += 1
     steps[bounds[:, 1]] -= 1
-    bits = np.packbits(np.cumsum(steps[:-1], dtype=np.int8) > 0, bitorder="little")
-    return int.from_bytes(bits.tobytes(), "little")
-
-
-def _lowest(mask: int, count: int) -> int:
-    """Return the first `count` rows of a mask."""
-    if mask.bit_count() <= count:
-        return mask
-    low, high = 0, mask.bit_length()
-    while low < high:
-        middle = (low + high) // 2
-        if (mask & ((1 << middle) - 1)).bit_count() < count:
-            low = middle + 1
-        else:
-            high = middle
-    return mask & ((1 << low) - 1)
+    return bits_of_rows(np.cumsum(steps[:-1], dtype=np.int8) > 0)
 
 
 def _same_why(rare: Rare, mask: int) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from malamute_protocol.commands import Level, OpenInbox
 from malamute_py.broker.links.links import Link, Owner, Receiver
 from malamute_py.broker.log.bodies import Body
+from malamute_py.broker.structures.bitmaps import bits_of_rows
 from malamute_py.broker.structures.sorted_values import Ordered
 from malamute_py.changelog.records import MailboxSet
 from malamute_py.changelog.settings import MailboxSettings
@@ -298,8 +299,7 @@ def _expired_of_many(
         times = progress.expiries = np.array(expiries, np.int64)
     later = times > now_ms
     over = (times != 0) & ~later
-    mask = int.from_bytes(np.packbits(over, bitorder="little").tobytes(), "little") & row.left
-    return mask, int(times[later].min()) if later.any() else 0
+    return bits_of_rows(over) & row.left, int(times[later].min()) if later.any() else 0
 
 
 def temporary_name(link: Link) -> str:

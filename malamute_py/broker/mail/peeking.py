@@ -24,6 +24,7 @@ from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.mail.inboxes import why_of
 from malamute_py.broker.mail.mailbox import Mailbox
+from malamute_py.broker.structures.bitmaps import rows_in
 from malamute_py.changelog.tables import MessageRow
 
 RESULT_BYTES: Final = 512 << 10
@@ -66,10 +67,7 @@ class Peeking:
         begun = -1 if first is None else first - 1
         for base in mailbox.order.after(begun):
             row = table[number, base]
-            left = row.left
-            if base <= after:
-                seen = min(after + 1 - base, row.count)
-                left = left >> seen << seen
+            left = self._left(row)
             if not left:
                 continue
             if count >= self._limit or (self._rows and size + row.size > self._bytes_max):
@@ -99,31 +97,33 @@ class Peeking:
         link.queries -= 1
         if not link.open:
             return
+        messages = self._page()
+        self._answers.result(link, self._command, {"messages": messages, "more": self._more})
+
+    def _left(self, row: MessageRow) -> int:
+        """Return the rows of a put after the number that the page begins after."""
+        left, after = row.left, self._command.after
+        if row.base <= after:
+            seen = min(after + 1 - row.base, row.count)
+            left = left >> seen << seen
+        return left
+
+    def _page(self) -> list[dict[str, Any]]:
+        """Return the messages of the page; `_more` tells whether others follow."""
         messages: list[dict[str, Any]] = []
         size = 0
-        full = False
-        after = self._command.after
         for row in self._rows:
-            left = row.left
-            if row.base <= after:
-                seen = min(after + 1 - row.base, row.count)
-                left = left >> seen << seen
-            while left:
-                place = (left & -left).bit_length() - 1
-                left &= left - 1
-                if len(messages) >= self._limit:
-                    self._more = full = True
-                    break
-                entry = self._entry(row, place)
-                size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
-                size += sum(len(name) + len(value) for name, value in entry["fields"].items())
-                if messages and size > RESULT_BYTES:
-                    self._more = full = True
-                    break
-                messages.append(entry)
-            if full:
-                break
-        self._answers.result(link, self._command, {"messages": messages, "more": self._more})
+            for place in rows_in(self._left(row)):
+                if len(messages) < self._limit:
+                    entry = self._entry(row, place)
+                    size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
+                    size += sum(len(name) + len(value) for name, value in entry["fields"].items())
+                    if not messages or size <= RESULT_BYTES:
+                        messages.append(entry)
+                        continue
+                self._more = True
+                return messages
+        return messages
 
     def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
         rare, progress = row.rare, self._mailbox.progress.get(row.base)
