@@ -246,8 +246,8 @@ class MailboxAdmin:
         # At once: another step on its way may create the mailbox, with the same settings.
         mailbox.apply_settings(wanted)
         answer = Answer(self._answers, link, command, partial(self.facts, mailbox))
-        told = partial(self._edited, mailbox, link.identity)
-        editing = Then(told, partial(self._not_edited, mailbox, wanted))
+        edited = partial(self._edited, mailbox, link.identity)
+        editing = Then(edited, partial(self._not_edited, mailbox, wanted))
         self._mailboxes.create(mailbox, editing, answer)
 
     def _edited(self, mailbox: Mailbox, by: str, _: int) -> None:

@@ -110,7 +110,7 @@ NO_READERS: OrderedDict[Inbox, None] = OrderedDict()
 class Temporary:
     """Facts that only a temporary mailbox has."""
 
-    __slots__ = ("logged_next", "lost_told", "memory_next", "session")
+    __slots__ = ("logged_next", "lost_reported", "memory_next", "session")
 
     def __init__(self, session: bytes, logged_next: int, memory_next: int) -> None:
         self.session = session
@@ -118,7 +118,7 @@ class Temporary:
         """The next number in the log when the mailbox was made."""
         self.memory_next = memory_next
         """The next number in memory when the mailbox was made."""
-        self.lost_told: set[int] = set()
+        self.lost_reported: set[int] = set()
         """Batches of earlier requests whose requester was told that their answers are lost."""
 
 

@@ -228,11 +228,11 @@ class Mailboxes:
         """
         mailbox = self.by_name.get(name)
         now = None if mailbox is None else mailbox.temporary
-        if now is None or base in now.lost_told:
+        if now is None or base in now.lost_reported:
             return False
         if base >= (now.memory_next if base >= 1 << EPOCH_SHIFT else now.logged_next):
             return False
-        now.lost_told.add(base)
+        now.lost_reported.add(base)
         return True
 
     def link_ended(self, link: Link) -> None:

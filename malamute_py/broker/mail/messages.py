@@ -261,7 +261,7 @@ class Messages:
                 break
             self._expire(place, over)
         for number, rows in over.items():
-            self._give_up(self.mailboxes.by_number[number], rows)
+            self._remove_expired(self.mailboxes.by_number[number], rows)
 
     def _due(self, place: Pair) -> None:
         mailbox = self.mailboxes.by_number.get(place[0])
@@ -297,11 +297,13 @@ class Messages:
             self.leaving(mailbox, row, mask)
             over.setdefault(place[0], []).append((place[1], mask, row))
 
-    def _give_up(self, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
+    def _remove_expired(self, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
         change = MailDone(mailbox.number, done_of(rows), "expired")
         count = sum(mask.bit_count() for _, mask, _ in rows)
-        told = partial(self._expired, mailbox, count), partial(self._expire_later, mailbox, rows)
-        self._steps.take([self.part(mailbox, change, Leaving(self, mailbox, rows), Then(*told))])
+        then = Then(
+            partial(self._expired, mailbox, count), partial(self._expire_later, mailbox, rows)
+        )
+        self._steps.take([self.part(mailbox, change, Leaving(self, mailbox, rows), then)])
 
     def _expire_later(self, mailbox: Mailbox, rows: list[RowsOfPut], *_: Any) -> None:
         for base, _mask, _row in rows:

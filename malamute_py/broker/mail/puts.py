@@ -253,7 +253,7 @@ class Puts:
                     f"mailbox '{mailbox.name}' takes at most {count_max} messages and "
                     f"{bytes_max} bytes, not {count} of {size} at once",
                 )
-            self._full(mailbox)
+            self._report_full(mailbox)
             raise BrokerRefused(
                 "wait",
                 f"mailbox '{mailbox.name}' is full: it has {mailbox.messages} of at most "
@@ -274,7 +274,7 @@ class Puts:
             self._shard.counters["mail_full"] += 1
             raise BrokerRefused("wait", "the mailboxes are full", settings.retry_ms)
 
-    def _full(self, mailbox: Mailbox) -> None:
+    def _report_full(self, mailbox: Mailbox) -> None:
         """Count a refusal by a full mailbox; report the first until the mailbox has room again."""
         self._shard.counters["mailbox_full"] += 1
         if not mailbox.full_reported:
