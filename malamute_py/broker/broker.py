@@ -116,7 +116,7 @@ class Broker:
         answers = Answers(shard, self._links, self._when_visible)
         self._mail = Mail(shard, self._links, self._steps, self._bodies, answers)
         self._services = Services(
-            shard, self._links, self._steps, self._bodies, self._mail.mailboxes,
+            shard, self._links, self._steps, self._bodies, self._mail.puts,
             answers,
         )  # fmt: skip
         self._cursors = Cursors(shard, self._links, self._catalogue, self._steps, starts, answers)
@@ -704,7 +704,7 @@ class Broker:
         if self._links.ended:
             self._clean_up()
         appends = self._appends()
-        sends, closes = self._links.take()
+        sends, closes = self._links.outgoing()
         reads = serving.reads
         if reads or self._groups.reads:
             reads = reads + self._groups.reads
@@ -712,8 +712,8 @@ class Broker:
         else:
             reads = []
         queries = shard.take_queries() if shard.asking else []
-        bodies = self._bodies.take()
-        pins, self._cursors.pins = self._cursors.pins, []
+        bodies = self._bodies.begin_reads()
+        pins, self._cursors.pins.changed = self._cursors.pins.changed, []
         trims, self._retention.trims = self._retention.trims, []
         rings, self._catalogue.openings = self._catalogue.openings, []
         events, shard.events = shard.events, []
@@ -766,7 +766,7 @@ class Broker:
         if self._catalogue.bounded:
             due = self._retention.due_ms
             wake = due if wake is None else min(wake, due)
-        for due_ms in (mail.due_ms, services.due_ms, groups.due_ms, self._cursors.due_ms):
+        for due_ms in (mail.due_ms, services.due_ms, groups.due_ms, self._cursors.pins.due_ms):
             if due_ms is not None and (wake is None or due_ms < wake):
                 wake = due_ms
         return wake

@@ -103,3 +103,8 @@ class Post(Shell):
 
     def count(self, name: str) -> int:
         return self.broker.counters[name]
+
+
+def code(answer: Any) -> str:
+    """Return the code of a REFUSED, or the name of another answer."""
+    return answer.code if isinstance(answer, wire.Refused) else type(answer).__name__

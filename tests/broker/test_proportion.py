@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_py.broker.cursors.cursors import LOOKS_MAX as PINS_MAX
-from malamute_py.broker.cursors.cursors import MARK_MS, Cursor
+from malamute_py.broker.cursors.pins import LOOKS_MAX as PINS_MAX
+from malamute_py.broker.cursors.pins import MARK_MS, Cursor
 from malamute_py.broker.groups.group import Member
 from malamute_py.broker.links.links import BEAT_SLOTS
 from malamute_py.broker.log.stream import NEVER
@@ -188,11 +188,11 @@ def test_the_least_of_many_pins_is_found_without_looking_at_all_of_them() -> Non
     shell = Shell()
     shell.hello(1)
     shell.publish(1, "s", [b"x"] * 5_000)
-    stream, cursors = shell.stream("s"), shell.broker._cursors
+    stream = shell.stream("s")
     pins = {f"c{number:03}": number for number in range(200)}
     for number, name in enumerate(pins):
         shell.send(1, wire.EditCursor(number, "s", name, {"pin": True}, [2, pins[name]]))
-    marks = cursors._marks[stream]
+    marks = shell.broker._cursors.pins._marks[stream]
     marks.cursors = Counted(marks.cursors)
     chance = Random(7)
     for tracker in range(2_000):
@@ -219,10 +219,10 @@ def test_pins_are_looked_at_some_at_a_time_and_all_in_each_round(
     for number in range(most):
         shell.send(1, wire.EditCursor(number, "s", f"c{number:05}", {"pin": True}))
     looked: list[str] = []
-    cursors = shell.broker._cursors
-    monkeypatch.setattr(cursors, "_pin", lambda cursor: looked.append(cursor.name))
+    pins = shell.broker._cursors.pins
+    monkeypatch.setattr(pins, "_pin", lambda cursor: looked.append(cursor.name))
     shell.wait(MARK_MS)
-    while cursors._turn:
+    while pins._turn:
         shell.wait(10)
     looked.clear()
     counts = []

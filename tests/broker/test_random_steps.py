@@ -297,25 +297,29 @@ class Nonsense:
                     assert not held.get(place, 0) & mask, "held by two"
                     held[place] = held.get(place, 0) | mask
         total = 0
-        for mailbox in boxes._numbers.values():
+        for mailbox in boxes.by_number.values():
             rows = [row for (number, _), row in mailbox.rows.items() if number == mailbox.number]
             assert mailbox.state == STANDING
             assert list(mailbox.order) == sorted(row.base for row in rows)
             assert mailbox.messages == sum(row.left.bit_count() for row in rows)
             assert mailbox.bytes == sum(row.size for row in rows)
             assert (mailbox.coming, mailbox.coming_bytes, mailbox.pending) == (0, 0, 0)
-            assert mailbox.held == sum(out.held.bit_count() for out in mailbox.out.values())
-            assert mailbox.delayed == sum(out.delayed.bit_count() for out in mailbox.out.values())
-            assert set(mailbox.out) <= {row.base for row in rows}
+            assert mailbox.held == sum(
+                progress.held.bit_count() for progress in mailbox.progress.values()
+            )
+            assert mailbox.delayed == sum(
+                progress.delayed.bit_count() for progress in mailbox.progress.values()
+            )
+            assert set(mailbox.progress) <= {row.base for row in rows}
             total += mailbox.messages
             for row in rows:
-                out = mailbox.out.get(row.base)
-                has = 0 if out is None else out.held
+                progress = mailbox.progress.get(row.base)
+                has = 0 if progress is None else progress.held
                 assert has == held.get((mailbox.number, row.base), 0)
                 assert not has & ~row.left
-                if out is not None:
-                    assert not out.held & out.delayed
-                    assert not out.delayed & ~row.left
+                if progress is not None:
+                    assert not progress.held & progress.delayed
+                    assert not progress.delayed & ~row.left
                 free = mailbox.free(row)
                 over = expired(mailbox, row, self.shell.now_ms)[0] if row.expires_at_ms else 0
                 ready = (
@@ -325,7 +329,7 @@ class Nonsense:
                 )
                 assert not free & ~over or row.base in set(ready)
         assert boxes.messages == total
-        assert boxes.bytes + boxes.memory_bytes == sum(m.bytes for m in boxes._numbers.values())
+        assert sum(boxes.stored_bytes) == sum(m.bytes for m in boxes.by_number.values())
 
 
 def plain(queues: Queues) -> dict[str, Any]:

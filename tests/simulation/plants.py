@@ -499,9 +499,9 @@ def _group_done_over_a_hole(stack: contextlib.ExitStack) -> None:
 
 
 def _notices_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.mail.mailboxes import Mailboxes
+    from malamute_py.broker.mail.puts import Puts
 
-    _put(stack, Mailboxes, "notice", lambda original: lambda self, name, **named: None)
+    _put(stack, Puts, "notice", lambda original: lambda self, name, **named: None)
 
 
 def _cancelled_waits_on(stack: contextlib.ExitStack) -> None:
@@ -609,7 +609,7 @@ def _since_ignored(stack: contextlib.ExitStack) -> None:
 
 
 def _coming_forgotten(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.mail.mailboxes import Mailboxes
+    from malamute_py.broker.mail.puts import Puts
 
     def make(original: Any) -> Any:
         def check_room(self: Any, mailbox: Any, count: int, size: int) -> None:
@@ -621,7 +621,7 @@ def _coming_forgotten(stack: contextlib.ExitStack) -> None:
 
         return check_room
 
-    _put(stack, Mailboxes, "_check_room", make)
+    _put(stack, Puts, "_check_room", make)
 
 
 def _newest_key_dropped(stack: contextlib.ExitStack) -> None:

@@ -1,21 +1,17 @@
-"""Cursors: named positions of streams that the broker keeps, and the history that they pin.
+"""Cursors: named positions of streams that the broker keeps.
 
-Owns MOVE_CURSOR, CURSOR_INFO, EDIT_CURSOR, REMOVE_CURSOR, the position that a start by name has,
-and the pins. The rules: a cursor moves forward only, and only from where its owner believes that it
-is; one that lies outside of its stream is clamped, by name: at start-up in the log, and at a trim
-for all who ask (the log follows when it moves); a pin holds history up to its bound, is warned of
-at four fifths and broken beyond, and is whole again once its cursor has moved; a cursor of a stream
-in memory lives in memory only. Source: docs/design.md (Journal; Queues and the checkpoint);
-SPEC.md, 4.8.
+Owns MOVE_CURSOR, CURSOR_INFO, EDIT_CURSOR, REMOVE_CURSOR, and the position that a start by name
+has. The rules: a cursor moves forward only, and only from where its owner believes that it is; a
+cursor that lies outside of its stream is clamped, and the broker says which: at the start in the
+log, and at a trim for all who ask (the log follows when the cursor moves); a cursor of a stream in
+memory lives in memory only. Source: docs/design.md (Journal; Queues and the checkpoint); SPEC.md,
+section 4.8.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
-from heapq import heapify, heappop, heappush
-from itertools import count
 from typing import Any, Final
 
 import msgspec
@@ -30,10 +26,11 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
+from malamute_py.broker.cursors.pins import Cursor, Pins
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
-from malamute_py.broker.log.stream import NEVER, Stream
+from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.named import Named, Place
 from malamute_py.broker.streams.start_positions import Begin, Starts
@@ -42,98 +39,6 @@ from malamute_py.changelog.settings import CursorSettings, queue_settings
 from malamute_py.changelog.tables import CursorRow
 
 REMOVED_AT_ONCE: Final = 1_000
-WARN_ABOVE: Final = 0.8
-"""Share of its bound from which on a pin is warned of."""
-MARKS_MAX: Final = 256
-"""Places of a stream whose LSN is remembered; beyond it every second one is forgotten."""
-MARK_MS: Final = 1_000
-"""How often pins are looked at."""
-LOOKS_MAX: Final = 512
-"""Pins that one tick looks at: 100,000 would hold the loop for 0.1 s."""
-
-
-class Cursor:
-    """One cursor at run time."""
-
-    __slots__ = ("broken", "clamped", "held_bytes", "name", "pinned_at", "row", "stream", "warned")
-
-    def __init__(self, stream: Stream, row: CursorRow) -> None:
-        self.stream = stream
-        self.name = row.name
-        self.row = row
-        """As the log has it."""
-        self.clamped = False
-        """A trim has passed it since it was moved, and that was said."""
-        self.warned = False
-        self.broken = False
-        """Its pin holds nothing until the cursor has moved."""
-        self.pinned_at: int | None = None
-        """The offset that the journal was told; None: no pin is set."""
-        self.held_bytes = 0
-
-    @property
-    def next(self) -> int:
-        """The position that holds: what was removed is passed over."""
-        return max(self.row.next, self.stream.first)
-
-
-class Marks:
-    """Where in its ring a stream's offsets lie, coarsely: a pin costs what the ring has kept."""
-
-    __slots__ = ("_before", "_first", "_least", "_lsns", "_offsets", "_pushes", "cursors")
-
-    def __init__(self, stream: Stream) -> None:
-        self.cursors: dict[Cursor, None] = {}
-        """Cursors of the stream that are to pin."""
-        self._pushes = count()
-        self._least: list[tuple[int, int, Cursor]] = []
-        """A heap of where they pin or pinned: 10,000 cursors that move in turn must not look for
-        the least of all at each step."""
-        self._offsets = [stream.next]
-        self._lsns = [stream.ring.end_lsn]
-        self._first = stream.first
-        self._before = stream.ledger.bytes
-        """Bytes of the stream before the first mark; its ring's are not known."""
-
-    def note(self, stream: Stream) -> None:
-        """Remember where the stream ends now."""
-        if stream.next <= self._offsets[-1]:
-            return
-        self._offsets.append(stream.next)
-        self._lsns.append(stream.ring.end_lsn)
-        if len(self._offsets) > MARKS_MAX:
-            # The first and the newest stay.
-            self._offsets[1:-1] = self._offsets[1:-1:2]
-            self._lsns[1:-1] = self._lsns[1:-1:2]
-
-    def pinned(self, cursor: Cursor) -> None:
-        """A cursor of the stream pins at another place now."""
-        assert cursor.pinned_at is not None
-        if len(self._least) > 2 * len(self.cursors) + 64:
-            # What has moved on stays until it is the least, or until it is most of the heap.
-            self._least = [
-                (one.pinned_at, next(self._pushes), one)
-                for one in self.cursors
-                if one.pinned_at is not None and one is not cursor
-            ]
-            heapify(self._least)
-        heappush(self._least, (cursor.pinned_at, next(self._pushes), cursor))
-
-    def least(self) -> int:
-        """The least offset that is pinned; NEVER when none is."""
-        heap = self._least
-        while heap and (heap[0][2].pinned_at != heap[0][0] or heap[0][2] not in self.cursors):
-            heappop(heap)
-        return heap[0][0] if heap else NEVER
-
-    def held(self, stream: Stream, offset: int) -> int:
-        """About how many bytes of the ring lie from an offset on."""
-        end = stream.ring.end_lsn
-        first = self._offsets[0]
-        if offset >= first:
-            return end - self._lsns[bisect_right(self._offsets, offset) - 1]
-        share = (first - offset) / max(1, first - self._first)
-        return end - self._lsns[0] + int(self._before * min(1.0, share))
 
 
 class Cursors:
@@ -157,34 +62,23 @@ class Cursors:
         starts.cursor = self.position
         self._cursors: Named[Cursor] = Named(shard.quotas, "cursors")
         self._creators: dict[Place, str] = {}
-        """Links that create cursors which are on their way."""
+        """Owner that a cursor which is being created counts for."""
         self._coming: dict[Place, list[list[int]]] = {}
-        """Positions on their way into the log, in order."""
+        """Positions on their way into the log, in order; each in a list of its own."""
         self._edits: dict[Place, CursorSettings] = {}
-        """Settings that are: the next edit begins from them."""
-        self._pinning: dict[Cursor, None] = {}
-        """Cursors whose setting is to pin."""
-        self._marks: dict[Stream, Marks] = {}
-        self.pins: list[tuple[str, str, int, int | None]] = []
-        """(ring, pin, stream, offset or None to unpin) that the shell is to be told."""
-        self._due_ms = 0
-        self._begun_ms = 0
-        self._turn: list[Cursor] = []
-        """Pins that were not looked at in this round."""
+        """Settings on their way into the log; the next edit begins from them."""
+        self.pins = Pins(shard)
+        self.tick = self.pins.tick
 
     # --- facts ------------------------------------------------------------------------------
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is of what comes and goes."""
-        return {
-            "cursors": len(self._cursors),
-            "pins": sum(cursor.pinned_at is not None for cursor in self._pinning),
-            "pinned_bytes": sum(cursor.held_bytes for cursor in self._pinning),
-        }
+        """Counts for the metrics."""
+        return {"cursors": len(self._cursors), **self.pins.gauges}
 
     def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
-        """What handles the commands that are no steps."""
+        """Handlers of the commands that are no parts of steps."""
         return {
             CursorInfo: self.cursor_info,
             EditCursor: self.edit_cursor,
@@ -192,39 +86,14 @@ class Cursors:
         }
 
     def position(self, stream: Stream, name: str) -> int | None:
-        """Where the cursor of this name stands; None: there is none."""
+        """Return where the cursor of a name stands; None: there is no such cursor."""
         cursor = self._cursors.get((stream.number, name))
         return None if cursor is None else cursor.next
-
-    @property
-    def due_ms(self) -> int | None:
-        """When tick() has something to do."""
-        return self._due_ms if self._pinning else None
-
-    def tick(self) -> None:
-        """Look at some of the pins, if it is time to: at all of them in each MARK_MS."""
-        now_ms = self._shard.now_ms
-        if not self._pinning or now_ms < self._due_ms:
-            return
-        if not self._turn:
-            self._begun_ms = now_ms
-            for stream, marks in self._marks.items():
-                marks.note(stream)
-            self._turn = list(self._pinning)
-        some, self._turn = self._turn[-LOOKS_MAX:], self._turn[:-LOOKS_MAX]
-        for cursor in some:
-            if cursor in self._pinning:
-                self._pin(cursor)
-        if self._turn:
-            ticks = -(-len(self._pinning) // LOOKS_MAX)
-            self._due_ms = now_ms + max(1, MARK_MS // (ticks + 1))
-        else:
-            self._due_ms = max(self._begun_ms + MARK_MS, now_ms + 1)
 
     # --- over restarts ------------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """Take up the cursors that the log has; those that lie outside of their streams move."""
+        """Load the cursors from the tables; cursors that lie outside of their streams are moved."""
         changes: list[Change] = []
         for (number, name), row in list(self._shard.queues.cursors.items()):
             stream = self._catalogue.by_number(number)
@@ -253,7 +122,7 @@ class Cursors:
         self._shard.event("cursor_clamped", "warning", **facts)
 
     def _take_up(self, stream: Stream, row: CursorRow) -> Cursor:
-        """A row is new, or is another object than before."""
+        """Load a row of the tables that is new or has changed into its cursor."""
         place = stream.number, row.name
         cursor = self._cursors.get(place)
         if cursor is None:
@@ -262,27 +131,27 @@ class Cursors:
         elif row.next != cursor.row.next or row.settings != cursor.row.settings:
             cursor.clamped = cursor.broken = False
         cursor.row = row
-        self._watch(cursor)
+        self.pins.watch(cursor)
         return cursor
 
     def trimmed(self, stream: Stream) -> None:
-        """The journal has dropped what lies before a stream's first offset."""
+        """Break pins and report cursors that lie before the first offset that the journal kept."""
         for cursor in self._cursors.of(stream.number):
             before = cursor.row.next
             if before >= stream.first:
                 continue
             if cursor.pinned_at is not None:
-                # The ring had no more space for it.
-                self._break(cursor, "the journal kept no more")
+                # The ring had no more space for the pinned records.
+                self.pins.break_pin(cursor, "the journal kept no more")
             if not cursor.clamped:
                 cursor.clamped = True
                 self._say_clamped(stream, cursor.name, before, stream.first, "retention")
 
     def stream_removed(self, stream: Stream) -> None:
-        """A stream is gone, and its cursors with it."""
+        """Remove the cursors of a stream that was removed."""
         removed = self._cursors.remove_stream(stream.number)
         for cursor in removed.values():
-            self._unwatch(cursor)
+            self.pins.unwatch(cursor)
         changes: list[Change] = [CursorRemoved(stream.number, name) for name in removed]
         for at in range(0, len(changes), REMOVED_AT_ONCE):
             self._put(stream, changes[at : at + REMOVED_AT_ONCE])
@@ -290,11 +159,11 @@ class Cursors:
     # --- answering ----------------------------------------------------------------------------
 
     def _put(self, stream: Stream, changes: list[Change], *effects: Effect) -> None:
-        """Let changes take effect: by way of the log, or at once for a stream in memory."""
+        """Put changes on their way into the log; for a stream in memory they apply at once."""
         self._steps.put(changes, *effects, memory=stream.ring.memory)
 
     def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
-        """The stream of a command. Raises BrokerRefused."""
+        """Return the stream of a command. Raises BrokerRefused."""
         if not self._shard.settings.permit(link.owner, action, name):
             raise BrokerRefused("forbidden", f"you may not {action} stream '{name}'")
         stream = self._catalogue.get(name)
@@ -305,7 +174,7 @@ class Cursors:
     # --- moving -------------------------------------------------------------------------------
 
     def prepare_move(self, link: Link, command: MoveCursor, frame: Any = None) -> Part:
-        """Move a cursor, which this may bring into being. Raises BrokerRefused."""
+        """Return the part that moves a cursor, and may create it. Raises BrokerRefused."""
         name = command.cursor
         stream = self._stream(link, command.stream)
         if command.force and not self._shard.settings.permit(link.owner, "admin", command.stream):
@@ -340,7 +209,7 @@ class Cursors:
         return changing([change], [moving], memory=memory, level=stream.level)
 
     def _stands(self, place: Place) -> int | None:
-        """Where a cursor will stand once all is appended that is on its way."""
+        """Return where a cursor will stand once all moves on their way are appended."""
         coming = self._coming.get(place)
         if coming:
             return coming[-1][0]
@@ -357,7 +226,7 @@ class Cursors:
         self._shard.quotas.check(by, "cursors")
 
     def _go(self, place: Place, going: list[int], by: str) -> None:
-        """A position, in a list of its own, is on its way; a new cursor counts from now on."""
+        """Note that a position is on its way; a new cursor counts for its owner from now on."""
         coming = self._coming.get(place)
         if coming is None:
             coming = self._coming[place] = []
@@ -367,16 +236,16 @@ class Cursors:
         coming.append(going)
 
     def _arrived(self, place: Place, going: list[int]) -> None:
-        """What was on its way has come, or will not."""
+        """Forget a position on its way: the log has it or has refused it."""
         left = [other for other in self._coming.pop(place) if other is not going]
         if left:
             self._coming[place] = left
         elif place in self._creators:
-            # From here on the cursor itself counts, if it came to be.
+            # From here on the cursor itself counts, if it was created.
             self._shard.quotas.add(self._creators.pop(place), "cursors", -1)
 
     def _set(self, stream: Stream, name: str) -> None:
-        """A row of the table has changed."""
+        """Load the row of a cursor that was moved or edited."""
         if not stream.removed:
             self._take_up(stream, self._shard.queues.cursors[stream.number, name])
 
@@ -412,29 +281,32 @@ class Cursors:
             )
             return
         link.queries += 1
-
-        def found(begin: Begin | BrokerRefused) -> None:
-            link.queries -= 1
-            if isinstance(begin, BrokerRefused):
-                self._answers.refuse(link, command, begin.code, begin.reason, begin.retry_ms)
-            elif stream.removed:
-                self._answers.refuse(
-                    link, command, "stream_removed", f"'{stream.name}' was removed"
-                )
-            else:
-                # Another may have created it meanwhile.
-                stands = self._stands(place)
-                next = max(begin.next, stream.first) if stands is None else stands
-                why = "created" if stands is None else "edited"
-                self._edit(link, command, stream, next, why)
-
+        found = self._links.contained(
+            link, "EDIT_CURSOR", partial(self._create, link, command, stream)
+        )
         self._starts.resolve(
-            stream, start, False, ["all"], self._links.contained(link, "EDIT_CURSOR", found),
+            stream, start, False, ["all"], found,
             end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
 
+    def _create(
+        self, link: Link, command: EditCursor, stream: Stream, begin: Begin | BrokerRefused
+    ) -> None:
+        """Create a cursor where its start was found to lie."""
+        link.queries -= 1
+        if isinstance(begin, BrokerRefused):
+            self._answers.refuse(link, command, begin.code, begin.reason, begin.retry_ms)
+        elif stream.removed:
+            self._answers.refuse(link, command, "stream_removed", f"'{stream.name}' was removed")
+        else:
+            # Another command may have created the cursor meanwhile.
+            stands = self._stands((stream.number, command.cursor))
+            next = max(begin.next, stream.first) if stands is None else stands
+            why = "created" if stands is None else "edited"
+            self._edit(link, command, stream, next, why)
+
     def _edited(self, place: Place, command: EditCursor) -> CursorSettings:
-        """A cursor's settings as a command leaves them. Raises BrokerRefused."""
+        """Return the settings of a cursor after an edit. Raises BrokerRefused."""
         cursor = self._cursors.get(place)
         known = self._edits.get(place) or (None if cursor is None else cursor.row.settings)
         return queue_settings(
@@ -446,7 +318,7 @@ class Cursors:
         try:
             settings = self._edited(place, command)
         except BrokerRefused as error:
-            # Together with what another has set meanwhile it is too much.
+            # Together with the settings of another edit meanwhile, they are too large.
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
         change = CursorSet(
@@ -458,7 +330,7 @@ class Cursors:
         self._put(stream, [change], moving, answer)
 
     def remove_cursor(self, link: Link, command: RemoveCursor) -> None:
-        """Forget a cursor and its pin; answered when that is durable."""
+        """Remove a cursor and its pin; answered when that is durable."""
         try:
             stream = self._stream(link, command.stream, "admin")
         except BrokerRefused as error:
@@ -476,12 +348,12 @@ class Cursors:
     def _drop(self, place: Place, _: int) -> None:
         cursor = self._cursors.remove(place)
         if cursor is not None:
-            self._unwatch(cursor)
+            self.pins.unwatch(cursor)
 
     # --- facts for clients ----------------------------------------------------------------------
 
     def cursor_info(self, link: Link, command: CursorInfo) -> None:
-        """Facts about one cursor, or a page of them."""
+        """Answer with the facts about one cursor, or with a page of cursors."""
         name, settings = command.cursor, self._shard.settings
         try:
             stream = self._stream(link, command.stream) if command.stream else None
@@ -507,8 +379,7 @@ class Cursors:
 
     def _facts(self, cursor: Cursor) -> dict[str, Any]:
         stream, row = cursor.stream, cursor.row
-        if cursor.pinned_at is not None:
-            cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
+        self.pins.measure(cursor)
         return {
             "stream": stream.name,
             "cursor": cursor.name,
@@ -523,95 +394,22 @@ class Cursors:
             "settings": msgspec.structs.asdict(row.settings),
         }
 
-    # --- pins ---------------------------------------------------------------------------------
-
-    def _watch(self, cursor: Cursor) -> None:
-        """Its position or its settings may have changed."""
-        if not cursor.row.settings.pin:
-            self._unwatch(cursor)
-            return
-        if cursor not in self._pinning:
-            self._pinning[cursor] = None
-            stream = cursor.stream
-            if stream not in self._marks:
-                self._marks[stream] = Marks(stream)
-            self._marks[stream].cursors[cursor] = None
-            self._due_ms = min(self._due_ms or NEVER, self._shard.now_ms + MARK_MS)
-        self._pin(cursor)
-
-    def _unwatch(self, cursor: Cursor) -> None:
-        if cursor not in self._pinning:
-            return
-        stream = cursor.stream
-        del self._pinning[cursor], self._marks[stream].cursors[cursor]
-        self._unpin(cursor)
-        cursor.held_bytes = 0
-        cursor.warned = cursor.broken = False
-        if not self._marks[stream].cursors:
-            del self._marks[stream]
-
-    def _pin(self, cursor: Cursor) -> None:
-        """Set, move, warn of or break the pin of a cursor."""
-        stream = cursor.stream
-        if cursor.broken:
-            return
-        bound = cursor.row.settings.pin_bytes_max or self._shard.settings.pin_bytes_max
-        held = cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
-        if held > bound:
-            self._break(cursor, f"it held back more than {bound} bytes")
-            return
-        warn = held >= WARN_ABOVE * bound
-        if warn and not cursor.warned:
-            self._shard.counters["pins_near_limit"] += 1
-            self._shard.event(
-                "pin_near_limit", "warning", stream=stream.name, cursor=cursor.name,
-                offset=cursor.next, bytes=held, pin_bytes_max=bound,
-            )  # fmt: skip
-        cursor.warned = warn
-        if cursor.pinned_at != cursor.next:
-            cursor.pinned_at = cursor.next
-            self._marks[stream].pinned(cursor)
-            self.pins.append((stream.ring.name, pin_name(cursor), stream.number, cursor.next))
-            self._spare(stream)
-
-    def _break(self, cursor: Cursor, reason: str) -> None:
-        stream = cursor.stream
-        self._shard.counters["pins_broken"] += 1
-        self._shard.event(
-            "pin_broken", "warning", stream=stream.name, cursor=cursor.name,
-            offset=cursor.row.next, bytes=cursor.held_bytes, reason=reason,
-        )  # fmt: skip
-        cursor.broken = True
-        cursor.held_bytes = 0
-        self._unpin(cursor)
-
-    def _unpin(self, cursor: Cursor) -> None:
-        if cursor.pinned_at is not None:
-            cursor.pinned_at = None
-            stream = cursor.stream
-            self.pins.append((stream.ring.name, pin_name(cursor), stream.number, None))
-            self._spare(stream)
-
-    def _spare(self, stream: Stream) -> None:
-        """What retention must leave of a stream."""
-        stream.pinned = self._marks[stream].least()
-
 
 class _Moving(Effect):
-    """A position on its way to a cursor, which it may bring into being."""
+    """A position on its way to a cursor, which is created if it is new."""
 
     cursors: Cursors
     stream: Stream
     name: str
     going: list[int]
-    """The position, in a list of its own."""
+    """The position, in a list that tells this move from others to the same position."""
     by: str
     settings: CursorSettings | None = None
-    """What it is to have besides."""
+    """Settings that the cursor gets with the position."""
 
     @property
     def place(self) -> Place:
-        """Which cursor it is."""
+        """Stream and name of the cursor."""
         return self.stream.number, self.name
 
     def taken(self, part: Part) -> None:
@@ -629,8 +427,3 @@ class _Moving(Effect):
         cursors._arrived(place, self.going)
         if self.settings is not None and cursors._edits.get(place) is self.settings:
             del cursors._edits[place]
-
-
-def pin_name(cursor: Cursor) -> str:
-    """What the journal calls the pin of a cursor."""
-    return f"cursor-{cursor.stream.number}-{cursor.name}"

@@ -1,12 +1,12 @@
-"""Client links: states, identity, sessions, heartbeat, expiry, receivers, and what is to be sent.
+"""Client links: states, identity, sessions, heartbeat, expiry, receivers and outboxes.
 
-Owns every fact about one connected client, with its outbox and its receivers: the table of what it
-has under numbers, the bound of that table, CREDIT and UNSUBSCRIBE. The rules: what a client may
-send in which state the protocol's table says and nothing else; a newer HELLO of a session ends the
-older link, and one that asks for an identity by name ends the link of another session that had
-asked for it (those that have it from their credential alone may be many); credit is cumulative and
-only rises; what a peer has not shown to have read is bounded by its share (a PONG shows it), and
-what is kept for one that does not read at all by a count. Source: SPEC.md, sections 2 and 8;
+Owns every fact about one connected client, with its outbox and its receivers by number: the bound
+of that table, CREDIT and UNSUBSCRIBE. The rules: the protocol's table alone says which commands a
+client may send in which state; a newer HELLO of a session ends the older link; a HELLO that asks
+for an identity by name ends the link of another session that had asked for it (many sessions may
+have an identity from their credential alone); credit is cumulative and only rises; the bytes that a
+peer has not shown to have read are bounded by its share (a PONG shows it), and the commands that
+are kept for a peer that does not read at all by a count. Source: SPEC.md, sections 2 and 8;
 docs/design.md (The core and its shell; Flow control; Queues and the checkpoint; Safety).
 """
 
@@ -40,25 +40,25 @@ from malamute_py.broker.quotas import UNMETERED
 from malamute_py.broker.ready import Send
 
 FEATURES = int(Feature.MAIL | Feature.SERVICES | Feature.CURSORS | Feature.ATOMIC)
-"""What this broker serves beyond the streams themselves."""
+"""Features that this broker serves beyond streams."""
 LATER_MS = 5
-"""How long what no peer waits for may wait for company."""
+"""Time that a command which no peer waits for may wait for another to leave with."""
 BEAT_SLOTS = 32
-"""In so many parts of a heartbeat the links are looked at together: with 10,000 idle clients, each
-at a time of its own, every PING and every PONG had a turn of the loop to itself."""
+"""Parts of a heartbeat; links whose heartbeat ends in the same part are looked at together. With
+10,000 idle clients, each at a time of its own, every PING and PONG had a turn of the loop alone."""
 FEW_DELIVERIES = 512
-"""After so many deliveries of a few rows a link is asked how far it has read, and twice as many are
-all it is given meanwhile: each costs a client what several KiB do, however few its bytes."""
+"""Deliveries of a few rows after which a link is asked how far it has read; meanwhile it gets
+at most twice as many. Such a delivery costs a client as much as several KiB do."""
 PROBE_TOKENS = 1 << 32
-"""Tokens of PINGs that ask how far the peer has read begin here; those below keep alive."""
+"""First token of the PINGs that ask how far a peer has read; lower tokens keep alive."""
 
 
 ERRED = "the broker met an error of its own; its log has the cause"
 
 
 RECEIVES: dict[State, Moves] = {state: TRANSITIONS[state][Side.CLIENT] for state in State}
-"""What a client may send in each state, as the protocol's table has it. A link is never left
-GREETED here: a HELLO is answered in the step that takes it."""
+"""State -> commands that a client may send in it, as the protocol's table has it. A link is never
+GREETED after a turn: a HELLO is answered in the turn in which it came."""
 
 
 class Link:
@@ -108,12 +108,12 @@ class Link:
         """The credential that the shell authenticated; "" without one."""
         self.identity = credential
         self.owner = credential
-        """By whose name it is allowed and counted: its credential's, else that of its template or
+        """Name whose permissions and quotas it has: its credential, else its template or
         identity."""
         self.template = ""
-        """The template that its identity was made of; empty: its identity was made of none."""
+        """Template that its identity was derived from; empty: from none."""
         self.holder = ""
-        """By what name it sends mail and holds work: its identity, or `~` and a digest of its
+        """Name by which it sends mail and holds work: its identity, or `~` and a digest of its
         session."""
         self.state = State.NEW
         self.session = b""
@@ -126,67 +126,67 @@ class Link:
         self.out: list[Command] = []
         self.frames: list[Any] = []
         self.later: list[Command] = []
-        """Without frames; to be said with the next that is, or when it has waited long enough."""
+        """Commands without frames that leave with the next command, or when LATER_MS are over."""
         self.blocked = False
         self.room = 0
-        """Bytes of records that may still go to this link; none while it is blocked."""
+        """Bytes of records that the link may still be given; none while it is blocked."""
         self.half = 0
-        """Below so much room it is asked how far it has read."""
+        """Room below which the link is asked how far it has read."""
         self.delivered_bytes = 0
         self.cleared_bytes = 0
-        """Bytes of the delivered ones that the peer has shown to have read."""
+        """Delivered bytes that the peer has shown to have read."""
         self.probe = 0
-        """Token of the PING that asks; 0: none is under way."""
+        """Token of the PING that asks how far the peer has read; 0: none is under way."""
         self.probe_bytes = 0
         self.unconfirmed_bytes = 0
         self.publishing: dict[str, Any] = {}
-        """Streams that this link was seen to be allowed to write to."""
+        """Streams that the link was found to be allowed to write to."""
         self.receivers: dict[int, Receiver] = {}
-        """All that the link has under a number, in the order of their opening."""
+        """Number -> receiver, in the order of their opening."""
         self.requesting: dict[str, Any] = {}
-        """Services that this link was seen to be allowed to ask."""
+        """Services that the link was found to be allowed to send requests to."""
         self.named = False
-        """Its identity was asked for in HELLO: no other session has it at the same time."""
+        """Whether HELLO asked for its identity by name: no other session has the identity then."""
         self.happened = ""
-        """How it ended: `bye`, `lost`, `fenced`, ...; empty while it has not."""
+        """End of the link: `bye`, `lost`, `fenced`, ...; empty before."""
         self.reading: list[Content] = []
         """Contents of its next message whose header tables are read in steps."""
         self.queries = 0
-        """Questions to the journal that this link waits for."""
+        """Questions to the journal that the link waits for."""
         self.results = 0
-        """RESULTs in the outbox: these may be large."""
+        """Count of RESULTs in the outbox, which may be large."""
         self.timer = 0
-        """Number of its one timer that counts."""
+        """Number of its valid timer; earlier ones in the heap are void."""
         self.usage = UNMETERED
-        """What its identity holds of what all share; known once it is open."""
+        """Use of the quotas by its owner; known once the link is open."""
 
     @property
     def open(self) -> bool:
-        """Whether it was welcomed and has not ended."""
+        """Whether the link was welcomed and has not ended."""
         return self.state is State.OPEN
 
     def owns(self, mailbox: str) -> bool:
-        """Whether a mailbox is its own: that of its identity, or of its credential."""
+        """Whether a mailbox is the link's own: that of its identity or of its credential."""
         return mailbox == self.identity or mailbox == self.credential != ""
 
 
 class Owner(Protocol):
-    """A part that has the receivers of one kind: it decides what they are given, and ends them."""
+    """A part of the broker that serves the receivers of one kind, and ends them."""
 
     def resume(self, receiver: Any) -> None:
-        """Let a receiver have its turn: it has more credit, or its link more room."""
+        """Give a receiver a turn: it has more credit, or its link has more room."""
 
     def end(self, receiver: Any, code: str) -> None:
-        """Say ENDED with a code, and forget the receiver."""
+        """Send ENDED with a code, and forget the receiver."""
 
     def link_ended(self, link: Link, receivers: list[Any]) -> None:
-        """Forget the receivers of a link that has ended: all that it has of this kind."""
+        """Forget all receivers of this kind of a link that has ended."""
 
 
 class Receiver:
     """A subscription, an inbox, an offer or a membership: anything that a link has under a number.
 
-    A receiver is given something within its credit, which is cumulative: SPEC.md, section 8.
+    A receiver is served within its credit, which is cumulative: SPEC.md, section 8.
     """
 
     __slots__ = (
@@ -210,10 +210,10 @@ class Receiver:
         self.credit_records = credit_records
         self.credit_bytes = credit_bytes
         self.left_records = credit_records
-        """Credit that is not used up; below zero: overdrawn."""
+        """Credit that is left; below zero if it was overdrawn."""
         self.left_bytes = credit_bytes
         self.covered = 0
-        """Offset up to which its client was told what there is; 0: it reads no stream."""
+        """Offset up to which deliveries have accounted for the stream; 0: it reads no stream."""
         self.ended = False
 
     def leave(self) -> None:
@@ -235,14 +235,14 @@ class Links:
         self._timers: list[tuple[int, int, Link]] = []
         self._armed = 0
         self._closes: dict[int, None] = {}
-        """Numbers of links that ended in this turn, which the shell still has to forget."""
+        """Numbers of links that ended in this turn and that the shell must forget."""
         self._probes = PROBE_TOKENS
         self._later: dict[Link, int] = {}
-        """When what is said later leaves at the latest, ascending."""
+        """Link -> time at which its `later` commands leave at the latest, ascending."""
         self.dirty: list[Link] = []
         """Links whose outbox may have become non-empty."""
         self.ended: list[Link] = []
-        """Links that closed since the last step; their receivers are to be forgotten."""
+        """Links that ended since the last turn and whose receivers must be forgotten."""
 
     def __len__(self) -> int:
         return len(self.table)
@@ -251,18 +251,18 @@ class Links:
         return iter(self.table.values())
 
     def get(self, number: int) -> Link | None:
-        """The link of this number, unless it has ended."""
+        """Return the link of a number, unless it has ended."""
         return self.table.get(number)
 
     def session(self, session: bytes) -> Link | None:
-        """The open link of this session."""
+        """Return the open link of a session."""
         return self._sessions.get(session)
 
     def heard(self, number: int, credential: str) -> Link | None:
-        """The link that something arrived on, made on the first sound of it.
+        """Return the link that a message came on, which is made for its first message.
 
-        None: the link ended in this turn, and what still arrives is ignored; or there is no room
-        for it, and the peer was told.
+        None: the link ended in this turn, and the message is ignored; or there are too many
+        links, and the peer was refused.
         """
         shard = self._shard
         link = self.table.get(number)
@@ -283,7 +283,7 @@ class Links:
     # --- opening and ending ---------------------------------------------------------
 
     def hello(self, link: Link, hello: Hello) -> None:
-        """Welcome a link, or refuse it and end it."""
+        """Answer HELLO: welcome a link, or refuse and end it."""
         shard, settings = self._shard, self._shard.settings
         version = negotiate(VERSIONS, hello.versions)
         refusal: tuple[str, str] | None = None
@@ -310,10 +310,10 @@ class Links:
         if refusal is None:
             try:
                 if older is None and (template or hello.identity not in self._identities):
-                    # Else it takes the place of one that is counted.
+                    # Otherwise it replaces a link that is counted already.
                     shard.quotas.check(owner, "links")
                 if template:
-                    wanted = self.replicas.take(
+                    wanted = self.replicas.claim(
                         link.credential, template, hello.session, hello.number, self._identities
                     )
             except BrokerRefused as error:
@@ -325,18 +325,18 @@ class Links:
             return
         if older is not None and older is not link:
             shard.counters["links_fenced"] += 1
-            # Its number goes on with its session.
+            # The number of a replica stays with its session.
             older.template = ""
             self.close(older, "fenced", "replaced", "another link of this session took over")
         link.owner, link.template = owner, template
         if hello.identity:
-            self._take_identity(link, wanted)
+            self._claim_identity(link, wanted)
         asked = hello.heartbeat_ms or settings.heartbeat_ms
         link.heartbeat_ms = max(settings.heartbeat_min_ms, min(asked, settings.heartbeat_max_ms))
         link.expiry_ms = link.heartbeat_ms * settings.expiry_beats
         link.identity = wanted
         link.session = hello.session
-        # Others are told it: the session itself would let them take the link over.
+        # Other clients see the holder: with the session itself they could take the link over.
         link.holder = wanted or f"~{blake2b(hello.session, digest_size=16).hexdigest()}"
         link.software = hello.software[:200]
         link.usage = shard.quotas.of(owner)
@@ -369,7 +369,7 @@ class Links:
         shard.event("link_opened", link=link.number, identity=wanted, software=link.software)
 
     def _may_be_called(self, credential: str, wanted: str, template: str) -> tuple[str, str] | None:
-        """Code and reason why a credential may not have an identity or use a template."""
+        """Return code and reason why a credential may not have an identity or use a template."""
         fault = template_fault(template) if template else name_fault(wanted)
         if fault:
             return "bad_name", f"identity: {fault}"
@@ -382,8 +382,8 @@ class Links:
             return "in_use", f"the identity '{wanted}' is a replica's, of '{family.template}'"
         return None
 
-    def _take_identity(self, link: Link, identity: str) -> None:
-        """An identity asked for by name belongs to the newest session that asks."""
+    def _claim_identity(self, link: Link, identity: str) -> None:
+        """Give an identity to the newest session that asks for it by name; end the older link."""
         older = self._identities.get(identity)
         if older is not None and older is not link:
             self._shard.counters["links_fenced"] += 1
@@ -399,13 +399,13 @@ class Links:
         link.named = True
 
     def close(self, link: Link, happened: str, code: str, reason: str) -> None:
-        """End a link; unless it is lost, the peer gets a BYE with the code first."""
+        """End a link, after a BYE with the code unless the link is lost."""
         if link.state is State.CLOSED:
             return
         shard = self._shard
         if happened != "lost":
             if link.blocked:
-                # What it could not take before it will not take now.
+                # The peer did not accept these commands before, and will not now.
                 link.out, link.frames = [], []
             self.say(link, Bye(code, reason))
         if link.state is State.OPEN:
@@ -433,9 +433,10 @@ class Links:
     def fail(
         self, link: Link, doing: str, error: Exception, command: int = 0, reference: int = 0
     ) -> None:
-        """End a link on whose behalf an error arose that no code foresaw.
+        """End a link after an error of the broker that arose on behalf of it.
 
-        command, reference: what it was about, as REFUSED names it; 0: the link as a whole.
+        command, reference: number of the command and of its reference, as in REFUSED; 0: the
+        error concerns the link as a whole.
         """
         self._shard.erred(
             doing, error, link=link.number, identity=link.identity, command=command,
@@ -448,7 +449,7 @@ class Links:
         self, link: Link, doing: str, call: Callable[..., None], command: int = 0,
         reference: int = 0,
     ) -> Callable[..., None]:  # fmt: skip
-        """A call that is to be made for a link later; what it raises ends that link only."""
+        """Wrap a call on behalf of a link: an error that it raises ends that link only."""
 
         def run(*arguments: Any) -> None:
             try:
@@ -473,7 +474,7 @@ class Links:
         """Raise the credit of a receiver, which never falls."""
         receiver = link.receivers.get(command.subscription)
         if receiver is None:
-            # It may have reached its end while the CREDIT was under way.
+            # The receiver may have ended while the CREDIT was under way.
             self._refuse_unknown(link, command)
             return
         records = command.credit_records - receiver.credit_records
@@ -487,7 +488,7 @@ class Links:
         receiver.owner.resume(receiver)
 
     def unsubscribe(self, link: Link, command: Unsubscribe) -> None:
-        """End a receiver at its client's wish."""
+        """End a receiver as its client asked."""
         receiver = link.receivers.get(command.subscription)
         if receiver is None:
             self._refuse_unknown(link, command)
@@ -502,12 +503,12 @@ class Links:
         )  # fmt: skip
 
     def _resume(self, link: Link) -> None:
-        """A link has room again: its receivers may go on."""
+        """Give the receivers of a link that has room again their turns."""
         for receiver in link.receivers.values():
             receiver.owner.resume(receiver)
 
     def forget_receivers(self, link: Link) -> None:
-        """A link has ended: each owner forgets what is its own, in one go."""
+        """Have each owner forget its receivers of a link that has ended, all at once."""
         by_owner: dict[Owner, list[Receiver]] = {}
         for receiver in link.receivers.values():
             by_owner.setdefault(receiver.owner, []).append(receiver)
@@ -517,7 +518,7 @@ class Links:
     # --- saying -----------------------------------------------------------------------
 
     def say(self, link: Link, command: Command) -> None:
-        """Put a command into the outbox of a link, unless that has ended."""
+        """Add a command to the outbox of a link, unless the link has ended."""
         if link.state is State.CLOSED:
             return
         out = link.out
@@ -528,9 +529,10 @@ class Links:
             self.close(link, "limit", "limit", "the peer does not read its answers")
 
     def say_later(self, link: Link, command: Command) -> None:
-        """Have a command without frames leave with what is said next, or after LATER_MS.
+        """Send a command without frames with the next command, or after LATER_MS.
 
-        For what no peer waits for: a message costs either side some 50 us, and its reader a turn.
+        For commands that no peer waits for: a message costs either side some 50 us, and its
+        reader a turn.
         """
         if link.out or link.blocked:
             self.say(link, command)
@@ -540,7 +542,7 @@ class Links:
                 self._later[link] = self._shard.now_ms + LATER_MS
 
     def _say_due(self) -> None:
-        """What was to be said later and has waited long enough is said."""
+        """Move the `later` commands whose time is over to the outboxes."""
         later, now_ms = self._later, self._shard.now_ms
         while later:
             link = next(iter(later))
@@ -548,10 +550,10 @@ class Links:
                 return
             if not link.out:
                 self.dirty.append(link)
-            self._take_later(link)
+            self._move_later(link)
 
-    def _take_later(self, link: Link) -> None:
-        """Before what else is said: a BYE is the last."""
+    def _move_later(self, link: Link) -> None:
+        """Move the `later` commands of a link to the front of its outbox: a BYE is the last."""
         link.out[:0] = link.later
         link.later = []
         self._later.pop(link, None)
@@ -566,8 +568,11 @@ class Links:
         reason = reason[: self._shard.settings.reason_max]
         self.say(link, Refused(command, reference, code, reason, retry_ms))
 
-    def take(self) -> tuple[list[Send], list[int]]:
-        """What to send now, one message a link where limits allow, and whom to forget then."""
+    def outgoing(self) -> tuple[list[Send], list[int]]:
+        """Return the messages to send now, and the numbers of the links to forget after that.
+
+        A link gets one message where the limits allow it.
+        """
         sends: list[Send] = []
         if self._later:
             self._say_due()
@@ -576,15 +581,15 @@ class Links:
         now_ms = self._shard.now_ms
         limits = self._shard.settings.limits
         if len(self.dirty) > 1:
-            # What a peer waits for goes before what only confirms: each message costs the
-            # transport some 50 us, and the others wait for it.
+            # Messages with frames go before those that only confirm: each message costs the
+            # transport some 50 us, for which the others wait.
             self.dirty.sort(key=_carries_nothing)
         for link in self.dirty:
             out = link.out
             if not out or (link.blocked and link.state is not State.CLOSED):
                 continue
             if link.later:
-                self._take_later(link)
+                self._move_later(link)
             frames = link.frames
             link.out, link.frames = [], []
             link.results = 0
@@ -602,7 +607,7 @@ class Links:
         closes, self._closes = self._closes, {}
         return sends, list(closes)
 
-    # --- what the transport and the peer have taken -------------------------------------
+    # --- room of a link: what transport and peer accept ---------------------------------
 
     def _share(self) -> int:
         settings = self._shard.settings
@@ -610,7 +615,7 @@ class Links:
         return max(settings.share_min_bytes, min(share, settings.share_max_bytes))
 
     def spent(self, link: Link) -> None:
-        """Records were given to a link: ask it how far it has read before its room is used up."""
+        """Ask a link how far it has read, if less than half of its room is left."""
         if not link.probe and link.room < link.half:
             self._probes += 1
             link.probe = self._probes
@@ -618,14 +623,14 @@ class Links:
             self.say(link, Ping(link.probe))
 
     def pong(self, link: Link, pong: Pong) -> None:
-        """The peer answered a PING: what it was sent before that it has read."""
+        """Note that a peer has read everything that was sent before a PING which it answers."""
         if link.probe and pong.token == link.probe:
             link.probe = 0
             link.cleared_bytes = link.probe_bytes
             self._make_room(link)
 
     def _make_room(self, link: Link) -> None:
-        """Work out anew what may be given to a link; its receivers go on if that is something."""
+        """Compute the room of a link anew; its receivers have their turns if there is any."""
         if link.blocked or link.state is not State.OPEN:
             link.room = 0
             return
@@ -637,13 +642,13 @@ class Links:
             self._resume(link)
 
     def block(self, link: Link) -> None:
-        """The transport cannot take more for this peer."""
+        """Give a link nothing more: the transport accepts nothing for its peer."""
         link.blocked = True
         link.room = 0
         self._shard.counters["links_blocked"] += 1
 
     def unblock(self, link: Link) -> None:
-        """The transport takes again what is for this peer."""
+        """Serve a link again: the transport accepts messages for its peer."""
         link.blocked = False
         if link.out:
             self.dirty.append(link)
@@ -657,9 +662,10 @@ class Links:
         heappush(self._timers, (self._shard.now_ms + after_ms, self._armed, link))
 
     def _arm_beat(self, link: Link) -> None:
-        """Have the link looked at in a heartbeat, together with those that are due about then.
+        """Set the timer of a link to a heartbeat from now, together with links that are due then.
 
-        A little early, never late; and not just before its silence is long enough.
+        The timer is a little early, never late. It is moved to the expiry of the link where that
+        would come shortly after.
         """
         now_ms = self._shard.now_ms
         slot_ms = link.heartbeat_ms // BEAT_SLOTS or 1
@@ -672,7 +678,7 @@ class Links:
 
     @property
     def wake_at_ms(self) -> int | None:
-        """When the next timer is due."""
+        """Time at which the next timer is due; None: there is none."""
         wake = self._timers[0][0] if self._timers else None
         if self._later:
             later = next(iter(self._later.values()))
@@ -680,7 +686,7 @@ class Links:
         return wake
 
     def beat(self) -> list[Link]:
-        """Expire the silent, PING the idle; return the open links whose heartbeat is due."""
+        """End the links that were silent too long; return those whose heartbeat is due."""
         due: list[Link] = []
         now_ms = self._shard.now_ms
         timers = self._timers
@@ -701,15 +707,15 @@ class Links:
         return due
 
     def keep_alive(self, link: Link) -> None:
-        """After what else a heartbeat brings: PING a link to which nothing was said."""
-        # As early as its timer may have been.
+        """Send PING to a link that sent or was sent nothing for a heartbeat; called last."""
+        # The timer of the link may have been early by this much.
         beat = link.heartbeat_ms - link.heartbeat_ms // BEAT_SLOTS
         now_ms = self._shard.now_ms
         if not link.out and (now_ms - link.said_ms >= beat or now_ms - link.heard_ms >= beat):
             self.say(link, Ping(0))
 
     def answer_ping(self, link: Link, ping: Ping) -> None:
-        """PONG with the same token."""
+        """Send PONG with the token of a PING."""
         self.say(link, Pong(ping.token))
 
 
@@ -731,8 +737,8 @@ def split(
 
 
 def cost_of_few(link: Link) -> int:
-    """What a delivery of a few rows takes of a link's room beside its bytes."""
-    # All receivers of a link are to have one each within half of its room.
+    """Return the room of a link that a delivery of a few rows takes beside its bytes."""
+    # Half of the room is enough for one such delivery to each receiver of the link.
     return link.half // max(FEW_DELIVERIES, 2 * len(link.receivers))
 
 

@@ -1,24 +1,22 @@
 """Numbers of replicas: which session has which identity of a template.
 
 Owns the identities that were derived from templates, and the sessions for which they are kept. The
-rules: a session that asks anew gets the least free number; a number stays its session's for a grace
-time after the link, unless the client ended that in order; a name that belongs to another
+rules: a new session gets the least free number; a session keeps its number for a grace time after
+its link has ended, unless the client ended the link in order; a name that belongs to another
 credential, or that a client asked for as it is, is never derived. Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from malamute_protocol.address import replica_name
 from malamute_protocol.errors import BrokerRefused
-
-if TYPE_CHECKING:
-    from malamute_py.broker.context import Shard
+from malamute_py.broker.context import Shard
 
 ENDED: Final = frozenset({"bye", "kicked"})
-"""Ends of a link that free its number at once: its session does not come back."""
+"""Ends of a link after which its session does not come back: its number is free at once."""
 
 
 class Family:
@@ -41,20 +39,20 @@ class Replicas:
         self._shard = shard
         self._families: dict[tuple[str, str], Family] = {}
         self.names: dict[str, Family] = {}
-        """Derived identity -> whose it is."""
+        """Derived identity -> its family."""
         self._absent: dict[tuple[Family, bytes], int] = {}
-        """Sessions without a link, and until when their numbers are kept: ascending."""
+        """(family, session without a link) -> time until which its number is kept, ascending."""
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def take(
+    def claim(
         self, credential: str, template: str, session: bytes, wanted: int, taken: Container[str]
     ) -> str:
-        """The identity of a session: the one that it has, the one that it had, or the next.
+        """Return the identity of a session: the one that it has or had, or the next free one.
 
         wanted: the number that the session had, as its client says; -1: none. taken: identities
-        that clients have as they are. Raises BrokerRefused `limit`: every number is taken.
+        that clients asked for by name. Raises BrokerRefused `limit`: every number is taken.
         """
         self._forget_absent()
         key = credential, template
@@ -92,7 +90,7 @@ class Replicas:
         return self._shard.settings.carrier(name) == family.credential
 
     def left(self, credential: str, template: str, session: bytes, happened: str) -> None:
-        """The link of a session has ended: its number is kept for a while, or free at once."""
+        """Keep the number of a session whose link has ended for a while, or free it at once."""
         family = self._families[credential, template]
         if happened in ENDED:
             self._free_number(family, session)
@@ -121,7 +119,7 @@ class Replicas:
             del self._families[family.credential, family.template]
 
     def reserved(self, name: str) -> Family | None:
-        """The replicas of which one has this identity, or may come back to it."""
+        """Return the family of which a replica has an identity, or may come back to it."""
         if name not in self.names:
             return None
         self._forget_absent()

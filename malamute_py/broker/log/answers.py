@@ -1,8 +1,9 @@
 """Answers: RESULT, REFUSED, and RESULT once a change is durable.
 
-Owns how the answer to a command is made. The rules: a refusal names the command, and the number by
-which its sender knows it; a refusal `wait` always says when to try again; a change is answered when
-ring main is visible up to its end, and at once if no ring has it. Source: SPEC.md, section 4.
+Owns how the answer to a command is made. The rules: a refusal names the command and the number that
+its sender gave it; a refusal `wait` always says when to try again; a change is answered when ring
+main is visible up to the end of the change, and at once if the change is in memory only. Source:
+SPEC.md, section 4.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Answers:
     def __init__(
         self, shard: Shard, links: Links, when_visible: Callable[[int, Settlement], None]
     ) -> None:
-        """when_visible: of ring main; see Publishing."""
+        """when_visible: Publishing.when_visible of ring main."""
         self._shard = shard
         self._links = links
         self._when_visible = when_visible
@@ -45,7 +46,7 @@ class Answers:
         self._links.refuse(link, number, reference_of(command), code, reason, retry_ms)
 
     def settle(self, end_lsn: int, call: Settlement) -> None:
-        """Call with None once a change is durable, or with why it never will be.
+        """Call with None once a change is durable, or with the reason why it never will be.
 
         end_lsn: where ring main has the change; 0: it is in memory only.
         """
@@ -56,7 +57,7 @@ class Answers:
 
 
 class Answer(Effect):
-    """The answer to a command: RESULT once its change is durable, or why there is none."""
+    """The answer to a command: RESULT once its change is durable, or REFUSED."""
 
     answers: Answers
     link: Link
@@ -64,7 +65,7 @@ class Answer(Effect):
     value: Callable[[], dict[str, Any]] = dict
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Answer once this is durable."""
+        """Answer once the change is durable."""
         self.after(end_lsn)
 
     def after(self, end_lsn: int) -> None:
@@ -82,12 +83,12 @@ class Answer(Effect):
         self.answers.refuse(self.link, self.command, code, reason, retry_ms)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Answer with why the log took nothing."""
+        """Answer with the reason why the log refused the change."""
         self.refuse(code, reason, retry_ms)
 
 
 def reference_of(command: Command) -> int:
-    """The number by which its sender knows a command: tracker, subscription or request."""
+    """Return the number that its sender gave a command: tracker, subscription or request."""
     for name in ("tracker", "subscription", "request"):
         number = getattr(command, name, None)
         if isinstance(number, int):

@@ -1,10 +1,10 @@
 """Bodies of mail, requests and replies: the newest in memory, the others read back by number.
 
-Owns the bounded window of recent batches of the mail stream, the batches that live in memory only,
-and the reads that are under way. The rules: what is durable is kept within `mail_hot_bytes` and
-read again when it is wanted later; one read serves all who want the same batch; what is under way
-is bounded by count and bytes, and who wants more waits in order. Source: docs/design.md (Flow
-control; Queues and the checkpoint).
+Owns the bounded window of recent batches of the mail stream, the batches that are in memory only,
+and the reads that are under way. The rules: the window keeps up to `mail_hot_bytes` of logged
+batches, and a batch that has left it is read again when it is wanted; one read serves all callers
+that want the same batch; reads under way are bounded by count and bytes, and further ones wait in
+order. Source: docs/design.md (Flow control; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-import numpy as np
-
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.context import Shard
-from malamute_py.broker.ready import BodiesFound, BodiesRead
+from malamute_py.broker.ready import MAIL_STREAM, BodiesFound, BodiesRead
+from malamute_py.broker.structures.bitmaps import rows_of_bits
 
 READ_NUMBERS: Final = 256
 """Batches that one read asks for at most."""
 AGAIN_SHARE: Final = 8
-"""What was read back is kept within this part of the window, for who wants more of it soon."""
+"""Divisor of the window: an eighth of its bytes is for batches that were read back."""
 OVERHEAD: Final = 500
-"""About what a batch in memory takes beside its bytes."""
+"""Bytes, about, that a batch in memory takes beside its own."""
 
 
 class Body:
@@ -39,28 +38,28 @@ class Body:
         self, shard: Shard | None, stamp: Any, frame: Any, content: Content | None,
         whole: Any = None,
     ) -> None:  # fmt: skip
-        """shard: to be told of errors. whole: stamp and content as one buffer, if they are."""
+        """shard: reports errors. whole: stamp and content as one buffer, if they are one."""
         self._shard = shard
-        """None: rows cannot be taken out of it."""
+        """None: rows cannot be extracted from the batch."""
         self.stamp = stamp
         self.frame = frame
         self._content = content
         self.frames: tuple[Any, ...] = (stamp, frame) if whole is None else (whole,)
-        """As they are delivered."""
+        """The frames of a delivery of the whole batch."""
         self.size = STAMP_BYTES + len(frame if content is None else content.view)
 
     @property
     def content(self) -> Content:
-        """Its columns."""
+        """The content, parsed when it is first asked for."""
         content = self._content
         if content is None:
             content = self._content = Content(self.frame)
         return content
 
     def rows(self, mask: int, bytes_min: int, share: float) -> tuple[tuple[Any, ...], bool, int]:
-        """How some rows go out: (frames, whether a row bitmap goes with them, bytes).
+        """Return a delivery of some rows: (frames, whether a row bitmap goes with them, bytes).
 
-        Few rows of a large batch are extracted, like a stream's.
+        Few rows of a large batch are extracted, as from a batch of a stream.
         """
         if self.size >= bytes_min and mask.bit_count() < share * self.content.head.count:
             frames = self.extracted(mask)
@@ -69,16 +68,16 @@ class Body:
         return self.frames, True, self.size
 
     def extracted(self, mask: int) -> tuple[Any, ...] | None:
-        """Stamp and content of these rows alone; None: they cannot be taken out of the batch.
+        """Return stamp and content of some rows alone; None: they cannot be extracted.
 
-        As a whole, with a bitmap of its rows, it can be delivered whatever is in it.
+        The whole batch with a bitmap of the rows can be delivered whatever is in it.
         """
         content, shard = self.content, self._shard
         if shard is None or not extractable(content):
             return None
         stamp = Stamp.unpack(self.stamp, verify=False)
         try:
-            return extract(stamp, content, rows_array(mask, content.head.count))
+            return extract(stamp, content, rows_of_bits(mask, content.head.count))
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._shard = None
             base = stamp.base_offset
@@ -86,43 +85,37 @@ class Body:
             return None
 
 
-def rows_array(mask: int, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Rows as a boolean array from rows as an integer."""
-    packed = np.frombuffer(mask.to_bytes((count + 7) // 8, "little"), np.uint8)
-    return np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)
-
-
-Then: TypeAlias = Callable[[Body | None], None]
-"""Called with the batch, or with None when it cannot be had."""
+OnBody: TypeAlias = Callable[[Body | None], None]
+"""Called with a batch, or with None when it cannot be read."""
 
 
 class Bodies:
-    """The batches of the mail stream, as far as they are in memory or wanted there."""
+    """The batches of the mail stream that are in memory, or wanted there."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._hot: OrderedDict[int, Body] = OrderedDict()
         self.hot_bytes = 0
         self._kept: dict[int, Body] = {}
-        """Bodies of what is in memory only."""
+        """Batches that are in memory only."""
         self.kept_bytes = 0
         self._again: OrderedDict[int, Body] = OrderedDict()
-        """Newest bodies that were read back: a reader with little credit takes a batch in parts."""
+        """Newest batches that were read back: a reader with little credit gets one in parts."""
         self.again_bytes = 0
         self._gone: set[int] = set()
-        """Dropped while they were being read."""
-        self._wanted: dict[int, list[Then]] = {}
-        """Number -> who waits for it, whether its read is under way or not."""
+        """Batches that were dropped while they were being read."""
+        self._wanted: dict[int, list[OnBody]] = {}
+        """Number -> calls that wait for the batch, whether its read is under way or not."""
         self._queue: deque[tuple[int, int]] = deque()
-        """(number, bytes) of what no read was begun for."""
+        """(number, bytes) of batches that are wanted and that no read was begun for."""
         self._reads: dict[int, tuple[tuple[int, ...], int]] = {}
         self._reading_bytes = 0
         self.failed = ""
-        """Why the last read failed, while its waiters are told; empty: it is nowhere."""
+        """Reason why a read failed, during the calls that wait for it; empty: a batch is lost."""
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is in memory, and how much is being read."""
+        """Counts for the metrics."""
         return {
             "mail_hot_bytes": self.hot_bytes + self.again_bytes,
             "mail_memory_bytes": self.kept_bytes,
@@ -132,7 +125,7 @@ class Bodies:
     # --- in memory ------------------------------------------------------------------------
 
     def keep(self, base: int, stamp: bytes, frame: Any, content: Content) -> Body:
-        """Take a batch that was appended into the window; the oldest leave for it."""
+        """Add a batch that was appended to the window; the oldest batches leave for it."""
         body = Body(self._shard, stamp, frame, content)
         self._hot[base] = body
         self.hot_bytes += body.size + OVERHEAD
@@ -146,18 +139,27 @@ class Bodies:
             _, oldest = hot.popitem(last=False)
             self.hot_bytes -= oldest.size + OVERHEAD
 
-    def hold(self, base: int, stamp: bytes, frame: Any, content: Content) -> Body:
-        """Keep a batch that is in memory only, until it is dropped."""
+    def hold(self, base: int, stamp: bytes | None, frame: Any, content: Content) -> Body:
+        """Keep a batch that is in memory only, until it is dropped.
+
+        stamp: None for a batch that is new; the broker's stamp is made here.
+        """
+        if stamp is None:
+            shard, head = self._shard, content.head
+            stamp = Stamp(
+                1, 0, 0, 0, shard.epoch, base, shard.now_ms, MAIL_STREAM, 0,
+                STAMP_BYTES + head.content_bytes, head.count, 0, head.content_crc,
+            ).pack()  # fmt: skip
         body = self._kept[base] = Body(self._shard, stamp, frame, content)
         self.kept_bytes += body.size
         return body
 
     def get(self, base: int) -> Body | None:
-        """The batch, when it is in memory."""
+        """Return a batch if it is in memory."""
         return self._hot.get(base) or self._kept.get(base) or self._again.get(base)
 
     def drop(self, base: int) -> None:
-        """Nothing of a batch is wanted any more."""
+        """Forget a batch of which nothing is wanted any more."""
         if base in self._wanted:
             self._gone.add(base)
         body = self._hot.pop(base, None)
@@ -174,24 +176,24 @@ class Bodies:
 
     # --- reading back ---------------------------------------------------------------------
 
-    def want(self, base: int, size: int, then: Then) -> None:
-        """Call with the batch: now when it is in memory, else when it was read.
+    def want(self, base: int, size: int, call: OnBody) -> None:
+        """Call with a batch: now if it is in memory, else when it was read.
 
-        size: its bytes, as the tables have them.
+        size: bytes of the batch, as the tables have them.
         """
         body = self.get(base)
         if body is not None:
-            then(body)
+            call(body)
             return
         waiting = self._wanted.get(base)
         if waiting is not None:
-            waiting.append(then)
+            waiting.append(call)
             return
-        self._wanted[base] = [then]
+        self._wanted[base] = [call]
         self._queue.append((base, size))
 
-    def take(self) -> list[BodiesRead]:
-        """The reads to be begun now."""
+    def begin_reads(self) -> list[BodiesRead]:
+        """Begin reads, and return them for the shell."""
         queue = self._queue
         if not queue:
             return []
@@ -203,7 +205,7 @@ class Bodies:
                 break
             numbers: list[int] = []
             size = 0
-            # One read takes its share, so that what comes first is answered first.
+            # A read asks for its share only, so that the first callers are answered first.
             share = max(1, settings.mail_read_bytes // settings.mail_reads_max)
             while queue and len(numbers) < READ_NUMBERS and (not numbers or size < share):
                 number, some = queue.popleft()
@@ -218,7 +220,7 @@ class Bodies:
         return begun
 
     def found(self, answer: BodiesFound) -> None:
-        """A read is answered: tell all who wait for what it asked for."""
+        """Call all that wait for the batches of a read that is answered."""
         numbers, size = self._reads.pop(answer.token, ((), 0))
         self._reading_bytes -= size
         self.failed = answer.failed
@@ -231,8 +233,8 @@ class Bodies:
                 self._gone.discard(number)
             elif body is not None:
                 self._keep_again(number, body)
-            for then in waiting:
-                then(body)
+            for call in waiting:
+                call(body)
         self.failed = ""
 
     def _keep_again(self, number: int, body: Body) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import deque
 
 PIECES_MAX = 128
-"""Pieces of a ledger; beyond it neighbours are joined, so that it stays small and coarse."""
+"""Pieces that a ledger has at most; beyond that neighbours are joined."""
 
 
 class Ledger:
-    """How many bytes lie in which range of offsets, and when the newest of them came.
+    """Pieces of a stream: the end of each, its bytes, and when its newest record came.
 
-    What was recovered is one piece: it goes when all of it may.
+    The records that were recovered are one piece, which is dropped when all of it may be.
     """
 
     __slots__ = ("_piece_bytes", "_pieces", "asked_ms", "bytes", "split_asked")
@@ -26,19 +26,19 @@ class Ledger:
         self._piece_bytes = 1 << 16
         self.bytes = size
         self.split_asked = False
-        """Whether the index was asked how the bytes lie that were recovered."""
+        """Whether the index was asked to split the recovered piece."""
         self.asked_ms = 0
-        """When the index was last asked for the age of what was recovered."""
+        """When the index was last asked for the age of the recovered records."""
         if next > first:
             self._pieces.append([next, size, 0])
 
     def bound(self, bytes_max: int) -> None:
-        """Keep pieces small against what is to stay."""
+        """Keep pieces small against the bytes that retention leaves."""
         if bytes_max:
             self._piece_bytes = max(1 << 12, min(self._piece_bytes, bytes_max // 32))
 
     def add(self, next: int, size: int, time_ms: int) -> None:
-        """A batch was appended; time 0 would mean that it was recovered."""
+        """Count a batch that was appended. time_ms: not 0, which stands for a recovered piece."""
         time_ms = time_ms or 1
         self.bytes += size
         pieces = self._pieces
@@ -66,7 +66,7 @@ class Ledger:
         self._pieces = joined
 
     def split(self, splits: list[tuple[int, int]]) -> None:
-        """Replace what was recovered by finer pieces: (next, bytes), ascending."""
+        """Replace the recovered piece by finer ones: (next, bytes), ascending."""
         if not self._pieces or self._pieces[0][2]:
             return
         old = self._pieces.popleft()
@@ -78,7 +78,7 @@ class Ledger:
         self.bytes += size - old[1]
 
     def trimmed(self, first: int) -> None:
-        """Everything before `first` is gone."""
+        """Uncount the pieces before `first`, which were trimmed."""
         pieces = self._pieces
         while pieces and pieces[0][0] <= first:
             self.bytes -= pieces.popleft()[1]
@@ -87,11 +87,11 @@ class Ledger:
 
     @property
     def coarse(self) -> bool:
-        """Whether it begins with one piece that was recovered whole."""
+        """Whether the first piece is the one that was recovered whole."""
         return bool(self._pieces) and not self._pieces[0][2]
 
     def first_within(self, bytes_max: int) -> int | None:
-        """The least offset from which the rest is not above bytes_max; None: all of it is within.
+        """Return the least offset from which the rest is within bytes_max; None: all of it is.
 
         The newest piece stays whatever its size.
         """
@@ -108,7 +108,7 @@ class Ledger:
         return found
 
     def first_since(self, time_ms: int) -> int | None:
-        """The least offset whose piece has records of at least this time; None: no piece is older.
+        """Return the least offset whose piece has records of this time on; None: no piece is older.
 
         A recovered piece has no time: it counts as young.
         """

@@ -1,13 +1,13 @@
 """Steps: what happens together, from commands to one bundle of ring main.
 
-Owns every change that was taken and has not been appended, and the contents that go with it: mail,
-requests and replies, a lone change of a setting, an atomic step. The rules: what one step holds
-lies in one bundle, so all of it happens or nothing; the steps of one turn share bundles and change
+Owns every change that was accepted and has not been appended, and the contents that go with it:
+mail, requests and replies, a lone change of a setting, an atomic step. The rules: a step lies in
+one bundle, so that all of it happens or nothing; the steps of one turn share bundles and change
 batches; numbers are given when a bundle is handed over; a change takes effect when it is appended,
-through `apply` and nothing else; what else a part does is its effects, in their order, and a
-refusal undoes what they reserved; an effect is given its part and never holds it; a key is accepted
-once, whether it names a step or a part of one. Source: docs/design.md (The core and its shell;
-Promises; Queues and the checkpoint).
+through `apply` and nothing else; the effects of a part do the rest, in their order, and undo their
+reservations when the part is refused; an effect is given its part and never holds it; a key is
+accepted once, whether it names a step or a part of one. Source: docs/design.md (The core and its
+shell; Promises; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from malamute_protocol.stamp import CHANGE, STAMP_BYTES
 from malamute_py.broker.context import Inconsistent, Shard
 from malamute_py.broker.links.links import Link
 from malamute_py.broker.log.confirms import NONE, STORED, SYNCED, Confirms
-from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, Settled, Waiter
+from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, Unsettled, Waiter
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
@@ -39,27 +39,27 @@ from malamute_py.changelog.records import Change, encode_change
 from malamute_py.changelog.tables import Key, KeyRow, Keys, Queues, Tables, apply
 
 BUNDLE_BYTES: Final = 1 << 20
-"""A bundle takes no further step once it is so large."""
+"""Bytes of a bundle from which on no further step is added."""
 BUNDLE_STEPS: Final = 4_096
-"""Nor once it has so many."""
+"""Steps that a bundle has at most."""
 BUNDLE_CHANGES: Final = 32_768
-"""Nor so many changes: a change batch has at most 65,536 records."""
+"""Changes from which on no step is added: a change batch has at most 65,536 records."""
 STEP_CHANGES: Final = 65_536
-"""A step of more changes is refused."""
+"""Changes that a step has at most."""
 STEP_CHANGE_BYTES: Final = 8 << 20
-"""One whose changes take more is refused too: that is what a record may have."""
+"""Bytes that the changes of a step have at most: the bound of a record."""
 CHANGE_BYTES: Final = 256
-"""About what a change takes: its own bytes are known when it is encoded, at the handing over."""
+"""Bytes, about, of a change: the exact count is known when it is encoded and handed over."""
 CRC_AT: Final = 8
-"""Where a content states its checksum."""
+"""Position of the checksum in a content."""
 MEMORY_KEYS_MAX: Final = 65_536
-"""Keys of batches in memory that are remembered: the fewest that SPEC.md, section 4.8, allows."""
+"""Keys of batches in memory that are kept: the fewest that SPEC.md, section 4.8, allows."""
 
 
 class Effect(msgspec.Struct, eq=False):
     """Work that a part of a step does at run time beside its changes, at four moments.
 
-    An effect is given its part and never holds it: both go without Python's collector.
+    An effect is given its part and never holds it: both are freed without Python's collector.
     """
 
     def taken(self, part: Part) -> None:
@@ -69,14 +69,14 @@ class Effect(msgspec.Struct, eq=False):
         """Take note of the part's base; its changes are not encoded yet."""
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Take effect: the changes are applied. end_lsn: where the bundle ends; 0 in memory."""
+        """Take effect after the changes were applied. end_lsn: end of the bundle; 0 in memory."""
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Undo what `taken` reserved."""
 
 
 class Applying(Effect):
-    """Lets changes of what is in memory only take effect."""
+    """Applies changes of tables that are in memory only."""
 
     queues: Queues
     changes: list[Change]
@@ -88,24 +88,24 @@ class Applying(Effect):
 
 
 class Then(Effect):
-    """Calls for a change: one when it is there, with the LSN, or another when it is refused."""
+    """Calls for a change: one with the LSN when it is appended, another when it is refused."""
 
     done: Callable[[int], None] | None = None
     failed: Callable[[str, str, int], None] | None = None
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Call, if there is something to do."""
+        """Call `done`, if it is set."""
         if self.done is not None:
             self.done(end_lsn)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Call with why, if there is something to do."""
+        """Call `failed` with the reason, if it is set."""
         if self.failed is not None:
             self.failed(code, reason, retry_ms)
 
 
 class Counting(Effect):
-    """Counts what has happened."""
+    """Counts a change when it is appended."""
 
     counters: dict[str, int]
     count: int
@@ -118,47 +118,47 @@ class Counting(Effect):
 
 
 class Part(msgspec.Struct, eq=False):
-    """The contribution of one command to a step; a `prepare` makes it, and has checked it all."""
+    """The contribution of one command to a step. A `prepare` method checks all and makes it."""
 
     changes: list[Change] = []
     content: Content | None = None
     """Content of the mail stream, checked; or of `stream`."""
     frame: Any = None
     stream: Stream | None = None
-    """A PUBLISH: what it writes to."""
+    """Stream that a PUBLISH writes to; None: the content is mail."""
     effects: list[Effect] = []
-    """In the order in which they are given each moment."""
+    """Effects, in the order in which each moment is passed to them."""
     level: int = SYNCED
-    """What level 0 stands for."""
+    """Level that a command without a level asks for."""
     memory: bool = False
-    """Nothing of it is logged: it takes effect at once."""
+    """Whether nothing of the part is logged, so that it takes effect at once."""
     base: int = -1
     """Number (or offset) of the content's first record, once it is known."""
     stamp: bytes = b""
     """Stamp of the content, once it is appended; empty in memory."""
     time_ms: int = 0
-    """Append time that was asked for; see `stamp` for what it became."""
+    """Append time that was asked for; the stamp has the time that was given."""
     also: list[Part] = []
-    """Further parts that happen with it."""
+    """Further parts that happen with this one."""
     notice: bool = False
-    """Its content is the broker's own: the sender's confirm does not name it."""
+    """Whether the content is the broker's own, so that no confirm names it."""
     key: Key | None = None
-    """Key of a batch within a step, which has another or none."""
+    """Key of a batch within a step, which has another key or none."""
 
     @property
     def size(self) -> int:
-        """About the bytes that it takes in the log."""
+        """Bytes, about, of the part in the log."""
         changes = CHANGE_BYTES * len(self.changes)
         return changes if self.content is None else changes + content_size(self.content)
 
     def reserve(self) -> None:
-        """Reserve what it needs, and what happens with it."""
+        """Reserve what the part needs, and the parts that happen with it."""
         for part in (self, *self.also):
             for effect in part.effects:
                 effect.taken(part)
 
     def undo(self, code: str, reason: str, retry_ms: int) -> None:
-        """Give back what it and what happens with it had reserved."""
+        """Give back what the part, and the parts that happen with it, had reserved."""
         for part in (self, *self.also):
             for effect in part.effects:
                 effect.refused(part, code, reason, retry_ms)
@@ -171,14 +171,14 @@ def changing(
     memory: Queues | None,
     level: int = SYNCED,
 ) -> Part:
-    """Return a part that changes tables. memory: those of what is in memory only, at once."""
+    """Return a part that changes tables. memory: tables in memory, which it changes at once."""
     if memory is None:
         return Part(changes, effects=[*effects], level=level)
     return Part(effects=[Applying(memory, changes), *effects], level=level, memory=True)
 
 
 def content_size(content: Content) -> int:
-    """Bytes of a batch with this content."""
+    """Return the bytes of a batch with a content."""
     return STAMP_BYTES + content.head.content_bytes
 
 
@@ -189,15 +189,15 @@ class Step(msgspec.Struct, eq=False):
     size: int
     waiter: Waiter | None = None
     keys: dict[Key, Part | None] | None = None
-    """Its own key, and those of batches within it with their parts."""
+    """Key of the step -> None, and key of a batch within it -> its part."""
     followers: list[tuple[Waiter, Part | None]] | None = None
-    """Waiters of the same step, or a batch of it, sent again while it was on its way."""
+    """Waiters of the same step, or of a batch of it, that came again meanwhile."""
     first: Part | None = None
-    """The first of its sender's own contents: a confirm names where that went."""
+    """Part with the first content of the sender; a confirm names its number."""
 
 
 class Steps:
-    """The way of changes into the journal."""
+    """The way of steps into the journal."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class Steps:
         publish: Callable[[Part, int], None],
         unpublish: Callable[[Part], None],
     ) -> None:
-        """publish: a PUBLISH part was appended, up to this LSN. unpublish: it was refused."""
+        """publish: called for a PUBLISH part that was appended. unpublish: for a refused one."""
         self._shard = shard
         self._confirms = confirms
         self._main = main
@@ -228,18 +228,19 @@ class Steps:
         self._under_way: dict[Key, Step] = {}
         self._memory_keys = Keys()
         self.unsettled_bytes = 0
-        """Queued or handed to the journal; what is appended and not visible the ring knows."""
+        """Bytes of steps that are queued, handed to the journal, or appended and not visible."""
         self.pressed = False
-        """Ring main is nearly full of what no checkpoint holds yet."""
+        """Whether ring main is nearly full of changes that no checkpoint holds yet."""
 
     # --- taking -------------------------------------------------------------------------
 
     def check(self, link: Link, size: int, *, adds: bool, awaited: bool) -> None:
-        """Whether a step may be taken now. adds: it brings mail, requests or records.
+        """Raise BrokerRefused unless a step may be taken now.
 
-        size: of its contents, with what the window counts for each; 0 when it owns none.
-        awaited: they will be confirmed, so the window counts them.
-        Raises BrokerRefused: `window`, `wait`, or why ring main takes nothing more.
+        adds: whether the step brings mail, requests or records. size: bytes of its contents, with
+        what the window counts for each; 0: it has none. awaited: whether it will be confirmed, so
+        that the window counts it.
+        Codes: `window`, `wait`, or the reason why ring main refuses every append.
         """
         settings = self._shard.settings
         self.check_ring()
@@ -257,13 +258,13 @@ class Steps:
             raise BrokerRefused("wait", "too much waits for the disk", settings.retry_ms)
 
     def check_ring(self) -> None:
-        """Raise BrokerRefused when ring main takes nothing more."""
+        """Raise BrokerRefused when ring main refuses every append."""
         failed = self._main.failed
         if failed is not None:
             raise BrokerRefused(*failed)
 
     def known(self, key: Key, waiter: Waiter | None) -> bool:
-        """Whether this key was taken before; if so what confirms it is on its way too."""
+        """Whether a key was accepted before; the waiter is confirmed then, now or with the step."""
         step = self._under_way.get(key)
         if step is not None:
             if waiter is not None:
@@ -288,16 +289,16 @@ class Steps:
             if memory is not None:
                 self._confirms.confirm(waiter, NONE)
             else:
-                # Its own end LSN is not remembered: the ring's end covers it.
+                # The LSN of the step is not kept: the end of the ring covers it.
                 self._confirms.settle_by(self._main, waiter, self._main.end_lsn)
         return True
 
     def under_way(self, key: Key) -> bool:
-        """Whether what has this key is queued or handed over."""
+        """Whether the batch or step of a key is queued or handed over."""
         return key in self._under_way
 
     def taken(self, key: Key) -> KeyRow | None:
-        """Where the batch or step of a key went; None: it is not remembered."""
+        """Return the numbers that the batch or step of a key got; None: the key is not kept."""
         row = self._memory_keys.get(key)
         return self._shard.queues.keys.get(key) if row is None else row
 
@@ -309,8 +310,8 @@ class Steps:
         *,
         reserved: bool = False,
     ) -> None:
-        """Take a step: all its parts happen, or none. reserved: what they need is already."""
-        # Plain loops: a generator for each question was a third of what this costs.
+        """Queue a step: all its parts happen, or none. reserved: whether `taken` was called."""
+        # Plain loops: generators were a third of the time of this method.
         for part in parts:
             if part.also:
                 parts = [one for part in parts for one in (part, *part.also)]
@@ -349,26 +350,26 @@ class Steps:
         self._queue.append(step)
 
     def propose(self, change: Change, *effects: Effect) -> None:
-        """Put a lone change on its way; it takes effect when it is appended."""
+        """Queue a lone change; it takes effect when it is appended."""
         self.take([Part([change], effects=[*effects])])
 
     def propose_first(self, change: Change, effect: Effect) -> None:
-        """Put a lone change into a bundle before all that was published in this turn."""
+        """Queue a lone change for the bundle before all publishes of this turn."""
         part = Part([change], effects=[effect])
         self.unsettled_bytes += part.size
         self._urgent.append(Step([part], part.size))
 
     def put(self, changes: list[Change], *effects: Effect, memory: bool) -> None:
-        """Let changes take effect: by way of the log, or at once for what is in memory only."""
+        """Queue changes for the log. memory: apply them at once, to what is in memory only."""
         self.take([changing(changes, effects, memory=self._shard.queues if memory else None)])
 
     @property
     def memory_next(self) -> int:
-        """The next number of what is kept in memory only."""
+        """The next number of a message or request in memory."""
         return self._memory_next
 
     def memory_number(self, count: int) -> int:
-        """The first of `count` numbers for what is kept in memory only; never given twice."""
+        """Give `count` numbers to messages or requests in memory; returns the first."""
         number = self._memory_next
         self._memory_next += count
         return number
@@ -377,7 +378,7 @@ class Steps:
         waiter.link.unconfirmed_bytes += waiter.size
 
     def _happen(self, parts: list[Part], waiter: Waiter | None, key: Key | None) -> None:
-        """A step in memory takes effect at once."""
+        """Let a step in memory take effect at once."""
         first = count = 0
         now_ms = self._shard.now_ms
         for part in parts:
@@ -404,10 +405,10 @@ class Steps:
         return not self._queue and not self._urgent
 
     def hand_over(self) -> tuple[list[AppendBundle], list[AppendBundle]]:
-        """The bundles for ring main, to be written before and after what was published.
+        """Return the bundles for ring main: those to write before the publishes, and those after.
 
-        Each must be answered before the next call. To be called after the handing over of
-        what was published: a stream's offsets are given in the order of the calls.
+        Each must be answered before the next call. Publishes must have been handed over before:
+        the offsets of a stream are given in the order of the calls.
         """
         assert not self._handed, "hand_over() before every bundle of the last one was answered"
         urgent, self._urgent = self._urgent, []
@@ -430,9 +431,9 @@ class Steps:
             own, changes, following = self._lay(step, mail_next)
             taken = sum(map(len, changes))
             if taken > STEP_CHANGE_BYTES or len(changes) > STEP_CHANGES:
-                self._take_back(step, len(changes), taken)
+                self._refuse_large(step, len(changes), taken)
                 continue
-            # What changes take was guessed when the step was taken; some name very much.
+            # The bytes of changes were guessed when the step was taken; some name many rows.
             taken = step.size + max(0, taken - CHANGE_BYTES * len(changes))
             if steps and (
                 size + taken > BUNDLE_BYTES
@@ -455,7 +456,7 @@ class Steps:
     def _bundle(
         self, steps: list[Step], batches: list[Append], records: list[bytes], change_next: int
     ) -> AppendBundle:
-        """The contents of steps in order, then one batch of all their changes."""
+        """Return a bundle: the contents of steps in order, then one batch of all their changes."""
         if records:
             frame = encode(records, subject="change")
             crc = int.from_bytes(frame[CRC_AT : CRC_AT + 4], "little")
@@ -470,7 +471,7 @@ class Steps:
         return AppendBundle(self._main.name, token, tuple(batches))
 
     def _lay(self, step: Step, mail_next: int) -> tuple[list[Append], list[bytes], int]:
-        """What a step appends: contents, changes, and the number that the next one begins with."""
+        """Return the contents and changes of a step, and the next number of the mail stream."""
         now_ms = self._shard.now_ms
         batches: list[Append] = []
         records: list[bytes] = []
@@ -499,8 +500,8 @@ class Steps:
             records.extend(map(encode_change, part.changes))
         return batches, records, mail_next
 
-    def _take_back(self, step: Step, count: int, size: int) -> None:
-        """Refuse a step that no bundle takes; those after it get the numbers that it had."""
+    def _refuse_large(self, step: Step, count: int, size: int) -> None:
+        """Refuse a step that is too large for a bundle; the next step gets its numbers."""
         for part in step.parts:
             if part.stream is not None and part.content is not None:
                 part.stream.handed -= part.content.head.count
@@ -517,7 +518,7 @@ class Steps:
         return token in self._handed
 
     def appended(self, answer: Appended) -> None:
-        """The journal has a bundle: its changes apply, its parts take effect."""
+        """Apply the changes of a bundle that the journal has, and let its parts take effect."""
         steps = self._handed.pop(answer.token)
         main = self._main
         end_lsn = main.end_lsn = answer.end_lsn
@@ -552,7 +553,7 @@ class Steps:
         else:
             self.unsettled_bytes += size
             main.unsettled.append(
-                Settled(end_lsn, 0, None, tuple(later), partial(self._settled, size))
+                Unsettled(end_lsn, 0, None, tuple(later), partial(self._settled, size))
             )
             if later:
                 main.awaited = end_lsn
@@ -561,7 +562,7 @@ class Steps:
         self.unsettled_bytes -= size
 
     def _confirm_stored(self, step: Step, later: list[Waiter]) -> None:
-        """Confirm who asked for no more than `stored`; the others wait for the disk."""
+        """Confirm the waiters that asked for `stored` at most; the others wait for the disk."""
         first = step.first
         waiters = [] if step.waiter is None else [(step.waiter, first)]
         for waiter, batch in step.followers or ():
@@ -578,7 +579,7 @@ class Steps:
                 later.append(waiter)
 
     def refused(self, answer: AppendRefused) -> None:
-        """The journal took nothing of a bundle: undo it, and tell all links that wait."""
+        """Undo a bundle that the journal refused, and refuse the commands of all that wait."""
         steps = self._handed.pop(answer.token)
         self._shard.counters["appends_refused"] += 1
         for step in steps:
@@ -588,7 +589,7 @@ class Steps:
             self._drop(step, answer.code, answer.reason, answer.retry_ms)
 
     def ring_failed(self, code: str, reason: str) -> None:
-        """Ring main takes nothing more: what is queued will never be appended."""
+        """Refuse the queued steps: ring main refuses every append from now on."""
         queue, self._queue = self._urgent + self._queue, []
         self._urgent = []
         for step in queue:
@@ -609,4 +610,4 @@ class Steps:
 
 
 NO_TABLES: Final = Tables()
-"""What concerns queues only touches no table."""
+"""Tables for `apply`, where a change concerns queues only and touches none of them."""

@@ -1,6 +1,6 @@
-"""Streams at run time: positions, hot window, who subscribes.
+"""Streams at run time: positions, hot window, subscriptions.
 
-Owns what the core keeps in memory of every stream beside the durable tables. The rules:
+Owns the facts about a stream that the core keeps in memory beside the durable tables. The rules:
 `next` moves only when the journal has appended; `first` only when it has trimmed; offsets are never
 given twice, not even by a stream in memory over a restart. Source: docs/design.md (The core and its
 shell; Journal).
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from malamute_py.broker.subscriptions.subscription import Subscription
 
 NEVER = 1 << 63
-"""As an end: none."""
+"""An end that is never reached."""
 BATCH_OVERHEAD = 2_000
-"""About what a batch in the hot window takes beside its bytes."""
+"""Bytes, about, that a batch in the hot window takes beside its own."""
 HEADER_OVERHEAD = 300
-"""Bytes that each of its distinct subjects and field maps takes besides."""
+"""Bytes, about, that each distinct subject and field map of such a batch takes besides."""
 MATCHED_HEADERS_MAX = 16_384
-"""Headers whose matches a stream remembers, beside the index."""
+"""Headers whose matches a stream keeps, beside the index."""
 MATCHED_WEIGHT_MAX = 1 << 19
-"""Words that this takes, about: one for each pattern that matches a header."""
+"""Words of memory that these matches take, about: one for each pattern and header."""
 _HEADER_WEIGHT = 8
-"""Words that each header takes besides."""
+"""Words of memory that a header takes besides."""
 
 
 class Matched(NamedTuple):
-    """What a stream remembers of a header."""
+    """The match of one header with the patterns of a stream."""
 
     numbers: tuple[int, ...]
-    """Numbers of the patterns that match it."""
+    """Numbers of the patterns that match the header."""
     bytes: int
-    """What its texts take in a batch."""
+    """Bytes of the header's texts in a batch."""
 
 
 class Batch(msgspec.Struct, eq=False):
@@ -66,18 +66,18 @@ class Batch(msgspec.Struct, eq=False):
 
     @property
     def memory(self) -> int:
-        """About what it takes in memory."""
+        """Bytes, about, of the batch in memory."""
         head = self.content.head
         headers = head.subjects_count + head.fieldmaps_count
         return self.size + BATCH_OVERHEAD + HEADER_OVERHEAD * headers
 
 
 class Late(msgspec.Struct, eq=False):
-    """A batch whose headers are being matched, or that came after one."""
+    """A batch whose headers are being matched, or that came after such a batch."""
 
     batch: Batch
     durable: bool
-    """Whether the batch is for readers that see only what is durable."""
+    """Whether the batch is for readers that see only durable records."""
     job: Classing | None = None
 
 
@@ -133,11 +133,11 @@ class Stream:
         self.uuid = row.uuid
         self.ring = ring
         self.created_lsn = 0
-        """In ring main; a ring of its own takes nothing before this is visible."""
+        """LSN of its creation in ring main; a ring of its own waits until that is visible."""
         self.first = facts.first if facts else 0
         self.next = facts.next if facts else 0
         self.handed = self.next
-        """The next offset, counting what the journal was handed and has not answered."""
+        """The next offset after the batches that the journal was handed."""
         self.coming = 0
         """Records of atomic steps that were taken and not appended: a cursor may move to them."""
         self.visible_next = self.next
@@ -145,43 +145,43 @@ class Stream:
         self.epochs: list[tuple[int, int]] = [(e, o) for e, o in facts.epochs] if facts else []
         self.last_time_ms = facts.last_time_ms if facts else 0
         self.lost_before = 0
-        """Records before were in memory only, and are gone with an earlier run of the broker."""
+        """Offset before which all records were in memory only and are lost since a restart."""
         self.hot: deque[Batch] = deque()
         self._index: Index | None = None
         self.readers: list[Callable[[], None]] = []
-        """Groups with members: what wakes them when there is more to read."""
+        """Calls that wake groups with members when there are more records."""
         self.durable_readers: list[Callable[[], None]] = []
-        """Groups whose members get only what is visible: what wakes them."""
+        """Calls that wake groups whose members get only visible records."""
         self.subscriptions: set[Subscription] = set()
         self.durable = 0
-        """How many of them, and of the groups with members, see only what is visible."""
+        """Count of subscriptions and groups with members that see only visible records."""
         self.numbers: dict[int, dict[Subscription, None]] = {}
-        """Pattern number -> its subscriptions in their order, whether live or not. No lists: of
-        10,000 clients that leave together each would be looked for among all the others."""
+        """Pattern number -> its subscriptions in their order, whether live or not. No lists: when
+        10,000 clients leave together, each would be searched among all the others."""
         self.everyone: dict[Subscription, None] = {}
         """Subscriptions whose pattern matches every header: the index is not asked about them."""
         self.groups: dict[HeaderTable | tuple[Any, ...], Groups] = {}
-        """Groups of a batch by its header table; empty after any change."""
+        """Header table of a batch -> its groups of subscriptions; empty after any change."""
         self.grouped_headers = 0
-        """Distinct headers of these tables."""
+        """Distinct headers of the tables in `groups`."""
         self.matched: dict[Header, Matched] = {}
-        """Headers seen of late; empty after any change."""
+        """Recent header -> its match; empty after any change."""
         self.matched_weight = 0
         self.live = 0
-        """How many subscriptions take batches as they come."""
+        """Count of live subscriptions."""
         self.late: deque[Late] = deque()
-        """What live subscriptions get next, in order; mostly nothing."""
+        """Batches that live subscriptions get next, in order; mostly empty."""
         self.late_bases: tuple[deque[int], deque[int]] = (deque(), deque())
-        """Where these begin: for those who see everything, and for who sees what is durable."""
+        """First offsets of these batches: for `live` subscriptions, and for `durable` ones."""
         self.late_bytes = 0
         self.bounded: set[Subscription] = set()
         """Live subscriptions that stop somewhere."""
         self.least_stop = NEVER
-        """None of them stops before."""
+        """Least offset at which one of these stops."""
         self.removed = False
         self.trim_asked = self.first
         self.pinned = NEVER
-        """Retention leaves everything from here on: a cursor pins it."""
+        """Offset from which on retention leaves the records alone: a cursor pins them."""
         self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
         self.level = 0
         self.body_kind = -1
@@ -189,7 +189,7 @@ class Stream:
         self.settle(row.settings)
 
     def settle(self, settings: StreamSettings) -> None:
-        """Take up changed settings."""
+        """Use these settings from now on."""
         self.level = int(Level[settings.level.upper()])
         self.body_kind = ("blob", "list", "arrow").index(settings.body_kind or "blob")
         if not settings.body_kind:
@@ -197,9 +197,9 @@ class Stream:
 
     @property
     def index(self) -> Index:
-        """The patterns of its subscriptions; made when they are asked for.
+        """The index of the patterns of its subscriptions, made when it is first asked for.
 
-        Most streams have none; an empty one takes 9 KB and a quarter of a start with 10,000.
+        Most streams need none. An empty index takes 9 KB; 10,000 of them took a quarter of a start.
         """
         if self._index is None:
             self._index = Index()
@@ -207,12 +207,12 @@ class Stream:
 
     @property
     def patterns(self) -> int:
-        """How many different patterns its subscriptions have."""
+        """Count of distinct patterns of its subscriptions."""
         return (0 if self._index is None else len(self._index)) + bool(self.everyone)
 
     @property
     def settings(self) -> StreamSettings:
-        """As the change log has them."""
+        """The settings, as the change log has them."""
         return self.row.settings
 
     @property
@@ -221,16 +221,16 @@ class Stream:
         return self.hot[0].base if self.hot else self.next
 
     def hot_place(self, offset: int) -> int:
-        """Place in the hot window of the batch that holds an offset, or the one after it."""
+        """Return the place in the hot window of the batch that holds an offset, or of the next."""
         return max(0, bisect_right(self.hot, offset, key=_base) - 1)
 
     def late_from(self, durable: bool, tail: int) -> int:
-        """Before it live subscriptions were given everything; the tail, mostly."""
+        """Return the offset before which live subscriptions were given everything."""
         bases = self.late_bases[durable]
         return bases[0] if bases else tail
 
     def epoch_at(self, offset: int) -> int:
-        """The epoch in which the record at this offset was written."""
+        """Return the epoch in which the record at an offset was written."""
         found = self.epochs[0][0] if self.epochs else 0
         for epoch, first in self.epochs:
             if first > offset:
@@ -239,18 +239,18 @@ class Stream:
         return found
 
     def epoch_end(self, epoch: int, tail: int) -> int:
-        """Where the records written in an epoch, or in those before it, end."""
+        """Return the offset after the last record that was written in an epoch or before it."""
         for later, first in self.epochs:
             if later > epoch:
                 return first
         return tail
 
     def position_end(self, epoch: int) -> int:
-        """Where what was a position of the stream in an epoch ends now; 0: nothing is known."""
+        """Return the greatest position of an epoch that is still one. epoch: 0 if it is unknown."""
         return self.epoch_end(epoch, self.next) if epoch else self.next
 
     def regroup(self) -> None:
-        """Its subscriptions changed."""
+        """Forget the groups and matches after the subscriptions changed."""
         self.groups.clear()
         self.grouped_headers = 0
         self._forget_matched()
@@ -260,7 +260,7 @@ class Stream:
         self.matched_weight = 0
 
     def matching(self, header: Header) -> Matched:
-        """What matches a header; of those seen of late it is in `matched`."""
+        """Match a header with the index, and keep the result in `matched`."""
         numbers = tuple(self.index.match(header.keys, header.fields))
         weight = len(numbers) + _HEADER_WEIGHT
         if (

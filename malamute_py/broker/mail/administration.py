@@ -1,9 +1,9 @@
-"""Administration of mailboxes: look into one, list them, set, empty and remove them.
+"""Administration of mailboxes: their facts, pages of them, settings, purge and removal.
 
-Owns the commands about mailboxes that a RESULT answers, and the work that goes over a whole
-mailbox. The rules: whatever is listed is bounded and paged; what goes over a whole mailbox does so
-in bounded pieces, each a step of its own, and is answered when the last is durable; what a reader
-holds is never taken from it. Source: SPEC.md, section 4.4; docs/design.md, Safety.
+Owns the commands about mailboxes that a RESULT answers. The rules: a list is bounded and paged; a
+purge or a removal goes over the mailbox in bounded pieces, each a step of its own, and is answered
+when the last is durable; a message that a reader holds is never taken from it. Source: SPEC.md,
+section 4.4; docs/design.md, Safety.
 """
 
 from __future__ import annotations
@@ -28,45 +28,41 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
-from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.mail.mailbox import STANDING, Mailbox, temporary_name
-from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.mail.parts import Leaver, Leaving, done_of
+from malamute_py.broker.mail.messages import Leaving, Messages, RowsOfPut, done_of
 from malamute_py.broker.mail.peeking import ENTRY_BYTES, RESULT_BYTES, Peeking
 from malamute_py.changelog.records import MailboxRemoved, MailDone
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 
 PIECE_PUTS: Final = 2_048
-"""Puts that one step takes out of a mailbox that is being emptied."""
+"""Puts that one step removes from a mailbox that is being emptied, at most."""
 PIECE_ROWS: Final = 8 << 20
-"""Rows of these puts, about: where the log names them, each is a bit of a step's 8 MiB."""
+"""Rows of these puts, about: the log names each row by a bit, and a step has 8 MiB."""
 PIECE_NAMES: Final = 2_000
-"""Mailboxes that one step looks at for a page of them: who may see few has them all looked at."""
+"""Mailboxes that one turn looks at for a page: a caller that may see few has all looked at."""
 
 
 class Emptying(msgspec.Struct, eq=False):
-    """One mailbox that is being emptied, piece by piece."""
+    """A mailbox that is being emptied, piece by piece."""
 
     mailbox: Mailbox
     upto: int | None = None
-    """Nothing after this number; None: until nothing is left."""
+    """Number after which nothing is removed; None: the mailbox is emptied whole."""
     answer: Answer | None = None
-    """None: the mailbox is a temporary one, which has ended."""
+    """None: the mailbox is temporary and has ended."""
     at: int = -1
     count: int = 0
     end_lsn: int = 0
-    waiting: bool = False
-    """A piece is on its way."""
 
     @property
     def why(self) -> str:
-        """As the log has it."""
+        """Reason for the removal of the messages, as the log has it."""
         return "removed" if self.answer is None else "purged"
 
 
-class Listing:
-    """One page of mailboxes that is being put together."""
+class MailboxPage:
+    """A page of mailboxes that is being put together."""
 
     __slots__ = ("after", "command", "first", "link", "more", "page", "prefix", "size")
 
@@ -75,44 +71,43 @@ class Listing:
         self.command = command
         self.prefix = prefix = command.mailbox[:-1]
         self.after = max(command.after, prefix)
-        """Names after this one are still to be looked at."""
+        """The last name that was looked at."""
         self.first = prefix > command.after
-        """So is the prefix itself."""
+        """Whether the prefix itself is still to be looked at."""
         self.page: list[dict[str, Any]] = []
         self.size = 0
         self.more = False
 
 
 class MailboxAdmin:
-    """The commands about mailboxes that ask for a RESULT."""
+    """Handlers of the commands about mailboxes that a RESULT answers."""
 
     def __init__(
         self,
         shard: Shard,
         links: Links,
         steps: Steps,
-        mailboxes: Mailboxes,
-        bodies: Bodies,
+        messages: Messages,
         answers: Answers,
     ) -> None:
         self._shard = shard
         self._links = links
         self._steps = steps
-        self._mailboxes = mailboxes
-        self._bodies = bodies
+        self._messages = messages
+        self._mailboxes = messages.mailboxes
+        self._bodies = messages.bodies
         self._answers = answers
         self._jobs: Final[deque[Emptying]] = deque()
-        self._listings: Final[deque[Listing]] = deque()
+        self._listings: Final[deque[MailboxPage]] = deque()
         self._peeks: Final[dict[Link, deque[Peeking]]] = {}
-        """Looks into mailboxes that wait, by link, in the order of their turns."""
+        """Link -> its PEEK_MAILs that wait, in the order of the links' turns."""
         self._peeking = False
-        """A look into a mailbox is under way."""
+        """Whether a PEEK_MAIL is under way."""
         self.queues: Final = (self._jobs, self._listings, self._peeks)
-        """While all of them are empty, nothing can be done at once."""
-        mailboxes.on_ending = self._ending
+        """Queues that are all empty while the administration has nothing to do."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """What handles the commands."""
+        """Handlers of the commands."""
         return {
             PeekMail: self.peek,
             PurgeMail: self.purge,
@@ -129,7 +124,7 @@ class MailboxAdmin:
         return self._shard.settings.permit(link.owner, action, name)
 
     def _mailbox(self, link: Link, command: Any, action: str) -> Mailbox | None:
-        """The mailbox of a command if it may be touched; else the command was refused."""
+        """Return the mailbox of a command; None: the command was refused."""
         name = command.mailbox
         if not self._allowed(link, action, name):
             did = "read" if action == "receive" else action
@@ -144,17 +139,17 @@ class MailboxAdmin:
     # --- facts ----------------------------------------------------------------------------------
 
     def info(self, link: Link, command: MailboxInfo) -> None:
-        """Facts about one mailbox, or a page of them."""
+        """Answer with the facts about one mailbox, or with a page of mailboxes."""
         if not command.mailbox.endswith("*"):
             mailbox = self._mailbox(link, command, "receive")
             if mailbox is not None:
                 self._answers.result(link, command, self.facts(mailbox))
             return
         if self._asked(link, command):
-            self._listings.append(Listing(link, command))
+            self._listings.append(MailboxPage(link, command))
 
     def _asked(self, link: Link, command: Any) -> bool:
-        """Count a question that is answered later; False: there were too many, it was refused."""
+        """Count a command that is answered later; False: the link has too many, it was refused."""
         if link.queries >= self._shard.settings.link_queries_max:
             self._answers.refuse(
                 link, command, "wait", "too many unanswered questions on this link"
@@ -163,8 +158,8 @@ class MailboxAdmin:
         link.queries += 1
         return True
 
-    def _list(self, listing: Listing) -> bool:
-        """Look at some more of the names that a page may hold; True: it is answered."""
+    def _list(self, listing: MailboxPage) -> bool:
+        """Look at some of the names that a page may hold; True: the page was sent."""
         link, command, prefix = listing.link, listing.command, listing.prefix
         limit = max(1, min(command.limit, self._shard.settings.page_max))
         page = listing.page
@@ -197,7 +192,7 @@ class MailboxAdmin:
         return self._allowed(link, "receive", mailbox.name)
 
     def facts(self, mailbox: Mailbox) -> dict[str, Any]:
-        """What is known of a mailbox."""
+        """Return the facts about a mailbox that a RESULT has."""
         settings = mailbox.settings
         oldest_ms = 0
         if mailbox.order:
@@ -212,7 +207,7 @@ class MailboxAdmin:
             "held": mailbox.held,
             "delayed": mailbox.delayed,
             "memory": mailbox.memory,
-            "temporary": mailbox.temporary,
+            "temporary": mailbox.temporary is not None,
             "settings": {name: getattr(settings, name) for name in settings.__struct_fields__},
             "created_ms": mailbox.created_ms,
             "by": mailbox.created_by,
@@ -248,11 +243,11 @@ class MailboxAdmin:
         except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
-        # At once, so that a command that creates it on the way says the same.
-        mailbox.take_up(wanted)
+        # At once: another step on its way may create the mailbox, with the same settings.
+        mailbox.apply_settings(wanted)
         answer = Answer(self._answers, link, command, partial(self.facts, mailbox))
-        told = partial(self._edited, mailbox, link.identity)
-        editing = Then(told, partial(self._not_edited, mailbox, wanted))
+        edited = partial(self._edited, mailbox, link.identity)
+        editing = Then(edited, partial(self._not_edited, mailbox, wanted))
         self._mailboxes.create(mailbox, editing, answer)
 
     def _edited(self, mailbox: Mailbox, by: str, _: int) -> None:
@@ -261,13 +256,13 @@ class MailboxAdmin:
     def _not_edited(self, mailbox: Mailbox, wanted: MailboxSettings, *_: Any) -> None:
         kept = self._shard.queues.mailboxes.get(mailbox.number)
         if kept is not None and mailbox.settings is wanted:
-            # What the log says: what held before this may have been refused as well.
-            mailbox.take_up(kept.settings)
+            # By the log: the settings before these may have been refused as well.
+            mailbox.apply_settings(kept.settings)
 
     # --- emptying -------------------------------------------------------------------------------
 
     def purge(self, link: Link, command: PurgeMail) -> None:
-        """Take out everything that no reader holds; answered when the last of it is durable."""
+        """Remove all messages that no reader holds; answered when that is durable."""
         mailbox = self._mailbox(link, command, "admin")
         if mailbox is None or not self._confirmed(link, command):
             return
@@ -294,7 +289,7 @@ class MailboxAdmin:
         return False
 
     def remove(self, link: Link, command: RemoveMailbox) -> None:
-        """Remove a mailbox that has no readers, and what lies in it."""
+        """Remove a mailbox that has no readers, with its messages."""
         mailbox = self._mailbox(link, command, "admin")
         if mailbox is None or not self._confirmed(link, command):
             return
@@ -317,7 +312,7 @@ class MailboxAdmin:
 
     def _removed(self, job: Emptying, answer: Answer, lsn: int) -> None:
         mailbox = job.mailbox
-        self._mailboxes.remove(mailbox)
+        self._mailboxes.forget(mailbox)
         self._shard.counters["mailboxes_removed"] += 1
         self._shard.event(
             "mailbox_removed", mailbox=mailbox.name, number=mailbox.number, count=job.count,
@@ -326,17 +321,13 @@ class MailboxAdmin:
         answer.value = partial(dict, count=job.count)
         answer.after(lsn)
 
-    def _ending(self, mailbox: Mailbox) -> None:
-        """A temporary mailbox has ended."""
-        self._jobs.append(Emptying(mailbox))
-
     def _ended(self, job: Emptying) -> None:
-        self._mailboxes.remove(job.mailbox)
+        self._mailboxes.forget(job.mailbox)
         self._shard.counters["temporary_mailboxes_ended"] += 1
         self._shard.counters["mail_unread"] += job.count
 
     def _done(self, job: Emptying) -> None:
-        """A mailbox is empty, or was emptied as far as was asked."""
+        """Finish a job whose last piece has left."""
         answer = job.answer
         if answer is None:
             self._ended(job)
@@ -355,26 +346,25 @@ class MailboxAdmin:
         answer.refuse(*why)
 
     def _went(self, job: Emptying, lsn: int) -> None:
-        job.waiting = False
         job.end_lsn = lsn
+        self._jobs.appendleft(job)
 
     def _stayed(self, job: Emptying, *why: Any) -> None:
-        self._jobs.remove(job)
         assert job.answer is not None, "what is in memory only is not refused"
         self._not_emptied(job, job.answer, *why)
 
     @property
     def hungry(self) -> bool:
-        """Whether more can be done at once."""
-        jobs = self._jobs
+        """Whether `work` has something to do."""
         return (
-            bool(self._listings)
+            bool(self._jobs)
+            or bool(self._listings)
+            or bool(self._mailboxes.ended)
             or (bool(self._peeks) and not self._peeking)
-            or (bool(jobs) and not jobs[0].waiting)
         )
 
     def work(self) -> None:
-        """Do a piece of what goes over a whole mailbox, or over all of them."""
+        """Do a piece of a page, begin a PEEK_MAIL, and empty a mailbox by a piece."""
         listings = self._listings
         if listings:
             listing = listings.popleft()
@@ -382,35 +372,37 @@ class MailboxAdmin:
                 listings.append(listing)
         if self._peeks and not self._peeking:
             self._peek_once()
-        jobs = self._jobs
-        if not jobs or jobs[0].waiting:
-            return
-        job = jobs[0]
+        jobs, ended = self._jobs, self._mailboxes.ended
+        while ended:
+            jobs.append(Emptying(ended.popleft()))
+        if jobs:
+            self._empty(jobs.popleft())
+
+    def _empty(self, job: Emptying) -> None:
+        """Remove one piece of a mailbox; the next follows when the log has this one."""
         mailbox = job.mailbox
         rows = self._piece(job)
         if not rows:
             if job.upto is None and (mailbox.order or mailbox.pending or mailbox.returning):
-                # What is on its way is there in a moment, and the others have their turn.
+                # Steps and returning rows are under way: other jobs have their turn meanwhile.
                 job.at = -1
-                jobs.rotate(-1)
-                return
-            jobs.popleft()
-            self._done(job)
+                self._jobs.append(job)
+            else:
+                self._done(job)
             return
         for _, mask, row in rows:
-            self._mailboxes.leaving(mailbox, row, mask)
+            self._messages.leaving(mailbox, row, mask)
             job.count += mask.bit_count()
-        job.waiting = True
         change = MailDone(mailbox.number, done_of(rows), job.why)
-        leaving = Leaving(self._mailboxes, mailbox, rows)
+        leaving = Leaving(self._messages, mailbox, rows)
         piece = Then(partial(self._went, job), partial(self._stayed, job))
-        self._steps.take([self._mailboxes.part(mailbox, change, leaving, piece)])
+        self._steps.take([self._messages.part(mailbox, change, leaving, piece)])
 
-    def _piece(self, job: Emptying) -> list[Leaver]:
-        """The next puts of which rows are free."""
+    def _piece(self, job: Emptying) -> list[RowsOfPut]:
+        """Return the rows that no reader holds of the next puts."""
         mailbox = job.mailbox
-        rows: list[Leaver] = []
-        table, number, out = mailbox.rows, mailbox.number, mailbox.out
+        rows: list[RowsOfPut] = []
+        table, number, progress = mailbox.rows, mailbox.number, mailbox.progress
         named = 0
         for base in islice(mailbox.order.after(job.at), PIECE_PUTS):
             if (job.upto is not None and base > job.upto) or named > PIECE_ROWS:
@@ -418,7 +410,7 @@ class MailboxAdmin:
             job.at = base
             row = table[number, base]
             named += row.count
-            known = out.get(base)
+            known = progress.get(base)
             mask = row.left if known is None else row.left & ~known.held
             if mask:
                 rows.append((base, mask, row))
@@ -427,7 +419,7 @@ class MailboxAdmin:
     # --- looking into one -----------------------------------------------------------------------
 
     def peek(self, link: Link, command: PeekMail) -> None:
-        """Describe messages without giving them to a reader; answered when they were read."""
+        """Describe messages without handing them out; answered when their bodies were read."""
         mailbox = self._mailbox(link, command, "receive")
         if mailbox is None:
             return
@@ -443,14 +435,14 @@ class MailboxAdmin:
             self._peeks.setdefault(link, deque()).append(peeking)
 
     def _peeked(self) -> None:
-        """The look that was under way is over."""
+        """Note that the PEEK_MAIL that was under way is over."""
         self._peeking = False
 
     def _peek_once(self) -> None:
-        """Begin one look into a mailbox: of each link one, in turn, and one at a time.
+        """Begin one PEEK_MAIL; each link has its turn, and one is under way at a time.
 
-        Each reads up to peek_bytes_max and takes its bodies apart: all at once would stop the loop
-        and hold as much for each.
+        A PEEK_MAIL reads up to peek_bytes_max and takes bodies apart: all of them at once would
+        stop the loop and hold so many bytes each.
         """
         link = next(iter(self._peeks))
         waiting = self._peeks.pop(link)

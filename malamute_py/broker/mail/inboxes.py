@@ -1,16 +1,16 @@
-"""Inboxes: the readers of mailboxes, what each was given and has not acknowledged.
+"""Inboxes: the readers of mailboxes, delivery, and acknowledgement.
 
-Owns OPEN_INBOX, delivery, and acknowledgement. The rules: a message has one reader at a time, and
-the next one only when that reader has given it back or ended; for one reader the order is that of
-the mailbox, what came back before what is new; credit is exact, but one message is always allowed
-when none is outstanding; a step delivers a bounded number of puts, whatever waits. Source:
-docs/design.md, Flow control; SPEC.md, sections 4.8 and 8.
+Owns OPEN_INBOX, MAIL and ACK_MAIL. The rules: a message has one reader at a time, and gets another
+only when that reader has given it back or has ended; a reader gets messages in the order of the
+mailbox, and messages that came back before newer ones; credit is exact, except that a reader with
+nothing outstanding may always be given one message; one turn delivers a bounded number of puts.
+Source: docs/design.md, Flow control; SPEC.md, sections 4.8 and 8.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -21,10 +21,10 @@ from malamute_protocol.commands import AckMail, Command, Ended, Mail, OpenInbox,
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
-from malamute_py.broker.log.bodies import Bodies, Body
+from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
 from malamute_py.broker.mail.mailbox import (
-    NOBODY,
+    NO_READERS,
     STANDING,
     Handout,
     Inbox,
@@ -32,69 +32,62 @@ from malamute_py.broker.mail.mailbox import (
     expired,
     temporary_name,
 )
-from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.mail.parts import Leaver, done_of
+from malamute_py.broker.mail.messages import Messages, RowsOfPut, done_of
+from malamute_py.broker.structures.bitmaps import bits_of_rows, first_bits
 from malamute_py.changelog.records import MailAgain, MailDone, Run
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MessageRow, Rare
 
 OPEN_INBOX: Final = 41
 TURN_PUTS: Final = 128
-"""Puts that one mailbox delivers in its turn."""
+"""Puts that one mailbox delivers at most before another has its turn."""
 STEP_PUTS: Final = 1_024
-"""Puts that one step delivers, or takes back from readers that have ended."""
+"""Puts that one call of `deliver` hands out, or frees after readers have ended, at most."""
 RETURN_PUTS: Final = 512
-"""Puts among them that a step takes back at most: other mailboxes do not wait for one link."""
+"""Puts among these that are freed at most: other mailboxes do not wait for one lost link."""
 
 
 class Inboxes:
-    """All readers of one core."""
+    """The readers of all mailboxes of one core."""
 
     def __init__(
         self,
         shard: Shard,
         links: Links,
         steps: Steps,
-        mailboxes: Mailboxes,
-        bodies: Bodies,
+        messages: Messages,
     ) -> None:
         self._shard = shard
         self._links = links
         self._steps = steps
-        self._mailboxes = mailboxes
-        self._bodies = bodies
+        self._messages = messages
+        self._mailboxes = messages.mailboxes
+        self._bodies = messages.bodies
         self.count = 0
-        self._returning: Final[deque[Inbox]] = deque()
-        """Readers that have ended and hold something."""
-        self.queues: Final = (self._returning,)
-        """While all of them are empty, nothing can be done at once."""
+        self.returning: Final[deque[Inbox]] = deque()
+        """Readers that have ended and still hold messages."""
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
         self._puts_max = shard.settings.inbox_puts_max
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is."""
+        """Counts for the metrics."""
         return {"inboxes": self.count}
 
-    @property
-    def hungry(self) -> bool:
-        """Whether more can be done at once."""
-        return bool(self._mailboxes.hungry) or bool(self._returning)
-
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """What handles the commands that are no steps."""
+        """Handlers of the commands that are no parts of steps."""
         return {OpenInbox: self.open}
 
     def in_memory(self, link: Link, number: int) -> bool:
-        """Whether a number is an inbox's of that link whose mailbox is kept in memory only."""
+        """Whether a link has an inbox under a number, of a mailbox in memory."""
         inbox = link.receivers.get(number)
         return isinstance(inbox, Inbox) and inbox.mailbox.memory
 
     # --- opening --------------------------------------------------------------------------------
 
     def open(self, link: Link, command: OpenInbox) -> None:
-        """Read a mailbox, which first use creates."""
+        """Open an inbox; the first use of a mailbox creates it."""
         try:
             mailbox = self._mailbox(link, command)
         except BrokerRefused as error:
@@ -104,8 +97,8 @@ class Inboxes:
         link.receivers[inbox.number] = inbox
         self.count += 1
         self._shard.quotas.add(link.owner, "subscriptions")
-        if not mailbox.readers and mailbox.able is NOBODY:
-            mailbox.able = deque()
+        if mailbox.able is NO_READERS:
+            mailbox.able = OrderedDict()
         mailbox.readers[inbox] = None
         self._shard.counters["inboxes_opened"] += 1
         if mailbox.state == STANDING:
@@ -163,13 +156,13 @@ class Inboxes:
     # --- ends -----------------------------------------------------------------------------------
 
     def end(self, inbox: Inbox, code: str) -> None:
-        """End a reader, and take back what it holds."""
+        """Send ENDED to a reader, and free the messages that it holds."""
         self._links.say(inbox.link, Ended(inbox.number, 0, code))
         self._drop(inbox)
         self._mailboxes.unused(inbox.mailbox)
 
     def link_ended(self, link: Link, inboxes: list[Inbox]) -> None:
-        """Take back what the readers of a link hold."""
+        """Free the messages that the readers of a link hold."""
         for inbox in inboxes:
             self._drop(inbox)
 
@@ -181,51 +174,42 @@ class Inboxes:
         inbox.pipe.clear()
         mailbox = inbox.mailbox
         mailbox.readers.pop(inbox, None)
-        if inbox.queued:
-            # It goes when its turn comes, which may be never; searching for each costs too much.
-            mailbox.stale += 1
-            if 2 * mailbox.stale > len(mailbox.able):
-                mailbox.able = deque(other for other in mailbox.able if not other.ended)
-                mailbox.stale = 0
+        mailbox.able.pop(inbox, None)
         if inbox.held:
             mailbox.returning += 1
-            self._returning.append(inbox)
+            self.returning.append(inbox)
 
     def resume(self, inbox: Inbox) -> None:
-        """Something about a reader changed: let it have its turn if it can take anything."""
+        """Give a reader a turn if it may be given a message now."""
         if inbox.wants:
             mailbox = inbox.mailbox
-            if not inbox.queued:
-                inbox.queued = True
-                mailbox.able.append(inbox)
-            if not mailbox.queued and mailbox.waits:
-                mailbox.queued = True
-                self._mailboxes.hungry.append(mailbox)
+            mailbox.able[inbox] = None
+            if mailbox.waits:
+                self._messages.runnable[mailbox] = None
 
     # --- delivery -------------------------------------------------------------------------------
 
     def deliver(self) -> None:
-        """Take back what ended readers held, then let mailboxes deliver, each in its turn."""
+        """Free what ended readers held, then let mailboxes deliver, each in its turn."""
         most = RETURN_PUTS
-        while self._returning and most > 0:
-            most = self._take_back(self._returning[0], most)
+        while self.returning and most > 0:
+            most = self._return_held(self.returning[0], most)
         budget = STEP_PUTS - RETURN_PUTS + most
-        hungry = self._mailboxes.hungry
+        runnable = self._messages.runnable
         more = self._shard.share()
-        while hungry and budget > 0:
-            mailbox = hungry.popleft()
-            mailbox.queued = False
+        while runnable and budget > 0:
+            mailbox, _ = runnable.popitem(last=False)
             if mailbox.returning:
-                # What comes back goes before what is new; it is asked again then.
+                # Messages that come back go before newer ones; `_return_held` wakes the mailbox.
                 continue
             budget -= self._turn(mailbox)
-            self._mailboxes.wake(mailbox)
+            self._messages.wake(mailbox)
             if not more():
                 return
 
-    def _take_back(self, inbox: Inbox, budget: int) -> int:
+    def _return_held(self, inbox: Inbox, budget: int) -> int:
         mailbox, held = inbox.mailbox, inbox.held
-        release = self._mailboxes.release
+        release = self._messages.release
         rows = mailbox.rows
         count = 0
         while held and budget > 0:
@@ -235,26 +219,24 @@ class Inboxes:
             budget -= 1
         self._shard.counters["mail_redelivered"] += count
         if not held:
-            self._returning.popleft()
+            self.returning.popleft()
             mailbox.returning -= 1
             self._shard.event(
                 "mail_redelivered", mailbox=mailbox.name, link=inbox.link.number,
                 identity=inbox.link.identity, count=inbox.outstanding,
             )  # fmt: skip
-            self._mailboxes.wake(mailbox)
+            self._messages.wake(mailbox)
         return budget
 
     def _turn(self, mailbox: Mailbox) -> int:
-        """Give puts to the readers of a mailbox, in turn; returns how many were looked at."""
+        """Hand puts to the readers of a mailbox, in turn; returns how many puts were looked at."""
         able = mailbox.able
         rows, number = mailbox.rows, mailbox.number
         done = 0
         while able and done < TURN_PUTS and mailbox.waits:
-            inbox = able[0]
-            if inbox.ended or not inbox.wants:
-                able.popleft()
-                inbox.queued = False
-                mailbox.stale -= inbox.ended
+            inbox = next(iter(able))
+            if not inbox.wants:
+                del able[inbox]
                 continue
             row = rows[number, mailbox.head()]
             done += 1
@@ -264,29 +246,30 @@ class Inboxes:
                 self._links.fail(inbox.link, "MAIL", error, OPEN_INBOX, inbox.number)
                 given = False
             if not given:
-                able.popleft()
-                inbox.queued = False
+                del able[inbox]
             elif len(able) > 1:
-                able.rotate(-1)
+                able.move_to_end(inbox)
         return max(done, 1)
 
     def _give(self, mailbox: Mailbox, inbox: Inbox, row: MessageRow) -> bool:
-        """Give a reader what it can take of the first put; False: it can take nothing now."""
+        """Hand a reader rows of the first put; False: the reader may be given none of it now."""
         base = row.base
-        out = mailbox.out.get(base)
-        free = every = row.left if out is None else row.left & ~(out.held | out.delayed)
+        progress = mailbox.progress.get(base)
+        free = every = (
+            row.left if progress is None else row.left & ~(progress.held | progress.delayed)
+        )
         if row.expires_at_ms and row.expires_at_ms <= self._shard.now_ms:
             over, _ = expired(mailbox, row, self._shard.now_ms)
             free &= ~over
             if not free:
-                # The timer takes it out; until then no reader gets it.
-                self._mailboxes.expire_soon(mailbox, row)
+                # The timer removes it; until then no reader gets it.
+                self._messages.expire_soon(mailbox, row)
         if not free:
             mailbox.pull(base, row.priority)
             return True
-        if out is None:
-            out = mailbox.out_of(row)
-        attempts, mask = out.attempt(free)
+        if progress is None:
+            progress = mailbox.progress_of(row)
+        attempts, mask = progress.attempt(free)
         if row.rare is not None and row.rare.why:
             mask = _same_why(row.rare, mask)
         held = inbox.held
@@ -294,9 +277,9 @@ class Inboxes:
             return False
         count = mask.bit_count()
         if count > inbox.left_records:
-            # It may have one at least: `wants` said so.
+            # One row is allowed whatever the credit: `wants` has seen to that.
             count = max(inbox.left_records, 1)
-            mask = _lowest(mask, count)
+            mask = first_bits(mask, count)
         body = self._bodies.get(base)
         size = row.size
         if size > inbox.left_bytes:
@@ -312,11 +295,11 @@ class Inboxes:
                 or inbox.pipe_bytes + size > settings.inbox_read_bytes
             ):
                 return False
-        # From here on it is this reader's.
+        # From here on the reader holds the rows.
         if mask == every:
             mailbox.pull(base, row.priority)
-        out.held |= mask
-        out.delivered(mask)
+        progress.held |= mask
+        progress.delivered(mask)
         mailbox.held += count
         held[base] = held.get(base, 0) | mask
         inbox.outstanding += count
@@ -334,12 +317,12 @@ class Inboxes:
         return True
 
     def _fitting(self, inbox: Inbox, row: MessageRow, mask: int, body: Body | None) -> int:
-        """Rows that the credit in bytes has room for, though not for the whole batch."""
+        """Return the rows that fit into the credit in bytes, which the whole batch does not."""
         if body is not None and inbox.left_bytes > 0:
-            # A guess from the mean, proved by extracting.
+            # A guess from the mean size of a row, proved by extracting the rows.
             count = min(mask.bit_count(), inbox.left_bytes * row.count // row.size)
             while count:
-                some = _lowest(mask, count)
+                some = first_bits(mask, count) if count < mask.bit_count() else mask
                 frames = body.extracted(some)
                 if frames is None:
                     break
@@ -350,22 +333,20 @@ class Inboxes:
 
     def _fetch(self, inbox: Inbox, handout: Handout) -> None:
         row = handout.row
+        read = partial(self._read, inbox, handout)
+        self._bodies.want(
+            row.base, row.size,
+            self._links.contained(inbox.link, "MAIL", read, OPEN_INBOX, inbox.number),
+        )  # fmt: skip
 
-        def found(body: Body | None) -> None:
-            if inbox.ended:
-                return
-            if body is None:
-                handout.missing = True
+    def _read(self, inbox: Inbox, handout: Handout, body: Body | None) -> None:
+        if not inbox.ended:
+            handout.missing = body is None
             handout.body = body
             self._flush(inbox)
 
-        self._bodies.want(
-            row.base, row.size,
-            self._links.contained(inbox.link, "MAIL", found, OPEN_INBOX, inbox.number),
-        )  # fmt: skip
-
     def _flush(self, inbox: Inbox) -> None:
-        """Send what has its bodies, in order."""
+        """Send the hand-outs that have their bodies, in order, up to the first that has not."""
         pipe = inbox.pipe
         mailbox = inbox.mailbox
         now_ms = self._shard.now_ms
@@ -380,16 +361,16 @@ class Inboxes:
             if row.expires_at_ms and row.expires_at_ms <= now_ms:
                 over = expired(mailbox, row, now_ms)[0] & mask
                 if over:
-                    self._take_from(inbox, row, over)
-                    self._mailboxes.release(mailbox, row, over)
+                    self._forget_unsent(inbox, row, over)
+                    self._messages.release(mailbox, row, over)
                     mask &= ~over
                     if not mask:
                         continue
             self._send(inbox, row, mask, mask.bit_count(), handout.attempts, handout.body)
         self.resume(inbox)
 
-    def _take_from(self, inbox: Inbox, row: MessageRow, mask: int) -> None:
-        """A reader does not have these rows, which it had not been sent."""
+    def _forget_unsent(self, inbox: Inbox, row: MessageRow, mask: int) -> None:
+        """Uncount rows of a reader that were not sent to it."""
         count = mask.bit_count()
         kept = inbox.held[row.base] & ~mask
         if kept:
@@ -400,24 +381,24 @@ class Inboxes:
         inbox.left_records += count
 
     def _unreadable(self, inbox: Inbox, handout: Handout) -> None:
-        """The bodies of a hand-out could not be read, or are nowhere."""
+        """Delay a hand-out whose bodies could not be read; remove one whose bodies are lost."""
         row, mask = handout.row, handout.mask
-        mailbox, boxes = inbox.mailbox, self._mailboxes
-        self._take_from(inbox, row, mask)
+        mailbox, messages = inbox.mailbox, self._messages
+        self._forget_unsent(inbox, row, mask)
         failed = self._bodies.failed
         if not failed:
-            boxes.lost(mailbox, row, mask)
+            messages.lost(mailbox, row, mask)
             return
         self._shard.counters["mail_reads_failed"] += 1
         self._shard.event(
             "mail_read_failed", "error", mailbox=mailbox.name, number=row.base, reason=failed
         )
-        boxes.postpone(mailbox, row, mask, boxes.much_later_ms)
+        messages.postpone(mailbox, row, mask, messages.much_later_ms)
 
     def _send(
         self, inbox: Inbox, row: MessageRow, mask: int, count: int, attempts: int, body: Body
     ) -> None:
-        """Put rows of a put into the outbox of a reader."""
+        """Add a MAIL with rows of a put to the outbox of a reader's link."""
         rows: bytes | None = None
         frames, size = body.frames, body.size
         if count != row.count:
@@ -454,7 +435,7 @@ class Inboxes:
     # --- acknowledgement ------------------------------------------------------------------------
 
     def prepare_ack(self, link: Link, command: AckMail, frame: Any = None) -> Part:
-        """An ACK_MAIL as part of a step. Raises BrokerRefused: nothing was done."""
+        """Return the part that an ACK_MAIL becomes. Raises BrokerRefused: nothing was done."""
         inbox = link.receivers.get(command.subscription)
         if not isinstance(inbox, Inbox):
             raise BrokerRefused(
@@ -464,20 +445,20 @@ class Inboxes:
         mailbox = inbox.mailbox
         number, done = mailbox.number, done_of(rows)
         if command.again_ms < 0:
-            return self._mailboxes.part(mailbox, MailDone(number, done), _Ack(self, inbox, rows))
+            return self._messages.part(mailbox, MailDone(number, done), _Ack(self, inbox, rows))
         not_before_ms = self._shard.now_ms + command.again_ms if command.again_ms else 0
         change = MailAgain(number, done, not_before_ms, command.again_ms)
-        return self._mailboxes.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
+        return self._messages.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
 
-    def _held_rows(self, inbox: Inbox, command: AckMail) -> list[Leaver]:
-        """The rows that an ACK_MAIL names; raises BrokerRefused `not_held`."""
+    def _held_rows(self, inbox: Inbox, command: AckMail) -> list[RowsOfPut]:
+        """Return the rows that an ACK_MAIL names. Raises BrokerRefused `not_held`."""
         held, mailbox = inbox.held, inbox.mailbox
         rows, number = mailbox.rows, mailbox.number
         unsent: dict[int, int] = {}
         for handout in inbox.pipe:
             base = handout.row.base
             unsent[base] = unsent.get(base, 0) | handout.mask
-        found: list[Leaver] = []
+        found: list[RowsOfPut] = []
         ranges = command.ranges
         place = at = 0
         while place < len(ranges):
@@ -490,11 +471,11 @@ class Inboxes:
             if not has:
                 raise BrokerRefused("not_held", f"message {at} is not in this inbox's hands")
             row = rows[number, base]
-            behind = base + row.count
-            # All ranges of one batch together: each for itself would go through all its rows.
-            last = bisect_left(ranges, (behind,), place + 1)
-            mask = _rows_between(ranges, place, last, at, base, row.count) if at < behind else 0
-            stop = min(ranges[last - 1][1], behind)
+            end = base + row.count
+            # All ranges of one batch together: each range alone would go through all rows.
+            last = bisect_left(ranges, (end,), place + 1)
+            mask = _rows_between(ranges, place, last, at, base, row.count) if at < end else 0
+            stop = min(ranges[last - 1][1], end)
             if unsent:
                 has &= ~unsent.get(base, 0)
             if not mask or mask & ~has:
@@ -502,16 +483,16 @@ class Inboxes:
                     "not_held", f"of messages {at} to {stop} not all are in this inbox's hands"
                 )
             found.append((base, mask, row))
-            place, at = (last, 0) if ranges[last - 1][1] <= behind else (last - 1, behind)
+            place, at = (last, 0) if ranges[last - 1][1] <= end else (last - 1, end)
         return found
 
 
 class _Ack(Effect):
-    """An acknowledgement on its way: what a reader is done with."""
+    """Rows that a reader has acknowledged, on their way out of the mailbox."""
 
     inboxes: Inboxes
     inbox: Inbox
-    rows: list[Leaver]
+    rows: list[RowsOfPut]
 
     def taken(self, part: Part) -> None:
         inbox = self.inbox
@@ -527,7 +508,7 @@ class _Ack(Effect):
 
     def appended(self, part: Part, end_lsn: int) -> None:
         mailbox = self.inbox.mailbox
-        left = self.inboxes._mailboxes.left
+        left = self.inboxes._messages.left
         count = 0
         for base, mask, row in self.rows:
             left(mailbox, base, mask, row)
@@ -538,60 +519,45 @@ class _Ack(Effect):
         inbox = self.inbox
         for base, mask, row in self.rows:
             if inbox.ended:
-                self.inboxes._mailboxes.release(inbox.mailbox, row, mask)
+                self.inboxes._messages.release(inbox.mailbox, row, mask)
             else:
                 inbox.held[base] = inbox.held.get(base, 0) | mask
                 inbox.outstanding += mask.bit_count()
 
 
 class _Again(_Ack):
-    """Messages that a reader has given back: they wait again, or for their time."""
+    """Rows that a reader has given back: they wait again, at once or from a time on."""
 
     not_before_ms: int
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        boxes, mailbox = self.inboxes._mailboxes, self.inbox.mailbox
+        messages, mailbox = self.inboxes._messages, self.inbox.mailbox
         for _, mask, row in self.rows:
             self.inboxes._shard.counters["mail_again"] += mask.bit_count()
-            if self.not_before_ms > boxes.now_ms:
-                boxes.postpone(mailbox, row, mask, self.not_before_ms)
+            if self.not_before_ms > messages.now_ms:
+                messages.postpone(mailbox, row, mask, self.not_before_ms)
             else:
-                boxes.release(mailbox, row, mask)
+                messages.release(mailbox, row, mask)
 
 
 def _rows_between(
     ranges: Sequence[tuple[int, int]], place: int, last: int, at: int, base: int, count: int
 ) -> int:
-    """The rows of a batch that ranges[place:last] name from the number `at` on, as a mask."""
+    """Return the rows of a batch that ranges[place:last] name from the number `at` on."""
     if last == place + 1:
         stop = min(ranges[place][1] - base, count)
         return ((1 << stop) - 1) >> (at - base) << (at - base)
     bounds = np.array(ranges[place:last], np.int64) - base
     np.clip(bounds, at - base, count, out=bounds)
     steps = np.zeros(count + 1, np.int8)
-    # Neighbours may touch, so beginnings and ends are counted one after the other.
+    # Two ranges may touch, so their beginnings and ends are counted separately.
     steps[bounds[:, 0]] += 1
     steps[bounds[:, 1]] -= 1
-    bits = np.packbits(np.cumsum(steps[:-1], dtype=np.int8) > 0, bitorder="little")
-    return int.from_bytes(bits.tobytes(), "little")
-
-
-def _lowest(mask: int, count: int) -> int:
-    """The first so many rows of a mask."""
-    if mask.bit_count() <= count:
-        return mask
-    low, high = 0, mask.bit_length()
-    while low < high:
-        middle = (low + high) // 2
-        if (mask & ((1 << middle) - 1)).bit_count() < count:
-            low = middle + 1
-        else:
-            high = middle
-    return mask & ((1 << low) - 1)
+    return bits_of_rows(np.cumsum(steps[:-1], dtype=np.int8) > 0)
 
 
 def _same_why(rare: Rare, mask: int) -> int:
-    """The first rows of a mask, up to one that lies there for another reason."""
+    """Return the first rows of a mask that have the same reason to lie in the mailbox."""
     low = mask & -mask
     seen = 0
     for rows, _ in reversed(rare.why):
@@ -604,7 +570,7 @@ def _same_why(rare: Rare, mask: int) -> int:
 
 
 def why_of(rare: Rare, mask: int) -> str:
-    """Why the first row of a mask lies there."""
+    """Return the reason why the first row of a mask lies in the mailbox."""
     low = mask & -mask
     for rows, why in reversed(rare.why):
         if int.from_bytes(rows, "little") & low:
@@ -613,7 +579,7 @@ def why_of(rare: Rare, mask: int) -> str:
 
 
 def about_of(about: list[Run], mask: int, count: int) -> list[Run]:
-    """What some rows of a put of replies answer."""
+    """Return which requests some rows of a put of replies answer."""
     if not about or mask == (1 << count) - 1:
         return about
     runs: list[Run] = []

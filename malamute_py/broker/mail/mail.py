@@ -1,6 +1,6 @@
-"""Mail: the mailboxes, their readers and their administration, as the broker has them.
+"""Mail: the parts of this room put together, as the broker uses them.
 
-Owns how the three are put together and what the broker asks of them. Source: docs/design.md (Flow
+Owns the order in which the parts are made and in which they work. Source: docs/design.md (Flow
 control; Queues and the checkpoint); SPEC.md, section 4.4.
 """
 
@@ -18,10 +18,12 @@ from malamute_py.broker.log.steps import Part, Steps
 from malamute_py.broker.mail.administration import MailboxAdmin
 from malamute_py.broker.mail.inboxes import Inboxes
 from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.mail.messages import Messages
+from malamute_py.broker.mail.puts import Puts
 
 
 class Mail:
-    """All mailboxes of one core, and their readers."""
+    """The mail of one core."""
 
     def __init__(
         self,
@@ -31,61 +33,72 @@ class Mail:
         bodies: Bodies,
         answers: Answers,
     ) -> None:
-        self.mailboxes = Mailboxes(shard, links, steps, bodies)
-        self.inboxes = Inboxes(shard, links, steps, self.mailboxes, bodies)
-        self.admin = MailboxAdmin(shard, links, steps, self.mailboxes, bodies, answers)
-        self.queues: Final = (
-            *self.mailboxes.queues, *self.inboxes.queues, *self.admin.queues
+        self.mailboxes = Mailboxes(shard, links, steps)
+        self.messages = Messages(shard, steps, self.mailboxes, bodies)
+        self.puts = Puts(shard, steps, self.messages)
+        self.inboxes = Inboxes(shard, links, steps, self.messages)
+        self.admin = MailboxAdmin(shard, links, steps, self.messages, answers)
+        self._schedules: Final = (
+            self.messages.delays, self.messages.expiries, self.mailboxes.endings
         )  # fmt: skip
-        """While all of them are empty, nothing can be done at once."""
+        self._runnable: Final = (
+            self.mailboxes.drafts, self.messages.runnable, self.inboxes.returning
+        )  # fmt: skip
+        self.queues: Final = (*self._runnable, self.mailboxes.ended, *self.admin.queues)
+        """Queues that are all empty while mail has nothing to do at once."""
 
     def prepares(self) -> dict[type[Command], Callable[[Link, Any, Any], Part]]:
-        """What makes a part of a step of each command that is one."""
-        return {Send: self.mailboxes.prepare_send, AckMail: self.inboxes.prepare_ack}
+        """Methods that make a part of a step of a command."""
+        return {Send: self.puts.prepare_send, AckMail: self.inboxes.prepare_ack}
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """What handles the commands that are no steps."""
+        """Handlers of the commands that are no parts of steps."""
         return {**self.inboxes.handlers(), **self.admin.handlers()}
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is."""
+        """Counts for the metrics."""
         return {**self.mailboxes.gauges, **self.inboxes.gauges}
 
     def recovered(self) -> None:
-        """Take up what the tables hold; to be called once, before anything else."""
+        """Load the mailboxes and their messages from the tables; called once, before all else."""
         self.mailboxes.recovered()
+        self.messages.recovered()
 
     # --- readers --------------------------------------------------------------------------------
 
     def in_memory(self, link: Link, number: int) -> bool:
-        """Whether a number is an inbox's of that link whose mailbox is kept in memory only."""
+        """Whether a link has an inbox under a number, of a mailbox in memory."""
         return self.inboxes.in_memory(link, number)
 
     def link_ended(self, link: Link) -> None:
-        """A link is gone: its temporary mailbox ends, or waits for its session."""
+        """End the temporary mailbox of a link that has ended, or keep it for its session."""
         self.mailboxes.link_ended(link)
 
     # --- time and work --------------------------------------------------------------------------
 
     @property
     def hungry(self) -> bool:
-        """Whether more can be done at once."""
-        return self.inboxes.hungry or self.admin.hungry or self.mailboxes.drafted
+        """Whether `deliver` has something to do."""
+        return any(self._runnable) or self.admin.hungry
 
     def deliver(self) -> None:
-        """Do a bounded share of what can be done at once."""
+        """Do a bounded share of the work that waits for nothing."""
         self.mailboxes.forget_drafts()
-        if self.admin.hungry:
-            self.admin.work()
-        if self.inboxes.hungry:
-            self.inboxes.deliver()
+        self.admin.work()
+        self.inboxes.deliver()
 
     def tick(self) -> None:
-        """Time has passed."""
-        self.mailboxes.tick()
+        """Do what is due by now."""
+        self.messages.tick()
+        self.mailboxes.end_kept()
 
     @property
     def due_ms(self) -> int | None:
-        """When to be asked again at the latest."""
-        return self.mailboxes.due_ms
+        """Time at which `tick` has something to do; None: no timer is set."""
+        due_ms: int | None = None
+        for schedule in self._schedules:
+            at_ms = schedule.due_ms
+            if at_ms is not None and (due_ms is None or at_ms < due_ms):
+                due_ms = at_ms
+        return due_ms

@@ -1,14 +1,14 @@
-"""One mailbox at run time: what waits in it, who reads it, which rows a reader has.
+"""One mailbox at run time: the puts that wait in it, its readers, and the rows that each has.
 
-Owns the state of a mailbox and of a put that does not simply wait. The rules: rows are masks, so a
-batch costs about what a message costs; what is kept of a put besides its row in the tables is kept
-only once a reader was given it, or it waits for a time. Source: docs/design.md, Queues and the
+Owns the state of a mailbox, of its readers, and of each put of which a row was handed out or waits
+for a time. The rules: a set of rows is a mask, so that a batch costs about what a message costs; a
+put that simply waits has nothing but its row in the tables. Source: docs/design.md, Queues and the
 checkpoint.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -18,19 +18,21 @@ import numpy as np
 from malamute_protocol.commands import Level, OpenInbox
 from malamute_py.broker.links.links import Link, Owner, Receiver
 from malamute_py.broker.log.bodies import Body
+from malamute_py.broker.structures.bitmaps import bits_of_rows
 from malamute_py.broker.structures.sorted_values import Ordered
+from malamute_py.changelog.records import MailboxSet
 from malamute_py.changelog.settings import MailboxSettings
 from malamute_py.changelog.tables import MessageRow
 
-DRAFT, CREATING, STANDING, GONE = range(4)
-"""A mailbox: not in the log, in a bundle that creates it, there, removed."""
+DRAFT, CREATING, STANDING = range(3)
+"""A mailbox: no step has created it; a bundle that was handed over creates it; the log has it."""
 
 
-class Out(msgspec.Struct, eq=False, gc=False):
-    """What is known at run time of a put that does not simply wait."""
+class PutProgress(msgspec.Struct, eq=False, gc=False):
+    """One put of which a row was handed out, is leaving, or waits for a time."""
 
     before: int
-    """How often it had been given back before this run of the broker."""
+    """Attempts before this run of the broker."""
     held: int = 0
     """Rows that a reader holds, or that are about to leave."""
     delayed: int = 0
@@ -38,14 +40,14 @@ class Out(msgspec.Struct, eq=False, gc=False):
     once: int = 0
     """Rows that were delivered."""
     often: dict[int, int] | None = None
-    """How often -> rows, for those that were delivered more than once."""
+    """Count of deliveries -> rows, for rows that were delivered more than once."""
     times: dict[int, int] | None = None
     """Time -> rows that wait for it."""
     expiries: Any = None
-    """When each of many rows expires, as a column, once that was asked."""
+    """Time at which each row expires, as a column, once the times of many rows were compared."""
 
     def attempt(self, free: int) -> tuple[int, int]:
-        """The next attempt at the first free rows: (its number, rows up to one with another)."""
+        """Return the number of the next attempt at the first free rows, and which rows have it."""
         low = free & -free
         times = 0
         if not self.once & low:
@@ -100,9 +102,24 @@ class Out(msgspec.Struct, eq=False, gc=False):
 
 
 FEW_ROWS: Final = 64
-"""Up to so many, rows are looked at one by one."""
-NOBODY: deque[Inbox] = deque()
-"""Readers of all mailboxes that never had one, always empty: a deque takes 760 bytes."""
+"""Rows of a put that are looked at one by one; the times of more are compared as a column."""
+NO_READERS: OrderedDict[Inbox, None] = OrderedDict()
+"""Readers of every mailbox that never had one; always empty. Most mailboxes never have one."""
+
+
+class Temporary:
+    """Facts that only a temporary mailbox has."""
+
+    __slots__ = ("logged_next", "lost_reported", "memory_next", "session")
+
+    def __init__(self, session: bytes, logged_next: int, memory_next: int) -> None:
+        self.session = session
+        self.logged_next = logged_next
+        """The next number in the log when the mailbox was made."""
+        self.memory_next = memory_next
+        """The next number in memory when the mailbox was made."""
+        self.lost_reported: set[int] = set()
+        """Batches of earlier requests whose requester was told that their answers are lost."""
 
 
 class Mailbox:
@@ -116,7 +133,8 @@ class Mailbox:
         "created_by",
         "created_ms",
         "delayed",
-        "expired",
+        "expired_unreported",
+        "full_reported",
         "held",
         "level",
         "memory",
@@ -125,21 +143,18 @@ class Mailbox:
         "number",
         "order",
         "others",
-        "out",
         "pending",
-        "queued",
+        "progress",
         "readers",
         "ready",
         "removing",
+        "report_expired_at_ms",
         "resource",
         "returning",
         "rows",
         "settings",
-        "stale",
         "state",
-        "tell_expired_ms",
         "temporary",
-        "told_full",
     )
 
     def __init__(
@@ -148,57 +163,58 @@ class Mailbox:
         self.number = number
         self.name = name
         self.rows = rows
-        """(mailbox, number) -> row: the tables of the log, or those in memory."""
+        """(mailbox, number of a put) -> row: in the tables of the log, or in those in memory."""
         self.created_by = by
         self.created_ms = at_ms
         self.state = DRAFT
-        self.temporary = False
+        self.temporary: Temporary | None = None
+        """None: the mailbox is not bound to a session."""
         self.removing = False
-        """Whether the mailbox takes nothing more."""
+        """Whether a put is refused because the mailbox is being removed or has ended."""
         self.messages = 0
         self.bytes = 0
-        """Bytes of the batches of which a row is left."""
+        """Bytes of the puts of which a row is left."""
         self.coming = 0
         """Messages that steps on their way will put."""
         self.coming_bytes = 0
         self.held = 0
         self.delayed = 0
         self.pending = 0
-        """Steps on their way that need it."""
-        self.told_full = False
-        self.expired = 0
-        """Messages of which no event has told yet."""
-        self.tell_expired_ms = 0
+        """Steps on their way that need the mailbox."""
+        self.full_reported = False
+        self.expired_unreported = 0
+        """Expired messages that no event has reported yet."""
+        self.report_expired_at_ms = 0
         self.order: Ordered[int] = Ordered()
-        """Numbers of its puts."""
+        """Numbers of the puts in the mailbox."""
         self.ready: Ordered[int] = Ordered()
         """Puts of priority 0 with a row that may be delivered."""
         self.others: dict[int, Ordered[int]] | None = None
-        """Puts of other priorities with such a row, by priority."""
-        self.out: dict[int, Out] = {}
+        """Priority -> puts with a row that may be delivered, for priorities other than 0."""
+        self.progress: dict[int, PutProgress] = {}
         self.readers: dict[Inbox, None] = {}
-        self.able = NOBODY
-        """Readers that may be given something, in turn."""
-        self.stale = 0
-        """Readers in `able` that have ended."""
+        self.able = NO_READERS
+        """Readers that may be given something, in the order of their turns."""
         self.returning = 0
-        """Readers that have ended and whose rows are not free yet: others wait for these."""
-        self.queued = False
-        """Waits for its turn to deliver."""
-        self.take_up(settings)
+        """Readers that have ended and whose rows are not free yet; others wait for these rows."""
+        self.apply_settings(settings)
 
-    def take_up(self, settings: MailboxSettings) -> None:
-        """Apply settings from now on."""
+    def apply_settings(self, settings: MailboxSettings) -> None:
+        """Use these settings from now on."""
         self.settings = settings
         self.memory = settings.memory
         self.resource = "mail_memory_bytes" if settings.memory else "mail_bytes"
-        """As what its bytes count for who sent them."""
+        """Quota of the sender that bytes in the mailbox count towards."""
         self.level = int(Level[settings.level.upper()])
+
+    def creation(self) -> MailboxSet:
+        """Return the change that creates the mailbox, or gives it the settings that it has now."""
+        return MailboxSet(self.number, self.name, self.settings, self.created_by, self.created_ms)
 
     # --- what waits -----------------------------------------------------------------------------
 
     def push(self, base: int, priority: int) -> None:
-        """A put has a row that may be delivered."""
+        """Note that a put has a row that may be delivered."""
         if not priority:
             self.ready.add(base)
             return
@@ -210,7 +226,7 @@ class Mailbox:
         waiting.add(base)
 
     def pull(self, base: int, priority: int) -> None:
-        """A put has no row any more that may be delivered."""
+        """Note that a put has no row left that may be delivered."""
         if not priority:
             self.ready.discard(base)
         elif self.others is not None:
@@ -222,38 +238,38 @@ class Mailbox:
 
     @property
     def waits(self) -> bool:
-        """Whether anything may be delivered."""
+        """Whether a row may be delivered."""
         return bool(self.ready) or bool(self.others)
 
     def head(self) -> int:
-        """Number of the put that is to be delivered first; there must be one."""
+        """Return the number of the put that is delivered first; there must be one."""
         if self.others:
             highest = max(self.others)
             if highest > 0 or not self.ready:
                 return self.others[highest].first
         return self.ready.first
 
-    def out_of(self, row: MessageRow) -> Out:
-        """What is known at run time of a put, made when there is nothing yet."""
-        out = self.out.get(row.base)
-        if out is None:
-            out = self.out[row.base] = Out(row.attempts)
+    def progress_of(self, row: MessageRow) -> PutProgress:
+        """Return the progress of a put, which is made when the put has simply waited so far."""
+        progress = self.progress.get(row.base)
+        if progress is None:
+            progress = self.progress[row.base] = PutProgress(row.attempts)
             if row.rare is not None:
                 for times, rows in row.rare.tries:
                     mask = int.from_bytes(rows, "little")
-                    out.once |= mask
+                    progress.once |= mask
                     if times > 1:
-                        out.often = {**(out.often or {}), times: mask}
-        return out
+                        progress.often = {**(progress.often or {}), times: mask}
+        return progress
 
     def free(self, row: MessageRow) -> int:
-        """Rows that may be delivered, as far as no reader has them."""
-        out = self.out.get(row.base)
-        return row.left if out is None else row.left & ~(out.held | out.delayed)
+        """Return the rows of a put that no reader holds and that wait for no time."""
+        progress = self.progress.get(row.base)
+        return row.left if progress is None else row.left & ~(progress.held | progress.delayed)
 
 
 def expired(mailbox: Mailbox, row: MessageRow, now_ms: int) -> tuple[int, int]:
-    """Rows of a put that have expired, and when the next does (0: none will)."""
+    """Return the rows of a put that have expired, and when the next row expires (0: none does)."""
     rare = row.rare
     if rare is None or not rare.expiries:
         if row.expires_at_ms <= now_ms:
@@ -276,19 +292,18 @@ def expired(mailbox: Mailbox, row: MessageRow, now_ms: int) -> tuple[int, int]:
 def _expired_of_many(
     mailbox: Mailbox, row: MessageRow, expiries: list[int], now_ms: int
 ) -> tuple[int, int]:
-    """Find expired rows by columns, which are kept: each of 65,536 rows may have its own time."""
-    out = mailbox.out_of(row)
-    times = out.expiries
+    """Find expired rows by a column, which is kept: each of 65,536 rows may have its own time."""
+    progress = mailbox.progress_of(row)
+    times = progress.expiries
     if times is None:
-        times = out.expiries = np.array(expiries, np.int64)
+        times = progress.expiries = np.array(expiries, np.int64)
     later = times > now_ms
     over = (times != 0) & ~later
-    mask = int.from_bytes(np.packbits(over, bitorder="little").tobytes(), "little") & row.left
-    return mask, int(times[later].min()) if later.any() else 0
+    return bits_of_rows(over) & row.left, int(times[later].min()) if later.any() else 0
 
 
 def temporary_name(link: Link) -> str:
-    """Name of the temporary mailbox of a link's session."""
+    """Return the name of the temporary mailbox of a link's session."""
     if link.holder.startswith("~"):
         return link.holder
     return f"~{blake2b(link.session, digest_size=16).hexdigest()}"
@@ -316,7 +331,6 @@ class Inbox(Receiver):
         "outstanding",
         "pipe",
         "pipe_bytes",
-        "queued",
         "started",
     )
 
@@ -326,19 +340,17 @@ class Inbox(Receiver):
         )
         self.mailbox = mailbox
         self.held: dict[int, int] = {}
-        """Number of a put -> its rows that this reader has and has not acknowledged."""
+        """Number of a put -> its rows that the reader was given and has not acknowledged."""
         self.outstanding = 0
-        """Messages of these."""
+        """Messages that the reader was given and has not acknowledged."""
         self.pipe: deque[Handout] = deque()
-        """Handouts among them that wait for bodies, in order."""
+        """Hand-outs that wait for bodies, in the order of their delivery."""
         self.pipe_bytes = 0
         self.started = False
-        self.queued = False
-        """Stands among those that may be given something."""
 
     @property
     def wants(self) -> bool:
-        """Whether it may be given anything at all."""
+        """Whether the reader may be given a message."""
         if not self.started or self.link.room <= 0:
             return False
         if self.outstanding:

@@ -1,173 +1,128 @@
-"""What a step does to a mailbox: messages that come, and rows that leave.
+"""Effects on a mailbox of the parts of a step by which messages come.
 
-Owns the effects of the parts that put mail and let it go. The rules: what a part needs is reserved
-when it is taken and given back when it is refused; the first put of a mailbox creates it in the
-same bundle. Source: docs/design.md (The core and its shell; Queues and the checkpoint).
+Owns the effects of puts, of requests that become dead letters, and of dead letters that become
+requests again. The rules: a part reserves room when it is taken and gives the room back when it is
+refused; the first put of a mailbox creates it in the same bundle. Source: docs/design.md (The core
+and its shell; Queues and the checkpoint).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from malamute_protocol.content import Content
-from malamute_py.broker.log.steps import Effect, Part, Steps
+from malamute_py.broker.log.steps import NO_TABLES, Effect, Part, Steps
 from malamute_py.broker.mail.mailbox import CREATING, DRAFT, STANDING, Mailbox
+from malamute_py.broker.mail.messages import Leaving, Messages
 from malamute_py.changelog.records import MailPut
-from malamute_py.changelog.tables import MessageRow, rows_of
-
-if TYPE_CHECKING:
-    from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.changelog.tables import apply
 
 
 class _OfMailbox(Effect):
-    # In quotes: compiled, an annotation is looked up where the class is made.
-    boxes: "Mailboxes"  # noqa: UP037
+    messages: Messages
     mailbox: Mailbox
 
 
 class Putting(_OfMailbox):
-    """One put on its way: what a step does to its mailbox."""
+    """One put on its way into a mailbox."""
 
     put: MailPut
-    created: bool = False
+    creates: bool = False
+    """Whether the part creates the mailbox."""
 
     def taken(self, part: Part) -> None:
         """Reserve room."""
         put = self.put
-        self.boxes.reserve(self.mailbox, put.count, put.size)
+        self.messages.mailboxes.reserve(self.mailbox, put.count, put.size)
         self._weigh(put.size)
 
     def _weigh(self, size: int) -> None:
-        """Count bytes from when they are taken: those on their way are held as well."""
+        """Count bytes towards the sender's quota, from the time at which the put is taken."""
         put = self.put
-        self.boxes.quotas.weigh(put.asked_by or put.sender, self.mailbox.resource, size)
+        self.messages.quotas.weigh(put.asked_by or put.sender, self.mailbox.resource, size)
 
     def based(self, part: Part) -> None:
         """Number the messages; the first put of a mailbox creates it in the same bundle."""
+        mailbox = self.mailbox
         self.put.base = part.base
-        self.created = self.boxes.create_in(part, self.mailbox)
+        # Decided only now: a bundle that is refused leaves the creation to the next one.
+        if mailbox.state == DRAFT:
+            mailbox.state = CREATING
+            self.creates = True
+            part.changes.insert(0, mailbox.creation())
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Lay the messages into the mailbox."""
-        boxes, mailbox, put = self.boxes, self.mailbox, self.put
-        boxes.unreserve(mailbox, put.count, put.size)
+        """Add the messages to the mailbox."""
+        messages, mailbox, put = self.messages, self.mailbox, self.put
+        mailboxes = messages.mailboxes
+        mailboxes.unreserve(mailbox, put.count, put.size)
         base = put.base
         assert part.content is not None
         if mailbox.memory:
-            boxes.apply(put)
-            boxes.bodies.hold(base, boxes.stamp(part.content, base), part.frame, part.content)
+            apply(NO_TABLES, mailboxes.in_memory, put)
+            messages.bodies.hold(base, None, part.frame, part.content)
         else:
             if mailbox.state != STANDING:
-                boxes.stands(mailbox)
-            boxes.bodies.keep(base, part.stamp, part.frame, part.content)
-        boxes.arrived(mailbox, base, 0)
+                mailboxes.stands(mailbox)
+            messages.bodies.keep(base, part.stamp, part.frame, part.content)
+        messages.arrived(mailbox, base, 0)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Give the room back."""
         mailbox, put = self.mailbox, self.put
-        if self.created:
-            self.created = False
-            if mailbox.state == CREATING:
-                # Else another bundle, which the journal took, has created it.
-                mailbox.state = DRAFT
-        self.boxes.unreserve(mailbox, put.count, put.size)
+        if self.creates and mailbox.state == CREATING:
+            # Otherwise another bundle, which the journal accepted, has created it.
+            mailbox.state = DRAFT
+        self.messages.mailboxes.unreserve(mailbox, put.count, put.size)
         self._weigh(-put.size)
-        self.boxes.unused(mailbox)
+        self.messages.mailboxes.unused(mailbox)
 
 
-Leaver = tuple[int, int, MessageRow]
-"""Number of a put, rows of it, and its row in the tables."""
-
-
-class Late(Effect):
-    """A put into memory as a piece of a step that is logged: it has its number once that is."""
+class DeferredPut(Effect):
+    """Numbers a put into memory when the step that it belongs to is in the log."""
 
     steps: Steps
     content: Content
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Give the put its content back, and its number."""
+        """Restore the content of the put, and number it."""
         part.content = self.content
         part.base = self.steps.memory_number(self.content.head.count)
         for effect in part.effects:
             effect.based(part)
 
 
-class Leaving(_OfMailbox):
-    """Rows of one mailbox that are on their way out; readers do not get them any more."""
-
-    rows: list[Leaver]
-
-    def appended(self, part: Part, end_lsn: int) -> None:
-        """Take the messages out of the mailbox."""
-        left = self.boxes.left
-        mailbox = self.mailbox
-        for base, mask, row in self.rows:
-            left(mailbox, base, mask, row)
-
-    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Keep the messages in the mailbox."""
-        for _, mask, row in self.rows:
-            self.boxes.stay(self.mailbox, row, mask)
-
-
-class Losing(Leaving):
-    """Rows of one mailbox that leave because their bodies are nowhere."""
-
-    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Keep them, but not at once: they would be read, found lost and refused without end."""
-        for _, mask, row in self.rows:
-            self.boxes.postpone(self.mailbox, row, mask, self.boxes.much_later_ms)
-
-
 class Reviving(Leaving):
     """Dead letters that become requests again."""
 
     def taken(self, part: Part) -> None:
-        """Keep them from readers."""
+        """Keep the dead letters from readers."""
         for _, mask, row in self.rows:
-            self.boxes.leaving(self.mailbox, row, mask)
+            self.messages.leaving(self.mailbox, row, mask)
 
 
 class Burying(_OfMailbox):
     """Requests that become dead letters of a mailbox."""
 
     rows: Sequence[tuple[int, int]]
-    """Number of a put, and rows of it."""
+    """(number of a put, its rows as a mask)"""
     count: int
     size: int
 
     def taken(self, part: Part) -> None:
         """Reserve room."""
-        self.boxes.reserve(self.mailbox, self.count, self.size)
+        self.messages.mailboxes.reserve(self.mailbox, self.count, self.size)
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Lay them into the mailbox."""
-        boxes, mailbox = self.boxes, self.mailbox
-        boxes.unreserve(mailbox, self.count, self.size)
-        if mailbox.state != STANDING:
-            boxes.stands(mailbox)
+        """Add the dead letters to the mailbox."""
+        messages, mailbox = self.messages, self.mailbox
+        mailboxes = messages.mailboxes
+        mailboxes.unreserve(mailbox, self.count, self.size)
+        mailboxes.stands(mailbox)
         for base, mask in self.rows:
-            boxes.arrived(mailbox, base, mask)
+            messages.arrived(mailbox, base, mask)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Give the room back."""
-        self.boxes.unreserve(self.mailbox, self.count, self.size)
-        self.boxes.unused(self.mailbox)
-
-
-def done_of(rows: Iterable[Leaver]) -> list[tuple[int, bytes]]:
-    """Rows as the records of the log name them.
-
-    A dead letter is always named: others of its batch may die into the mailbox before the record
-    takes effect, and "all that are left" would be these, too.
-    """
-    return [
-        (base, b"" if mask == row.left and not _grows(row) else rows_of(mask))
-        for base, mask, row in rows
-    ]
-
-
-def _grows(row: MessageRow) -> bool:
-    return row.rare is not None and row.rare.request is not None
+        self.messages.mailboxes.unreserve(self.mailbox, self.count, self.size)
+        self.messages.mailboxes.unused(self.mailbox)

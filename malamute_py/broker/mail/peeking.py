@@ -1,8 +1,8 @@
-"""Looking into a mailbox: PEEK_MAIL, which takes no message and changes nothing.
+"""Peeking: PEEK_MAIL, which describes messages of a mailbox and changes nothing.
 
-Owns one PEEK_MAIL from the choice of its messages to its answer. The rules: what it reads is
-bounded in entries and bytes; bodies that are on the disk are read first, and the answer names what
-was there when they came. Source: SPEC.md, section 4.4.
+Owns one PEEK_MAIL from the choice of its messages to its answer. The rules: messages and bytes are
+bounded; bodies on the disk are read first, and the answer describes the messages that are there
+when the bodies have come. Source: SPEC.md, section 4.4.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.mail.inboxes import why_of
 from malamute_py.broker.mail.mailbox import Mailbox
+from malamute_py.broker.structures.bitmaps import rows_in
 from malamute_py.changelog.tables import MessageRow
 
 RESULT_BYTES: Final = 512 << 10
-"""What a page of PEEK_MAIL holds at most: a command frame has a bound."""
+"""Bytes that a page has at most: a command frame has a bound."""
 ENTRY_BYTES: Final = 200
-"""About what an entry of a page takes besides its texts and body."""
+"""Bytes, about, that an entry of a page has besides its texts and body."""
 
 
 class Peeking:
-    """One PEEK_MAIL that waits for its turn, then for bodies."""
+    """One PEEK_MAIL, which waits for its turn and then for bodies."""
 
     def __init__(
         self, shard: Shard, links: Links, bodies: Bodies, answers: Answers, link: Link,
         command: PeekMail, mailbox: Mailbox, done: Callable[[], None],
     ) -> None:  # fmt: skip
-        """done: called when it is over, before its answer: the next one may have its turn."""
+        """done: called before the answer is sent; the next PEEK_MAIL may begin then."""
         self._links = links
         self._bodies = bodies
         self._answers = answers
@@ -55,7 +56,7 @@ class Peeking:
         self._more = False
 
     def begin(self) -> None:
-        """Choose what to read, and ask for it."""
+        """Choose the messages, and ask for their bodies."""
         if not self._link.open:
             self._arrived()
             return
@@ -66,10 +67,7 @@ class Peeking:
         begun = -1 if first is None else first - 1
         for base in mailbox.order.after(begun):
             row = table[number, base]
-            left = row.left
-            if base <= after:
-                seen = min(after + 1 - base, row.count)
-                left = left >> seen << seen
+            left = self._left(row)
             if not left:
                 continue
             if count >= self._limit or (self._rows and size + row.size > self._bytes_max):
@@ -80,11 +78,13 @@ class Peeking:
             size += row.size
         for row in self._rows:
             self._waiting += 1
-            taken = self._links.contained(self._link, "PEEK_MAIL", partial(self._take, row.base))
+            taken = self._links.contained(
+                self._link, "PEEK_MAIL", partial(self._body_came, row.base)
+            )
             self._bodies.want(row.base, row.size, taken)
         self._arrived()
 
-    def _take(self, base: int, body: Body | None) -> None:
+    def _body_came(self, base: int, body: Body | None) -> None:
         self._found[base] = body
         self._arrived()
 
@@ -97,42 +97,44 @@ class Peeking:
         link.queries -= 1
         if not link.open:
             return
-        messages: list[dict[str, Any]] = []
-        size = 0
-        full = False
-        after = self._command.after
-        for row in self._rows:
-            left = row.left
-            if row.base <= after:
-                seen = min(after + 1 - row.base, row.count)
-                left = left >> seen << seen
-            while left:
-                place = (left & -left).bit_length() - 1
-                left &= left - 1
-                if len(messages) >= self._limit:
-                    self._more = full = True
-                    break
-                entry = self._entry(row, place)
-                size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
-                size += sum(len(name) + len(value) for name, value in entry["fields"].items())
-                if messages and size > RESULT_BYTES:
-                    self._more = full = True
-                    break
-                messages.append(entry)
-            if full:
-                break
+        messages = self._page()
         self._answers.result(link, self._command, {"messages": messages, "more": self._more})
 
+    def _left(self, row: MessageRow) -> int:
+        """Return the rows of a put after the number that the page begins after."""
+        left, after = row.left, self._command.after
+        if row.base <= after:
+            seen = min(after + 1 - row.base, row.count)
+            left = left >> seen << seen
+        return left
+
+    def _page(self) -> list[dict[str, Any]]:
+        """Return the messages of the page; `_more` tells whether others follow."""
+        messages: list[dict[str, Any]] = []
+        size = 0
+        for row in self._rows:
+            for place in rows_in(self._left(row)):
+                if len(messages) < self._limit:
+                    entry = self._entry(row, place)
+                    size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
+                    size += sum(len(name) + len(value) for name, value in entry["fields"].items())
+                    if not messages or size <= RESULT_BYTES:
+                        messages.append(entry)
+                        continue
+                self._more = True
+                return messages
+        return messages
+
     def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
-        rare, out = row.rare, self._mailbox.out.get(row.base)
+        rare, progress = row.rare, self._mailbox.progress.get(row.base)
         bit = 1 << place
         not_before_ms = 0
         attempts = row.attempts
         held = False
-        if out is not None:
-            held = bool(out.held & bit)
-            attempts = out.attempt(bit)[0] - 1
-            for at_ms, rows in (out.times or {}).items():
+        if progress is not None:
+            held = bool(progress.held & bit)
+            attempts = progress.attempt(bit)[0] - 1
+            for at_ms, rows in (progress.times or {}).items():
                 if rows & bit:
                     not_before_ms = at_ms
         expires_at_ms = row.expires_at_ms

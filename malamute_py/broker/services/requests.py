@@ -33,7 +33,7 @@ from malamute_py.broker.log.steps import (
     changing,
     content_size,
 )
-from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.queue import Back, Grant, Hands, Offer, Put, Service
 from malamute_py.broker.structures.bitmaps import every, runs_of
 from malamute_py.broker.structures.timer_wheel import Wheel
@@ -80,13 +80,14 @@ class Requests:
     """All service queues, and what happens to what lies in them."""
 
     def __init__(
-        self, shard: Shard, links: Links, steps: Steps, bodies: Bodies, mailboxes: Mailboxes
+        self, shard: Shard, links: Links, steps: Steps, bodies: Bodies, puts: Puts
     ) -> None:
         self._shard = shard
         self._links = links
         self._steps = steps
         self._bodies = bodies
-        self._mailboxes = mailboxes
+        self._mailboxes = puts.mailboxes
+        self._puts = puts
         self.by_name: dict[str, Service] = {}
         self.names: list[str] = []
         """Ascending."""
@@ -290,7 +291,7 @@ class Requests:
         if not gone or not self._mailboxes.answers_lost(name, taken.base):
             return
         runs = [(command.key, first, count) for first, count in runs_of(gone)]
-        part = self._mailboxes.notice(name, asked_by=link.holder, about=runs, why="lost")
+        part = self._puts.notice(name, asked_by=link.holder, about=runs, why="lost")
         if part is not None:
             self._shard.counters["answers_lost"] += gone.bit_count()
             self._steps.take([part])
@@ -460,10 +461,10 @@ class Requests:
         if not mails:
             return part
         if not service.memory:
-            mails = [self._mailboxes.later(mail) if mail.memory else mail for mail in mails]
+            mails = [self._puts.later(mail) if mail.memory else mail for mail in mails]
         elif not all(mail.memory for mail in mails):
             # The change has its effect when the mail is in the log.
-            mails = [self._mailboxes.later(mail) if mail.memory else mail for mail in mails]
+            mails = [self._puts.later(mail) if mail.memory else mail for mail in mails]
             part.memory = False
         part.also += mails
         return part
@@ -516,20 +517,20 @@ class Requests:
         masks = [(put.base, rows) for put, rows in items]
         mailbox = dead_letters(service)
         try:
-            part = self._mailboxes.bury(
+            part = self._puts.bury(
                 mailbox, service=service.number, rows=masks, size=size, why=why, force=True
             )
         except BrokerRefused:
             # The mailbox that was named cannot take them: what is logged stays in the log.
             mailbox = default_dead_letters(service)
-            part = self._mailboxes.bury(
+            part = self._puts.bury(
                 mailbox, service=service.number, rows=masks, size=size, why=why, force=True
             )
         part.effects += [_Dying(self, service, items, why, [], mailbox), *effects]
         part.level = service.level
         notices = self.notices(items, why)
         if not part.memory:
-            notices = [self._mailboxes.later(one) if one.memory else one for one in notices]
+            notices = [self._puts.later(one) if one.memory else one for one in notices]
         part.also += notices
         return part
 
@@ -544,7 +545,7 @@ class Requests:
         parts: list[Part] = []
         for (reply_to, asked_by), runs in places.items():
             count = sum(run[2] for run in runs)
-            part = self._mailboxes.notice(reply_to, asked_by=asked_by, about=runs, why=why)
+            part = self._puts.notice(reply_to, asked_by=asked_by, about=runs, why=why)
             if part is None:
                 self.undeliverable(reply_to, count)
             else:
@@ -918,8 +919,7 @@ class _Incoming(Effect):
         assert content is not None
         if service.memory:
             requests.apply(part.changes)
-            stamp = requests._mailboxes.stamp(content, change.base)
-            requests._bodies.hold(change.base, stamp, part.frame, content)
+            requests._bodies.hold(change.base, None, part.frame, content)
         else:
             requests._bodies.keep(change.base, part.stamp, part.frame, content)
         if self.makes:

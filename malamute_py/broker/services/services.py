@@ -34,7 +34,7 @@ from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Steps, Then
-from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.queue import Hands, Put, Service
 from malamute_py.broker.services.requests import (
     Requests,
@@ -65,18 +65,17 @@ class Services:
         links: Links,
         steps: Steps,
         bodies: Bodies,
-        mailboxes: Mailboxes,
+        puts: Puts,
         answers: Answers,
     ) -> None:
         self._shard = shard
         self._steps = steps
         self._bodies = bodies
-        self._mailboxes = mailboxes
+        self._mailboxes = puts.mailboxes
+        self._puts = puts
         self._answers = answers
-        self._requests = Requests(shard, links, steps, bodies, mailboxes)
-        self._offers = offers = Offers(
-            shard, links, steps, bodies, mailboxes, self._requests, answers
-        )
+        self._requests = Requests(shard, links, steps, bodies, puts)
+        self._offers = offers = Offers(shard, links, steps, bodies, puts, self._requests, answers)
         self._cancels: Final[list[tuple[Link, CancelRequest]]] = []
         """Cancellations of batches that are on their way into the log themselves."""
         self._portions: Final[deque[Callable[[], None]]] = deque()
@@ -356,7 +355,7 @@ class Services:
         """Put dead letters back into their queue, a portion a step; answer when all are."""
         service, places = job.service, job.places
         while places:
-            part = self._mailboxes.revive(places[0], service=service.number, numbers=job.numbers)
+            part = self._puts.revive(places[0], service=service.number, numbers=job.numbers)
             if part is not None:
                 break
             del places[0]

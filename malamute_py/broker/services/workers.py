@@ -32,7 +32,7 @@ from malamute_py.broker.links.links import ERRED, Link, Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Effect, Part, Steps, Then
-from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.queue import (
     SLOW_LOOK,
     Grant,
@@ -71,7 +71,7 @@ class Offers:
         links: Links,
         steps: Steps,
         bodies: Bodies,
-        mailboxes: Mailboxes,
+        puts: Puts,
         requests: Requests,
         answers: Answers,
     ) -> None:
@@ -79,7 +79,7 @@ class Offers:
         self._links = links
         self._steps = steps
         self._bodies = bodies
-        self._mailboxes = mailboxes
+        self._puts = puts
         self._requests = requests
         self._answers = answers
         self.count = 0
@@ -577,7 +577,7 @@ class Offers:
     ) -> Part | None:  # fmt: skip
         """The put of replies; None when their mailbox is gone."""
         try:
-            return self._mailboxes.put(
+            return self._puts.put(
                 asked.reply_to, sender=link.holder, content=content, frame=frame,
                 about=runs if any(run[0] for run in runs) else (), last=last,
                 asked_by=asked.sender,
@@ -595,7 +595,7 @@ class Offers:
         if mail is None:
             mail = Part(level=service.level, memory=not together)
         elif mail.memory and together:
-            mail = self._mailboxes.later(mail)
+            mail = self._puts.later(mail)
         mail.effects += [self._counting(count, "replies_in"), Then(partial(self._renew, items))]
         return mail
 

@@ -20,7 +20,7 @@ from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.confirms import DEFAULT, LEVEL_NAMES, NONE, STORED, SYNCED, Confirms
-from malamute_py.broker.log.ring import RingState, Settled, Settlement, Waiter
+from malamute_py.broker.log.ring import RingState, Settlement, Unsettled, Waiter
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
 from malamute_py.broker.log.stream import Batch, Stream
 from malamute_py.broker.ready import (
@@ -430,7 +430,7 @@ class Publishing:
             for waiter in waiters:
                 self._confirms.confirm(waiter, SYNCED)
             return
-        ring.unsettled.append(Settled(end_lsn, pending.size, batch, waiters))
+        ring.unsettled.append(Unsettled(end_lsn, pending.size, batch, waiters))
         if waiters or stream.durable:
             ring.awaited = end_lsn
         self._fan_out(batch, False)
@@ -502,7 +502,7 @@ class Publishing:
         elif ring.visible >= lsn:
             call(None)
         else:
-            ring.unsettled.append(Settled(lsn, 0, call=call))
+            ring.unsettled.append(Unsettled(lsn, 0, call=call))
             ring.awaited = max(ring.awaited, lsn)
 
     # --- durable ------------------------------------------------------------------------

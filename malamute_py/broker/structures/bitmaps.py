@@ -26,7 +26,7 @@ def low_bit(mask: int) -> int:
 
 def first_bits(mask: int, count: int) -> int:
     """The lowest `count` bits of a mask that has more."""
-    low = low_bit(mask)
+    low = (mask & -mask).bit_length() - 1
     run = mask >> low
     if not run & ((1 << count) - 1) ^ ((1 << count) - 1):
         return ((1 << count) - 1) << low

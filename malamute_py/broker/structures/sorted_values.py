@@ -116,7 +116,7 @@ def _greatest(chunk: list[T]) -> T:
     return chunk[-1]
 
 
-Place = tuple[int, int]
+Pair = tuple[int, int]
 """Mailbox and number, as the tables have them."""
 
 
@@ -126,16 +126,16 @@ class Schedule:
     __slots__ = ("_at", "_order")
 
     def __init__(self) -> None:
-        self._at: dict[Place, int] = {}
-        self._order: Ordered[tuple[int, Place]] = Ordered()
+        self._at: dict[Pair, int] = {}
+        self._order: Ordered[tuple[int, Pair]] = Ordered()
 
     def __len__(self) -> int:
         return len(self._at)
 
-    def __contains__(self, place: Place) -> bool:
+    def __contains__(self, place: Pair) -> bool:
         return place in self._at
 
-    def time(self, place: Place) -> int | None:
+    def time(self, place: Pair) -> int | None:
         """When something is to be done about it; None: never."""
         return self._at.get(place)
 
@@ -144,7 +144,7 @@ class Schedule:
         """When the next is due."""
         return self._order.first[0] if self._at else None
 
-    def set(self, place: Place, at_ms: int) -> None:
+    def set(self, place: Pair, at_ms: int) -> None:
         """Make a place due at this time, and at no other."""
         known = self._at.get(place)
         if known is not None:
@@ -154,13 +154,13 @@ class Schedule:
         self._at[place] = at_ms
         self._order.add((at_ms, place))
 
-    def drop(self, place: Place) -> None:
+    def drop(self, place: Pair) -> None:
         """Nothing is to be done about it."""
         known = self._at.pop(place, None)
         if known is not None:
             self._order.discard((known, place))
 
-    def take(self, now_ms: int) -> Place | None:
+    def pop_due(self, now_ms: int) -> Pair | None:
         """The next that is due by now, which it is no more; None: nothing is."""
         if not self._order:
             return None

@@ -1,52 +1,13 @@
-"""Named cursors: moved forward by who believes where they stand, clamped, pinned."""
+"""Named cursors: moved forward by clients that know where they stand, and clamped."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from tests.broker.shell import Peer, Shell, offsets
-
-ME = 2
-
-
-def world(**settings: Any) -> Shell:
-    shell = Shell(**settings)
-    shell.hello(1)
-    shell.hello(ME)
-    shell.publish(1, "s", [b"x"] * 10)
-    return shell
-
-
-def move(shell: Shell, next: int, tracker: int = 7, **fields: Any) -> Any:
-    """CONFIRM, or the code of REFUSED."""
-    peer = shell.send(ME, wire.MoveCursor("s", "c", next, tracker, **fields))
-    answer = peer.commands[-1]
-    if isinstance(answer, wire.Refused):
-        assert (answer.command, answer.reference) == (60, tracker)
-        return answer.code
-    assert isinstance(answer, wire.Confirm)
-    assert answer.tracker == tracker
-    return answer
-
-
-def info(shell: Shell, cursor: str = "c", stream: str = "s") -> dict[str, Any]:
-    peer = shell.send(ME, wire.CursorInfo(3, stream, cursor))
-    answer = peer.commands[-1]
-    assert isinstance(answer, wire.Result), answer
-    return answer.value
-
-
-def events(shell: Shell, name: str) -> list[dict[str, Any]]:
-    return [event.facts for event in shell.events if event.name == name]
-
-
-def edit(shell: Shell, start: Any = (), **settings: Any) -> Peer:
-    return shell.send(ME, wire.EditCursor(4, "s", "c", settings, list(start)))
-
+from tests.broker.cursors.cursor_world import ME, edit, events, info, move, trim, world
+from tests.broker.shell import offsets
 
 # --- moving ----------------------------------------------------------------------------------
 
@@ -85,7 +46,7 @@ def test_a_cursor_moves_forward_only() -> None:
     assert move(shell, 10).level == wire.Level.SYNCED
 
 
-def test_of_two_that_read_from_the_same_place_one_moves_the_cursor() -> None:
+def test_one_of_two_clients_that_read_from_the_same_place_moves_the_cursor() -> None:
     shell = world()
     move(shell, 4)
     assert move(shell, 6, from_=4).level == 3
@@ -93,7 +54,7 @@ def test_of_two_that_read_from_the_same_place_one_moves_the_cursor() -> None:
     assert info(shell)["next"] == 6
 
 
-def test_moves_of_one_message_are_taken_in_their_order() -> None:
+def test_moves_of_one_message_happen_in_their_order() -> None:
     shell = world()
     peer = shell.send(
         ME, wire.MoveCursor("s", "c", 2, 5), wire.MoveCursor("s", "c", 6, 6, from_=2),
@@ -120,7 +81,7 @@ def test_force_and_pins_and_removal_need_an_administrator() -> None:
     assert isinstance(edit(shell, description="mine").commands[-1], wire.Result)
 
 
-def test_who_may_not_read_a_stream_has_no_cursors_there() -> None:
+def test_a_client_that_may_not_read_a_stream_has_no_cursors_there() -> None:
     shell = world(permit=lambda identity, action, name: action != "read")
     assert move(shell, 2) == "forbidden"
     peer = shell.send(ME, wire.CursorInfo(3, "s", "c"))
@@ -171,7 +132,7 @@ def test_a_move_that_the_journal_refuses_has_not_happened() -> None:
     assert move(shell, 4, from_=2).level == 3
 
 
-def test_a_step_moves_a_cursor_behind_what_it_publishes() -> None:
+def test_a_step_moves_a_cursor_past_the_records_that_it_publishes() -> None:
     shell = world()
     content = encode([b"a", b"b"], subject="s")
     step = wire.Atomic(9, 2), wire.Publish("s", 0), wire.MoveCursor("s", "c", 12, 0)
@@ -326,13 +287,6 @@ def test_cursors_are_listed_by_pages() -> None:
 # --- clamped -----------------------------------------------------------------------------------
 
 
-def trim(shell: Shell, first: int, stream: str = "s") -> None:
-    found = shell.stream(stream)
-    shell.firsts[found.number] = first
-    shell.broker.trimmed(found.ring.name, {found.number: first})
-    shell.run()
-
-
 def test_a_trim_clamps_the_cursors_that_it_passes_by_name() -> None:
     shell = world()
     shell.publish(1, "s", [b"x"] * 10)
@@ -345,7 +299,7 @@ def test_a_trim_clamps_the_cursors_that_it_passes_by_name() -> None:
     ]
     assert shell.broker.counters["cursors_clamped"] == 1
     assert (info(shell)["next"], info(shell)["lag"]) == (12, 8)
-    # Whoever saw it before or behind the trim may move it.
+    # A client that saw the cursor before or after the trim may move it.
     assert move(shell, 14, from_=4).level == 3
     assert move(shell, 15, from_=14).level == 3
 
@@ -365,7 +319,7 @@ def test_a_cursor_before_the_first_record_is_clamped_at_the_start() -> None:
     assert not events(shell, "cursor_clamped")
 
 
-def test_a_cursor_behind_the_tail_is_clamped_at_the_start() -> None:
+def test_a_cursor_after_the_tail_is_clamped_at_the_start() -> None:
     """A stream with a ring of its own may lose more than the log of the cursor."""
     shell = world()
     shell.send(1, wire.CreateStream(1, "own", {"ring_bytes": 1 << 20}))
@@ -382,110 +336,3 @@ def test_a_cursor_behind_the_tail_is_clamped_at_the_start() -> None:
     assert events(shell, "cursor_clamped") == [
         {"stream": "own", "cursor": "c", "from": 6, "to": 3, "code": "rewound"}
     ]
-
-
-# --- pins --------------------------------------------------------------------------------------
-
-
-def fill(shell: Shell, count: int, stream: str = "s") -> None:
-    for _ in range(count):
-        shell.publish(1, stream, [bytes(1_000)])
-
-
-def test_a_pin_is_told_to_the_journal_and_moves_with_its_cursor() -> None:
-    shell = world()
-    edit(shell, [2, 3], pin=True)
-    assert shell.pins == {("main", "cursor-1-c"): (1, 3)}
-    assert info(shell)["pinned"] is True
-    move(shell, 8)
-    assert shell.pins == {("main", "cursor-1-c"): (1, 8)}
-    shell.restart()
-    assert shell.pins == {("main", "cursor-1-c"): (1, 8)}
-    shell.hello(ME)
-    edit(shell, pin=False)
-    assert shell.pins == {}
-
-
-def test_a_cursor_that_is_removed_gives_its_pin_up() -> None:
-    shell = world()
-    edit(shell, pin=True)
-    shell.send(ME, wire.RemoveCursor(5, "s", "c"))
-    assert shell.pins == {}
-    assert shell.broker.gauges["pins"] == 0
-
-
-def test_a_pin_is_warned_of_before_it_breaks() -> None:
-    shell = world()
-    edit(shell, [1], pin=True, pin_bytes_max=20_000)
-    fill(shell, 10)
-    shell.wait(1_000)
-    assert not events(shell, "pin_near_limit")
-    fill(shell, 5)
-    shell.wait(1_000)
-    (warning,) = events(shell, "pin_near_limit")
-    assert 16_000 <= warning["bytes"] <= 20_000
-    assert shell.pins
-    fill(shell, 5)
-    shell.wait(1_000)
-    assert len(events(shell, "pin_near_limit")) == 1
-    assert [one["cursor"] for one in events(shell, "pin_broken")] == ["c"]
-    assert shell.broker.counters["pins_broken"] == 1
-    assert shell.pins == {}
-    assert info(shell)["pinned"] is False
-    shell.wait(5_000)
-    assert shell.pins == {}
-    move(shell, info(shell)["tail"])
-    assert shell.pins == {("main", "cursor-1-c"): (1, info(shell)["tail"])}
-
-
-def test_other_streams_of_the_ring_count_towards_a_pin() -> None:
-    shell = world()
-    edit(shell, [1], pin=True, pin_bytes_max=10_000)
-    fill(shell, 12, "another")
-    shell.wait(1_000)
-    assert events(shell, "pin_broken")
-
-
-def test_retention_leaves_what_is_pinned() -> None:
-    shell = Shell(retention_ms=100)
-    shell.hello(1)
-    shell.hello(ME)
-    shell.send(1, wire.CreateStream(1, "s", {"max_bytes": 10_000}))
-    fill(shell, 3)
-    edit(shell, [2, 2], pin=True)
-    fill(shell, 50)
-    shell.wait(1_000)
-    assert 0 < shell.stream("s").first <= 2
-    move(shell, 53)
-    fill(shell, 5)
-    shell.wait(1_000)
-    assert shell.stream("s").first > 2
-
-
-def test_a_pin_that_the_journal_broke_is_named() -> None:
-    shell = world()
-    shell.publish(1, "s", [b"x"] * 10)
-    edit(shell, pin=True)
-    trim(shell, 10)
-    assert [one["offset"] for one in events(shell, "pin_broken")] == [0]
-    assert [one["to"] for one in events(shell, "cursor_clamped")] == [10]
-    assert shell.pins == {}
-
-
-@pytest.mark.parametrize("steps", [300, 1_000])
-def test_marks_stay_few_and_say_about_what_is_held(steps: int) -> None:
-    shell = world(expiry_beats=10_000)
-    edit(shell, [1], pin=True, pin_bytes_max=1 << 40)
-    begin = shell.ends["main"]
-    places = []
-    for _ in range(steps):
-        shell.publish(1, "s", [bytes(100)])
-        places.append((shell.stream("s").next, shell.ends["main"]))
-        shell.wait(1_000)
-    (marks,) = shell.broker._cursors._marks.values()
-    assert len(marks._offsets) <= 256
-    next, lsn = places[steps // 2]
-    move(shell, next)
-    shell.wait(1_000)
-    exact = shell.ends["main"] - lsn
-    assert 0 <= info(shell)["pinned_bytes"] - exact <= (shell.ends["main"] - begin) * 0.02 + 1_000

@@ -12,7 +12,7 @@ from tests.broker.shell import Peer, Shell
 
 
 def hello(shell: Shell, link: int, identity: str, credential: str, session: int = 0) -> Peer:
-    """HELLO of a link with a credential, that asks for an identity or for none."""
+    """Send the HELLO of a link with a credential that asks for an identity or for none."""
     name = (session or link).to_bytes(16, "big")
     return shell.send(link, wire.Hello((1, 1), name, identity), identity=credential)
 
@@ -60,14 +60,14 @@ def test_a_reply_of_a_fenced_link_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("credential", ["", "ann"])
-def test_those_who_ask_for_no_identity_may_be_many(credential: str) -> None:
+def test_many_links_may_have_an_identity_that_none_asked_for(credential: str) -> None:
     shell = Shell()
     peers = [hello(shell, link, "", credential) for link in (1, 2, 3)]
     assert not any(peer.closed for peer in peers)
     assert shell.broker.counters["links_fenced"] == 0
 
 
-def test_who_has_it_from_the_credential_alone_is_not_fenced_by_who_asks() -> None:
+def test_a_link_with_its_credentials_identity_is_not_fenced_by_one_that_asks_for_it() -> None:
     shell = Shell()
     quiet = hello(shell, 1, "", "ann")
     named = hello(shell, 2, "ann", "ann")
@@ -94,14 +94,14 @@ def test_an_identity_is_free_again_when_its_link_has_ended() -> None:
     assert shell.broker.counters["links_fenced"] == 0
 
 
-def test_an_identity_that_is_refused_fences_nobody() -> None:
+def test_an_identity_that_is_refused_fences_no_link() -> None:
     shell = Shell()
     ann = hello(shell, 1, "ann", "ann")
     assert hello(shell, 2, "ann", "bob").last(wire.Bye).code == "forbidden"
     assert not ann.closed
 
 
-def test_another_identity_fences_nobody() -> None:
+def test_another_identity_fences_no_link() -> None:
     shell = Shell()
     ann = hello(shell, 1, "ann", "ann")
     assert not hello(shell, 2, "bob", "bob").closed

@@ -1,4 +1,4 @@
-"""Links: who may come in, who is given up, and what a bad or slow peer costs others."""
+"""Links: which are welcomed, refused and ended, and what a bad or slow peer costs others."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ VALUES = {
 
 
 def any_of(kind: type[wire.Command]) -> wire.Command:
-    """A command of this type; what is in it does not matter."""
+    """Return a command of a type; its fields do not matter."""
     if kind is wire.Atomic:
         return wire.Atomic(2, 0)
     values = {
@@ -141,7 +141,7 @@ def test_a_second_hello_on_a_link_ends_it() -> None:
     assert peer.closed
 
 
-def test_what_only_a_broker_says_ends_the_link_of_a_client_that_says_it() -> None:
+def test_a_command_that_only_a_broker_sends_ends_the_link_of_a_client() -> None:
     shell = Shell()
     shell.hello(1)
     peer = shell.send(1, wire.Confirm(1, 2, 1, 0, 0))
@@ -169,7 +169,7 @@ def test_a_session_cannot_be_taken_over_by_another_identity() -> None:
     assert not old.closed
 
 
-def test_a_silent_link_is_pinged_and_then_given_up() -> None:
+def test_a_silent_link_is_pinged_and_then_ended() -> None:
     shell = Shell(heartbeat_ms=100)
     peer = shell.hello(1)
     shell.wait(100)
@@ -191,7 +191,7 @@ def test_a_link_that_answers_pings_stays() -> None:
     assert not peer.closed
 
 
-def test_a_connection_that_never_says_hello_is_given_up() -> None:
+def test_a_connection_that_never_sends_hello_is_ended() -> None:
     shell = Shell(heartbeat_ms=100)
     shell.broker.receive(1, "", [], [], shell.now_ms)
     shell.run()
@@ -233,7 +233,7 @@ def test_nothing_follows_a_bye() -> None:
 
 
 @pytest.mark.parametrize("malformed", [False, True])
-def test_what_arrives_behind_the_end_of_a_link_in_the_same_turn_opens_no_other(
+def test_a_message_after_the_end_of_a_link_in_the_same_turn_opens_no_other(
     malformed: bool,
 ) -> None:
     shell = Shell()
@@ -262,7 +262,7 @@ def test_what_arrives_behind_the_end_of_a_link_in_the_same_turn_opens_no_other(
         ([wire.Ping(n) for n in range(5000)], []),
     ],
 )
-def test_a_message_that_breaks_the_grammar_costs_its_sender_the_link_and_nobody_else(
+def test_a_message_that_breaks_the_grammar_ends_the_link_of_its_sender_and_no_other(
     commands: list[wire.Command], frames: list[bytes]
 ) -> None:
     shell = Shell()
@@ -346,14 +346,14 @@ def test_every_code_that_the_core_uses_is_in_the_table_of_codes() -> None:
 # --- peers that do not read ---------------------------------------------------------------
 
 
-def test_what_goes_to_a_peer_that_does_not_read_is_bounded_by_its_share() -> None:
+def test_deliveries_to_a_peer_that_does_not_read_are_bounded_by_its_share() -> None:
     shell = Shell(share_min_bytes=100_000, share_max_bytes=100_000)
     shell.hello(1)
     reader = shell.hello(2)
     shell.subscribe(2, 1, "events")
     for tracker in range(1, 101):
         shell.publish(1, "events", [bytes(10_000)], tracker=tracker)
-    # It was asked how far it has read, but answers nothing.
+    # The peer was asked how far it has read, but answers nothing.
     assert len(reader.of(wire.Ping)) == 1
     given = sum(len(body) for body in bodies(reader, 1))
     assert 90_000 <= given <= 120_000

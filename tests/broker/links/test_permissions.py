@@ -1,4 +1,4 @@
-"""What each command of mail, services, cursors and groups needs, and that it is refused without."""
+"""Permissions that the commands of mail, services, cursors and groups need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = ["all"]
 
 
 class Gate:
-    """Allows what is not closed, and remembers what was asked."""
+    """Permissions that allow what is not closed, and keep what was asked."""
 
     def __init__(self) -> None:
         self.closed = False

@@ -1,4 +1,4 @@
-"""Receivers: what a link has under a number shares the numbers and the limit of the link."""
+"""Receivers: all kinds share the numbers and the limit of their link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.broker.post import Post
 
 
 def use(kind: str, number: int) -> Any:
-    """The command that takes a number of its link for something of a kind."""
+    """Return the command that opens a receiver of a kind under a number."""
     if kind == "subscription":
         return wire.Subscribe(number, "stream", ["all"], [1], 10, 1000)
     if kind == "inbox":
@@ -36,7 +36,7 @@ def test_a_number_has_one_use_on_a_link(first: str, second: str) -> None:
     tag = use(second, 5).__struct_config__.tag
     assert (refused.command, refused.reference, refused.code) == (tag, 5, "subscription_exists")
     assert len(post.peers[2].of(wire.Subscribed)) == 1
-    # What has the number goes on; another link may use it for anything.
+    # The receiver with the number goes on; another link may use the number for any kind.
     post.send(3, use(second, 5))
     assert not post.peers[3].of(wire.Refused)
     post.send(2, wire.Unsubscribe(5), use(second, 5))
@@ -54,7 +54,7 @@ def test_all_kinds_count_together_against_the_limit_of_a_link(first: str, second
     tag = use(second, 6).__struct_config__.tag
     assert (refused.command, refused.reference, refused.code) == (tag, 6, "limit")
     assert "at most 1" in refused.reason
-    # What has ended counts no longer, and each link has its own count.
+    # A receiver that has ended counts no longer, and each link has its own count.
     post.send(2, wire.Unsubscribe(5), use(second, 6))
     assert len(peer.of(wire.Subscribed)) == 2
     post.send(3, use(first, 5))
@@ -74,7 +74,7 @@ def test_the_limit_of_a_link_is_the_same_in_any_order(
 
 
 @pytest.mark.parametrize(("first", "second"), [*pairwise(KINDS), (KINDS[-1], KINDS[0])])
-def test_what_was_refused_takes_no_number(first: str, second: str) -> None:
+def test_a_refused_receiver_takes_no_number(first: str, second: str) -> None:
     post = Post(permit=lambda _, action, name: action not in ("read", "receive", "work"))
     post.send(2, use(first, 5), use(second, 5))
     codes = [refused.code for refused in post.peers[2].of(wire.Refused)]

@@ -22,7 +22,7 @@ def hello(
     shell: Shell, link: int, template: str = "web-{n}", *, session: int = 0, number: int = -1,
     credential: str = "",
 ) -> Peer:  # fmt: skip
-    """HELLO of a replica; its session is that of its link unless it comes back."""
+    """Send the HELLO of a replica; its session is that of its link unless it comes back."""
     shell.send(
         link,
         wire.Hello((1, 1), (session or link).to_bytes(16, "big"), template, number=number),
@@ -43,7 +43,7 @@ def refusal(peer: Peer) -> wire.Refused:
 
 
 def with_users(*users: str, templates: Any = None, **settings: Any) -> Shell:
-    """A broker whose users authenticate."""
+    """Return a broker whose users authenticate."""
     carriers = Carriers(users, templates or {})
     grants: dict[str, Grant] = settings.pop("grants", {})
     return Shell(permit=Permissions(grants, carriers), carrier=carriers, **settings)
@@ -220,7 +220,7 @@ def test_with_permissions_a_replica_may_do_what_its_credential_may_and_nothing_e
     assert [refused.reference for refused in peer.of(wire.Refused)][-2:] == [20, 21]
 
 
-def test_where_permissions_are_set_nobody_without_a_credential_gets_a_template() -> None:
+def test_where_permissions_are_set_a_link_without_a_credential_gets_no_template() -> None:
     shell = Shell(permit=Permissions({"ann": Grant(admin=True)}))
     assert refusal(hello(shell, 1)).code == "forbidden"
 
@@ -291,7 +291,7 @@ def test_a_replicas_mailbox_and_producer_are_those_of_its_number() -> None:
     assert shell.peers[2].mail[7][0].mail.sender == "web-0"
 
 
-def test_what_is_kept_for_sessions_that_went_is_bounded_and_forgotten() -> None:
+def test_numbers_kept_for_sessions_without_a_link_are_bounded_and_forgotten() -> None:
     shell = Shell(links_max=3, replica_grace_ms=GRACE_MS)
     for link in range(1, 11):
         hello(shell, link, f"t{link}-{{n}}")

@@ -1,4 +1,4 @@
-"""Bodies: a bounded window in memory, and what lies behind it read back once for all who ask."""
+"""Bodies: a bounded window in memory; older batches are read back, once for all callers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_one_batch_is_kept_whatever_its_size() -> None:
     assert bodies.get(1) is not None
 
 
-def test_what_is_in_memory_only_stays_until_it_is_dropped() -> None:
+def test_a_batch_in_memory_only_stays_until_it_is_dropped() -> None:
     bodies = bodies_of(mail_hot_bytes=1)
     for base in range(5):
         bodies.hold(base, *batch(base, [bytes(100)]))
@@ -59,15 +59,15 @@ def test_what_is_in_memory_only_stays_until_it_is_dropped() -> None:
     assert bodies.kept_bytes == 0
 
 
-def test_one_read_serves_all_who_want_the_same_batch() -> None:
+def test_one_read_serves_all_callers_that_want_the_same_batch() -> None:
     bodies = bodies_of()
     found: list[tuple[str, Body | None]] = []
     bodies.want(7, 300, lambda body: found.append(("a", body)))
     bodies.want(7, 300, lambda body: found.append(("b", body)))
-    (read,) = bodies.take()
+    (read,) = bodies.begin_reads()
     assert read.numbers == (7,)
     bodies.want(7, 300, lambda body: found.append(("c", body)))
-    assert bodies.take() == []
+    assert bodies.begin_reads() == []
     stamp, frame, _ = batch(7, [b"x", b"y"])
     bodies.found(BodiesFound(read.token, {7: stamp + frame}))
     assert [who for who, _ in found] == ["a", "b", "c"]
@@ -79,13 +79,13 @@ def test_one_read_serves_all_who_want_the_same_batch() -> None:
     assert bodies.gauges["mail_reads_under_way"] == 0
 
 
-def test_what_was_read_back_is_had_again_for_a_while() -> None:
+def test_a_batch_that_was_read_back_stays_in_memory_for_a_while() -> None:
     stamp, frame, _ = batch(7, [bytes(100)])
     size = len(stamp + frame) + OVERHEAD
     bodies = bodies_of(mail_hot_bytes=8 * 2 * size)
     for base in range(3):
         bodies.want(base, 300, lambda body: None)
-        (read,) = bodies.take()
+        (read,) = bodies.begin_reads()
         bodies.found(BodiesFound(read.token, {base: stamp + frame}))
     assert [base for base in range(3) if bodies.get(base)] == [1, 2]
     assert bodies.gauges["mail_hot_bytes"] == 2 * size
@@ -94,25 +94,25 @@ def test_what_was_read_back_is_had_again_for_a_while() -> None:
     assert bodies.gauges["mail_hot_bytes"] == 0
 
 
-def test_what_was_dropped_while_it_was_read_is_not_kept() -> None:
+def test_a_batch_that_was_dropped_while_it_was_read_is_not_kept() -> None:
     stamp, frame, _ = batch(7, [b"x"])
     bodies = bodies_of()
     found: list[Body | None] = []
     bodies.want(7, 300, found.append)
-    (read,) = bodies.take()
+    (read,) = bodies.begin_reads()
     bodies.drop(7)
     bodies.found(BodiesFound(read.token, {7: stamp + frame}))
     assert found[0] is not None
     assert bodies.get(7) is None
 
 
-def test_what_is_in_memory_is_had_at_once() -> None:
+def test_a_batch_in_memory_is_passed_on_at_once() -> None:
     bodies = bodies_of()
     kept = bodies.keep(3, *batch(3, [b"x"]))
     found: list[Body | None] = []
     bodies.want(3, 300, found.append)
     assert found == [kept]
-    assert bodies.take() == []
+    assert bodies.begin_reads() == []
 
 
 def test_reads_are_bounded_in_count_numbers_and_bytes_and_keep_their_order() -> None:
@@ -120,11 +120,11 @@ def test_reads_are_bounded_in_count_numbers_and_bytes_and_keep_their_order() -> 
     order: list[int] = []
     for base in range(3 * READ_NUMBERS):
         bodies.want(base, 10, lambda body, base=base: order.append(base))  # type: ignore[misc]
-    first, second = bodies.take()
+    first, second = bodies.begin_reads()
     assert first.numbers == tuple(range(READ_NUMBERS))
-    assert bodies.take() == []
+    assert bodies.begin_reads() == []
     bodies.found(BodiesFound(second.token, {}))
-    (third,) = bodies.take()
+    (third,) = bodies.begin_reads()
     assert third.numbers == tuple(range(2 * READ_NUMBERS, 3 * READ_NUMBERS))
     bodies.found(BodiesFound(first.token, {}))
     bodies.found(BodiesFound(third.token, {}))
@@ -135,26 +135,26 @@ def test_a_large_batch_is_read_alone() -> None:
     bodies = bodies_of(mail_reads_max=4, mail_read_bytes=1_000)
     for base in range(3):
         bodies.want(base, 5_000, lambda body: None)
-    (read,) = bodies.take()
+    (read,) = bodies.begin_reads()
     assert read.numbers == (0,)
-    assert bodies.take() == []
+    assert bodies.begin_reads() == []
     bodies.found(BodiesFound(read.token, {}))
-    assert [read.numbers for read in bodies.take()] == [(1,)]
+    assert [read.numbers for read in bodies.begin_reads()] == [(1,)]
 
 
-def test_why_a_read_failed_is_known_while_its_waiters_are_told() -> None:
+def test_the_reason_of_a_failed_read_is_known_during_the_calls_that_wait_for_it() -> None:
     bodies = bodies_of()
     seen: list[tuple[Body | None, str]] = []
     bodies.want(1, 10, lambda body: seen.append((body, bodies.failed)))
-    (read,) = bodies.take()
+    (read,) = bodies.begin_reads()
     bodies.found(BodiesFound(read.token, {}, "no disk"))
     bodies.want(2, 10, lambda body: seen.append((body, bodies.failed)))
-    (read,) = bodies.take()
+    (read,) = bodies.begin_reads()
     bodies.found(BodiesFound(read.token, {}))
     assert seen == [(None, "no disk"), (None, "")]
 
 
-def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
+def test_an_answer_that_no_caller_waits_for_is_dropped() -> None:
     bodies_of().found(BodiesFound(99, {}))
 
 

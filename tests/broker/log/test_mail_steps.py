@@ -13,7 +13,7 @@ class Stepping(Post):
     """A post whose links send steps."""
 
     def step(self, link: int, *parts: Any, key: bytes = b"", tracker: int = -1) -> Any:
-        """One step; a part is a command, or a SEND and its bodies."""
+        """Send one step; a part is a command, or a SEND and its bodies."""
         if tracker < 0:
             self._trackers += 1
             tracker = self._trackers
@@ -100,7 +100,7 @@ def test_a_step_that_the_journal_refuses_leaves_nothing() -> None:
     assert post.info("new")["messages"] == 1
 
 
-def test_what_is_in_memory_only_cannot_be_part_of_a_step() -> None:
+def test_mail_in_memory_cannot_be_part_of_a_step() -> None:
     post = Stepping()
     post.ask(1, wire.EditMailbox, "quick", {"memory": True})
     assert code(post.step(1, send("kept", b"x"), send("quick", b"y"))) == "cross_ring"

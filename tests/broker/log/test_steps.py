@@ -1,4 +1,4 @@
-"""Steps on their way: keys, the window, what goes into one bundle, and what a refusal undoes."""
+"""Steps on their way: keys, the window, the bounds of a bundle, and refusals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_batch_that_comes_again_while_its_step_is_on_its_way_is_accepted_once(
     assert unconfirmed(post, 1) == 0
 
 
-def test_who_repeats_what_was_sent_without_a_tracker_is_told() -> None:
+def test_a_batch_that_was_sent_without_a_tracker_is_confirmed_when_it_comes_again() -> None:
     post = Post()
     commands = [wire.Send("box", 0, 0, b"k"), wire.Send("box", 6, 0, b"k")]
     post.send(1, *commands, frames=[FRAME, FRAME])
@@ -69,7 +69,7 @@ def test_who_repeats_what_was_sent_without_a_tracker_is_told() -> None:
     assert unconfirmed(post, 1) == 0
 
 
-def test_a_step_whose_key_was_refused_was_not_taken_and_its_followers_are_told() -> None:
+def test_a_key_of_a_refused_step_is_free_again_and_its_followers_are_refused() -> None:
     post = Stepping()
     post.refuse["main"] = ("wait", "the ring is held")
     commands = [wire.Atomic(5, 1, 0, b"k"), wire.Send("box", 0), wire.Atomic(6, 1, 0, b"k")]
@@ -130,7 +130,7 @@ def test_the_window_counts_contents_as_the_protocol_says_and_is_free_in_the_end(
     assert post.answer(1, 8) is None
 
 
-def test_what_waits_for_its_streams_counts_in_the_window() -> None:
+def test_a_step_that_waits_for_its_streams_counts_in_the_window() -> None:
     post = Stepping(sync=False, window_bytes=3 * (len(FRAME) + STAMP_BYTES))
     first = [wire.Atomic(5, 2), wire.Publish("one", 0), wire.Publish("two", 0)]
     second = [wire.Atomic(6, 2), wire.Publish("three", 0), wire.Publish("four", 0)]
@@ -160,7 +160,7 @@ def test_refusals_leave_nothing_in_the_window(refused: tuple[str, str]) -> None:
     assert post.broker.gauges["unsettled_bytes"] == 0
 
 
-def test_a_link_that_is_lost_leaves_nothing_behind_but_what_it_sent() -> None:
+def test_a_lost_link_leaves_nothing_but_the_mail_that_it_sent() -> None:
     post = Stepping(sync=False)
     post.mail(1, "box", [b"a"])
     link = post.broker._links.get(1)
@@ -176,7 +176,7 @@ def test_a_link_that_is_lost_leaves_nothing_behind_but_what_it_sent() -> None:
     assert post.ask(2, wire.MailboxInfo, "box")["messages"] == 2
 
 
-def test_what_owns_no_content_is_not_held_back_by_the_window() -> None:
+def test_a_step_without_a_content_is_not_held_back_by_the_window() -> None:
     post = Stepping(sync=False, window_bytes=1_000)
     post.inbox(2)
     post.mail(1, "bert", [b"a", b"b"])
@@ -192,7 +192,7 @@ def test_what_owns_no_content_is_not_held_back_by_the_window() -> None:
     assert post.info("bert")["messages"] == 0
 
 
-def test_what_waits_for_the_disk_is_bounded_for_whatever_owns_a_content() -> None:
+def test_steps_with_a_content_that_wait_for_the_disk_are_bounded() -> None:
     post = Post(sync=False, unsynced_bytes_max=20_000)
     answers = [post.mail(1, "box", [bytes(5_000)], tracker=0) for _ in range(5)]
     assert answers[-1].code == "wait"
@@ -221,7 +221,7 @@ def contents(ready: Ready) -> list[int]:
     return [sum(len(batch.content) for batch in bundle.batches) for bundle in ready.appends]
 
 
-def test_changes_that_say_much_do_not_make_a_bundle_that_nobody_takes() -> None:
+def test_large_changes_do_not_make_a_bundle_that_the_journal_refuses() -> None:
     post = Stepping()
     settings = {"description": "d" * 60_000}
     edits = [wire.EditMailbox(place, f"box{place}", settings) for place in range(1, 401)]
@@ -232,7 +232,7 @@ def test_changes_that_say_much_do_not_make_a_bundle_that_nobody_takes() -> None:
     assert len(post.told("mailbox_created")) == 400
 
 
-def test_a_step_of_too_much_is_refused_alone_and_leaves_its_numbers_to_the_next(
+def test_a_step_that_is_too_large_is_refused_alone_and_leaves_its_numbers_to_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     post = Stepping()
@@ -269,7 +269,7 @@ def test_a_step_of_four_thousand_parts_is_one_bundle() -> None:
 def test_a_step_of_too_many_parts_is_refused_before_any_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One of 4,000 parts took the loop 0.1 to 0.2 s, whatever share_commands says."""
+    """A step of 4,000 parts took the loop 0.1 to 0.2 s, whatever share_commands was."""
     looked = 0
     check = Content.check
 
@@ -306,7 +306,7 @@ class Halfway(Post):
         super()._do(ready)
 
 
-def test_a_mailbox_that_one_bundle_made_stays_when_the_next_is_refused(
+def test_a_mailbox_that_one_bundle_created_stays_when_the_next_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(steps_module, "BUNDLE_STEPS", 1)
@@ -321,7 +321,7 @@ def test_a_mailbox_that_one_bundle_made_stays_when_the_next_is_refused(
     assert post.info("box")["number"] == before["number"]
 
 
-def test_a_part_that_the_journal_took_is_told_by_its_own_number() -> None:
+def test_a_part_that_the_journal_has_is_confirmed_with_its_own_number() -> None:
     post = Stepping()
     answer: Any = post.step(2, (wire.Publish("s", 0), [b"p"]), send("box", b"a", key=b"k"))
     assert (code(answer), answer.offset) == ("Confirm", 0)
@@ -330,7 +330,7 @@ def test_a_part_that_the_journal_took_is_told_by_its_own_number() -> None:
     assert (again.duplicate, again.offset) == (True, 0)
 
 
-def test_who_asks_for_no_confirm_is_told_of_a_refusal_all_the_same() -> None:
+def test_a_sender_that_asks_for_no_confirm_gets_a_refusal() -> None:
     post = Post()
     post.publish(1, "s", [b"a"])
     none = int(Level.NONE)

@@ -1,4 +1,4 @@
-"""What services put into mailboxes: replies, notices and dead letters, as their readers see it."""
+"""Mail of services: replies, notices and dead letters, as the readers of mailboxes see them."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_dead_letters_do_not_go_where_they_would_be_lost() -> None:
     assert office.info("svc.dead")["messages"] == 1
 
 
-def test_nobody_is_told_whose_temporary_mailbox_has_ended() -> None:
+def test_a_notice_for_a_temporary_mailbox_that_has_ended_is_dropped() -> None:
     office = Office()
     office.hello(8)
     office.inbox(8)
@@ -211,7 +211,7 @@ def test_a_dead_letter_has_nothing_to_do_with_what_was_given_back_before_it() ->
     assert office.letters(CLERK)[-1].mail.attempts == 2
 
 
-def test_what_dies_again_and_again_does_not_pile_up_its_reasons() -> None:
+def test_reasons_of_a_request_that_dies_again_and_again_do_not_pile_up() -> None:
     office = Office()
     office.request([b"a", b"b"])
     office.end(1, 2, WorkState.FAILED, "first")
@@ -229,7 +229,7 @@ def test_what_dies_again_and_again_does_not_pile_up_its_reasons() -> None:
 
 
 def both_at_once(acked: tuple[int, int], ended: tuple[int, int], *, ack_first: bool) -> Office:
-    """One who reads the dead letters and works: acknowledges some, lets others die, in one step."""
+    """Acknowledge some dead letters and let further requests of their batch die, in one step."""
     office = Office()
     office.inbox(WORKER, mailbox="svc.dead")
     office.request([b"a", b"b", b"c", b"d"])
@@ -259,7 +259,7 @@ def test_a_dead_letter_that_comes_while_its_neighbour_is_acknowledged_stays(
 
 
 @pytest.mark.parametrize("ack_first", [False, True])
-def test_what_a_mailbox_holds_is_counted_though_a_batch_comes_and_goes_in_one_step(
+def test_a_mailbox_counts_right_though_a_batch_comes_and_goes_in_one_step(
     ack_first: bool,
 ) -> None:
     office = both_at_once((2, 3), (0, 2), ack_first=ack_first)

@@ -1,8 +1,9 @@
-"""Whatever is sent, read, acknowledged, lost, refused and restarted: the mailboxes keep their word.
+"""Random mail: sends, reads, acknowledgements, losses, refusals and restarts, against a model.
 
 The oracle is a list of what the broker confirmed, cut at the last sync by a power loss. Every
-delivery is held against it: the message lies there, nobody else has it, it is due and has not
-expired, its body, order and attempt are right. In the end what is left is exactly what is due.
+delivery is compared with it: the message lies in the mailbox, no other reader has it, it is due and
+has not expired, and its body, order and attempt are right. In the end exactly the messages that are
+due are left.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def test_long_runs_keep_their_word_too(seed: int) -> None:
 
 
 def drawn(draw: random.Random) -> tuple[Any, ...]:
-    """One thing that happens; most often something is sent, acknowledged or allowed."""
+    """Draw one event; most often a send, an acknowledgement or a credit."""
     slot = draw.randrange(4)
     kind = draw.choices(
         ["mail", "open", "credit", "ack", "lose", "leave", "purge", "wait", "refuse", "restart",
@@ -128,7 +129,7 @@ class Message(NamedTuple):
 
 
 class Reader:
-    """One inbox: the only one of its link."""
+    """An inbox, the only one of its link."""
 
     def __init__(self, link: int, box: int, credit: int) -> None:
         self.link = link
@@ -144,19 +145,19 @@ class Random:
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
         self.log: list[tuple[Any, ...]] = []
-        """What was confirmed: (put, number, message), (done, numbers), (again, numbers, due)."""
+        """Confirmed events: (put, number, message), (done, numbers), (again, numbers, due)."""
         self.synced = 0
         self.readers: dict[int, Reader] = {}
         self.links = 10
         self.trackers = 0
         self.tried: dict[int, int] = {}
-        """Deliveries since the start, and what was given back before."""
+        """Deliveries since the start, and give-backs before it, by number."""
         shell.hello(1)
 
     # --- the model --------------------------------------------------------------------------
 
     def lying(self) -> dict[int, Message]:
-        """What lies in the mailboxes, expired or not."""
+        """Return the messages in the mailboxes, expired or not."""
         found: dict[int, Message] = {}
         for kind, what, *rest in self.log:
             if kind == "put":
@@ -176,7 +177,7 @@ class Random:
         return 0 < message.expires_at_ms <= self.shell.now_ms
 
     def look(self) -> None:
-        """Hold what was delivered since the last time against the model."""
+        """Compare the deliveries since the last look with the model."""
         lying = self.lying()
         held = {number for reader in self.readers.values() for number in reader.held}
         for reader in self.readers.values():
@@ -265,7 +266,7 @@ class Random:
                 self.log.append(("again", numbers, due_ms))
         else:
             assert answer.code == "disk_full"
-            # While it was on its way nothing was outstanding, and one is always allowed then.
+            # The refused rows were not outstanding meanwhile, so one message was allowed.
             self.look()
             reader.held += numbers
 
@@ -319,7 +320,7 @@ class Random:
         self.shell.hello(1)
 
     def settle(self) -> None:
-        """One reader of each mailbox takes all that is left, and acknowledges it."""
+        """Have one reader of each mailbox receive and acknowledge all that is left."""
         self.refuse(False)
         for slot in list(self.readers):
             self.lose(slot)
@@ -343,7 +344,7 @@ class Random:
 
 
 def joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Neighbours as one range."""
+    """Join ranges that touch."""
     found: list[tuple[int, int]] = []
     for first, end in ranges:
         if found and found[-1][1] == first:

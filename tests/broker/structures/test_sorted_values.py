@@ -62,6 +62,10 @@ def test_a_place_is_due_once_at_its_last_time() -> None:
     assert (2, 10) not in schedule
     assert len(schedule) == 2
     assert schedule.due_ms == 200
-    assert schedule.take(199) is None
-    assert [schedule.take(300), schedule.take(300), schedule.take(300)] == [(1, 10), (1, 11), None]
+    assert schedule.pop_due(199) is None
+    assert [schedule.pop_due(300), schedule.pop_due(300), schedule.pop_due(300)] == [
+        (1, 10),
+        (1, 11),
+        None,
+    ]
     assert schedule.due_ms is None

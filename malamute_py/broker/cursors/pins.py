@@ -1,0 +1,244 @@
+"""Pins: the history that cursors hold back in their rings.
+
+Owns a cursor at run time, the marks that tell where in its ring an offset of a stream lies, and the
+pins. The rules: a pin holds history up to its bound; the broker warns of it at four fifths and
+breaks it beyond; a broken pin is set again once its cursor has moved. Source: docs/design.md
+(Journal); SPEC.md, section 4.8.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final
+
+from malamute_py.broker.context import Shard
+from malamute_py.broker.log.stream import NEVER, Stream
+from malamute_py.changelog.tables import CursorRow
+
+WARN_ABOVE: Final = 0.8
+"""Share of a pin's bound from which on the broker warns of it."""
+MARKS_MAX: Final = 256
+"""Marks that a stream has at most; beyond that every second one is removed."""
+MARK_MS: Final = 1_000
+"""Time in which each pin is looked at once."""
+LOOKS_MAX: Final = 512
+"""Pins that one tick looks at: 100,000 would hold the loop for 0.1 s."""
+
+
+class Cursor:
+    """One cursor at run time."""
+
+    __slots__ = ("broken", "clamped", "held_bytes", "name", "pinned_at", "row", "stream", "warned")
+
+    def __init__(self, stream: Stream, row: CursorRow) -> None:
+        self.stream = stream
+        self.name = row.name
+        self.row = row
+        """The row of the tables."""
+        self.clamped = False
+        """Whether a trim has passed the cursor since it was moved; reported once."""
+        self.warned = False
+        self.broken = False
+        """Whether the pin was broken; it holds nothing until the cursor has moved."""
+        self.pinned_at: int | None = None
+        """Offset of the pin that the journal has; None: it has none."""
+        self.held_bytes = 0
+
+    @property
+    def next(self) -> int:
+        """The next offset to read; offsets that were removed are skipped."""
+        return max(self.row.next, self.stream.first)
+
+
+class Marks:
+    """Coarse map from offsets of a stream to LSNs, by which the bytes behind a pin are counted."""
+
+    __slots__ = ("_before", "_first", "_least", "_lsns", "_offsets", "_pushes", "cursors")
+
+    def __init__(self, stream: Stream) -> None:
+        self.cursors: dict[Cursor, None] = {}
+        """Cursors of the stream whose setting is to pin."""
+        self._pushes = count()
+        self._least: list[tuple[int, int, Cursor]] = []
+        """Heap of (offset, order, cursor), with offsets of before: a search for the least among
+        10,000 cursors at each move would cost too much."""
+        self._offsets = [stream.next]
+        self._lsns = [stream.ring.end_lsn]
+        self._first = stream.first
+        self._before = stream.ledger.bytes
+        """Bytes of the stream before the first mark; the bytes of its ring are not known."""
+
+    def note(self, stream: Stream) -> None:
+        """Add a mark where the stream ends now."""
+        if stream.next <= self._offsets[-1]:
+            return
+        self._offsets.append(stream.next)
+        self._lsns.append(stream.ring.end_lsn)
+        if len(self._offsets) > MARKS_MAX:
+            # The first mark and the newest stay.
+            self._offsets[1:-1] = self._offsets[1:-1:2]
+            self._lsns[1:-1] = self._lsns[1:-1:2]
+
+    def pinned(self, cursor: Cursor) -> None:
+        """Note the new offset of a pin."""
+        assert cursor.pinned_at is not None
+        if len(self._least) > 2 * len(self.cursors) + 64:
+            # Old offsets stay until they are the least, or until they are most of the heap.
+            self._least = [
+                (one.pinned_at, next(self._pushes), one)
+                for one in self.cursors
+                if one.pinned_at is not None and one is not cursor
+            ]
+            heapify(self._least)
+        heappush(self._least, (cursor.pinned_at, next(self._pushes), cursor))
+
+    def least(self) -> int:
+        """Return the least offset that is pinned; NEVER: none is."""
+        heap = self._least
+        while heap and (heap[0][2].pinned_at != heap[0][0] or heap[0][2] not in self.cursors):
+            heappop(heap)
+        return heap[0][0] if heap else NEVER
+
+    def held(self, stream: Stream, offset: int) -> int:
+        """Return the bytes of the ring from an offset on, about."""
+        end = stream.ring.end_lsn
+        first = self._offsets[0]
+        if offset >= first:
+            return end - self._lsns[bisect_right(self._offsets, offset) - 1]
+        share = (first - offset) / max(1, first - self._first)
+        return end - self._lsns[0] + int(self._before * min(1.0, share))
+
+
+class Pins:
+    """The pins of all cursors of one core."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._pinning: dict[Cursor, None] = {}
+        """Cursors of all streams whose setting is to pin."""
+        self._marks: dict[Stream, Marks] = {}
+        self.changed: list[tuple[str, str, int, int | None]] = []
+        """(ring, pin, stream, offset; None: no pin): changes for the shell to pass on."""
+        self._due_ms = 0
+        self._begun_ms = 0
+        self._turn: list[Cursor] = []
+        """Cursors that are still to be looked at in this round."""
+
+    @property
+    def gauges(self) -> dict[str, int]:
+        """Counts for the metrics."""
+        return {
+            "pins": sum(cursor.pinned_at is not None for cursor in self._pinning),
+            "pinned_bytes": sum(cursor.held_bytes for cursor in self._pinning),
+        }
+
+    @property
+    def due_ms(self) -> int | None:
+        """Time at which `tick` has something to do; None: no cursor pins."""
+        return self._due_ms if self._pinning else None
+
+    def tick(self) -> None:
+        """Look at some of the pins if that is due; each is looked at once in MARK_MS."""
+        now_ms = self._shard.now_ms
+        if not self._pinning or now_ms < self._due_ms:
+            return
+        if not self._turn:
+            self._begun_ms = now_ms
+            for stream, marks in self._marks.items():
+                marks.note(stream)
+            self._turn = list(self._pinning)
+        some, self._turn = self._turn[-LOOKS_MAX:], self._turn[:-LOOKS_MAX]
+        for cursor in some:
+            if cursor in self._pinning:
+                self._pin(cursor)
+        if self._turn:
+            ticks = -(-len(self._pinning) // LOOKS_MAX)
+            self._due_ms = now_ms + max(1, MARK_MS // (ticks + 1))
+        else:
+            self._due_ms = max(self._begun_ms + MARK_MS, now_ms + 1)
+
+    def measure(self, cursor: Cursor) -> None:
+        """Count anew the bytes that a cursor holds back."""
+        if cursor.pinned_at is not None:
+            stream = cursor.stream
+            cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
+
+    def watch(self, cursor: Cursor) -> None:
+        """Set or remove the pin of a cursor whose position or settings may have changed."""
+        if not cursor.row.settings.pin:
+            self.unwatch(cursor)
+            return
+        if cursor not in self._pinning:
+            self._pinning[cursor] = None
+            stream = cursor.stream
+            if stream not in self._marks:
+                self._marks[stream] = Marks(stream)
+            self._marks[stream].cursors[cursor] = None
+            self._due_ms = min(self._due_ms or NEVER, self._shard.now_ms + MARK_MS)
+        self._pin(cursor)
+
+    def unwatch(self, cursor: Cursor) -> None:
+        """Remove the pin of a cursor that is gone, or that no longer pins."""
+        if cursor not in self._pinning:
+            return
+        stream = cursor.stream
+        del self._pinning[cursor], self._marks[stream].cursors[cursor]
+        self._unpin(cursor)
+        cursor.held_bytes = 0
+        cursor.warned = cursor.broken = False
+        if not self._marks[stream].cursors:
+            del self._marks[stream]
+
+    def _pin(self, cursor: Cursor) -> None:
+        """Set, move, warn of or break the pin of a cursor."""
+        stream = cursor.stream
+        if cursor.broken:
+            return
+        bound = cursor.row.settings.pin_bytes_max or self._shard.settings.pin_bytes_max
+        held = cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
+        if held > bound:
+            self.break_pin(cursor, f"it held back more than {bound} bytes")
+            return
+        warn = held >= WARN_ABOVE * bound
+        if warn and not cursor.warned:
+            self._shard.counters["pins_near_limit"] += 1
+            self._shard.event(
+                "pin_near_limit", "warning", stream=stream.name, cursor=cursor.name,
+                offset=cursor.next, bytes=held, pin_bytes_max=bound,
+            )  # fmt: skip
+        cursor.warned = warn
+        if cursor.pinned_at != cursor.next:
+            cursor.pinned_at = cursor.next
+            self._marks[stream].pinned(cursor)
+            self.changed.append((stream.ring.name, pin_name(cursor), stream.number, cursor.next))
+            self._spare(stream)
+
+    def break_pin(self, cursor: Cursor, reason: str) -> None:
+        """Let the journal overwrite what a cursor held back, until the cursor has moved."""
+        stream = cursor.stream
+        self._shard.counters["pins_broken"] += 1
+        self._shard.event(
+            "pin_broken", "warning", stream=stream.name, cursor=cursor.name,
+            offset=cursor.row.next, bytes=cursor.held_bytes, reason=reason,
+        )  # fmt: skip
+        cursor.broken = True
+        cursor.held_bytes = 0
+        self._unpin(cursor)
+
+    def _unpin(self, cursor: Cursor) -> None:
+        if cursor.pinned_at is not None:
+            cursor.pinned_at = None
+            stream = cursor.stream
+            self.changed.append((stream.ring.name, pin_name(cursor), stream.number, None))
+            self._spare(stream)
+
+    def _spare(self, stream: Stream) -> None:
+        """Set the offset from which on retention leaves a stream alone."""
+        stream.pinned = self._marks[stream].least()
+
+
+def pin_name(cursor: Cursor) -> str:
+    """Return the name that the journal has for the pin of a cursor."""
+    return f"cursor-{cursor.stream.number}-{cursor.name}"

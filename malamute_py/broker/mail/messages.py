@@ -1,0 +1,381 @@
+"""Messages: their load at the start, their life in a mailbox, their timers and their end.
+
+Owns the transitions of a message: it arrives, waits, is held, is delayed, expires, leaves. Owns the
+effects of the parts by which messages leave, too. The rules: the tables of the change log say which
+messages there are; beside them are kept the holder of a row, the order of delivery and the times at
+which something is due; the broker looks at a message when something happens to that message only.
+Source: docs/design.md, Queues and the checkpoint; SPEC.md, section 4.8.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final
+
+from malamute_protocol.commands import Level
+from malamute_py.broker.context import Shard
+from malamute_py.broker.log.bodies import Bodies
+from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
+from malamute_py.broker.mail.mailbox import Mailbox, PutProgress, expired
+from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.structures.sorted_values import Pair, Schedule
+from malamute_py.changelog.records import Change, MailDone
+from malamute_py.changelog.tables import MessageRow, rows_of
+
+DUE_STEP: Final = 1_024
+"""Delayed puts, and expiring puts, that one tick handles at most."""
+EVENT_EVERY_MS: Final = 10_000
+"""Least time between two events about expired messages of a mailbox; the counter is exact."""
+EASED: Final = 0.9
+"""Share of its bounds below which a mailbox that was full is no longer reported as full."""
+RowsOfPut = tuple[int, int, MessageRow]
+"""Number of a put, some of its rows, and its row in the tables."""
+
+
+class Messages:
+    """The messages in the mailboxes of one core."""
+
+    def __init__(self, shard: Shard, steps: Steps, mailboxes: Mailboxes, bodies: Bodies) -> None:
+        self._shard = shard
+        self._steps = steps
+        self.mailboxes = mailboxes
+        self.bodies = bodies
+        self.quotas = shard.quotas
+        self.runnable: Final[OrderedDict[Mailbox, None]] = OrderedDict()
+        """Mailboxes that may have a message for a reader, in the order of their turns."""
+        self.delays = Schedule()
+        self.expiries = Schedule()
+
+    @property
+    def now_ms(self) -> int:
+        """The broker's time."""
+        return self._shard.now_ms
+
+    # --- start ----------------------------------------------------------------------------------
+
+    def recovered(self) -> None:
+        """Load the messages from the tables; called once, after the mailboxes were loaded."""
+        mailboxes = self.mailboxes
+        numbers = mailboxes.by_number
+        lost = 0
+        for (number, base), message in self._shard.queues.messages.items():
+            mailbox = numbers.get(number)
+            if mailbox is None:
+                lost += 1
+                continue
+            mailbox.order.add(base)
+            count = message.left.bit_count()
+            mailbox.messages += count
+            mailbox.bytes += message.size
+            mailboxes.messages += count
+            mailboxes.stored_bytes[False] += message.size
+            self.quotas.weigh(message.weighs_on, mailbox.resource, message.size)
+            if message.expires_at_ms:
+                self.expiries.set((number, base), message.expires_at_ms)
+            rare = message.rare
+            if message.not_before_ms or (rare is not None and rare.again):
+                self._delay_of(mailbox, message)
+            if mailbox.free(message):
+                mailbox.push(base, message.priority)
+        if lost:
+            # A removal was cut off: the mailbox is gone, and no command can name its messages.
+            self._shard.counters["mail_without_mailbox"] += lost
+
+    def _delay_of(self, mailbox: Mailbox, row: MessageRow) -> None:
+        """Delay the rows of a put that wait for a time by the tables."""
+        progress = mailbox.progress_of(row)
+        for at_ms, rows in times_of(row):
+            if at_ms:
+                # A recipient asked for a pause; a sender's time has no pause and holds as it is.
+                progress.delay(rows, self._shard.resumed(at_ms, row.pause_ms))
+        if progress.times:
+            mailbox.delayed += progress.delayed.bit_count()
+            self.delays.set((mailbox.number, row.base), min(progress.times))
+
+    def part(self, mailbox: Mailbox, change: Change, *effects: Effect) -> Part:
+        """Return a part that changes messages of a mailbox; in memory it takes effect at once."""
+        memory = self.mailboxes.in_memory if mailbox.memory else None
+        level = int(Level.NONE) if mailbox.memory else mailbox.level
+        return changing([change], effects, memory=memory, level=level)
+
+    # --- the life of a message ------------------------------------------------------------------
+
+    def arrived(self, mailbox: Mailbox, base: int, mask: int) -> None:
+        """Count rows of a put that the tables have in a mailbox now. mask: 0 for the whole put."""
+        place = mailbox.number, base
+        row = mailbox.rows[place]
+        count = mask.bit_count() if mask else row.count
+        if not mask or mailbox.order.floor(base) != base:
+            # Other rows of a batch of dead letters may have come or gone in the same bundle.
+            mailbox.order.add(base)
+            mailbox.bytes += row.size
+            self.mailboxes.stored_bytes[mailbox.memory] += row.size
+            if mask:
+                # A put was weighed when it was taken; requests that become dead letters are now.
+                self.quotas.weigh(row.weighs_on, mailbox.resource, row.size)
+        mailbox.messages += count
+        self.mailboxes.messages += count
+        self._shard.counters["mail_in"] += count
+        if row.expires_at_ms:
+            self.expiries.set(place, row.expires_at_ms)
+        if row.not_before_ms > self._shard.now_ms:
+            mailbox.progress_of(row).delay(mask or row.left, row.not_before_ms)
+            mailbox.delayed += count
+            self.delays.set(place, row.not_before_ms)
+            return
+        mailbox.push(base, row.priority)
+        if mailbox.able:
+            self.runnable[mailbox] = None
+
+    def wake(self, mailbox: Mailbox) -> None:
+        """Give a mailbox a turn if it has both a message and a reader for it."""
+        if mailbox.able and mailbox.waits:
+            self.runnable[mailbox] = None
+
+    def leaving(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
+        """Reserve free or delayed rows that are about to leave: no reader gets them any more."""
+        progress = mailbox.progress_of(row)
+        late = progress.delayed & mask
+        if late:
+            self._undelay(mailbox, row, progress, late)
+        progress.held |= mask
+        mailbox.held += mask.bit_count()
+        if not row.left & ~(progress.held | progress.delayed):
+            mailbox.pull(row.base, row.priority)
+
+    def _undelay(self, mailbox: Mailbox, row: MessageRow, progress: PutProgress, mask: int) -> None:
+        mailbox.delayed -= mask.bit_count()
+        place = mailbox.number, row.base
+        following = progress.undelay(mask)
+        if following:
+            self.delays.set(place, following)
+        else:
+            self.delays.drop(place)
+
+    def left(self, mailbox: Mailbox, base: int, mask: int, row: MessageRow) -> None:
+        """Uncount rows that are gone from the tables. They were held or leaving before."""
+        count = mask.bit_count()
+        mailbox.messages -= count
+        mailbox.held -= count
+        self.mailboxes.messages -= count
+        place = mailbox.number, base
+        if place in mailbox.rows:
+            mailbox.progress[base].held &= ~mask
+            return
+        del mailbox.progress[base]
+        mailbox.order.discard(base)
+        mailbox.bytes -= row.size
+        self.mailboxes.stored_bytes[mailbox.memory] -= row.size
+        self.quotas.weigh(row.weighs_on, mailbox.resource, -row.size)
+        self.bodies.drop(base)
+        if row.expires_at_ms:
+            self.expiries.drop(place)
+        if mailbox.full_reported:
+            self._ease(mailbox)
+
+    def _ease(self, mailbox: Mailbox) -> None:
+        count_max, bytes_max = self.mailboxes.bounds(mailbox)
+        if mailbox.messages <= EASED * count_max and mailbox.bytes <= EASED * bytes_max:
+            mailbox.full_reported = False
+
+    def release(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
+        """Let rows wait again that were held or leaving."""
+        progress = mailbox.progress[row.base]
+        progress.held &= ~mask
+        mailbox.held -= mask.bit_count()
+        mailbox.push(row.base, row.priority)
+        self._freed(mailbox, row)
+        self.wake(mailbox)
+
+    def _freed(self, mailbox: Mailbox, row: MessageRow) -> None:
+        """Have the timer look at rows that expired while a reader held them."""
+        if row.expires_at_ms and row.expires_at_ms <= self._shard.now_ms:
+            # Other rows of the put may expire later; these have expired.
+            self.expiries.set((mailbox.number, row.base), self._shard.now_ms)
+
+    def stay(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
+        """Let rows that were leaving wait again, each for its time by the tables."""
+        rest = mask
+        for at_ms, rows in times_of(row):
+            some = rows & rest
+            rest &= ~some
+            if some and at_ms > self._shard.now_ms:
+                self.postpone(mailbox, row, some, at_ms)
+            elif some:
+                self.release(mailbox, row, some)
+
+    def expire_soon(self, mailbox: Mailbox, row: MessageRow) -> None:
+        """Have the timer look at a put with free rows that have expired, unless it is about to.
+
+        The timer may be set for other rows of the put, which expire far later. It may also be set
+        for an expiry that the log refused, which is tried again soon.
+        """
+        place = mailbox.number, row.base
+        due_ms, now_ms = self.expiries.time(place), self._shard.now_ms
+        if due_ms is None or due_ms > self.much_later_ms:
+            self.expiries.set(place, now_ms)
+
+    def postpone(self, mailbox: Mailbox, row: MessageRow, mask: int, at_ms: int) -> None:
+        """Let rows that were held wait for a time."""
+        progress = mailbox.progress[row.base]
+        progress.held &= ~mask
+        count = mask.bit_count()
+        mailbox.held -= count
+        mailbox.delayed += count
+        self.delays.set((mailbox.number, row.base), progress.delay(mask, at_ms))
+        self._freed(mailbox, row)
+
+    @property
+    def much_later_ms(self) -> int:
+        """Time at which a refused change, or a read that failed, is tried again."""
+        return self._shard.now_ms + 10 * self._shard.settings.retry_ms
+
+    def lost(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
+        """Remove held rows whose bodies are lost, and report each put as an error."""
+        count = mask.bit_count()
+        self._shard.counters["mail_lost"] += count
+        self._shard.event(
+            "mail_lost", "error", mailbox=mailbox.name, number=row.base, count=count,
+            sender=row.sender,
+        )  # fmt: skip
+        rows: list[RowsOfPut] = [(row.base, mask, row)]
+        change = MailDone(mailbox.number, done_of(rows), "lost")
+        self._steps.take([self.part(mailbox, change, Losing(self, mailbox, rows))])
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Free delayed rows that are due, and let rows expire; DUE_STEP puts of each at most."""
+        now_ms = self._shard.now_ms
+        for _ in range(DUE_STEP):
+            place = self.delays.pop_due(now_ms)
+            if place is None:
+                break
+            self._due(place)
+        over: dict[int, list[RowsOfPut]] = {}
+        for _ in range(DUE_STEP):
+            place = self.expiries.pop_due(now_ms)
+            if place is None:
+                break
+            self._expire(place, over)
+        for number, rows in over.items():
+            self._remove_expired(self.mailboxes.by_number[number], rows)
+
+    def _due(self, place: Pair) -> None:
+        mailbox = self.mailboxes.by_number.get(place[0])
+        if mailbox is None:
+            return
+        row = mailbox.rows.get(place)
+        progress = mailbox.progress.get(place[1])
+        if row is None or progress is None or progress.times is None:
+            return
+        now_ms = self._shard.now_ms
+        mask = 0
+        for at_ms, rows in progress.times.items():
+            if at_ms <= now_ms:
+                mask |= rows
+        self._undelay(mailbox, row, progress, mask)
+        if mask & row.left & ~progress.held:
+            mailbox.push(place[1], row.priority)
+            self.wake(mailbox)
+
+    def _expire(self, place: Pair, over: dict[int, list[RowsOfPut]]) -> None:
+        mailbox = self.mailboxes.by_number.get(place[0])
+        row = None if mailbox is None else mailbox.rows.get(place)
+        if mailbox is None or row is None:
+            return
+        mask, following = expired(mailbox, row, self._shard.now_ms)
+        if following:
+            self.expiries.set(place, following)
+        progress = mailbox.progress.get(place[1])
+        if progress is not None:
+            # A reader keeps the rows that it holds; `_freed` looks at rows that come back.
+            mask &= ~progress.held
+        if mask:
+            self.leaving(mailbox, row, mask)
+            over.setdefault(place[0], []).append((place[1], mask, row))
+
+    def _remove_expired(self, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
+        change = MailDone(mailbox.number, done_of(rows), "expired")
+        count = sum(mask.bit_count() for _, mask, _ in rows)
+        then = Then(
+            partial(self._expired, mailbox, count), partial(self._expire_later, mailbox, rows)
+        )
+        self._steps.take([self.part(mailbox, change, Leaving(self, mailbox, rows), then)])
+
+    def _expire_later(self, mailbox: Mailbox, rows: list[RowsOfPut], *_: Any) -> None:
+        for base, _mask, _row in rows:
+            self.expiries.set((mailbox.number, base), self.much_later_ms)
+
+    def _expired(self, mailbox: Mailbox, count: int, _: int) -> None:
+        """Count messages that expired, and report their sum once in EVENT_EVERY_MS."""
+        self._shard.counters["mail_expired"] += count
+        mailbox.expired_unreported += count
+        now_ms = self._shard.now_ms
+        if now_ms >= mailbox.report_expired_at_ms:
+            self._shard.event(
+                "mail_expired", mailbox=mailbox.name, count=mailbox.expired_unreported
+            )
+            mailbox.expired_unreported = 0
+            mailbox.report_expired_at_ms = now_ms + EVENT_EVERY_MS
+
+
+class Leaving(Effect):
+    """Rows of one mailbox that are on their way out; `Messages.leaving` has been called."""
+
+    messages: Messages
+    mailbox: Mailbox
+    rows: list[RowsOfPut]
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        """Remove the messages from the mailbox."""
+        left = self.messages.left
+        mailbox = self.mailbox
+        for base, mask, row in self.rows:
+            left(mailbox, base, mask, row)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Keep the messages in the mailbox."""
+        for _, mask, row in self.rows:
+            self.messages.stay(self.mailbox, row, mask)
+
+
+class Losing(Leaving):
+    """Rows of one mailbox that leave because their bodies are lost."""
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Delay the messages: free at once, they would be read, lost and refused without end."""
+        for _, mask, row in self.rows:
+            self.messages.postpone(self.mailbox, row, mask, self.messages.much_later_ms)
+
+
+def times_of(row: MessageRow) -> list[tuple[int, int]]:
+    """Return when rows of a put may be delivered by the tables: (time or 0, rows as a mask)."""
+    rest = row.left
+    found: list[tuple[int, int]] = []
+    for at_ms, rows in () if row.rare is None else row.rare.again:
+        mask = int.from_bytes(rows, "little") & rest
+        rest &= ~mask
+        if mask:
+            found.append((at_ms, mask))
+    if rest:
+        found.append((row.not_before_ms, rest))
+    return found
+
+
+def done_of(rows: Iterable[RowsOfPut]) -> list[tuple[int, bytes]]:
+    """Return rows as the records of the log name them: empty for all that are left of a put.
+
+    A dead letter is always named by its row: more requests of its batch may become dead letters
+    before the record takes effect, and "all that are left" would include them.
+    """
+    return [
+        (base, b"" if mask == row.left and not _grows(row) else rows_of(mask))
+        for base, mask, row in rows
+    ]
+
+
+def _grows(row: MessageRow) -> bool:
+    return row.rare is not None and row.rare.request is not None

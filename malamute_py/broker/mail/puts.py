@@ -1,0 +1,299 @@
+"""Puts: SEND, replies, notices and dead letters as parts of a step, and what is refused.
+
+Owns the checks of a put before its step is taken, and the bounds of mailboxes. The rules: a full
+mailbox answers `wait` and never drops a message; room is reserved when a step is taken. Source:
+docs/design.md (Flow control; Queues and the checkpoint); SPEC.md, section 4.8; the Malamute
+whitepaper's direct messaging (docs/design.md, References).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from malamute_protocol.commands import Level, Send
+from malamute_protocol.content import ARROW, Content
+from malamute_protocol.encode import encode
+from malamute_protocol.errors import BatchError, BrokerRefused
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.steps import Counting, Part, Steps
+from malamute_py.broker.mail.mailbox import STANDING, Mailbox
+from malamute_py.broker.mail.messages import Messages, RowsOfPut
+from malamute_py.broker.mail.parts import Burying, DeferredPut, Putting, Reviving
+from malamute_py.changelog.records import Change, MailPut, RequestDead, RequestRevived, Run
+from malamute_py.changelog.tables import rows_of
+
+REVIVED_MAX: Final = 1_000
+"""Puts that one call of `revive` looks at, at most."""
+NOTICES_MAX: Final = 256
+"""Encoded notices that are kept, by their count of rows."""
+
+
+class Puts:
+    """The way into the mailboxes of one core."""
+
+    def __init__(self, shard: Shard, steps: Steps, messages: Messages) -> None:
+        self._shard = shard
+        self._quotas = shard.quotas
+        self._steps = steps
+        self._messages = messages
+        self.mailboxes = messages.mailboxes
+        self._notices: dict[int, bytes] = {}
+
+    # --- putting --------------------------------------------------------------------------------
+
+    def prepare_send(self, link: Link, command: Send, frame: Any) -> Part:
+        """Return the part of a step that a SEND becomes. Raises BrokerRefused: nothing was done."""
+        shard = self._shard
+        settings = shard.settings
+        name = command.mailbox
+        if not settings.permit(link.owner, "send", name):
+            raise BrokerRefused("forbidden", f"you may not send to mailbox '{name}'")
+        try:
+            content = self._shard.content(frame)
+            content.check(settings.limits)
+        except BatchError as error:
+            raise BrokerRefused(error.code, error.reason) from error
+        head = content.head
+        if head.producer_id:
+            raise BrokerRefused("unsupported", "mail is named by its key: it has no producer")
+        if head.body_kind == ARROW:
+            raise BrokerRefused("bad_batch", "the bodies of mail are blobs or lists of them")
+        if head.count > settings.mail_rows_max:
+            raise BrokerRefused(
+                "too_large", f"{head.count} messages in a batch, at most {settings.mail_rows_max}"
+            )
+        shard.counters["mail_sends"] += 1
+        return self.put(
+            name, sender=link.holder, content=content, frame=frame, by=link.owner,
+            priority=command.priority, deliver_at_ms=command.deliver_at_ms, key=command.key,
+        )  # fmt: skip
+
+    def put(
+        self,
+        name: str,
+        *,
+        sender: str,
+        content: Content,
+        frame: Any,
+        by: str = "",
+        priority: int = 0,
+        deliver_at_ms: int = 0,
+        key: bytes = b"",
+        about: Sequence[Run] = (),
+        last: bool = False,
+        why: str = "",
+        force: bool = False,
+        asked_by: str = "",
+    ) -> Part:
+        """Return the part of a step that puts one batch of messages into a mailbox.
+
+        content: checked. asked_by: requester, for a reply or a notice. force: put it even into a
+        full mailbox, for messages that must not be lost and whose requests were bounded. The part
+        has `memory` set for a mailbox in memory; see `later`.
+        Raises BrokerRefused: `wait`, `limit`, `bad_name`, `unknown_mailbox`.
+        """
+        mailbox = self.mailboxes.by_name.get(name)
+        if mailbox is None or mailbox.removing:
+            if asked_by:
+                by = self._quotas.owner_of(asked_by)
+            mailbox = self.mailboxes.use(name, by)
+        head = content.head
+        count = head.count
+        size = STAMP_BYTES + head.content_bytes
+        if not force:
+            self._check_room(mailbox, count, size)
+            self._quotas.check_sent(asked_by or sender, mailbox.resource, size)
+        now_ms = self._shard.now_ms
+        put = MailPut(
+            mailbox.number, -1, count, size, sender, now_ms, key, priority,
+            deliver_at_ms if deliver_at_ms > now_ms else 0,
+        )  # fmt: skip
+        if head.earliest_expiry_ms or mailbox.settings.ttl_ms:
+            _set_expiry(put, content, mailbox.settings.ttl_ms, now_ms)
+        if about:
+            put.about = list(about)
+        put.last = last
+        put.why = why
+        put.asked_by = asked_by
+        putting = Putting(self._messages, mailbox, put)
+        part = Part(content=content, frame=frame, effects=[putting], level=mailbox.level)
+        if mailbox.memory and mailbox.state == STANDING:
+            part.memory = True
+            part.level = int(Level.NONE)
+        elif mailbox.memory:
+            # The mailbox itself is logged, its messages are not: a put that is confirmed as
+            # `none` must not wait for the disk, nor pretend that it did.
+            if not mailbox.pending:
+                self.mailboxes.create(mailbox)
+            raise BrokerRefused(
+                "wait", f"mailbox '{name}' is being created", self._shard.settings.retry_ms
+            )
+        else:
+            part.changes = [put]
+        return part
+
+    def later(self, part: Part) -> Part:
+        """Turn a put into memory into a part of a logged step: it happens when the step does."""
+        assert part.memory
+        assert part.content is not None
+        part.effects.insert(0, DeferredPut(self._steps, part.content))
+        part.content, part.memory = None, False
+        return part
+
+    def notice(self, name: str, *, asked_by: str, about: Sequence[Run], why: str) -> Part | None:
+        """Return a part that notifies a requester that requests will have no reply, and why.
+
+        A notice goes into a full mailbox, too: each stands for a request that was bounded. None:
+        the requester has no mailbox any more.
+        """
+        count = sum(run[2] for run in about)
+        frame = self._notices.get(count)
+        if frame is None:
+            frame = encode([b""] * count, subject="notice")
+            if len(self._notices) < NOTICES_MAX:
+                self._notices[count] = frame
+        try:
+            part = self.put(
+                name, sender="", content=Content(frame), frame=frame, about=about, last=True,
+                why=why, force=True, asked_by=asked_by,
+            )  # fmt: skip
+        except BrokerRefused:
+            return None
+        part.notice = True
+        return part
+
+    # --- dead letters ---------------------------------------------------------------------------
+
+    def bury(
+        self,
+        name: str,
+        *,
+        service: int,
+        rows: Sequence[tuple[int, int]],
+        size: int,
+        why: str,
+        by: str = "",
+        force: bool = False,
+    ) -> Part:
+        """Return a part by which requests become messages of a dead-letter mailbox.
+
+        rows: (number of a put, its rows as a mask). size: bytes of these puts.
+        Raises BrokerRefused as `put` does, and `cross_ring` for a mailbox in memory.
+        """
+        mailbox = self.mailboxes.use(name, by)
+        if mailbox.memory:
+            raise BrokerRefused("cross_ring", f"mailbox '{name}' is in memory only")
+        count = sum(mask.bit_count() for _, mask in rows)
+        if not force:
+            self._check_room(mailbox, count, size)
+        named = [(base, rows_of(mask)) for base, mask in rows]
+        change = RequestDead(service, named, mailbox.number, why, self._shard.now_ms)
+        changes: list[Change] = [change]
+        if mailbox.state != STANDING:
+            # Another step on its way may create the mailbox as well, with the same record.
+            changes.insert(0, mailbox.creation())
+        burying = Burying(self._messages, mailbox, rows, count, size)
+        counting = Counting(self._shard.counters, count, ("dead_letters",))
+        return Part(changes, effects=[burying, counting], level=mailbox.level)
+
+    def revive(self, name: str, *, service: int, numbers: Sequence[int] = ()) -> Part | None:
+        """Return a part by which dead letters of a service that no reader holds become requests.
+
+        numbers: messages to revive; empty: all, as far as one step goes. None: there are none.
+        """
+        mailbox = self.mailboxes.by_name.get(name)
+        if mailbox is None or mailbox.memory:
+            return None
+        found: dict[int, int] = {}
+        if numbers:
+            for number in numbers:
+                base = mailbox.order.floor(number)
+                if base is not None and number < base + mailbox.rows[mailbox.number, base].count:
+                    found[base] = found.get(base, 0) | 1 << (number - base)
+        else:
+            for at, base in enumerate(mailbox.order):
+                if at == REVIVED_MAX:
+                    break
+                found[base] = -1
+        rows: list[RowsOfPut] = []
+        for base, wanted in found.items():
+            row = mailbox.rows[mailbox.number, base]
+            rare = row.rare
+            if rare is None or rare.request is None or rare.request.service != service:
+                continue
+            mask = mailbox.free(row) & wanted
+            if mask:
+                rows.append((base, mask, row))
+        if not rows:
+            return None
+        change = RequestRevived(
+            mailbox.number, service, [(base, rows_of(mask)) for base, mask, _ in rows],
+            self._shard.now_ms,
+        )  # fmt: skip
+        return self._messages.part(mailbox, change, Reviving(self._messages, mailbox, rows))
+
+    # --- room -----------------------------------------------------------------------------------
+
+    def _check_room(self, mailbox: Mailbox, count: int, size: int) -> None:
+        """Raise BrokerRefused `limit` for a put that never fits, `wait` for a full mailbox."""
+        settings = self._shard.settings
+        has = mailbox.settings
+        count_max = has.max_messages or settings.mailbox_messages_max
+        bytes_max = has.max_bytes or settings.mailbox_bytes_max
+        if (
+            mailbox.messages + mailbox.coming + count > count_max
+            or mailbox.bytes + mailbox.coming_bytes + size > bytes_max
+        ):
+            if count > count_max or size > bytes_max:
+                raise BrokerRefused(
+                    "limit",
+                    f"mailbox '{mailbox.name}' takes at most {count_max} messages and "
+                    f"{bytes_max} bytes, not {count} of {size} at once",
+                )
+            self._report_full(mailbox)
+            raise BrokerRefused(
+                "wait",
+                f"mailbox '{mailbox.name}' is full: it has {mailbox.messages} of at most "
+                f"{count_max} messages, {mailbox.bytes} of {bytes_max} bytes; "
+                f"{count} of {size} bytes are too much",
+                settings.retry_ms,
+            )
+        stored_bytes = self.mailboxes.stored_bytes[mailbox.memory] + size
+        if mailbox.memory:
+            if size > settings.mail_memory_bytes_max:
+                raise BrokerRefused(
+                    "limit", f"at most {settings.mail_memory_bytes_max} bytes in memory"
+                )
+            if stored_bytes > settings.mail_memory_bytes_max:
+                self._shard.counters["mail_memory_full"] += 1
+                raise BrokerRefused("wait", "the mailboxes in memory are full", settings.retry_ms)
+        elif stored_bytes > settings.mail_bytes_max:
+            self._shard.counters["mail_full"] += 1
+            raise BrokerRefused("wait", "the mailboxes are full", settings.retry_ms)
+
+    def _report_full(self, mailbox: Mailbox) -> None:
+        """Count a refusal by a full mailbox; report the first until the mailbox has room again."""
+        self._shard.counters["mailbox_full"] += 1
+        if not mailbox.full_reported:
+            mailbox.full_reported = True
+            self._shard.event(
+                "mailbox_full", "warning", mailbox=mailbox.name, messages=mailbox.messages,
+                bytes=mailbox.bytes,
+            )  # fmt: skip
+
+
+def _set_expiry(put: MailPut, content: Content, after_ms: int, now_ms: int) -> None:
+    """Set when the rows of a put expire: each at its own time, else after the mailbox's ttl."""
+    default = now_ms + after_ms if after_ms else 0
+    column = content.expiries
+    if column is None:
+        put.expires_at_ms = default
+        return
+    times = [at_ms or default for at_ms in column.tolist()]
+    named = [at_ms for at_ms in times if at_ms]
+    put.expires_at_ms = min(named, default=0)
+    if len(named) != len(times) or max(named) != put.expires_at_ms:
+        put.expiries = times
