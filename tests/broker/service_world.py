@@ -135,7 +135,7 @@ class World:
         return self.shell.broker.counters[name]
 
     def service(self, name: str = "s") -> Service:
-        return self.shell.broker._services._requests.by_name[name]
+        return self.shell.broker._services._registry.by_name[name]
 
     def queued(self) -> int:
         """Requests that the tables have, over all services."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Final
 
+from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.commands import Level
 from malamute_protocol.commands import Offer as OfferCommand
 from malamute_py.broker.links.links import Link, Owner, Receiver
@@ -32,6 +33,8 @@ FRESH: Final = 1 << 62
 """Added to the order of what was never handed out: all that came back goes before it."""
 LANES_KEPT: Final = 1_024
 """Lanes that stay although nothing waits in them: the next request needs not make one."""
+DEAD: Final = ".dead"
+"""Added to a service's name: its dead-letter mailbox, unless another was named."""
 EVERYTHING: Final = -1
 """Number of the pattern that takes every subject."""
 LOT_MS: Final = 2
@@ -548,6 +551,16 @@ class Service:
     def resource(self) -> str:
         """As what its bytes count for who sent them."""
         return "request_memory_bytes" if self.row.settings.memory else "request_bytes"
+
+    @property
+    def dead_letters(self) -> str:
+        """Name of the mailbox for what could not be done."""
+        return self.row.settings.dead_letters or self.default_dead_letters
+
+    @property
+    def default_dead_letters(self) -> str:
+        """Return the dead-letter mailbox of a service that names none."""
+        return self.name[: NAME_BYTES_MAX - len(DEAD)] + DEAD
 
     # --- who offers -----------------------------------------------------------------------
 

@@ -35,15 +35,16 @@ from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Steps, Then
 from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.services.deadlines import Deadlines
+from malamute_py.broker.services.delivery import WorkDelivery
+from malamute_py.broker.services.ends import Ends
+from malamute_py.broker.services.hand_outs import HandOuts
 from malamute_py.broker.services.queue import Hands, Put, Service
-from malamute_py.broker.services.requests import (
-    Requests,
-    Rows,
-    attempts_of,
-    dead_letters,
-    default_dead_letters,
-    merged,
-)
+from malamute_py.broker.services.recovery import Recovery
+from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.requests import Requests
+from malamute_py.broker.services.returns import Returns
+from malamute_py.broker.services.rows import Rows, attempts_of, merged
 from malamute_py.broker.services.workers import Offers
 from malamute_py.broker.structures.bitmaps import every
 from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet
@@ -73,22 +74,29 @@ class Services:
         self._bodies = bodies
         self._mailboxes = mailboxes
         self._answers = answers
-        self._requests = Requests(shard, links, steps, bodies, mailboxes)
+        self._registry = registry = Registry(shard, steps, mailboxes)
+        self._ends = ends = Ends(shard, bodies, mailboxes, registry)
+        self._returns = returns = Returns(shard, steps, registry, ends)
+        delivery = WorkDelivery(shard, links, steps, bodies, ends)
+        self._hand_outs = HandOuts(shard, links, steps, registry, returns, delivery)
+        self._requests = Requests(shard, steps, bodies, mailboxes, registry, self._hand_outs)
         self._offers = offers = Offers(
-            shard, links, steps, bodies, mailboxes, self._requests, answers
+            shard, links, steps, mailboxes, registry, ends, returns, self._hand_outs, answers
         )
+        self._deadlines = deadlines = Deadlines(shard, steps, registry, ends, returns)
+        recovery = Recovery(shard, registry, ends, returns, deadlines)
         self._cancels: Final[list[tuple[Link, CancelRequest]]] = []
         """Cancellations of batches that are on their way into the log themselves."""
         self._portions: Final[deque[Callable[[], None]]] = deque()
         """What goes on in the next step: a removal, a putting back."""
-        self.queues: Final = (self._cancels, self._portions, *self._requests.queues)
+        self.queues: Final = (self._cancels, self._portions, *self._hand_outs.queues)
         """While all of them are empty, nothing can be done at once."""
         self.prepare_request = self._requests.prepare
         self.request_again = self._requests.again
         self.prepare_reply = offers.prepare_reply
         self.prepare_ack = offers.prepare_ack
-        self.recovered = self._requests.recovered
-        self.tick = self._requests.tick
+        self.recovered = recovery.recovered
+        self.tick = deadlines.tick
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """The commands that are no steps."""
@@ -104,12 +112,12 @@ class Services:
     @property
     def due_ms(self) -> int | None:
         """When the next timer is due."""
-        return self._requests.due_ms
+        return self._deadlines.due_ms
 
     @property
     def hungry(self) -> bool:
         """Whether more can be done at once."""
-        return bool(self._cancels or self._portions) or self._offers.hungry
+        return bool(self._cancels or self._portions) or self._hand_outs.hungry
 
     def hand_out(self) -> None:
         """Hand out what waits to who is ready."""
@@ -120,16 +128,16 @@ class Services:
                 self._answer(self._cancel, link, command)
         for _ in range(len(self._portions)):
             self._portions.popleft()()
-        self._offers.hand_out()
+        self._hand_outs.hand_out()
 
     @property
     def gauges(self) -> dict[str, int]:
         """How much there is."""
-        requests = self._requests
+        registry = self._registry
         return {
-            "services": len(requests.by_name),
-            "requests": requests.rows,
-            "request_bytes": requests.size,
+            "services": len(registry.by_name),
+            "requests": registry.rows,
+            "request_bytes": registry.size,
             "offers": self._offers.count,
         }
 
@@ -148,7 +156,7 @@ class Services:
         """A service that may be touched. Raises BrokerRefused."""
         if not any(self._permitted(link, action, name) for action in actions):
             raise BrokerRefused("forbidden", f"you may not {actions[0]} service '{name}'")
-        service = self._requests.by_name.get(name)
+        service = self._registry.by_name.get(name)
         if service is None or not (
             service.known or service.under_way or service.making or service.reserved_rows
         ):
@@ -180,9 +188,7 @@ class Services:
         count = rows.bit_count()
         counting = Counting(self._shard.counters, count, ("requests_cancelled",))
         answer = Answer(self._answers, link, command, partial(dict, count=count))
-        self._steps.take(
-            [self._requests.end(service, [(put, rows)], "cancelled", counting, answer)]
-        )
+        self._steps.take([self._ends.end(service, [(put, rows)], "cancelled", counting, answer)])
 
     # --- SERVICE_INFO ---------------------------------------------------------------------------
 
@@ -193,8 +199,8 @@ class Services:
             self._answers.result(link, command, self._facts(service, whole=True))
             return
         prefix = name[:-1]
-        requests = self._requests
-        names = requests.names
+        registry = self._registry
+        names = registry.names
         at = max(bisect_left(names, prefix), bisect_right(names, command.after))
         limit = max(1, min(command.limit, self._shard.settings.page_max))
         page: list[dict[str, Any]] = []
@@ -206,14 +212,14 @@ class Services:
                 more = True
                 break
             if any(self._permitted(link, action, one) for action in ("request", "work", "admin")):
-                page.append(self._facts(requests.by_name[one], whole=False))
+                page.append(self._facts(registry.by_name[one], whole=False))
         self._answers.result(link, command, {"entries": page, "more": more})
 
     def _facts(self, service: Service, *, whole: bool) -> dict[str, Any]:
         row = service.row
         page_max = self._shard.settings.page_max
         oldest = next(iter(service.puts.values()), None)
-        letters = self._mailboxes.get(dead_letters(service))
+        letters = self._mailboxes.get(service.dead_letters)
         facts: dict[str, Any] = {
             "name": service.name,
             "waiting": service.rows - service.held - service.delayed,
@@ -228,7 +234,7 @@ class Services:
                 1 << 53,
             ),
             "dead": 0 if letters is None else letters.messages,
-            "dead_letters": dead_letters(service),
+            "dead_letters": service.dead_letters,
             "settings": msgspec.structs.asdict(row.settings),
             "created_ms": row.created_ms,
             "by": row.by,
@@ -281,12 +287,12 @@ class Services:
         name = command.service
         if not self._permitted(link, "admin", name):
             raise BrokerRefused("forbidden", f"you may not admin service '{name}'")
-        known = name in self._requests.by_name
-        service = self._requests.use(name, link.owner, command.settings)
+        known = name in self._registry.by_name
+        service = self._registry.use(name, link.owner, command.settings)
         facts = partial(self._facts, service, whole=True)
         answer = Answer(self._answers, link, command, facts)
         if not known:
-            self._requests.make(service, answer)
+            self._registry.make(service, answer)
             return
         before = service.coming or service.row.settings
         settings = queue_settings(
@@ -310,7 +316,7 @@ class Services:
             service.coming = None
         service.row = row
         service.level = int(Level[row.settings.level.upper()])
-        self._requests.made(service)
+        self._registry.made(service)
 
     def _not_edited(self, service: Service, row: ServiceRow, wanted: ServiceRow, *_: Any) -> None:
         if service.coming is wanted.settings:
@@ -327,13 +333,13 @@ class Services:
             raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
         held = self._held(service, set(numbers)) if numbers else []
         count = sum(rows.bit_count() for _, rows in held)
-        places = list(dict.fromkeys((dead_letters(service), default_dead_letters(service))))
+        places = list(dict.fromkeys((service.dead_letters, service.default_dead_letters)))
         answer = Answer(self._answers, link, command)
         job = Requeueing(service, places, numbers, count, answer)
         if not held:
             self._revive(job, 0)
             return
-        part = self._requests.returned(service, held, "requeued", 0)
+        part = self._returns.returned(service, held, "requeued", 0)
         part.effects.append(Then(partial(self._revive, job), answer.refuse))
         self._steps.take([part])
 
@@ -397,7 +403,7 @@ class Services:
 
     def _revived(self, service: Service, changes: list[Any]) -> int:
         """Rows wait in their queue again, as the tables say; returns how many."""
-        requests = self._requests
+        registry = self._registry
         count = 0
         for change in changes:
             if not isinstance(change, RequestRevived):
@@ -410,14 +416,14 @@ class Services:
                 put = service.puts.get(base)
                 if put is None:
                     put = Put(service, row)
-                    requests.add(service, put)
+                    registry.add(service, put)
                 else:
                     put.row = row
                     service.rows += rows.bit_count()
-                    requests.rows += rows.bit_count()
+                    registry.rows += rows.bit_count()
                 service.wait(put, rows, again=True)
                 count += rows.bit_count()
-        requests.hungry[service] = None
+        registry.hungry[service] = None
         return count
 
     # --- REMOVE_SERVICE ---------------------------------------------------------------------------
@@ -439,7 +445,7 @@ class Services:
 
     def _not_removed(self, service: Service, answer: Answer, *why: Any) -> None:
         service.removing = False
-        self._requests.hungry[service] = None
+        self._registry.hungry[service] = None
         answer.refuse(*why)
 
     def _removed_some(self, service: Service, count: int, answer: Answer, _: int) -> None:
@@ -447,7 +453,7 @@ class Services:
         self._portions.append(partial(self._remove_some, service, count, answer))
 
     def _removed(self, service: Service, count: int, answer: Answer, lsn: int) -> None:
-        self._requests.forget(service)
+        self._registry.forget(service)
         self._shard.counters["services_removed"] += 1
         self._shard.event("service_removed", service=service.name, by=answer.link.identity)
         answer.value = partial(dict, count=count)
@@ -465,7 +471,7 @@ class Services:
             count += sum(rows.bit_count() for _, rows in items)
             removing = Then(partial(self._removed_some, service, count, answer), refused)
             self._steps.take(
-                [self._requests.end(service, items, "removed", removing, notice="removed")]
+                [self._ends.end(service, items, "removed", removing, notice="removed")]
             )
         elif service.puts:
             refused("wait", "some of its requests are on their way", 0)

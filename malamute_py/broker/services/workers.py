@@ -16,46 +16,26 @@ from typing import Any, Final
 
 import msgspec
 
-from malamute_protocol.commands import (
-    AckWork,
-    Ended,
-    Reply,
-    Subscribed,
-    Work,
-    WorkState,
-)
+from malamute_protocol.commands import AckWork, Ended, Reply, Subscribed, WorkState
 from malamute_protocol.commands import Offer as OfferCommand
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError, BrokerRefused
+from malamute_protocol.limits import TIME_MAX
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import ERRED, Link, Links
+from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers
-from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Effect, Part, Steps, Then
 from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.services.queue import (
-    SLOW_LOOK,
-    Grant,
-    Hands,
-    LeftBehind,
-    Offer,
-    Parcel,
-    Put,
-    Service,
-)
-from malamute_py.broker.services.requests import (
-    TIME_MAX_MS,
-    Requests,
-    Rows,
-    Share,
-    attempts_of,
-    named,
-)
+from malamute_py.broker.services.ends import Ends
+from malamute_py.broker.services.hand_outs import HandOuts
+from malamute_py.broker.services.queue import Grant, Hands, LeftBehind, Offer, Put, Service
+from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.returns import Returns
+from malamute_py.broker.services.rows import Rows, named
 from malamute_py.broker.structures.bitmaps import every, rows_in
 from malamute_py.changelog.records import RequestPut, Run, WorkReceived
 from malamute_py.changelog.tables import RELEASED, WITHDRAWN
 
-OFFER: Final = 51
 REASON_MAX: Final = 1_000
 """Characters of a worker's reason that are kept."""
 NAMED_MAX: Final = 8
@@ -70,21 +50,24 @@ class Offers:
         shard: Shard,
         links: Links,
         steps: Steps,
-        bodies: Bodies,
         mailboxes: Mailboxes,
-        requests: Requests,
+        registry: Registry,
+        ends: Ends,
+        returns: Returns,
+        hand_outs: HandOuts,
         answers: Answers,
     ) -> None:
         self._shard = shard
         self._links = links
         self._steps = steps
-        self._bodies = bodies
         self._mailboxes = mailboxes
-        self._requests = requests
+        self._registry = registry
+        self._ends = ends
+        self._returns = returns
+        self._hand_outs = hand_outs
         self._answers = answers
         self.count = 0
         self.pattern_bytes = 0
-        requests.deliver = self._deliver
 
     # --- OFFER --------------------------------------------------------------------------------
 
@@ -99,7 +82,7 @@ class Offers:
             self._stands(offer, 0)
         else:
             made = Then(partial(self._stands, offer), partial(self._not_made, offer, command))
-            self._requests.make(offer.service, made)
+            self._registry.make(offer.service, made)
 
     def _stands(self, offer: Offer, _: int) -> None:
         if offer.ended:
@@ -134,12 +117,12 @@ class Offers:
         quotas = self._shard.quotas
         quotas.check(link.owner, "offers")
         quotas.check(link.owner, "pattern_bytes", size)
-        service = self._requests.use(command.service, link.owner, command.settings or None)
+        service = self._registry.use(command.service, link.owner, command.settings or None)
         offer = Offer(self, link, command, service)
         try:
             service.join(offer)
         except BrokerRefused:
-            self._requests.unused(service)
+            self._registry.unused(service)
             raise
         offer.pattern_bytes = size
         offer.lease_ms = self._lease(service, command.lease_ms)
@@ -158,7 +141,7 @@ class Offers:
     def resume(self, offer: Offer) -> None:
         """Let a worker have its turn: what it may be given changed."""
         if offer.service.known and offer.service.refile(offer):
-            self._requests.hungry[offer.service] = None
+            self._registry.hungry[offer.service] = None
 
     # --- ends ---------------------------------------------------------------------------------
 
@@ -204,11 +187,11 @@ class Offers:
         self.pattern_bytes -= offer.pattern_bytes
         self._shard.quotas.add(offer.link.owner, "offers", -1)
         self._shard.quotas.add(offer.link.owner, "pattern_bytes", -offer.pattern_bytes)
-        self._requests.unused(offer.service)
+        self._registry.unused(offer.service)
 
     def _back(self, offer: Offer, why: str, again_ms: int | None) -> None:
         """What an offer that has ended had in hand waits again."""
-        self._requests.give_up_later(offer.hands, why, again_ms)
+        self._returns.give_up_later(offer.hands, why, again_ms)
 
     def _leave_orphans(self, offer: Offer, why: str) -> int:
         """What a holder had before a restart waits again once no offer of it is left."""
@@ -220,185 +203,8 @@ class Offers:
         count = hands.rows
         if why != WITHDRAWN:
             service.leave_behind(hands)
-        self._requests.give_up_later(hands, why, 0)
+        self._returns.give_up_later(hands, why, 0)
         return count
-
-    # --- hand-out -----------------------------------------------------------------------------
-
-    @property
-    def hungry(self) -> bool:
-        """Whether more can be handed out at once."""
-        requests = self._requests
-        return bool(requests.drafts or requests.leaving) or (
-            bool(requests.hungry) and self._shard.now_ms >= requests.paused_to_ms
-        )
-
-    def hand_out(self) -> None:
-        """Hand out what waits to who is ready, as far as one step may."""
-        self._requests.forget_drafts()
-        if self._requests.leaving:
-            self._requests.return_some()
-        if not self.hungry:
-            return
-        hungry = self._requests.hungry
-        budget = self._shard.settings.hand_outs_max
-        more = self._shard.share()
-        for service in list(hungry):
-            if budget <= 0:
-                return
-            del hungry[service]
-            try:
-                budget = self._serve(service, budget, more)
-            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-                self._erred(service, error)
-                continue
-            if service.hungry:
-                # Behind the others, so that all have their turn.
-                hungry[service] = None
-            if not more():
-                return
-
-    def _erred(self, service: Service, error: Exception) -> None:
-        """Handing out of a service failed: its workers are told, and may offer again."""
-        self._shard.erred("handing out", error, service=service.name)
-        offers = list(service.offers)
-        for offer in offers:
-            self._links.refuse(offer.link, OFFER, offer.number, "internal", ERRED)
-        for offer in offers:
-            self._links.close(offer.link, "failed", "internal", ERRED)
-
-    def _serve(self, service: Service, budget: int, more: Callable[[], bool]) -> int:
-        """Hand out of one service; returns what is left of the budget.
-
-        more: whether the step has time left.
-        """
-        if service.removing or not service.known:
-            return budget
-        if service.unseen or service.unmatched:
-            service.scan(more)
-            budget -= 1
-        shares: list[Share] = []
-        while budget > 0:
-            lane = service.next_lane()
-            if lane is None:
-                break
-            budget -= SLOW_LOOK if service.is_slow(lane) else 1
-            _, rows, put = lane.head()
-            rows &= put.free
-            if rows:
-                # Rows that were handed out differently often leave as a WORK each.
-                cost = put.row.put.size * max(1, len(attempts_of(put, rows)))
-                for offer, some in service.allot(lane, rows, cost, lane.rows):
-                    shares.append((offer, put, some, cost))
-                    rows ^= some
-                    # At once: another entry may name the same rows.
-                    put.moving |= some
-            lane.replace(rows)
-            if not lane.rows:
-                service.emptied(lane)
-            if not more():
-                break
-        if shares:
-            self._requests.hand_out(service, shares)
-        return budget
-
-    # --- WORK ---------------------------------------------------------------------------------
-
-    def _deliver(self, offer: Offer, grant: Grant, cost: int) -> None:
-        """Send what an offer has in hand from now on, in the order in which it was handed out."""
-        put, rows = grant.put, grant.rows
-        body = self._bodies.get(put.base)
-        coming = offer.coming
-        if body is not None and not coming:
-            try:
-                self._work(offer, put, rows, body, cost)
-            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-                self._links.fail(offer.link, "WORK", error, OFFER, offer.number)
-            return
-        parcel = Parcel(put, rows, cost, grant.hand_out)
-        coming.append(parcel)
-
-        def found(body: Body | None) -> None:
-            parcel.body = body
-            parcel.answered = True
-            while coming and coming[0].answered:
-                self._arrived(offer, coming.popleft())
-
-        self._bodies.want(
-            put.base, put.row.put.size,
-            self._links.contained(offer.link, "WORK", found, OFFER, offer.number),
-        )  # fmt: skip
-
-    def _arrived(self, offer: Offer, parcel: Parcel) -> None:
-        """The bodies of requests in hand were read back."""
-        if offer.ended:
-            return
-        put, rows = parcel.put, 0
-        for grant in offer.hands.grants.get(put.base, ()):
-            # What came back and was handed out anew is in a later parcel. Attempts do not tell: of
-            # what was released, or given back with an offer, both hand-outs are the same attempt.
-            if grant.hand_out == parcel.hand_out:
-                rows |= grant.rows
-        gone = (parcel.rows & ~rows).bit_count()
-        if rows and parcel.body is not None:
-            self._work(offer, put, rows, parcel.body, parcel.cost)
-        else:
-            gone = parcel.rows.bit_count()
-            offer.left_bytes += parcel.cost
-            if rows:
-                self._lost(put, rows)
-        if gone:
-            # Nothing was sent for them, so the credit is the worker's again.
-            offer.left_records += gone
-            self.resume(offer)
-
-    def _lost(self, put: Put, rows: int) -> None:
-        """The bodies of requests cannot be had: they end, and their requesters are told."""
-        service = put.service
-        count = rows.bit_count()
-        self._shard.counters["requests_lost"] += count
-        self._shard.event(
-            "request_lost", "error", service=service.name, number=put.base, count=count
-        )
-        part = self._requests.end(service, [(put, rows)], "removed", notice="lost")
-        self._steps.take([part])
-
-    def _work(self, offer: Offer, put: Put, rows: int, body: Body, cost: int) -> None:
-        change = put.row.put
-        settings = self._shard.settings
-        link = offer.link
-        whole = every(change.count)
-        spent = 0
-        # What came back goes first.
-        for times, some in sorted(attempts_of(put, rows), reverse=True):
-            bitmap: bytes | None = None
-            frames, size = body.frames, body.size
-            if some != whole:
-                frames, mapped, size = body.rows(
-                    some, settings.extract_bytes_min, settings.extract_share
-                )
-                if mapped:
-                    bitmap = some.to_bytes((change.count + 7) // 8, "little")
-            self._links.say(
-                link,
-                Work(
-                    offer.number, change.sender, change.reply_to, change.deadline_ms, times,
-                    offer.lease_ms, len(frames), bitmap, change.key,
-                ),
-            )  # fmt: skip
-            if not link.open:
-                # It ended in this step: frames that no command owns would break its last message.
-                return
-            link.frames += frames
-            spent += size
-        link.room -= spent
-        link.delivered_bytes += spent
-        offer.left_bytes += cost - spent
-        self._shard.counters["work_bytes_out"] += spent
-        if link.room < link.half:
-            self._links.spent(link)
-        if offer.bucket < 0:
-            self.resume(offer)
 
     # --- whose it is ----------------------------------------------------------------------------
 
@@ -421,7 +227,7 @@ class Offers:
             behind = offer.service.puts.get(base) if rows else None
             if behind is not None and number < base + behind.row.put.count:
                 put = behind
-                free = put.left_behind | self._requests.coming_to(offer.hands.holder, put)
+                free = put.left_behind | self._hand_outs.coming_to(offer.hands.holder, put)
                 held |= rows & free
         return put, held
 
@@ -556,7 +362,7 @@ class Offers:
             return self._stream(service, items, mail, count, together)
         mails = () if mail is None else (mail,)
         done = self._counting(count, "replies_in", "requests_completed")
-        return self._requests.end(service, items, "completed", done, mails=mails)
+        return self._ends.end(service, items, "completed", done, mails=mails)
 
     def _counting(self, count: int, *names: str) -> Effect:
         return Counting(self._shard.counters, count, names)
@@ -585,7 +391,7 @@ class Offers:
         except BrokerRefused as error:
             if error.code != "unknown_mailbox":
                 raise
-            self._requests.undeliverable(asked.reply_to, content.head.count)
+            self._ends.undeliverable(asked.reply_to, content.head.count)
             return None
 
     def _stream(
@@ -615,21 +421,21 @@ class Offers:
         reason = command.reason[:REASON_MAX]
         if state == WorkState.RECEIVED:
             change = WorkReceived(service.number, named(items))
-            return self._requests.part(service, [change], Then(partial(self._renew, items)))
+            return self._registry.part(service, [change], Then(partial(self._renew, items)))
         if state == WorkState.RENEWED:
             renewing = Then(partial(self._renew, items))
             return Part(effects=[renewing], level=service.level, memory=True)
         if state == WorkState.COMPLETED:
             done = self._counting(sum(rows.bit_count() for _, rows in items), "requests_completed")
-            return self._requests.end(service, items, "completed", done, notice="completed")
+            return self._ends.end(service, items, "completed", done, notice="completed")
         if state == WorkState.FAILED:
-            return self._requests.bury(service, items, f"failed: {reason}" if reason else "failed")
+            return self._ends.bury(service, items, f"failed: {reason}" if reason else "failed")
         if state == WorkState.RETURNED:
-            return self._requests.returned(
-                service, items, "returned", max(0, min(command.again_ms, TIME_MAX_MS)), reason
+            return self._returns.returned(
+                service, items, "returned", max(0, min(command.again_ms, TIME_MAX)), reason
             )
         if state == WorkState.RELEASED:
-            return self._requests.returned(service, items, RELEASED, 0)
+            return self._returns.returned(service, items, RELEASED, 0)
         raise BrokerRefused("unsupported", f"no state {state} of work")
 
     def _renew(self, items: list[Rows], _: int) -> None:
@@ -648,7 +454,7 @@ class Offers:
                     )  # fmt: skip
                     rest.due_ms = grant.due_ms
                     grant.hands.add(rest)
-                    rest.slot = self._requests.wheel.add(rest.due_ms, rest)
+                    rest.slot = self._registry.wheel.add(rest.due_ms, rest)
                     grant.rows = hit
                 grant.due_ms = now_ms + grant.lease_ms
 

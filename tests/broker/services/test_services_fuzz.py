@@ -161,7 +161,7 @@ def waiting(service: Service, put: Put) -> int:
 @pytest.mark.parametrize("seed", range(25), ids="seed-{}".format)
 def test_nothing_that_is_said_of_services_leaves_a_request_in_limbo(seed: int) -> None:
     world = play(Random(seed))
-    for service in world.shell.broker._services._requests.by_name.values():
+    for service in world.shell.broker._services._registry.by_name.values():
         puts = service.puts.values()
         for put in puts:
             assert not put.moving, "on its way into the log, which is at rest"

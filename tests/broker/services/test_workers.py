@@ -971,7 +971,7 @@ def test_rows_handed_out_before_an_end_that_the_log_refuses_are_in_somebodys_han
     (put,) = service.puts.values()
     assert put.moving == 1, "its hand-out is on its way"
     # A bundle may end between the two: then the hand-out is appended, and the end is not.
-    ends = broker._services._requests.end(service, [(put, 1)], "cancelled")
+    ends = broker._services._ends.end(service, [(put, 1)], "cancelled")
     ends.reserve()
     shell._do(ready)
     assert world.numbers(2) == []
@@ -1281,7 +1281,7 @@ def test_what_was_to_wait_for_years_leaves_nothing_when_it_ends() -> None:
     world.client(1, "desk")
     world.worker(2, "ann")
     world.offer(2, lease_ms=1_000)
-    wheel = world.shell.broker._services._requests.wheel
+    wheel = world.shell.broker._services._registry.wheel
     for turn in range(100):
         world.request(1, b"work", key=b"%d" % turn, timeout_ms=(1 << 52) + turn * 1_000)
         number = world.numbers(2)[-1]

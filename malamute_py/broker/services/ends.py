@@ -1,0 +1,252 @@
+"""How requests end: answered, cancelled, expired, removed, or as dead letters.
+
+Owns the rows whose end is on its way, and what the log refused and is to be decided again. The
+rules: a request that was accepted ends once, as completed, dead, cancelled, expired or removed, or
+is still there; what the log refused is as it was, or tried again; a requester that named its
+request is told when no answer will come. Source: docs/design.md, Queues and the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.broker.context import Shard
+from malamute_py.broker.log.bodies import Bodies
+from malamute_py.broker.log.steps import Effect, Part
+from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.services.queue import Grant, Put, Service
+from malamute_py.broker.services.registry import RETRY_MS, Registry
+from malamute_py.broker.services.rows import Rows, named
+from malamute_py.broker.structures.bitmaps import runs_of
+from malamute_py.changelog.records import Change, RequestDone, Run
+
+Released: TypeAlias = list[tuple[Grant, int]]
+"""What was taken out of whose hands, so that it can be put back."""
+
+
+class Ends:
+    """Requests on their way out."""
+
+    def __init__(
+        self, shard: Shard, bodies: Bodies, mailboxes: Mailboxes, registry: Registry
+    ) -> None:
+        self._shard = shard
+        self._bodies = bodies
+        self._mailboxes = mailboxes
+        self._registry = registry
+        self.unsettled: dict[Put, None] = {}
+        """Puts whose next action must be computed again in this turn."""
+        self.settle_at_ms = 0
+
+    def end(
+        self, service: Service, items: Sequence[Rows], why: str, *effects: Effect,
+        notice: str = "", mails: Sequence[Part] = (),
+    ) -> Part:  # fmt: skip
+        """A step's part by which requests end.
+
+        why: as RequestDone has it. notice: what their requesters are told; empty: nothing.
+        """
+        changes: list[Change] = [RequestDone(service.number, named(items), why)]
+        part = self._registry.part(
+            service, changes, _Ending(self, service, items, why, []), *effects
+        )
+        told = [*mails, *self.notices(items, notice)] if notice else list(mails)
+        return self.with_mail(part, service, told)
+
+    def gone(self, put: Put, rows: int) -> None:
+        """Rows have left their queue, as the tables say."""
+        service = put.service
+        put.ending &= ~rows
+        if put.delayed:
+            service.delayed -= (put.delayed & rows).bit_count()
+            put.delayed &= ~rows
+        count = rows.bit_count()
+        service.rows -= count
+        self._registry.rows -= count
+        if put.row.left:
+            return
+        size = put.row.put.size
+        service.size -= size
+        self._registry.weigh(service, put.row.put.sender, -size)
+        service.puts.pop(put.base, None)
+        if put.left_by:
+            service.forget_left(put)
+        for back in put.backs or ():
+            self._registry.wheel.discard(back.slot, back)
+        put.backs = None
+        self.unsettled.pop(put, None)
+        if put.slot >= 0:
+            self._registry.wheel.discard(put.slot, put)
+        if (put.buried, put.base) not in self._shard.queues.messages:
+            self._bodies.drop(put.base)
+
+    def bury(self, service: Service, items: Sequence[Rows], why: str, *effects: Effect) -> Part:
+        """A step's part by which requests become dead letters. Raises BrokerRefused."""
+        size = sum(put.row.put.size for put, _ in items)
+        masks = [(put.base, rows) for put, rows in items]
+        mailbox = service.dead_letters
+        try:
+            part = self._mailboxes.bury(
+                mailbox, service=service.number, rows=masks, size=size, why=why, force=True
+            )
+        except BrokerRefused:
+            # The mailbox that was named cannot take them: what is logged stays in the log.
+            mailbox = service.default_dead_letters
+            part = self._mailboxes.bury(
+                mailbox, service=service.number, rows=masks, size=size, why=why, force=True
+            )
+        part.effects += [_Dying(self, service, items, why, [], mailbox), *effects]
+        part.level = service.level
+        notices = self.notices(items, why)
+        if not part.memory:
+            notices = [self._mailboxes.later(one) if one.memory else one for one in notices]
+        part.also += notices
+        return part
+
+    def notices(self, items: Iterable[Rows], why: str) -> list[Part]:
+        """Mail to the requesters that named their requests: there will be no answer, and why."""
+        places: dict[tuple[str, str], list[Run]] = {}
+        for put, rows in items:
+            change = put.row.put
+            if change.key:
+                runs = places.setdefault((change.reply_to, change.sender), [])
+                runs += [(change.key, first, count) for first, count in runs_of(rows)]
+        parts: list[Part] = []
+        for (reply_to, asked_by), runs in places.items():
+            count = sum(run[2] for run in runs)
+            part = self._mailboxes.notice(reply_to, asked_by=asked_by, about=runs, why=why)
+            if part is None:
+                self.undeliverable(reply_to, count)
+            else:
+                parts.append(part)
+        return parts
+
+    def undeliverable(self, reply_to: str, count: int) -> None:
+        """The mailbox for replies is gone."""
+        self._shard.counters["replies_undeliverable"] += count
+        self._shard.event("reply_undeliverable", "warning", mailbox=reply_to, count=count)
+
+    def with_mail(self, part: Part, service: Service, mails: list[Part]) -> Part:
+        """Let mail happen in the same step as a change of a service."""
+        if not mails:
+            return part
+        if not service.memory:
+            mails = [self._mailboxes.later(mail) if mail.memory else mail for mail in mails]
+        elif not all(mail.memory for mail in mails):
+            # The change has its effect when the mail is in the log.
+            mails = [self._mailboxes.later(mail) if mail.memory else mail for mail in mails]
+            part.memory = False
+        part.also += mails
+        return part
+
+    # --- out of hands, and back -----------------------------------------------------------------
+
+    def let_go(self, put: Put, rows: int) -> Released:
+        """Take these rows out of their holders' hands."""
+        released: Released = []
+        for grant in list(put.grants):
+            hit = grant.rows & rows
+            if not hit:
+                continue
+            released.append((grant, hit))
+            grant.rows ^= hit
+            if not grant.rows:
+                grant.hands.drop(grant)
+                self._registry.wheel.discard(grant.slot, grant)
+            count = hit.bit_count()
+            put.service.held -= count
+            if grant.hands.offer is not None:
+                self._registry.less_in_hand(grant.hands.offer, count)
+        return released
+
+    def take_back(self, released: Released) -> None:
+        """What was let go is in the same hands as before."""
+        for grant, rows in released:
+            put, offer = grant.put, grant.hands.offer
+            if grant.hands.ended:
+                self.later([(put, rows)])
+                continue
+            if not grant.rows:
+                grant.hands.add(grant)
+                now_ms = self._shard.now_ms
+                # What is over is decided again when the log may take it, not at once.
+                due_ms = grant.due_ms if grant.due_ms > now_ms else now_ms + RETRY_MS
+                grant.slot = self._registry.wheel.add(due_ms, grant)
+            grant.rows |= rows
+            count = rows.bit_count()
+            put.service.held += count
+            if offer is not None:
+                self._registry.less_in_hand(offer, -count)
+
+    def later(self, items: Iterable[Rows], *why: Any) -> None:
+        """The log refused what was decided of these: decide again when it may take it."""
+        for put, _ in items:
+            self.unsettled[put] = None
+        now_ms = self._shard.now_ms
+        if self.settle_at_ms <= now_ms:
+            # Else as was said: one refusal after the other must not put it off for ever.
+            self.settle_at_ms = now_ms + RETRY_MS
+
+
+class _Ending(Effect):
+    """Requests on their way out."""
+
+    ends: Ends
+    service: Service
+    items: Sequence[Rows]
+    why: str
+    """As RequestDone has it."""
+    released: Released
+
+    def taken(self, part: Part) -> None:
+        released = self.released
+        for put, rows in self.items:
+            put.ending |= rows
+            released += self.ends.let_go(put, rows)
+        if self.why == "completed" and released:
+            now_ms = self.ends._shard.now_ms
+            for grant, rows in released:
+                self.service.paced(rows.bit_count(), now_ms - grant.at_ms)
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        for put, rows in self.items:
+            self.ends.gone(put, rows)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        ends, released = self.ends, self.released
+        for put, rows in self.items:
+            put.ending &= ~rows
+            waiting = rows & put.free
+            if waiting:
+                # What waits may have been passed over meanwhile.
+                put.service.wait(put, waiting, again=True)
+                ends._registry.hungry[put.service] = None
+        ends.take_back(released)
+        released.clear()
+        for put, rows in self.items:
+            # Handed out in the step before, when they were about to end: in no worker's hands.
+            if rows & put.row.left & ~put.row.waiting & ~put.moving & ~put.granted:
+                ends.later([(put, rows)])
+
+
+class _Dying(_Ending):
+    """Requests on their way into a dead-letter mailbox."""
+
+    mailbox: str
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        ends, shard, service = self.ends, self.ends._shard, self.service
+        box = ends._mailboxes.get(self.mailbox)
+        count = 0
+        for put, rows in self.items:
+            put.buried = 0 if box is None else box.number
+            ends.gone(put, rows)
+            count += rows.bit_count()
+        service.dead += count
+        shard.counters["requests_dead"] += count
+        shard.event(
+            "request_dead", "warning", service=service.name, count=count, why=self.why,
+            mailbox=self.mailbox,
+        )  # fmt: skip

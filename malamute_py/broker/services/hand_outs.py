@@ -1,0 +1,213 @@
+"""Hand-outs: what waits goes to the workers that are ready for it.
+
+Owns the hand-outs that are on their way into the log. The rules: a request goes to an offer only
+within its credit and once the log says so; one turn hands out a bounded number, and each service
+has its turn. Source: docs/design.md (Flow control; Queues and the checkpoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
+
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import ERRED, Links
+from malamute_py.broker.log.steps import Effect, Part, Steps
+from malamute_py.broker.services.delivery import OFFER, WorkDelivery
+from malamute_py.broker.services.queue import SLOW_LOOK, Grant, Offer, Put, Service
+from malamute_py.broker.services.registry import RETRY_MS, Registry
+from malamute_py.broker.services.returns import Returns
+from malamute_py.broker.services.rows import Rows, attempts_of, named
+from malamute_py.changelog.records import Change, WorkTaken
+from malamute_py.changelog.tables import WITHDRAWN
+
+Share: TypeAlias = tuple[Offer, Put, int, int]
+"""Rows of one batch that an offer gets, and the bytes of credit that were taken for them."""
+
+
+class HandOuts:
+    """Requests on their way into the hands of workers."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        links: Links,
+        steps: Steps,
+        registry: Registry,
+        returns: Returns,
+        delivery: WorkDelivery,
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._steps = steps
+        self._registry = registry
+        self._returns = returns
+        self._delivery = delivery
+        self._handing: Final[list[Sequence[Share]]] = []
+        """Hand-outs on their way into the log."""
+        self._count = 0
+        """Hand-outs since the broker began."""
+        self.queues: Final = (registry.drafts, returns.leaving, registry.hungry)
+        """While all of them are empty, nothing can be done at once."""
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more can be handed out at once."""
+        registry, returns = self._registry, self._returns
+        return bool(registry.drafts or returns.leaving) or (
+            bool(registry.hungry) and self._shard.now_ms >= registry.paused_to_ms
+        )
+
+    def hand_out(self) -> None:
+        """Hand out what waits to who is ready, as far as one step may."""
+        self._registry.forget_drafts()
+        if self._returns.leaving:
+            self._returns.return_some()
+        if not self.hungry:
+            return
+        hungry = self._registry.hungry
+        budget = self._shard.settings.hand_outs_max
+        more = self._shard.share()
+        for service in list(hungry):
+            if budget <= 0:
+                return
+            del hungry[service]
+            try:
+                budget = self._serve(service, budget, more)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._erred(service, error)
+                continue
+            if service.hungry:
+                # Behind the others, so that all have their turn.
+                hungry[service] = None
+            if not more():
+                return
+
+    def _erred(self, service: Service, error: Exception) -> None:
+        """Handing out of a service failed: its workers are told, and may offer again."""
+        self._shard.erred("handing out", error, service=service.name)
+        offers = list(service.offers)
+        for offer in offers:
+            self._links.refuse(offer.link, OFFER, offer.number, "internal", ERRED)
+        for offer in offers:
+            self._links.close(offer.link, "failed", "internal", ERRED)
+
+    def _serve(self, service: Service, budget: int, more: Callable[[], bool]) -> int:
+        """Hand out of one service; returns what is left of the budget.
+
+        more: whether the step has time left.
+        """
+        if service.removing or not service.known:
+            return budget
+        if service.unseen or service.unmatched:
+            service.scan(more)
+            budget -= 1
+        shares: list[Share] = []
+        while budget > 0:
+            lane = service.next_lane()
+            if lane is None:
+                break
+            budget -= SLOW_LOOK if service.is_slow(lane) else 1
+            _, rows, put = lane.head()
+            rows &= put.free
+            if rows:
+                # Rows that were handed out differently often leave as a WORK each.
+                cost = put.row.put.size * max(1, len(attempts_of(put, rows)))
+                for offer, some in service.allot(lane, rows, cost, lane.rows):
+                    shares.append((offer, put, some, cost))
+                    rows ^= some
+                    # At once: another entry may name the same rows.
+                    put.moving |= some
+            lane.replace(rows)
+            if not lane.rows:
+                service.emptied(lane)
+            if not more():
+                break
+        if shares:
+            self._hand_out(service, shares)
+        return budget
+
+    def _hand_out(self, service: Service, shares: Sequence[Share]) -> None:
+        """Put the hand-out of rows on its way; they are moving already."""
+        # Rows of one batch in several lanes go together, as one WORK.
+        together: dict[tuple[Offer, Put], tuple[int, int]] = {}
+        for offer, put, rows, cost in shares:
+            before, spent = together.get((offer, put), (0, 0))
+            together[offer, put] = before | rows, spent + cost
+        shares = [(offer, put, rows, cost) for (offer, put), (rows, cost) in together.items()]
+        by_offer: dict[Offer, list[Rows]] = {}
+        for offer, put, rows, _ in shares:
+            by_offer.setdefault(offer, []).append((put, rows))
+        changes: list[Change] = [
+            self.taken_change(service, offer, rows) for offer, rows in by_offer.items()
+        ]
+        self._steps.take([self._registry.part(service, changes, _HandOut(self, service, shares))])
+
+    def taken_change(self, service: Service, offer: Offer, rows: Iterable[Rows]) -> WorkTaken:
+        """The change by which a worker has requests in hand."""
+        now_ms = self._shard.now_ms
+        return WorkTaken(service.number, named(rows), offer.hands.holder, now_ms, offer.lease_ms)
+
+    def coming_to(self, holder: str, put: Put) -> int:
+        """Rows of a batch whose hand-out to a holder is on its way into the log."""
+        rows = 0
+        for shares in self._handing:
+            for offer, one, some, _ in shares:
+                if one is put and offer.hands.holder == holder:
+                    rows |= some
+        return rows & ~put.ending
+
+    def give_back(self, offer: Offer, count: int, cost: int) -> None:
+        """An offer did not get what it was to get: its credit is whole again."""
+        offer.left_records += count
+        offer.left_bytes += cost
+        self._registry.less_in_hand(offer, count)
+
+    def grant(self, offer: Offer, put: Put, rows: int, cost: int) -> None:
+        """Rows are in the hands of a worker, as the log says."""
+        alive = rows & put.alive
+        gone = (rows ^ alive).bit_count()
+        if gone:
+            self.give_back(offer, gone, 0 if alive else cost)
+        if not alive:
+            return
+        if offer.ended:
+            # It ended while this was on its way: nothing was sent, so that was no attempt.
+            self._returns.give_up(put.service, [(put, alive)], WITHDRAWN, 0)
+            return
+        self._count += 1
+        grant = Grant(put, alive, offer.hands, self._shard.now_ms, offer.lease_ms, self._count)
+        offer.hands.add(grant)
+        grant.slot = self._registry.wheel.add(grant.due_ms, grant)
+        count = alive.bit_count()
+        put.service.held += count
+        self._shard.counters["requests_out"] += count
+        self._delivery.deliver(offer, grant, cost)
+
+
+class _HandOut(Effect):
+    """Rows on their way into the hands of workers."""
+
+    hand_outs: HandOuts
+    service: Service
+    shares: Sequence[Share]
+
+    def taken(self, part: Part) -> None:
+        self.hand_outs._handing.append(self.shares)
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        self.hand_outs._handing.remove(self.shares)
+        for offer, put, rows, cost in self.shares:
+            put.moving &= ~rows
+            self.hand_outs.grant(offer, put, rows, cost)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        hand_outs, service = self.hand_outs, self.service
+        hand_outs._handing.remove(self.shares)
+        for offer, put, rows, cost in self.shares:
+            put.moving &= ~rows
+            hand_outs.give_back(offer, rows.bit_count(), cost)
+            if put.row.waiting & rows:
+                service.wait(put, put.row.waiting & rows, again=True)
+        hand_outs._registry.hungry[service] = None
+        hand_outs._registry.paused_to_ms = hand_outs._shard.now_ms + (retry_ms or RETRY_MS)

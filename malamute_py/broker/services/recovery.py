@@ -1,0 +1,75 @@
+"""What the tables hold when a broker begins: services, their requests, and who had which in hand.
+
+Owns how the queues are made anew. The rule: a request that was in a worker's hands stays there
+until a new lease is over. Source: docs/design.md, Queues and the checkpoint.
+"""
+
+from __future__ import annotations
+
+from malamute_py.broker.context import Shard
+from malamute_py.broker.services.deadlines import Deadlines
+from malamute_py.broker.services.ends import Ends
+from malamute_py.broker.services.queue import Grant, Hands, Put, Service
+from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.returns import Returns
+
+
+class Recovery:
+    """The queues of before."""
+
+    def __init__(
+        self, shard: Shard, registry: Registry, ends: Ends, returns: Returns, deadlines: Deadlines
+    ) -> None:
+        self._shard = shard
+        self._registry = registry
+        self._ends = ends
+        self._returns = returns
+        self._deadlines = deadlines
+
+    def recovered(self) -> None:
+        """Take up what the tables hold."""
+        queues = self._shard.queues
+        by_number: dict[int, Service] = {}
+        for row in queues.services.values():
+            service = Service(row)
+            service.known = True
+            self._registry.enter(service)
+            by_number[row.number] = service
+        for base, request in list(queues.requests.items()):
+            found = by_number.get(request.put.service)
+            if found is None:
+                del queues.requests[base]
+                continue
+            self._take_up(found, Put(found, request))
+
+    def _take_up(self, service: Service, put: Put) -> None:
+        """A batch is in a queue, as the tables say: its rows wait, or are in a worker's hands."""
+        row = put.row
+        self._registry.add(service, put)
+        waiting = row.waiting
+        for at_ms, rows in row.delayed.items():
+            rows &= waiting
+            self._returns.delay(put, rows, self._shard.resumed(at_ms, row.pause_ms))
+        waiting &= ~put.delayed
+        again = 0
+        for times, rows in row.attempts.items():
+            if times < self._returns.attempts_max(service):
+                again |= rows
+            elif rows & waiting:
+                # The broker ended before it could become a dead letter.
+                waiting &= ~rows
+                self._ends.unsettled[put] = None
+        if waiting:
+            if waiting & ~again:
+                service.wait(put, waiting & ~again, again=False)
+            if waiting & again:
+                service.wait(put, waiting & again, again=True)
+        for hold in row.holds:
+            hands = service.orphans.get(hold.holder)
+            if hands is None:
+                hands = service.orphans[hold.holder] = Hands(hold.holder, None)
+            lease_ms = hold.lease_ms or self._shard.settings.lease_ms
+            grant = Grant(put, hold.rows, hands, hold.at_ms, lease_ms, 0)
+            hands.add(grant)
+            service.held += hold.rows.bit_count()
+            self._deadlines.found.append(grant)

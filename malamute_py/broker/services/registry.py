@@ -1,0 +1,175 @@
+"""The services of one core by name, with their settings and their queues.
+
+Owns which services there are, how first use creates one, what all of them hold, their timers, and
+in which of them something can be handed out. The rule: a service that nothing needed is forgotten
+in the next turn. Source: docs/design.md, Queues and the checkpoint.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from functools import partial
+from typing import Any, Final
+
+from malamute_protocol.address import name_fault
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.broker.context import Shard
+from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
+from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.services.queue import Back, Grant, Offer, Put, Service
+from malamute_py.broker.structures.timer_wheel import Wheel
+from malamute_py.changelog.records import Change, ServiceSet
+from malamute_py.changelog.settings import ServiceSettings, queue_settings
+from malamute_py.changelog.tables import ServiceRow
+
+RETRY_MS: Final = 1_000
+"""After which what a timer decided and the log refused is decided again."""
+
+
+class Registry:
+    """All services, and what lies in them."""
+
+    def __init__(self, shard: Shard, steps: Steps, mailboxes: Mailboxes) -> None:
+        self._shard = shard
+        self._steps = steps
+        self._mailboxes = mailboxes
+        self.by_name: dict[str, Service] = {}
+        self.names: list[str] = []
+        """Ascending."""
+        self.drafts: Final[list[Service]] = []
+        """Made since the last step."""
+        self.size = 0
+        """Bytes of all batches of requests, those on their way included."""
+        self.rows = 0
+        self.wheel: Wheel[Grant | Put | Back] = Wheel()
+        self.hungry: Final[dict[Service, None]] = {}
+        """Services in which something may be handed out at once."""
+        self.paused_to_ms = 0
+        """Nothing is handed out before: the log has refused a hand-out."""
+
+    # --- first use ------------------------------------------------------------------------------
+
+    def use(self, name: str, by: str, settings: dict[str, Any] | None = None) -> Service:
+        """The service of a name, made if need be. Raises BrokerRefused."""
+        found = self.by_name.get(name)
+        if found is not None:
+            if found.removing:
+                raise BrokerRefused("wait", f"service '{name}' is being removed")
+            return found
+        fault = name_fault(name)
+        if fault:
+            raise BrokerRefused("bad_name", fault)
+        limits = self._shard.settings
+        if settings is None and not limits.auto_create:
+            raise BrokerRefused("unknown_service", f"there is no service '{name}'")
+        if len(self.by_name) >= limits.services_max:
+            raise BrokerRefused("limit", f"at most {limits.services_max} services")
+        self._shard.quotas.check(by, "services")
+        made = queue_settings(
+            ServiceSettings,
+            {**limits.default_service, **(settings or {})},
+            limits.settings_bytes_max,
+            None,
+        )
+        number = self._mailboxes.number()
+        service = Service(ServiceRow(number, name, made, by, self._shard.now_ms))
+        self.enter(service)
+        self.drafts.append(service)
+        return service
+
+    def forget_drafts(self) -> None:
+        """Services whose first use came to nothing are not there."""
+        drafts = self.drafts.copy()
+        self.drafts.clear()
+        for service in drafts:
+            self.unused(service)
+
+    def enter(self, service: Service) -> None:
+        """A service is there, or is about to be."""
+        self.by_name[service.name] = service
+        insort(self.names, service.name)
+        self._shard.quotas.add(service.row.by, "services")
+
+    def forget(self, service: Service) -> None:
+        """A service is gone, or never came to be."""
+        if self.by_name.get(service.name) is service:
+            del self.by_name[service.name]
+            del self.names[bisect_left(self.names, service.name)]
+            self._shard.quotas.add(service.row.by, "services", -1)
+        service.removing = True
+        service.end()
+        self.hungry.pop(service, None)
+
+    def creation(self, service: Service) -> Change:
+        """The change that makes a service."""
+        row = service.row
+        return ServiceSet(row.number, row.name, row.settings, row.by, row.created_ms)
+
+    def made(self, service: Service) -> None:
+        """The log has a service."""
+        self.hungry[service] = None
+        if not service.known:
+            service.known = True
+            self._shard.counters["services_created"] += 1
+            self._shard.event("service_created", service=service.name, by=service.row.by)
+
+    def unused(self, service: Service) -> None:
+        """Forget a service whose making was refused, if no other command makes it."""
+        if not (
+            service.known
+            or service.under_way
+            or service.making
+            or service.offers
+            or service.reserved_rows
+            or service.puts
+        ):
+            self.forget(service)
+
+    def make(self, service: Service, *effects: Effect) -> None:
+        """Put the change that makes a service on its way.
+
+        A batch of requests that goes before it makes the service too: with the same change.
+        """
+        service.making += 1
+        making = Then(partial(self._was_made, service), partial(self._was_not_made, service))
+        self._steps.propose(self.creation(service), making, *effects)
+
+    def _was_made(self, service: Service, _: int) -> None:
+        service.making -= 1
+        self.made(service)
+
+    def _was_not_made(self, service: Service, *_: Any) -> None:
+        service.making -= 1
+        self.unused(service)
+
+    # --- what lies in them ----------------------------------------------------------------------
+
+    def part(self, service: Service, changes: list[Change], *effects: Effect) -> Part:
+        """A step's part that changes a service; in memory it takes effect at once."""
+        memory = self._shard.queues if service.memory else None
+        return changing(changes, effects, memory=memory, level=service.level)
+
+    def weigh(self, service: Service, sender: str, size: int) -> None:
+        """Count bytes that a sender has more, or less, in all queues and on their way into them."""
+        self.size += size
+        self._shard.quotas.weigh(sender, service.resource, size)
+
+    def add(self, service: Service, put: Put, *, weighed: bool = False) -> None:
+        """Count a batch as one of a queue; weighed: its bytes were counted on their way."""
+        row = put.row
+        count, size = row.left.bit_count(), row.put.size
+        service.puts[put.base] = put
+        service.rows += count
+        service.size += size
+        self.rows += count
+        if not weighed:
+            self.weigh(service, row.put.sender, size)
+        if row.put.deadline_ms:
+            put.slot = self.wheel.add(row.put.deadline_ms, put)
+
+    def less_in_hand(self, offer: Offer, count: int) -> None:
+        """An offer has fewer requests in hand: it may be ready for others."""
+        offer.in_hand -= count
+        service = offer.service
+        if service.refile(offer):
+            self.hungry[service] = None

@@ -1,0 +1,216 @@
+"""How requests in hand get back into their queue, and when they have been tried often enough.
+
+Owns the pauses between attempts, the count of attempts that a request has, and what ended links
+had in hand. The rules: what comes back goes before what was never handed out; what was handed out
+as often as may be becomes a dead letter; what the log refused is tried again. Source:
+docs/design.md, Queues and the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.broker.context import Shard
+from malamute_py.broker.log.steps import Effect, Part, Steps, Then
+from malamute_py.broker.services.ends import Ends, Released
+from malamute_py.broker.services.queue import Back, Grant, Hands, Put, Service
+from malamute_py.broker.services.registry import RETRY_MS, Registry
+from malamute_py.broker.services.rows import Rows, attempts_of, merged, named
+from malamute_py.changelog.records import Change, WorkReturned
+from malamute_py.changelog.tables import RELEASED, WITHDRAWN
+
+_NO_ATTEMPT: Final = frozenset({"requeued", RELEASED, WITHDRAWN})
+"""Why rows come back whose attempts are not over with this return."""
+
+
+class Returns:
+    """Requests on their way back into their queues."""
+
+    def __init__(self, shard: Shard, steps: Steps, registry: Registry, ends: Ends) -> None:
+        self._shard = shard
+        self._steps = steps
+        self._registry = registry
+        self._ends = ends
+        self.leaving: Final[deque[tuple[deque[Grant], str, int | None]]] = deque()
+        """What ended links had in hand, to be returned in portions: see `give_up_later`."""
+
+    def returned(
+        self, service: Service, items: Sequence[Rows], why: str, again_ms: int | None,
+        said: str = "",
+    ) -> Part:  # fmt: skip
+        """A step's part by which rows in hand wait again; the exhausted become dead letters.
+
+        again_ms: not before so long; None: by the service's back-off. said: the worker's reason,
+        which the dead letters of the exhausted repeat.
+        """
+        now_ms = self._shard.now_ms
+        by_pause: dict[int, list[Rows]] = {}
+        exhausted: list[Rows] = []
+        for put, rows in items:
+            for times, some in attempts_of(put, rows):
+                pause_ms = self._pause(service, times, why, again_ms)
+                if times >= self.attempts_max(service) and why not in _NO_ATTEMPT:
+                    exhausted.append((put, some))
+                    pause_ms = 0
+                by_pause.setdefault(pause_ms, []).append((put, some))
+        changes: list[Change] = [
+            WorkReturned(
+                service.number, named(some), why, now_ms + pause_ms if pause_ms else 0, pause_ms
+            )
+            for pause_ms, some in by_pause.items()
+        ]
+        returning = _Returning(self, service, items, why, now_ms, by_pause, exhausted, said, [])
+        return self._registry.part(service, changes, returning)
+
+    def _pause(self, service: Service, times: int, why: str, again_ms: int | None) -> int:
+        """How long rows that were handed out so often wait before they may be once more."""
+        if again_ms is None:
+            return self._backoff(service, times)
+        if why == "returned" and not again_ms and times > 1:
+            # Else a lone worker that gives it back would use up all attempts within a moment.
+            return self._backoff(service, times - 1)
+        return again_ms
+
+    def _wait_again(self, put: Put, rows: int, not_before_ms: int) -> None:
+        if not_before_ms > self._shard.now_ms:
+            self.delay(put, rows, not_before_ms)
+        else:
+            put.service.wait(put, rows, again=True)
+            self._registry.hungry[put.service] = None
+
+    def delay(self, put: Put, rows: int, until_ms: int) -> None:
+        """Let rows wait, and be handed out again from a time on."""
+        put.delayed |= rows
+        put.service.delayed += rows.bit_count()
+        if put.backs is None:
+            put.backs = {}
+        back = Back(put, rows)
+        put.backs[back] = None
+        back.slot = self._registry.wheel.add(until_ms, back)
+
+    def bury_exhausted(self, service: Service, items: list[Rows], why: str, said: str = "") -> None:
+        """Rows that were handed out as often as may be become dead letters."""
+        items = [(put, rows) for put, rows in items if rows]
+        if not items:
+            return
+        most = self.attempts_max(service)
+        word = {"fenced": "died", RELEASED: "returned", WITHDRAWN: "returned"}.get(why, why)
+        reason = f"{word}: handed out {most} times"
+        if said:
+            reason = f"{reason}, at last: {said}"
+        try:
+            part = self._ends.bury(
+                service, items, reason, Then(failed=partial(self._ends.later, items))
+            )
+        except BrokerRefused as error:
+            self._shard.event(
+                "dead_letter_refused", "error", service=service.name, code=error.code,
+                reason=error.reason,
+            )  # fmt: skip
+            for put, rows in items:
+                self._wait_again(put, rows, self._shard.now_ms + RETRY_MS)
+            return
+        self._steps.take([part])
+
+    def give_up(
+        self, service: Service, items: Sequence[Rows], why: str, again_ms: int | None = None
+    ) -> None:
+        """Rows in hand wait again: who had them died, went silent or was fenced."""
+        part = self.returned(service, items, why, again_ms)
+        part.effects.append(Then(failed=partial(self._ends.later, items)))
+        self._steps.take([part])
+
+    def give_up_later(self, hands: Hands, why: str, again_ms: int | None) -> None:
+        """All that hands hold waits again, a portion a step: it may be very much."""
+        grants = deque(grant for one in hands.grants.values() for grant in one)
+        if grants:
+            self.leaving.append((grants, why, again_ms))
+            self.return_some()
+
+    def return_some(self) -> None:
+        """Return a portion of what ended links had in hand."""
+        budget = self._shard.settings.timers_max
+        while self.leaving and budget > 0:
+            grants, why, again_ms = self.leaving[0]
+            items: list[Rows] = []
+            service = grants[0].put.service
+            while grants and budget > 0:
+                grant = grants.popleft()
+                if grant.rows:
+                    items.append((grant.put, grant.rows))
+                    budget -= grant.put.weight
+            if not grants:
+                self.leaving.popleft()
+            if items:
+                self.give_up(service, merged(items), why, again_ms)
+
+    def attempts_max(self, service: Service) -> int:
+        """How often a request may be handed out."""
+        return service.row.settings.attempts_max or self._shard.settings.attempts_max
+
+    def spent(self, put: Put, rows: int) -> list[int]:
+        """Return the rows among these that may not be handed out once more."""
+        most = self.attempts_max(put.service)
+        return [some for times, some in attempts_of(put, rows) if times >= most]
+
+    def _backoff(self, service: Service, times: int) -> int:
+        settings, limits = service.row.settings, self._shard.settings
+        most = settings.backoff_max_ms or limits.backoff_max_ms
+        first = settings.backoff_ms or limits.backoff_ms
+        return int(min(most, first << min(max(times, 1) - 1, 40)))
+
+
+class _Returning(Effect):
+    """Requests on their way back from workers into the queue."""
+
+    returns: Returns
+    service: Service
+    items: Sequence[Rows]
+    why: str
+    at_ms: int
+    by_pause: dict[int, list[Rows]]
+    exhausted: list[Rows]
+    said: str
+    """The worker's reason."""
+    released: Released
+
+    def taken(self, part: Part) -> None:
+        for put, rows in self.items:
+            put.moving |= rows
+            put.returning |= rows
+            self.released += self.returns._ends.let_go(put, rows)
+
+    def _moved(self) -> int:
+        count = 0
+        for put, rows in self.items:
+            put.moving &= ~rows
+            put.returning &= ~rows
+            count += rows.bit_count()
+        return count
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        returns, exhausted = self.returns, self.exhausted
+        returns._shard.counters["requests_returned"] += self._moved()
+        if self.why in (RELEASED, WITHDRAWN):
+            # The log has taken back what was no attempt.
+            for put, rows in self.items:
+                exhausted += [(put, some) for some in returns.spent(put, rows & put.alive)]
+        spent = merged(exhausted)
+        kept = dict(spent)
+        for pause_ms, some in self.by_pause.items():
+            for put, rows in some:
+                rows &= put.alive & ~kept.get(put, 0)
+                if rows:
+                    returns._wait_again(put, rows, self.at_ms + pause_ms)
+        if spent:
+            spent = [(put, rows & put.alive) for put, rows in spent]
+            returns.bury_exhausted(self.service, spent, self.why, self.said)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self._moved()
+        self.returns._ends.take_back(self.released)
+        self.released.clear()
