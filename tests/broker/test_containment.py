@@ -334,7 +334,7 @@ def test_an_error_in_giving_mail_or_work_ends_its_reader_and_the_next_one_gets_i
 ) -> None:
     post = planted_post()
     inboxes = post.broker._mail.inboxes
-    delivery = post.broker._services._hand_outs._delivery
+    delivery = post.broker._services._delivery
     send, work = inboxes._send, delivery._work
 
     def planted(one: Any, *arguments: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
-from malamute_py.broker.services import services
+from malamute_py.broker.services import administration
 from malamute_py.changelog.records import decode_change
 from malamute_py.journal.layout import control_bodies
 from tests.broker.service_world import INBOX, MANY, World
@@ -875,7 +875,7 @@ def test_a_requester_without_identity_has_a_mailbox_that_nobody_can_guess() -> N
 
 
 def test_what_lies_in_memory_is_removed_a_portion_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "PORTION", 1)
+    monkeypatch.setattr(administration, "PORTION", 1)
     world = pair()
     world.ask(1, wire.EditService(5, "s", {"memory": True}))
     content = encode([b"x"], subject="x")

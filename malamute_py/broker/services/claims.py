@@ -1,0 +1,158 @@
+"""Whose a request is: which rows a worker may speak of.
+
+Owns the rule of possession: only who has a request in hand may speak of it, and of several at once
+all or none; a holder that comes back after a restart of the broker goes on where it was; what a
+lost link of a holder had in hand may still be ended as long as no other worker has it. Source:
+SPEC.md, section 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any, Final
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.broker.context import Shard
+from malamute_py.broker.services.hand_outs import HandOuts
+from malamute_py.broker.services.queue import Hands, LeftBehind, Offer, Put
+from malamute_py.broker.services.rows import Rows
+from malamute_py.broker.structures.bitmaps import every, rows_in
+from malamute_py.changelog.records import Run
+
+NAMED_MAX: Final = 8
+"""Requests that a refusal names."""
+
+
+class Claims:
+    """Finds the requests that workers name."""
+
+    def __init__(self, shard: Shard, hand_outs: HandOuts) -> None:
+        self._shard = shard
+        self._hand_outs = hand_outs
+
+    def ranges(
+        self, offer: Offer, ranges: Iterable[tuple[int, int]], left: LeftBehind | None = None
+    ) -> list[Rows]:
+        """The rows that ranges of numbers name. Raises BrokerRefused unless all are in hand."""
+        claimed: dict[Put, int] = {}
+        for first, end in ranges:
+            number = first
+            while number < end:
+                put, held = self._find(offer, number, left)
+                if put is None:
+                    raise BrokerRefused("not_held", _named([number]))
+                last = min(end, put.base + put.row.put.count)
+                wanted = every(last - number) << (number - put.base)
+                absent = wanted & ~held
+                if absent:
+                    numbers = [put.base + row for row in islice(rows_in(absent), NAMED_MAX + 1)]
+                    raise BrokerRefused("not_held", _named(numbers))
+                claimed[put] = claimed.get(put, 0) | wanted
+                number = last
+        return list(claimed.items())
+
+    def numbers(
+        self, offer: Offer, numbers: list[int], left: LeftBehind | None = None
+    ) -> tuple[list[Rows], list[Run], bool]:
+        """The rows that single numbers name: (rows, runs in order, whether one comes twice).
+
+        Raises BrokerRefused unless all are in hand.
+        """
+        first, count = numbers[0], len(numbers)
+        put, held = self._find(offer, first, left)
+        if put is not None and (
+            count == 1
+            or (numbers[-1] - first == count - 1 and numbers == list(range(first, first + count)))
+        ):
+            row = first - put.base
+            wanted = every(count) << row
+            if row + count <= put.row.put.count and not wanted & ~held:
+                return [(put, wanted)], [(put.row.put.key, row, count)], False
+        claimed: dict[Put, int] = {}
+        runs: list[Run] = []
+        missing: list[int] = []
+        twice = False
+        for number in numbers:
+            if put is None or not 0 <= number - put.base < put.row.put.count:
+                put, held = self._find(offer, number, left)
+            row = 0 if put is None else number - put.base
+            bit = 1 << row
+            if put is None or not held & bit:
+                missing.append(number)
+                continue
+            before = claimed.get(put, 0)
+            twice = twice or bool(before & bit)
+            claimed[put] = before | bit
+            key = put.row.put.key
+            if runs and runs[-1][0] is key and runs[-1][1] + runs[-1][2] == row:
+                runs[-1] = key, runs[-1][1], runs[-1][2] + 1
+            else:
+                runs.append((key, row, 1))
+        if missing:
+            raise BrokerRefused("not_held", _named(missing))
+        return list(claimed.items()), runs, twice
+
+    def ending(self, offer: Offer, claim: Callable[..., Any], named: Any) -> Any:
+        """What `claim` finds of these numbers; also what a lost link of the holder left behind.
+
+        Raises BrokerRefused `not_held`.
+        """
+        try:
+            return claim(offer, named)
+        except BrokerRefused:
+            left = offer.service.left_behind.get(offer.hands.holder)
+            if left is None:
+                raise
+            found = claim(offer, named, left)
+        self._shard.counters["requests_ended_late"] += 1
+        return found
+
+    def _find(
+        self, offer: Offer, number: int, left: LeftBehind | None = None
+    ) -> tuple[Put | None, int]:
+        """The batch that a number lies in, and the rows of it that the holder may speak of.
+
+        left: what it may end, too, although it has it in hand no more.
+        """
+        put, held = self._in_hand(offer, number)
+        if left is not None:
+            base, rows = left.of(number)
+            behind = offer.service.puts.get(base) if rows else None
+            if behind is not None and number < base + behind.row.put.count:
+                put = behind
+                free = put.left_behind | self._hand_outs.coming_to(offer.hands.holder, put)
+                held |= rows & free
+        return put, held
+
+    def _in_hand(self, offer: Offer, number: int) -> tuple[Put | None, int]:
+        """The batch that a number lies in, and the rows of it that the holder has in hand."""
+        hands, holder = offer.hands, offer.hands.holder
+        put = _put_of(hands, number)
+        if put is None:
+            orphans = offer.service.orphans.get(holder)
+            put = None if orphans is None else _put_of(orphans, number)
+            if put is None:
+                return None, 0
+        held = 0
+        for grant in put.grants:
+            of = grant.hands
+            # What it had before a restart of the broker it may go on with.
+            if of is hands or (of.offer is None and not of.ended and of.holder == holder):
+                held |= grant.rows
+        return put, held
+
+
+def _put_of(hands: Hands, number: int) -> Put | None:
+    """The batch in a worker's hands that a number lies in."""
+    grants = hands.of(number)
+    if grants is None:
+        return None
+    put = grants[0].put
+    return put if number < put.base + put.row.put.count else None
+
+
+def _named(numbers: list[int]) -> str:
+    named = ", ".join(map(str, numbers[:NAMED_MAX]))
+    more = " and more" if len(numbers) > NAMED_MAX else ""
+    return f"not in this worker's hands (any more): {named}{more}"
