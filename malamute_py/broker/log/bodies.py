@@ -13,14 +13,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-import numpy as np
-
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.context import Shard
 from malamute_py.broker.ready import BodiesFound, BodiesRead
+from malamute_py.broker.structures.bitmaps import rows_of_bits
 
 READ_NUMBERS: Final = 256
 """Batches that one read asks for at most."""
@@ -78,18 +77,12 @@ class Body:
             return None
         stamp = Stamp.unpack(self.stamp, verify=False)
         try:
-            return extract(stamp, content, rows_array(mask, content.head.count))
+            return extract(stamp, content, rows_of_bits(mask, content.head.count))
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._shard = None
             base = stamp.base_offset
             shard.quarantine("(mail)", base, base + content.head.count, "taking rows out", error)
             return None
-
-
-def rows_array(mask: int, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Rows as a boolean array from rows as an integer."""
-    packed = np.frombuffer(mask.to_bytes((count + 7) // 8, "little"), np.uint8)
-    return np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)
 
 
 Then: TypeAlias = Callable[[Body | None], None]

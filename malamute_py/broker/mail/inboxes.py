@@ -34,6 +34,7 @@ from malamute_py.broker.mail.mailbox import (
 )
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.mail.parts import Leaver, done_of
+from malamute_py.broker.structures.bitmaps import lowest
 from malamute_py.changelog.records import MailAgain, MailDone, Run
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MessageRow, Rare
@@ -296,7 +297,7 @@ class Inboxes:
         if count > inbox.left_records:
             # It may have one at least: `wants` said so.
             count = max(inbox.left_records, 1)
-            mask = _lowest(mask, count)
+            mask = lowest(mask, count)
         body = self._bodies.get(base)
         size = row.size
         if size > inbox.left_bytes:
@@ -339,7 +340,7 @@ class Inboxes:
             # A guess from the mean, proved by extracting.
             count = min(mask.bit_count(), inbox.left_bytes * row.count // row.size)
             while count:
-                some = _lowest(mask, count)
+                some = lowest(mask, count)
                 frames = body.extracted(some)
                 if frames is None:
                     break
@@ -574,20 +575,6 @@ def _rows_between(
     steps[bounds[:, 1]] -= 1
     bits = np.packbits(np.cumsum(steps[:-1], dtype=np.int8) > 0, bitorder="little")
     return int.from_bytes(bits.tobytes(), "little")
-
-
-def _lowest(mask: int, count: int) -> int:
-    """The first so many rows of a mask."""
-    if mask.bit_count() <= count:
-        return mask
-    low, high = 0, mask.bit_length()
-    while low < high:
-        middle = (low + high) // 2
-        if (mask & ((1 << middle) - 1)).bit_count() < count:
-            low = middle + 1
-        else:
-            high = middle
-    return mask & ((1 << low) - 1)
 
 
 def _same_why(rare: Rare, mask: int) -> int:

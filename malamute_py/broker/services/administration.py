@@ -38,7 +38,7 @@ from malamute_py.broker.services.queue import Hands, Put, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import Rows, attempts_of, merged
-from malamute_py.broker.structures.bitmaps import every
+from malamute_py.broker.structures.bitmaps import ones
 from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
 from malamute_py.changelog.tables import ServiceRow, mask_of
@@ -374,7 +374,7 @@ class ServiceAdmin:
                 row = self._shard.queues.requests.get(base)
                 if row is None:
                     continue
-                rows = mask_of(some, every(row.put.count)) & row.waiting
+                rows = mask_of(some, ones(row.put.count)) & row.waiting
                 put = service.puts.get(base)
                 if put is None:
                     put = Put(service, row)

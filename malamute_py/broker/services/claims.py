@@ -9,7 +9,6 @@ SPEC.md, section 4.5.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any, Final
 
 from malamute_protocol.errors import BrokerRefused
@@ -17,7 +16,7 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.services.hand_outs import HandOuts
 from malamute_py.broker.services.queue import Hands, LeftBehind, Offer, Put
 from malamute_py.broker.services.rows import Rows
-from malamute_py.broker.structures.bitmaps import every, rows_in
+from malamute_py.broker.structures.bitmaps import lowest, ones, places_of
 from malamute_py.changelog.records import Run
 
 NAMED_MAX: Final = 8
@@ -43,10 +42,10 @@ class Claims:
                 if put is None:
                     raise BrokerRefused("not_held", _named([number]))
                 last = min(end, put.base + put.row.put.count)
-                wanted = every(last - number) << (number - put.base)
+                wanted = ones(last - number) << (number - put.base)
                 absent = wanted & ~held
                 if absent:
-                    numbers = [put.base + row for row in islice(rows_in(absent), NAMED_MAX + 1)]
+                    numbers = [put.base + row for row in places_of(lowest(absent, NAMED_MAX + 1))]
                     raise BrokerRefused("not_held", _named(numbers))
                 claimed[put] = claimed.get(put, 0) | wanted
                 number = last
@@ -66,7 +65,7 @@ class Claims:
             or (numbers[-1] - first == count - 1 and numbers == list(range(first, first + count)))
         ):
             row = first - put.base
-            wanted = every(count) << row
+            wanted = ones(count) << row
             if row + count <= put.row.put.count and not wanted & ~held:
                 return [(put, wanted)], [(put.row.put.key, row, count)], False
         claimed: dict[Put, int] = {}

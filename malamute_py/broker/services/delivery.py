@@ -17,7 +17,7 @@ from malamute_py.broker.log.steps import Steps
 from malamute_py.broker.services.ends import Ends
 from malamute_py.broker.services.queue import Grant, Offer, Parcel, Put
 from malamute_py.broker.services.rows import attempts_of
-from malamute_py.broker.structures.bitmaps import every
+from malamute_py.broker.structures.bitmaps import ones
 
 OFFER: Final = 51
 
@@ -97,7 +97,7 @@ class WorkDelivery:
         change = put.row.put
         settings = self._shard.settings
         link = offer.link
-        whole = every(change.count)
+        whole = ones(change.count)
         spent = 0
         # What came back goes first.
         for times, some in sorted(attempts_of(put, rows), reverse=True):

@@ -23,7 +23,7 @@ from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.services.hand_outs import HandOuts
 from malamute_py.broker.services.queue import Offer, Put, Service
 from malamute_py.broker.services.registry import Registry
-from malamute_py.broker.structures.bitmaps import every, runs_of
+from malamute_py.broker.structures.bitmaps import ones, runs_of
 from malamute_py.changelog.records import Change, RequestPut, WorkTaken
 from malamute_py.changelog.tables import apply, rows_of
 
@@ -126,7 +126,7 @@ class Requests:
         if taken is None or taken.base < 0 or reply_to not in ("", name):
             return
         row = self._shard.queues.requests.get(taken.base)
-        gone = every(taken.count) & ~(0 if row is None else row.left)
+        gone = ones(taken.count) & ~(0 if row is None else row.left)
         if not gone or not self._mailboxes.answers_lost(name, taken.base):
             return
         runs = [(command.key, first, count) for first, count in runs_of(gone)]
@@ -252,7 +252,7 @@ class _Incoming(Effect):
         for offer, (rows, cost) in self.shares.items():
             given |= rows
             requests._hand_outs.grant(offer, put, rows, cost)
-        rest = every(change.count) & ~given
+        rest = ones(change.count) & ~given
         if rest:
             service.wait(put, rest, again=False)
             requests._registry.hungry[service] = None
@@ -289,7 +289,7 @@ def _subjects(content: Content, most: int) -> list[str]:
 
 def _by_subject(subjects: Sequence[str], count: int) -> list[tuple[str, int]]:
     if len(subjects) == 1:
-        return [(subjects[0], every(count))]
+        return [(subjects[0], ones(count))]
     found: dict[str, int] = {}
     for row, subject in enumerate(subjects):
         found[subject] = found.get(subject, 0) | (1 << row)

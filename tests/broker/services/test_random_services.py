@@ -17,7 +17,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.broker.structures.bitmaps import rows_in
+from malamute_py.broker.structures.bitmaps import places_of
 from malamute_py.changelog.records import (
     RequestDead,
     RequestDone,
@@ -729,11 +729,11 @@ class Storm:
                     puts[change.base] = change
                 elif isinstance(change, RequestDone | RequestDead):
                     for base, rows in change.rows:
-                        for row in rows_in(int.from_bytes(rows, "little")):
+                        for row in places_of(int.from_bytes(rows, "little")):
                             ends.setdefault(base + row, []).append(change.why)
                 elif isinstance(change, RequestRevived):
                     for base, rows in change.rows:
-                        for row in rows_in(int.from_bytes(rows, "little")):
+                        for row in places_of(int.from_bytes(rows, "little")):
                             ends[base + row].append("revived")
         assert len({put.key for put in puts.values()}) == len(puts), "a key was taken twice"
         for put in puts.values():

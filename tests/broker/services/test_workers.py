@@ -13,8 +13,6 @@ from malamute_py.broker import Broker
 from malamute_py.broker.links import links
 from malamute_py.broker.services.queue import LOT_MAX, LOT_MS, SCANNED_AT_ONCE, SLOW_LOOK, Lane
 from malamute_py.broker.services.requests import SLOW_SUBJECTS_MAX
-from malamute_py.broker.structures.bitmaps import lowest, rows_in, runs_of
-from malamute_py.broker.structures.timer_wheel import Wheel
 from malamute_py.matcher import Index
 from tests.broker.service_world import INBOX, MANY, World
 
@@ -1256,16 +1254,6 @@ def test_a_restart_knows_what_waits_what_is_delayed_and_how_often_it_was_tried()
 # --- the structures -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mask", [0, 1, 0b1011, 0b11110000, (1 << 70) | 7, (1 << 64) - 1])
-def test_rows_runs_and_the_lowest_of_a_bitmap_agree(mask: int) -> None:
-    rows = list(rows_in(mask))
-    assert rows == [row for row in range(80) if mask >> row & 1]
-    assert [row for first, count in runs_of(mask) for row in range(first, first + count)] == rows
-    for count in range(len(rows) + 1) if rows else ():
-        if count:
-            assert list(rows_in(lowest(mask, count))) == rows[:count]
-
-
 def test_lanes_of_nobody_do_not_gather() -> None:
     world = pair()
     world.offer(2, credit=1 << 30)
@@ -1292,32 +1280,6 @@ def test_what_was_to_wait_for_years_leaves_nothing_when_it_ends() -> None:
         assert world.queued() == 0
     assert world.info(1)["delayed"] == 0
     assert len(wheel) == 0
-
-
-def test_slots_of_a_wheel_that_became_empty_are_dropped() -> None:
-    wheel: Wheel[int] = Wheel()
-    kept = wheel.add(1 << 50, -1)
-    for number in range(100_000):
-        wheel.discard(wheel.add((1 << 40) + number * 1_000, number), number)
-        assert len(wheel._slots) <= 1_025
-        assert len(wheel._order) <= 1_025
-    assert len(wheel) == 1
-    assert wheel.take(1 << 51, 10) == [-1]
-    wheel.discard(kept, -1)
-    assert wheel.due_ms is None
-
-
-def test_many_slots_in_use_are_all_taken_in_their_order() -> None:
-    wheel: Wheel[int] = Wheel()
-    for number in range(5_000):
-        wheel.add(number * 10, number)
-    for number in range(0, 5_000, 2):
-        wheel.discard(-(-number * 10 // 8), number)
-    wheel.add(60_000, 5_000)
-    found = []
-    while wheel.due_ms is not None:
-        found += wheel.take(wheel.due_ms * 8, 7)
-    assert found == [*range(1, 5_000, 2), 5_000]
 
 
 @pytest.mark.parametrize("late", [False, True])
