@@ -17,7 +17,7 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.services.queue import Back, Grant, Offer, Put, Service
-from malamute_py.broker.structures.timer_wheel import Wheel
+from malamute_py.broker.structures.timer_wheel import TimerWheel
 from malamute_py.changelog.records import Change, ServiceSet
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
 from malamute_py.changelog.tables import ServiceRow
@@ -41,7 +41,7 @@ class Registry:
         self.size = 0
         """Bytes of all batches of requests, those on their way included."""
         self.rows = 0
-        self.wheel: Wheel[Grant | Put | Back] = Wheel()
+        self.wheel: TimerWheel[Grant | Put | Back] = TimerWheel()
         self.hungry: Final[dict[Service, None]] = {}
         """Services in which something may be handed out at once."""
         self.paused_to_ms = 0
