@@ -34,7 +34,7 @@ from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Steps, Then
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import Hands, Put, Service
+from malamute_py.broker.services.queue import InFlight, RequestBatch, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import Rows, attempts_of, merged
@@ -89,7 +89,7 @@ class ServiceAdmin:
         }
 
     @property
-    def hungry(self) -> bool:
+    def runnable(self) -> bool:
         """Whether more can be done at once."""
         return bool(self._cancels or self._portions)
 
@@ -134,23 +134,23 @@ class ServiceAdmin:
             # It will be there in the next step, or will have been refused.
             self._cancels.append((link, command))
             return
-        put: Put | None = None
+        batch: RequestBatch | None = None
         taken = self._steps.taken(key) if command.key else None
         if taken is not None:
-            put = service.puts.get(taken.base)
+            batch = service.batches.get(taken.base)
         rows = 0
-        if put is not None:
-            rows = put.alive
+        if batch is not None:
+            rows = batch.alive
             if command.row >= 0:
-                rows &= 1 << min(command.row, put.row.put.count)
-        if put is None or not rows:
+                rows &= 1 << min(command.row, batch.row.put.count)
+        if batch is None or not rows:
             # It has ended, or never came to be: nothing is left to be given up.
             self._answers.result(link, command, {"count": 0})
             return
         count = rows.bit_count()
         counting = Counting(self._shard.counters, count, ("requests_cancelled",))
         answer = Answer(self._answers, link, command, partial(dict, count=count))
-        self._steps.take([self._ends.end(service, [(put, rows)], "cancelled", counting, answer)])
+        self._steps.take([self._ends.end(service, [(batch, rows)], "cancelled", counting, answer)])
 
     # --- SERVICE_INFO ---------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class ServiceAdmin:
     def _facts(self, service: Service, *, whole: bool) -> dict[str, Any]:
         row = service.row
         page_max = self._shard.settings.page_max
-        oldest = next(iter(service.puts.values()), None)
+        oldest = next(iter(service.batches.values()), None)
         letters = self._mailboxes.get(service.dead_letters)
         facts: dict[str, Any] = {
             "name": service.name,
@@ -209,37 +209,37 @@ class ServiceAdmin:
     def _attempts(self, service: Service, most: int) -> list[list[int]]:
         """How often -> requests that were handed out so often, of the oldest batches."""
         counted: dict[int, int] = {}
-        for put in islice(service.puts.values(), most):
-            for times, rows in attempts_of(put, put.row.left):
+        for batch in islice(service.batches.values(), most):
+            for times, rows in attempts_of(batch, batch.row.left):
                 counted[times] = counted.get(times, 0) + rows.bit_count()
         return [[times, counted[times]] for times in sorted(counted)]
 
     def _workers(self, service: Service, most: int) -> list[dict[str, Any]]:
         """Return the workers with what each has in hand, since when and how often."""
         workers = [
-            self._worker(offer.hands, offer.link.number, most)
+            self._worker(offer.in_flight, offer.link.number, most)
             for offer in islice(service.offers, most)
         ]
         workers += [
-            self._worker(hands, 0, most)
-            for hands in islice(service.orphans.values(), max(0, most - len(workers)))
-            if hands.grants
+            self._worker(in_flight, 0, most)
+            for in_flight in islice(service.orphans.values(), max(0, most - len(workers)))
+            if in_flight.leases
         ]
         return workers
 
-    def _worker(self, hands: Hands, link: int, most: int) -> dict[str, Any]:
+    def _worker(self, in_flight: InFlight, link: int, most: int) -> dict[str, Any]:
         held = received = attempts = 0
         since_ms = lease_until_ms = 0
-        some = (grant for grants in hands.grants.values() for grant in grants)
-        for grant in islice(some, most):
-            held += grant.rows.bit_count()
-            since_ms = min(since_ms or grant.at_ms, grant.at_ms)
-            lease_until_ms = min(lease_until_ms or grant.due_ms, grant.due_ms)
-            attempts = max(attempts, *(times for times, _ in attempts_of(grant.put, grant.rows)))
-            for hold in grant.put.row.holds:
-                received += (hold.received & grant.rows).bit_count()
+        some = (lease for leases in in_flight.leases.values() for lease in leases)
+        for lease in islice(some, most):
+            held += lease.rows.bit_count()
+            since_ms = min(since_ms or lease.at_ms, lease.at_ms)
+            lease_until_ms = min(lease_until_ms or lease.due_ms, lease.due_ms)
+            attempts = max(attempts, *(times for times, _ in attempts_of(lease.batch, lease.rows)))
+            for hold in lease.batch.row.holds:
+                received += (hold.received & lease.rows).bit_count()
         return {
-            "holder": hands.holder, "link": link, "held": held, "received": received,
+            "holder": in_flight.holder, "link": link, "held": held, "received": received,
             "since_ms": since_ms, "lease_until_ms": lease_until_ms, "attempts": attempts,
         }  # fmt: skip
 
@@ -307,17 +307,17 @@ class ServiceAdmin:
 
     def _held(self, service: Service, numbers: set[int]) -> list[Rows]:
         """Return the requests among these numbers that a worker has in hand."""
-        hands = [offer.hands for offer in service.offers] + list(service.orphans.values())
+        in_flight = [offer.in_flight for offer in service.offers] + list(service.orphans.values())
         items: list[Rows] = []
-        for one in hands:
+        for one in in_flight:
             if not one.bases:
                 continue
             for number in numbers:
-                grants = one.of(number)
-                for grant in grants or ():
-                    bit = 1 << max(0, min(number - grant.put.base, grant.put.row.put.count))
-                    if grant.rows & bit:
-                        items.append((grant.put, bit))
+                leases = one.of(number)
+                for lease in leases or ():
+                    bit = 1 << max(0, min(number - lease.batch.base, lease.batch.row.put.count))
+                    if lease.rows & bit:
+                        items.append((lease.batch, bit))
         return merged(items)
 
     def _revive(self, job: Requeueing, lsn: int) -> None:
@@ -375,17 +375,17 @@ class ServiceAdmin:
                 if row is None:
                     continue
                 rows = mask_of(some, ones(row.put.count)) & row.waiting
-                put = service.puts.get(base)
-                if put is None:
-                    put = Put(service, row)
-                    registry.add(service, put)
+                batch = service.batches.get(base)
+                if batch is None:
+                    batch = RequestBatch(service, row)
+                    registry.add(service, batch)
                 else:
-                    put.row = row
+                    batch.row = row
                     service.rows += rows.bit_count()
                     registry.rows += rows.bit_count()
-                service.wait(put, rows, again=True)
+                service.wait(batch, rows, again=True)
                 count += rows.bit_count()
-        registry.hungry[service] = None
+        registry.runnable[service] = None
         return count
 
     # --- REMOVE_SERVICE ---------------------------------------------------------------------------
@@ -407,7 +407,7 @@ class ServiceAdmin:
 
     def _not_removed(self, service: Service, answer: Answer, *why: Any) -> None:
         service.removing = False
-        self._registry.hungry[service] = None
+        self._registry.runnable[service] = None
         answer.refuse(*why)
 
     def _removed_some(self, service: Service, count: int, answer: Answer, _: int) -> None:
@@ -425,9 +425,9 @@ class ServiceAdmin:
         """End a portion of what lies in a service; then the service."""
         refused = partial(self._not_removed, service, answer)
         items = [
-            (put, put.alive & ~put.moving)
-            for put in islice(service.puts.values(), PORTION)
-            if put.alive & ~put.moving
+            (batch, batch.alive & ~batch.moving)
+            for batch in islice(service.batches.values(), PORTION)
+            if batch.alive & ~batch.moving
         ]
         if items:
             count += sum(rows.bit_count() for _, rows in items)
@@ -435,7 +435,7 @@ class ServiceAdmin:
             self._steps.take(
                 [self._ends.end(service, items, "removed", removing, notice="removed")]
             )
-        elif service.puts:
+        elif service.batches:
             refused("wait", "some of its requests are on their way", 0)
         else:
             change = ServiceRemoved(service.number, self._shard.now_ms)

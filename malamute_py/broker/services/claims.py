@@ -14,7 +14,7 @@ from typing import Any, Final
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.services.hand_outs import HandOuts
-from malamute_py.broker.services.queue import Hands, LeftBehind, Offer, Put
+from malamute_py.broker.services.queue import AbsentHolder, InFlight, Offer, RequestBatch
 from malamute_py.broker.services.rows import Rows
 from malamute_py.broker.structures.bitmaps import lowest, ones, places_of
 from malamute_py.changelog.records import Run
@@ -31,59 +31,59 @@ class Claims:
         self._hand_outs = hand_outs
 
     def ranges(
-        self, offer: Offer, ranges: Iterable[tuple[int, int]], left: LeftBehind | None = None
+        self, offer: Offer, ranges: Iterable[tuple[int, int]], left: AbsentHolder | None = None
     ) -> list[Rows]:
         """The rows that ranges of numbers name. Raises BrokerRefused unless all are in hand."""
-        claimed: dict[Put, int] = {}
+        claimed: dict[RequestBatch, int] = {}
         for first, end in ranges:
             number = first
             while number < end:
-                put, held = self._find(offer, number, left)
-                if put is None:
+                batch, held = self._find(offer, number, left)
+                if batch is None:
                     raise BrokerRefused("not_held", _named([number]))
-                last = min(end, put.base + put.row.put.count)
-                wanted = ones(last - number) << (number - put.base)
+                last = min(end, batch.base + batch.row.put.count)
+                wanted = ones(last - number) << (number - batch.base)
                 absent = wanted & ~held
                 if absent:
-                    numbers = [put.base + row for row in places_of(lowest(absent, NAMED_MAX + 1))]
+                    numbers = [batch.base + row for row in places_of(lowest(absent, NAMED_MAX + 1))]
                     raise BrokerRefused("not_held", _named(numbers))
-                claimed[put] = claimed.get(put, 0) | wanted
+                claimed[batch] = claimed.get(batch, 0) | wanted
                 number = last
         return list(claimed.items())
 
     def numbers(
-        self, offer: Offer, numbers: list[int], left: LeftBehind | None = None
+        self, offer: Offer, numbers: list[int], left: AbsentHolder | None = None
     ) -> tuple[list[Rows], list[Run], bool]:
         """The rows that single numbers name: (rows, runs in order, whether one comes twice).
 
         Raises BrokerRefused unless all are in hand.
         """
         first, count = numbers[0], len(numbers)
-        put, held = self._find(offer, first, left)
-        if put is not None and (
+        batch, held = self._find(offer, first, left)
+        if batch is not None and (
             count == 1
             or (numbers[-1] - first == count - 1 and numbers == list(range(first, first + count)))
         ):
-            row = first - put.base
+            row = first - batch.base
             wanted = ones(count) << row
-            if row + count <= put.row.put.count and not wanted & ~held:
-                return [(put, wanted)], [(put.row.put.key, row, count)], False
-        claimed: dict[Put, int] = {}
+            if row + count <= batch.row.put.count and not wanted & ~held:
+                return [(batch, wanted)], [(batch.row.put.key, row, count)], False
+        claimed: dict[RequestBatch, int] = {}
         runs: list[Run] = []
         missing: list[int] = []
         twice = False
         for number in numbers:
-            if put is None or not 0 <= number - put.base < put.row.put.count:
-                put, held = self._find(offer, number, left)
-            row = 0 if put is None else number - put.base
+            if batch is None or not 0 <= number - batch.base < batch.row.put.count:
+                batch, held = self._find(offer, number, left)
+            row = 0 if batch is None else number - batch.base
             bit = 1 << row
-            if put is None or not held & bit:
+            if batch is None or not held & bit:
                 missing.append(number)
                 continue
-            before = claimed.get(put, 0)
+            before = claimed.get(batch, 0)
             twice = twice or bool(before & bit)
-            claimed[put] = before | bit
-            key = put.row.put.key
+            claimed[batch] = before | bit
+            key = batch.row.put.key
             if runs and runs[-1][0] is key and runs[-1][1] + runs[-1][2] == row:
                 runs[-1] = key, runs[-1][1], runs[-1][2] + 1
             else:
@@ -100,7 +100,7 @@ class Claims:
         try:
             return claim(offer, named)
         except BrokerRefused:
-            left = offer.service.left_behind.get(offer.hands.holder)
+            left = offer.service.absent.get(offer.in_flight.holder)
             if left is None:
                 raise
             found = claim(offer, named, left)
@@ -108,47 +108,47 @@ class Claims:
         return found
 
     def _find(
-        self, offer: Offer, number: int, left: LeftBehind | None = None
-    ) -> tuple[Put | None, int]:
+        self, offer: Offer, number: int, left: AbsentHolder | None = None
+    ) -> tuple[RequestBatch | None, int]:
         """The batch that a number lies in, and the rows of it that the holder may speak of.
 
         left: what it may end, too, although it has it in hand no more.
         """
-        put, held = self._in_hand(offer, number)
+        batch, held = self._in_hand(offer, number)
         if left is not None:
             base, rows = left.of(number)
-            behind = offer.service.puts.get(base) if rows else None
+            behind = offer.service.batches.get(base) if rows else None
             if behind is not None and number < base + behind.row.put.count:
-                put = behind
-                free = put.left_behind | self._hand_outs.coming_to(offer.hands.holder, put)
+                batch = behind
+                free = batch.unheld | self._hand_outs.handing_to(offer.in_flight.holder, batch)
                 held |= rows & free
-        return put, held
+        return batch, held
 
-    def _in_hand(self, offer: Offer, number: int) -> tuple[Put | None, int]:
+    def _in_hand(self, offer: Offer, number: int) -> tuple[RequestBatch | None, int]:
         """The batch that a number lies in, and the rows of it that the holder has in hand."""
-        hands, holder = offer.hands, offer.hands.holder
-        put = _put_of(hands, number)
-        if put is None:
+        in_flight, holder = offer.in_flight, offer.in_flight.holder
+        batch = _batch_of(in_flight, number)
+        if batch is None:
             orphans = offer.service.orphans.get(holder)
-            put = None if orphans is None else _put_of(orphans, number)
-            if put is None:
+            batch = None if orphans is None else _batch_of(orphans, number)
+            if batch is None:
                 return None, 0
         held = 0
-        for grant in put.grants:
-            of = grant.hands
+        for lease in batch.leases:
+            of = lease.in_flight
             # What it had before a restart of the broker it may go on with.
-            if of is hands or (of.offer is None and not of.ended and of.holder == holder):
-                held |= grant.rows
-        return put, held
+            if of is in_flight or (of.offer is None and not of.ended and of.holder == holder):
+                held |= lease.rows
+        return batch, held
 
 
-def _put_of(hands: Hands, number: int) -> Put | None:
+def _batch_of(in_flight: InFlight, number: int) -> RequestBatch | None:
     """The batch in a worker's hands that a number lies in."""
-    grants = hands.of(number)
-    if grants is None:
+    leases = in_flight.of(number)
+    if leases is None:
         return None
-    put = grants[0].put
-    return put if number < put.base + put.row.put.count else None
+    batch = leases[0].batch
+    return batch if number < batch.base + batch.row.put.count else None
 
 
 def _named(numbers: list[int]) -> str:

@@ -13,7 +13,7 @@ from itertools import islice
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import Back, Grant, Put, Service
+from malamute_py.broker.services.queue import Lease, Pause, RequestBatch, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import Rows, merged
@@ -30,18 +30,18 @@ class Deadlines:
         self._registry = registry
         self._ends = ends
         self._returns = returns
-        self.found: list[Grant] = []
+        self.recovered: list[Lease] = []
         """In hand when the broker began; their leases begin when the time is known."""
 
     @property
     def due_ms(self) -> int | None:
         """When the next timer is due."""
-        if self.found:
+        if self.recovered:
             return self._shard.now_ms
         due = self._registry.wheel.due_ms
         if self._ends.unsettled and (due is None or self._ends.settle_at_ms < due):
             due = self._ends.settle_at_ms
-        if self._registry.paused_to_ms > self._shard.now_ms and self._registry.hungry:
+        if self._registry.paused_to_ms > self._shard.now_ms and self._registry.runnable:
             due = (
                 self._registry.paused_to_ms
                 if due is None
@@ -53,13 +53,13 @@ class Deadlines:
         """Do what is due, as far as one step may."""
         shard = self._shard
         now_ms = shard.now_ms
-        if self.found:
+        if self.recovered:
             # The leases of before begin anew: their holders may come back.
-            for grant in self.found:
-                if grant.rows:
-                    grant.due_ms = now_ms + grant.lease_ms
-                    grant.slot = self._registry.wheel.add(grant.due_ms, grant)
-            self.found = []
+            for lease in self.recovered:
+                if lease.rows:
+                    lease.due_ms = now_ms + lease.lease_ms
+                    lease.slot = self._registry.wheel.add(lease.due_ms, lease)
+            self.recovered = []
         if self._ends.unsettled and self._ends.settle_at_ms <= now_ms:
             self._settle()
         due = self._registry.wheel.due_ms
@@ -68,32 +68,32 @@ class Deadlines:
         leases: dict[tuple[Service, str], list[Rows]] = {}
         over: dict[Service, list[Rows]] = {}
         for thing in self._registry.wheel.take(now_ms, shard.settings.timers_max):
-            if type(thing) is Grant:
+            if type(thing) is Lease:
                 if thing.due_ms > now_ms:
                     thing.slot = self._registry.wheel.add(thing.due_ms, thing)
                 elif thing.rows:
-                    place = thing.put.service, thing.hands.holder
-                    leases.setdefault(place, []).append((thing.put, thing.rows))
-            elif type(thing) is Put:
+                    place = thing.batch.service, thing.in_flight.holder
+                    leases.setdefault(place, []).append((thing.batch, thing.rows))
+            elif type(thing) is RequestBatch:
                 thing.slot = -1
                 if thing.alive:
                     over.setdefault(thing.service, []).append((thing, thing.alive))
-            elif type(thing) is Back:
-                put = thing.put
-                if put.backs is not None:
-                    put.backs.pop(thing, None)
-                rows = thing.rows & put.delayed
-                put.delayed &= ~rows
-                put.service.delayed -= rows.bit_count()
-                rows &= put.free
+            elif type(thing) is Pause:
+                batch = thing.batch
+                if batch.pauses is not None:
+                    batch.pauses.pop(thing, None)
+                rows = thing.rows & batch.delayed
+                batch.delayed &= ~rows
+                batch.service.delayed -= rows.bit_count()
+                rows &= batch.free
                 if rows:
-                    put.service.wait(put, rows, again=True)
-                    self._registry.hungry[put.service] = None
+                    batch.service.wait(batch, rows, again=True)
+                    self._registry.runnable[batch.service] = None
         for service, items in over.items():
             self._expire(service, items)
         for (service, holder), items in leases.items():
-            items = [(put, rows & put.granted) for put, rows in items]
-            items = [(put, rows) for put, rows in items if rows]
+            items = [(batch, rows & batch.leased) for batch, rows in items]
+            items = [(batch, rows) for batch, rows in items if rows]
             if items:
                 self._lease_over(service, holder, items)
 
@@ -103,7 +103,7 @@ class Deadlines:
         self._shard.event(
             "lease_expired", "warning", service=service.name, holder=holder, count=count
         )
-        self._returns.give_up(service, merged(items), "lease")
+        self._returns.give_back(service, merged(items), "lease")
 
     def _expire(self, service: Service, items: list[Rows]) -> None:
         """The deadline of these is over."""
@@ -117,21 +117,21 @@ class Deadlines:
 
     def _settle(self) -> None:
         """Decide again what the log refused."""
-        puts = list(islice(self._ends.unsettled, self._shard.settings.timers_max))
+        batches = list(islice(self._ends.unsettled, self._shard.settings.timers_max))
         now_ms = self._shard.now_ms
-        for put in puts:
+        for batch in batches:
             # The others in the next step: unless these are refused, nothing speaks against it.
-            del self._ends.unsettled[put]
-        for put in puts:
-            deadline_ms = put.row.put.deadline_ms
-            if deadline_ms and deadline_ms <= now_ms and put.alive:
-                self._expire(put.service, [(put, put.alive)])
+            del self._ends.unsettled[batch]
+        for batch in batches:
+            deadline_ms = batch.row.put.deadline_ms
+            if deadline_ms and deadline_ms <= now_ms and batch.alive:
+                self._expire(batch.service, [(batch, batch.alive)])
                 continue
-            lost = put.alive & ~put.row.waiting & ~put.moving & ~put.granted
+            lost = batch.alive & ~batch.row.waiting & ~batch.moving & ~batch.leased
             if lost:
-                self._returns.give_up(put.service, [(put, lost)], "died")
-            spent = sum(self._returns.spent(put, put.free))
+                self._returns.give_back(batch.service, [(batch, lost)], "died")
+            spent = sum(self._returns.spent(batch, batch.free))
             if spent:
-                self._returns.bury_exhausted(put.service, [(put, spent)], "died")
-        for service in {put.service for put in puts}:
-            self._registry.hungry[service] = None
+                self._returns.bury_exhausted(batch.service, [(batch, spent)], "died")
+        for service in {batch.service for batch in batches}:
+            self._registry.runnable[service] = None

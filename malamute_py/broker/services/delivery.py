@@ -15,7 +15,7 @@ from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Steps
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import Grant, Offer, Parcel, Put
+from malamute_py.broker.services.queue import Lease, Offer, PendingWork, RequestBatch
 from malamute_py.broker.services.rows import attempts_of
 from malamute_py.broker.structures.bitmaps import ones
 
@@ -34,73 +34,73 @@ class WorkDelivery:
         self._bodies = bodies
         self._ends = ends
 
-    def deliver(self, offer: Offer, grant: Grant, cost: int) -> None:
+    def deliver(self, offer: Offer, lease: Lease, cost: int) -> None:
         """Send what an offer has in hand from now on, in the order in which it was handed out."""
-        put, rows = grant.put, grant.rows
-        body = self._bodies.get(put.base)
+        batch, rows = lease.batch, lease.rows
+        body = self._bodies.get(batch.base)
         coming = offer.coming
         if body is not None and not coming:
             try:
-                self._work(offer, put, rows, body, cost)
+                self._work(offer, batch, rows, body, cost)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._links.fail(offer.link, "WORK", error, OFFER, offer.number)
             return
-        parcel = Parcel(put, rows, cost, grant.hand_out)
-        coming.append(parcel)
+        work = PendingWork(batch, rows, cost, lease.hand_out)
+        coming.append(work)
 
         def found(body: Body | None) -> None:
-            parcel.body = body
-            parcel.answered = True
+            work.body = body
+            work.answered = True
             while coming and coming[0].answered:
                 self._arrived(offer, coming.popleft())
 
         self._bodies.want(
-            put.base, put.row.put.size,
+            batch.base, batch.row.put.size,
             self._links.contained(offer.link, "WORK", found, OFFER, offer.number),
         )  # fmt: skip
 
-    def _arrived(self, offer: Offer, parcel: Parcel) -> None:
+    def _arrived(self, offer: Offer, work: PendingWork) -> None:
         """The bodies of requests in hand were read back."""
         if offer.ended:
             return
-        put, rows = parcel.put, 0
-        for grant in offer.hands.grants.get(put.base, ()):
+        batch, rows = work.batch, 0
+        for lease in offer.in_flight.leases.get(batch.base, ()):
             # What came back and was handed out anew is in a later parcel. Attempts do not tell: of
             # what was released, or given back with an offer, both hand-outs are the same attempt.
-            if grant.hand_out == parcel.hand_out:
-                rows |= grant.rows
-        gone = (parcel.rows & ~rows).bit_count()
-        if rows and parcel.body is not None:
-            self._work(offer, put, rows, parcel.body, parcel.cost)
+            if lease.hand_out == work.hand_out:
+                rows |= lease.rows
+        gone = (work.rows & ~rows).bit_count()
+        if rows and work.body is not None:
+            self._work(offer, batch, rows, work.body, work.cost)
         else:
-            gone = parcel.rows.bit_count()
-            offer.left_bytes += parcel.cost
+            gone = work.rows.bit_count()
+            offer.left_bytes += work.cost
             if rows:
-                self._lost(put, rows)
+                self._lost(batch, rows)
         if gone:
             # Nothing was sent for them, so the credit is the worker's again.
             offer.left_records += gone
             offer.owner.resume(offer)
 
-    def _lost(self, put: Put, rows: int) -> None:
+    def _lost(self, batch: RequestBatch, rows: int) -> None:
         """The bodies of requests cannot be had: they end, and their requesters are told."""
-        service = put.service
+        service = batch.service
         count = rows.bit_count()
         self._shard.counters["requests_lost"] += count
         self._shard.event(
-            "request_lost", "error", service=service.name, number=put.base, count=count
+            "request_lost", "error", service=service.name, number=batch.base, count=count
         )
-        part = self._ends.end(service, [(put, rows)], "removed", notice="lost")
+        part = self._ends.end(service, [(batch, rows)], "removed", notice="lost")
         self._steps.take([part])
 
-    def _work(self, offer: Offer, put: Put, rows: int, body: Body, cost: int) -> None:
-        change = put.row.put
+    def _work(self, offer: Offer, batch: RequestBatch, rows: int, body: Body, cost: int) -> None:
+        change = batch.row.put
         settings = self._shard.settings
         link = offer.link
         whole = ones(change.count)
         spent = 0
         # What came back goes first.
-        for times, some in sorted(attempts_of(put, rows), reverse=True):
+        for times, some in sorted(attempts_of(batch, rows), reverse=True):
             bitmap: bytes | None = None
             frames, size = body.frames, body.size
             if some != whole:

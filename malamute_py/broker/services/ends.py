@@ -16,13 +16,13 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.steps import Effect, Part
 from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.services.queue import Grant, Put, Service
+from malamute_py.broker.services.queue import Lease, RequestBatch, Service
 from malamute_py.broker.services.registry import RETRY_MS, Registry
 from malamute_py.broker.services.rows import Rows, named
 from malamute_py.broker.structures.bitmaps import runs_of
 from malamute_py.changelog.records import Change, RequestDone, Run
 
-Released: TypeAlias = list[tuple[Grant, int]]
+Released: TypeAlias = list[tuple[Lease, int]]
 """What was taken out of whose hands, so that it can be put back."""
 
 
@@ -36,7 +36,7 @@ class Ends:
         self._bodies = bodies
         self._mailboxes = mailboxes
         self._registry = registry
-        self.unsettled: dict[Put, None] = {}
+        self.unsettled: dict[RequestBatch, None] = {}
         """Puts whose next action must be computed again in this turn."""
         self.settle_at_ms = 0
 
@@ -55,37 +55,37 @@ class Ends:
         told = [*mails, *self.notices(items, notice)] if notice else list(mails)
         return self.with_mail(part, service, told)
 
-    def gone(self, put: Put, rows: int) -> None:
+    def gone(self, batch: RequestBatch, rows: int) -> None:
         """Rows have left their queue, as the tables say."""
-        service = put.service
-        put.ending &= ~rows
-        if put.delayed:
-            service.delayed -= (put.delayed & rows).bit_count()
-            put.delayed &= ~rows
+        service = batch.service
+        batch.ending &= ~rows
+        if batch.delayed:
+            service.delayed -= (batch.delayed & rows).bit_count()
+            batch.delayed &= ~rows
         count = rows.bit_count()
         service.rows -= count
         self._registry.rows -= count
-        if put.row.left:
+        if batch.row.left:
             return
-        size = put.row.put.size
+        size = batch.row.put.size
         service.size -= size
-        self._registry.weigh(service, put.row.put.sender, -size)
-        service.puts.pop(put.base, None)
-        if put.left_by:
-            service.forget_left(put)
-        for back in put.backs or ():
-            self._registry.wheel.discard(back.slot, back)
-        put.backs = None
-        self.unsettled.pop(put, None)
-        if put.slot >= 0:
-            self._registry.wheel.discard(put.slot, put)
-        if (put.buried, put.base) not in self._shard.queues.messages:
-            self._bodies.drop(put.base)
+        self._registry.weigh(service, batch.row.put.sender, -size)
+        service.batches.pop(batch.base, None)
+        if batch.absent:
+            service.forget_absent(batch)
+        for pause in batch.pauses or ():
+            self._registry.wheel.discard(pause.slot, pause)
+        batch.pauses = None
+        self.unsettled.pop(batch, None)
+        if batch.slot >= 0:
+            self._registry.wheel.discard(batch.slot, batch)
+        if (batch.buried, batch.base) not in self._shard.queues.messages:
+            self._bodies.drop(batch.base)
 
     def bury(self, service: Service, items: Sequence[Rows], why: str, *effects: Effect) -> Part:
         """A step's part by which requests become dead letters. Raises BrokerRefused."""
-        size = sum(put.row.put.size for put, _ in items)
-        masks = [(put.base, rows) for put, rows in items]
+        size = sum(batch.row.put.size for batch, _ in items)
+        masks = [(batch.base, rows) for batch, rows in items]
         mailbox = service.dead_letters
         try:
             part = self._mailboxes.bury(
@@ -108,8 +108,8 @@ class Ends:
     def notices(self, items: Iterable[Rows], why: str) -> list[Part]:
         """Mail to the requesters that named their requests: there will be no answer, and why."""
         places: dict[tuple[str, str], list[Run]] = {}
-        for put, rows in items:
-            change = put.row.put
+        for batch, rows in items:
+            change = batch.row.put
             if change.key:
                 runs = places.setdefault((change.reply_to, change.sender), [])
                 runs += [(change.key, first, count) for first, count in runs_of(rows)]
@@ -143,47 +143,47 @@ class Ends:
 
     # --- out of hands, and back -----------------------------------------------------------------
 
-    def let_go(self, put: Put, rows: int) -> Released:
+    def let_go(self, batch: RequestBatch, rows: int) -> Released:
         """Take these rows out of their holders' hands."""
         released: Released = []
-        for grant in list(put.grants):
-            hit = grant.rows & rows
+        for lease in list(batch.leases):
+            hit = lease.rows & rows
             if not hit:
                 continue
-            released.append((grant, hit))
-            grant.rows ^= hit
-            if not grant.rows:
-                grant.hands.drop(grant)
-                self._registry.wheel.discard(grant.slot, grant)
+            released.append((lease, hit))
+            lease.rows ^= hit
+            if not lease.rows:
+                lease.in_flight.drop(lease)
+                self._registry.wheel.discard(lease.slot, lease)
             count = hit.bit_count()
-            put.service.held -= count
-            if grant.hands.offer is not None:
-                self._registry.less_in_hand(grant.hands.offer, count)
+            batch.service.held -= count
+            if lease.in_flight.offer is not None:
+                self._registry.add_load(lease.in_flight.offer, -count)
         return released
 
     def take_back(self, released: Released) -> None:
         """What was let go is in the same hands as before."""
-        for grant, rows in released:
-            put, offer = grant.put, grant.hands.offer
-            if grant.hands.ended:
-                self.later([(put, rows)])
+        for lease, rows in released:
+            batch, offer = lease.batch, lease.in_flight.offer
+            if lease.in_flight.ended:
+                self.later([(batch, rows)])
                 continue
-            if not grant.rows:
-                grant.hands.add(grant)
+            if not lease.rows:
+                lease.in_flight.add(lease)
                 now_ms = self._shard.now_ms
                 # What is over is decided again when the log may take it, not at once.
-                due_ms = grant.due_ms if grant.due_ms > now_ms else now_ms + RETRY_MS
-                grant.slot = self._registry.wheel.add(due_ms, grant)
-            grant.rows |= rows
+                due_ms = lease.due_ms if lease.due_ms > now_ms else now_ms + RETRY_MS
+                lease.slot = self._registry.wheel.add(due_ms, lease)
+            lease.rows |= rows
             count = rows.bit_count()
-            put.service.held += count
+            batch.service.held += count
             if offer is not None:
-                self._registry.less_in_hand(offer, -count)
+                self._registry.add_load(offer, count)
 
     def later(self, items: Iterable[Rows], *why: Any) -> None:
         """The log refused what was decided of these: decide again when it may take it."""
-        for put, _ in items:
-            self.unsettled[put] = None
+        for batch, _ in items:
+            self.unsettled[batch] = None
         now_ms = self._shard.now_ms
         if self.settle_at_ms <= now_ms:
             # Else as was said: one refusal after the other must not put it off for ever.
@@ -202,33 +202,33 @@ class _Ending(Effect):
 
     def taken(self, part: Part) -> None:
         released = self.released
-        for put, rows in self.items:
-            put.ending |= rows
-            released += self.ends.let_go(put, rows)
+        for batch, rows in self.items:
+            batch.ending |= rows
+            released += self.ends.let_go(batch, rows)
         if self.why == "completed" and released:
             now_ms = self.ends._shard.now_ms
-            for grant, rows in released:
-                self.service.paced(rows.bit_count(), now_ms - grant.at_ms)
+            for lease, rows in released:
+                self.service.measure(rows.bit_count(), now_ms - lease.at_ms)
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        for put, rows in self.items:
-            self.ends.gone(put, rows)
+        for batch, rows in self.items:
+            self.ends.gone(batch, rows)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         ends, released = self.ends, self.released
-        for put, rows in self.items:
-            put.ending &= ~rows
-            waiting = rows & put.free
+        for batch, rows in self.items:
+            batch.ending &= ~rows
+            waiting = rows & batch.free
             if waiting:
                 # What waits may have been passed over meanwhile.
-                put.service.wait(put, waiting, again=True)
-                ends._registry.hungry[put.service] = None
+                batch.service.wait(batch, waiting, again=True)
+                ends._registry.runnable[batch.service] = None
         ends.take_back(released)
         released.clear()
-        for put, rows in self.items:
+        for batch, rows in self.items:
             # Handed out in the step before, when they were about to end: in no worker's hands.
-            if rows & put.row.left & ~put.row.waiting & ~put.moving & ~put.granted:
-                ends.later([(put, rows)])
+            if rows & batch.row.left & ~batch.row.waiting & ~batch.moving & ~batch.leased:
+                ends.later([(batch, rows)])
 
 
 class _Dying(_Ending):
@@ -240,9 +240,9 @@ class _Dying(_Ending):
         ends, shard, service = self.ends, self.ends._shard, self.service
         box = ends._mailboxes.get(self.mailbox)
         count = 0
-        for put, rows in self.items:
-            put.buried = 0 if box is None else box.number
-            ends.gone(put, rows)
+        for batch, rows in self.items:
+            batch.buried = 0 if box is None else box.number
+            ends.gone(batch, rows)
             count += rows.bit_count()
         service.dead += count
         shard.counters["requests_dead"] += count

@@ -14,14 +14,14 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import ERRED, Links
 from malamute_py.broker.log.steps import Effect, Part, Steps
 from malamute_py.broker.services.delivery import OFFER, WorkDelivery
-from malamute_py.broker.services.queue import SLOW_LOOK, Grant, Offer, Put, Service
+from malamute_py.broker.services.queue import SLOW_LOOK, Lease, Offer, RequestBatch, Service
 from malamute_py.broker.services.registry import RETRY_MS, Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import Rows, attempts_of, named
 from malamute_py.changelog.records import Change, WorkTaken
 from malamute_py.changelog.tables import WITHDRAWN
 
-Share: TypeAlias = tuple[Offer, Put, int, int]
+Share: TypeAlias = tuple[Offer, RequestBatch, int, int]
 """Rows of one batch that an offer gets, and the bytes of credit that were taken for them."""
 
 
@@ -47,39 +47,39 @@ class HandOuts:
         """Hand-outs on their way into the log."""
         self._count = 0
         """Hand-outs since the broker began."""
-        self.queues: Final = (registry.drafts, returns.leaving, registry.hungry)
+        self.queues: Final = (registry.drafts, returns.leaving, registry.runnable)
         """While all of them are empty, nothing can be done at once."""
 
     @property
-    def hungry(self) -> bool:
+    def runnable(self) -> bool:
         """Whether more can be handed out at once."""
         registry, returns = self._registry, self._returns
         return bool(registry.drafts or returns.leaving) or (
-            bool(registry.hungry) and self._shard.now_ms >= registry.paused_to_ms
+            bool(registry.runnable) and self._shard.now_ms >= registry.paused_to_ms
         )
 
     def hand_out(self) -> None:
         """Hand out what waits to who is ready, as far as one step may."""
         self._registry.forget_drafts()
         if self._returns.leaving:
-            self._returns.return_some()
-        if not self.hungry:
+            self._returns.give_back_some()
+        if not self.runnable:
             return
-        hungry = self._registry.hungry
+        runnable = self._registry.runnable
         budget = self._shard.settings.hand_outs_max
         more = self._shard.share()
-        for service in list(hungry):
+        for service in list(runnable):
             if budget <= 0:
                 return
-            del hungry[service]
+            del runnable[service]
             try:
                 budget = self._serve(service, budget, more)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._erred(service, error)
                 continue
-            if service.hungry:
+            if service.runnable:
                 # Behind the others, so that all have their turn.
-                hungry[service] = None
+                runnable[service] = None
             if not more():
                 return
 
@@ -99,28 +99,28 @@ class HandOuts:
         """
         if service.removing or not service.known:
             return budget
-        if service.unseen or service.unmatched:
+        if service.new_patterns or service.new_subjects:
             service.scan(more)
             budget -= 1
         shares: list[Share] = []
         while budget > 0:
-            lane = service.next_lane()
-            if lane is None:
+            queue = service.next_queue()
+            if queue is None:
                 break
-            budget -= SLOW_LOOK if service.is_slow(lane) else 1
-            _, rows, put = lane.head()
-            rows &= put.free
+            budget -= SLOW_LOOK if service.is_slow(queue) else 1
+            _, rows, batch = queue.head()
+            rows &= batch.free
             if rows:
                 # Rows that were handed out differently often leave as a WORK each.
-                cost = put.row.put.size * max(1, len(attempts_of(put, rows)))
-                for offer, some in service.allot(lane, rows, cost, lane.rows):
-                    shares.append((offer, put, some, cost))
+                cost = batch.row.put.size * max(1, len(attempts_of(batch, rows)))
+                for offer, some in service.allot(queue, rows, cost, queue.rows):
+                    shares.append((offer, batch, some, cost))
                     rows ^= some
                     # At once: another entry may name the same rows.
-                    put.moving |= some
-            lane.replace(rows)
-            if not lane.rows:
-                service.emptied(lane)
+                    batch.moving |= some
+            queue.replace(rows)
+            if not queue.rows:
+                service.emptied(queue)
             if not more():
                 break
         if shares:
@@ -130,14 +130,14 @@ class HandOuts:
     def _hand_out(self, service: Service, shares: Sequence[Share]) -> None:
         """Put the hand-out of rows on its way; they are moving already."""
         # Rows of one batch in several lanes go together, as one WORK.
-        together: dict[tuple[Offer, Put], tuple[int, int]] = {}
-        for offer, put, rows, cost in shares:
-            before, spent = together.get((offer, put), (0, 0))
-            together[offer, put] = before | rows, spent + cost
-        shares = [(offer, put, rows, cost) for (offer, put), (rows, cost) in together.items()]
+        together: dict[tuple[Offer, RequestBatch], tuple[int, int]] = {}
+        for offer, batch, rows, cost in shares:
+            before, spent = together.get((offer, batch), (0, 0))
+            together[offer, batch] = before | rows, spent + cost
+        shares = [(offer, batch, rows, cost) for (offer, batch), (rows, cost) in together.items()]
         by_offer: dict[Offer, list[Rows]] = {}
-        for offer, put, rows, _ in shares:
-            by_offer.setdefault(offer, []).append((put, rows))
+        for offer, batch, rows, _ in shares:
+            by_offer.setdefault(offer, []).append((batch, rows))
         changes: list[Change] = [
             self.taken_change(service, offer, rows) for offer, rows in by_offer.items()
         ]
@@ -146,43 +146,47 @@ class HandOuts:
     def taken_change(self, service: Service, offer: Offer, rows: Iterable[Rows]) -> WorkTaken:
         """The change by which a worker has requests in hand."""
         now_ms = self._shard.now_ms
-        return WorkTaken(service.number, named(rows), offer.hands.holder, now_ms, offer.lease_ms)
+        return WorkTaken(
+            service.number, named(rows), offer.in_flight.holder, now_ms, offer.lease_ms
+        )
 
-    def coming_to(self, holder: str, put: Put) -> int:
+    def handing_to(self, holder: str, batch: RequestBatch) -> int:
         """Rows of a batch whose hand-out to a holder is on its way into the log."""
         rows = 0
         for shares in self._handing:
             for offer, one, some, _ in shares:
-                if one is put and offer.hands.holder == holder:
+                if one is batch and offer.in_flight.holder == holder:
                     rows |= some
-        return rows & ~put.ending
+        return rows & ~batch.ending
 
-    def give_back(self, offer: Offer, count: int, cost: int) -> None:
+    def return_credit(self, offer: Offer, count: int, cost: int) -> None:
         """An offer did not get what it was to get: its credit is whole again."""
         offer.left_records += count
         offer.left_bytes += cost
-        self._registry.less_in_hand(offer, count)
+        self._registry.add_load(offer, -count)
 
-    def grant(self, offer: Offer, put: Put, rows: int, cost: int) -> None:
+    def lease(self, offer: Offer, batch: RequestBatch, rows: int, cost: int) -> None:
         """Rows are in the hands of a worker, as the log says."""
-        alive = rows & put.alive
+        alive = rows & batch.alive
         gone = (rows ^ alive).bit_count()
         if gone:
-            self.give_back(offer, gone, 0 if alive else cost)
+            self.return_credit(offer, gone, 0 if alive else cost)
         if not alive:
             return
         if offer.ended:
             # It ended while this was on its way: nothing was sent, so that was no attempt.
-            self._returns.give_up(put.service, [(put, alive)], WITHDRAWN, 0)
+            self._returns.give_back(batch.service, [(batch, alive)], WITHDRAWN, 0)
             return
         self._count += 1
-        grant = Grant(put, alive, offer.hands, self._shard.now_ms, offer.lease_ms, self._count)
-        offer.hands.add(grant)
-        grant.slot = self._registry.wheel.add(grant.due_ms, grant)
+        lease = Lease(
+            batch, alive, offer.in_flight, self._shard.now_ms, offer.lease_ms, self._count
+        )
+        offer.in_flight.add(lease)
+        lease.slot = self._registry.wheel.add(lease.due_ms, lease)
         count = alive.bit_count()
-        put.service.held += count
+        batch.service.held += count
         self._shard.counters["requests_out"] += count
-        self._delivery.deliver(offer, grant, cost)
+        self._delivery.deliver(offer, lease, cost)
 
 
 class _HandOut(Effect):
@@ -197,17 +201,17 @@ class _HandOut(Effect):
 
     def appended(self, part: Part, end_lsn: int) -> None:
         self.hand_outs._handing.remove(self.shares)
-        for offer, put, rows, cost in self.shares:
-            put.moving &= ~rows
-            self.hand_outs.grant(offer, put, rows, cost)
+        for offer, batch, rows, cost in self.shares:
+            batch.moving &= ~rows
+            self.hand_outs.lease(offer, batch, rows, cost)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         hand_outs, service = self.hand_outs, self.service
         hand_outs._handing.remove(self.shares)
-        for offer, put, rows, cost in self.shares:
-            put.moving &= ~rows
-            hand_outs.give_back(offer, rows.bit_count(), cost)
-            if put.row.waiting & rows:
-                service.wait(put, put.row.waiting & rows, again=True)
-        hand_outs._registry.hungry[service] = None
+        for offer, batch, rows, cost in self.shares:
+            batch.moving &= ~rows
+            hand_outs.return_credit(offer, rows.bit_count(), cost)
+            if batch.row.waiting & rows:
+                service.wait(batch, batch.row.waiting & rows, again=True)
+        hand_outs._registry.runnable[service] = None
         hand_outs._registry.paused_to_ms = hand_outs._shard.now_ms + (retry_ms or RETRY_MS)

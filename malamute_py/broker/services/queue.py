@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 FRESH: Final = 1 << 62
 """Added to the order of what was never handed out: all that came back goes before it."""
-LANES_KEPT: Final = 1_024
+SUBJECTS_KEPT: Final = 1_024
 """Lanes that stay although nothing waits in them: the next request needs not make one."""
 DEAD: Final = ".dead"
 """Added to a service's name: its dead-letter mailbox, unless another was named."""
 EVERYTHING: Final = -1
 """Number of the pattern that takes every subject."""
-LOT_MS: Final = 2
+PREFETCH_MS: Final = 2
 """What a worker does in so little time goes to one: shared out among eight, 64 quick requests
 cost three times as much in messages as they cost to do, and come back later."""
-LOT_MAX: Final = 64
-LEFT_BY_MIN: Final = 2
+PREFETCH_MAX: Final = 64
+ABSENT_MIN: Final = 2
 """Lost holders that are remembered of each batch, or as many as it has rows if these are more."""
 SCANNED_AT_ONCE: Final = 256
 """Lanes that a new pattern is compared with in one step, or that it has outlived."""
@@ -54,19 +54,19 @@ PROGRAMS_MAX: Final = 3_000
 matched in one go. See matcher/expressions.py."""
 
 
-class Put:
+class RequestBatch:
     """What is left of one batch of requests, at run time."""
 
     __slots__ = (
-        "backs",
+        "absent",
         "base",
         "buried",
         "delayed",
         "ending",
-        "grants",
-        "left_by",
+        "leases",
         "masks",
         "moving",
+        "pauses",
         "returning",
         "row",
         "service",
@@ -79,9 +79,9 @@ class Put:
         self.base = row.put.base
         self.masks: dict[str, int] | None = None
         """Subject -> its rows, once they were looked at."""
-        self.grants: list[Grant] = []
+        self.leases: list[Lease] = []
         """Grants: which holder has which of its rows in hand."""
-        self.left_by: list[LeftBehind] | None = None
+        self.absent: list[AbsentHolder] | None = None
         """Holders that had rows of it when their link was lost, the newest last, if any did."""
         self.moving = 0
         """Rows whose hand-out or return is on its way into the log."""
@@ -91,14 +91,14 @@ class Put:
         """Rows whose end is."""
         self.delayed = 0
         """Rows that wait, but not yet."""
-        self.backs: dict[Back, None] | None = None
+        self.pauses: dict[Pause, None] | None = None
         """When they may be handed out again, if some have waited."""
         self.slot = -1
         """Slot of its deadline in the wheel."""
         self.buried = 0
         """Number of the dead-letter mailbox that some of it lies in; 0: none does."""
 
-    def __lt__(self, other: Put) -> bool:
+    def __lt__(self, other: RequestBatch) -> bool:
         # Two entries of a heap may name the same rows of the same batch.
         return self.base < other.base
 
@@ -112,7 +112,7 @@ class Put:
         return self.row.waiting & ~(self.moving | self.ending | self.delayed)
 
     @property
-    def left_behind(self) -> int:
+    def unheld(self) -> int:
         """Rows that no worker has, nor is about to get: who had them last may end them."""
         return (self.row.waiting & ~self.moving | self.returning) & ~self.ending
 
@@ -122,11 +122,11 @@ class Put:
         return self.row.left & ~self.ending
 
     @property
-    def granted(self) -> int:
+    def leased(self) -> int:
         """Rows that a worker has in hand."""
         rows = 0
-        for grant in self.grants:
-            rows |= grant.rows
+        for lease in self.leases:
+            rows |= lease.rows
         return rows
 
     def subjects(self, mask: int) -> list[tuple[str, int]]:
@@ -147,30 +147,36 @@ class Put:
         return 1 if len(self.row.put.subjects) == 1 else self.row.put.count
 
 
-class Back:
+class Pause:
     """Rows of one batch that wait again from some time on."""
 
-    __slots__ = ("put", "rows", "slot")
+    __slots__ = ("batch", "rows", "slot")
 
-    def __init__(self, put: Put, rows: int) -> None:
-        self.put = put
+    def __init__(self, batch: RequestBatch, rows: int) -> None:
+        self.batch = batch
         self.rows = rows
         self.slot = -1
 
 
-class Grant:
+class Lease:
     """Rows of one batch that were handed to one holder together."""
 
-    __slots__ = ("at_ms", "due_ms", "hand_out", "hands", "lease_ms", "put", "rows", "slot")
+    __slots__ = ("at_ms", "batch", "due_ms", "hand_out", "in_flight", "lease_ms", "rows", "slot")
 
     def __init__(
-        self, put: Put, rows: int, hands: Hands, at_ms: int, lease_ms: int, hand_out: int
+        self,
+        batch: RequestBatch,
+        rows: int,
+        in_flight: InFlight,
+        at_ms: int,
+        lease_ms: int,
+        hand_out: int,
     ) -> None:
         """hand_out: which one it was, since the broker began; 0: one before."""
         self.hand_out = hand_out
-        self.put = put
+        self.batch = batch
         self.rows = rows
-        self.hands = hands
+        self.in_flight = in_flight
         self.at_ms = at_ms
         self.lease_ms = lease_ms
         self.due_ms = at_ms + lease_ms
@@ -178,10 +184,10 @@ class Grant:
         self.slot = -1
 
 
-class Hands:
+class InFlight:
     """What one worker has in hand of one service: by an offer, or from before a restart."""
 
-    __slots__ = ("bases", "ended", "grants", "holder", "offer")
+    __slots__ = ("bases", "ended", "holder", "leases", "offer")
 
     def __init__(self, holder: str, offer: Offer | None) -> None:
         self.holder = holder
@@ -189,7 +195,7 @@ class Hands:
         """None: it has ended, or was before a restart."""
         self.ended = False
         """Its offer has."""
-        self.grants: dict[int, list[Grant]] = {}
+        self.leases: dict[int, list[Lease]] = {}
         self.bases: list[int] = []
         """Numbers of the batches in `grants`, ascending."""
 
@@ -198,42 +204,42 @@ class Hands:
         self.offer = None
         self.ended = True
 
-    def add(self, grant: Grant) -> None:
+    def add(self, lease: Lease) -> None:
         """The worker has these rows."""
-        put = grant.put
-        known = self.grants.get(put.base)
+        batch = lease.batch
+        known = self.leases.get(batch.base)
         if known is None:
-            self.grants[put.base] = [grant]
-            if not self.bases or put.base > self.bases[-1]:
-                self.bases.append(put.base)
+            self.leases[batch.base] = [lease]
+            if not self.bases or batch.base > self.bases[-1]:
+                self.bases.append(batch.base)
             else:
-                insort(self.bases, put.base)
+                insort(self.bases, batch.base)
         else:
-            known.append(grant)
-        put.grants.append(grant)
+            known.append(lease)
+        batch.leases.append(lease)
 
-    def drop(self, grant: Grant) -> None:
+    def drop(self, lease: Lease) -> None:
         """The worker has nothing more of a grant."""
-        put = grant.put
-        put.grants.remove(grant)
-        known = self.grants[put.base]
-        known.remove(grant)
+        batch = lease.batch
+        batch.leases.remove(lease)
+        known = self.leases[batch.base]
+        known.remove(lease)
         if not known:
-            del self.grants[put.base]
-            del self.bases[bisect_left(self.bases, put.base)]
+            del self.leases[batch.base]
+            del self.bases[bisect_left(self.bases, batch.base)]
 
-    def of(self, number: int) -> list[Grant] | None:
+    def of(self, number: int) -> list[Lease] | None:
         """The grants of the batch that a request's number may lie in."""
         at = bisect_right(self.bases, number) - 1
-        return self.grants[self.bases[at]] if at >= 0 else None
+        return self.leases[self.bases[at]] if at >= 0 else None
 
     @property
     def rows(self) -> int:
         """How many requests these are."""
-        return sum(grant.rows.bit_count() for one in self.grants.values() for grant in one)
+        return sum(lease.rows.bit_count() for one in self.leases.values() for lease in one)
 
 
-class LeftBehind:
+class AbsentHolder:
     """Requests that one holder had in hand of one service when a link of it was lost.
 
     Each entry goes when its batch has left the queue, so that all of it is bounded by the queue.
@@ -248,28 +254,28 @@ class LeftBehind:
         self.bases: list[int] = []
         """Keys of `rows`, ascending."""
 
-    def add(self, hands: Hands) -> None:
+    def add(self, in_flight: InFlight) -> None:
         """The holder had these requests as well."""
         bases, rows = self.bases, self.rows
-        ordered = not bases or bases[-1] < hands.bases[0]
-        for base in hands.bases:
-            for grant in hands.grants[base]:
+        ordered = not bases or bases[-1] < in_flight.bases[0]
+        for base in in_flight.bases:
+            for lease in in_flight.leases[base]:
                 if base not in rows:
                     bases.append(base)
-                    put = grant.put
-                    if put.left_by is None:
-                        put.left_by = []
-                    put.left_by.append(self)
-                rows[base] = rows.get(base, 0) | grant.rows
+                    batch = lease.batch
+                    if batch.absent is None:
+                        batch.absent = []
+                    batch.absent.append(self)
+                rows[base] = rows.get(base, 0) | lease.rows
         if not ordered:
             bases.sort()
 
-    def drop(self, put: Put) -> None:
+    def drop(self, batch: RequestBatch) -> None:
         """Forget what the holder had of a batch."""
-        del self.rows[put.base]
-        del self.bases[bisect_left(self.bases, put.base)]
-        assert put.left_by is not None, "who is remembered is named by the batch"
-        put.left_by.remove(self)
+        del self.rows[batch.base]
+        del self.bases[bisect_left(self.bases, batch.base)]
+        assert batch.absent is not None, "who is remembered is named by the batch"
+        batch.absent.remove(self)
 
     def of(self, number: int) -> tuple[int, int]:
         """The last batch that begins at or before a number, and the rows that the holder had.
@@ -281,14 +287,14 @@ class LeftBehind:
         return base, self.rows.get(base, 0)
 
 
-class Parcel:
+class PendingWork:
     """Rows in hand whose bodies are being read back, or that must not overtake such rows."""
 
-    __slots__ = ("answered", "body", "cost", "hand_out", "put", "rows")
+    __slots__ = ("answered", "batch", "body", "cost", "hand_out", "rows")
 
-    def __init__(self, put: Put, rows: int, cost: int, hand_out: int) -> None:
+    def __init__(self, batch: RequestBatch, rows: int, cost: int, hand_out: int) -> None:
         """hand_out: the one that gave the worker these rows."""
-        self.put = put
+        self.batch = batch
         self.rows = rows
         self.cost = cost
         self.hand_out = hand_out
@@ -303,14 +309,14 @@ class Offer(Receiver):
         "begun",
         "bucket",
         "coming",
-        "crew",
-        "hands",
-        "in_hand",
+        "in_flight",
         "late",
         "lease_ms",
+        "load",
         "pattern",
         "pattern_bytes",
         "service",
+        "workers",
     )
 
     def __init__(self, owner: Owner, link: Link, command: OfferCommand, service: Service) -> None:
@@ -320,16 +326,16 @@ class Offer(Receiver):
         self.service = service
         self.pattern = command.pattern
         self.pattern_bytes = 0
-        self.crew: Crew | None = None
-        self.hands = Hands(link.holder, self)
+        self.workers: WorkersByPattern | None = None
+        self.in_flight = InFlight(link.holder, self)
         self.begun = 0
         """The next number when it was accepted."""
-        self.in_hand = 0
+        self.load = 0
         """Requests that it has, or that are on their way to it."""
         self.lease_ms = 0
         self.late = False
         """Its last reply came too late, and that was said."""
-        self.coming: deque[Parcel] = deque()
+        self.coming: deque[PendingWork] = deque()
         """What it has in hand and has not been sent yet, in order."""
         self.bucket = -1
         """In hand, as its crew has filed it; -1: it is not ready."""
@@ -344,10 +350,10 @@ class Offer(Receiver):
             return 0
         if self.left_bytes >= cost:
             return most
-        return 0 if self.in_hand else 1
+        return 0 if self.load else 1
 
 
-class Crew:
+class WorkersByPattern:
     """The offers of one service that have the same pattern."""
 
     __slots__ = ("buckets", "filed", "heap", "number", "offers", "ready")
@@ -358,18 +364,18 @@ class Crew:
         self.buckets: dict[int, dict[Offer, None]] = {}
         """How many in hand -> the ready offers that have so many, in turn."""
         self.ready = 0
-        self.heap: list[tuple[int, str, Lane]] = []
+        self.heap: list[tuple[int, str, SubjectQueue]] = []
         """Lanes that it takes, by the order of what waits in them; some entries are stale."""
-        self.filed: dict[Lane, int] = {}
+        self.filed: dict[SubjectQueue, int] = {}
         """Lane -> the order by which it stands in the heap."""
 
     def file(self, offer: Offer) -> None:
         """An offer is ready."""
-        bucket = self.buckets.get(offer.in_hand)
+        bucket = self.buckets.get(offer.load)
         if bucket is None:
-            bucket = self.buckets[offer.in_hand] = {}
+            bucket = self.buckets[offer.load] = {}
         bucket[offer] = None
-        offer.bucket = offer.in_hand
+        offer.bucket = offer.load
         self.ready += 1
 
     def unfile(self, offer: Offer) -> None:
@@ -383,52 +389,52 @@ class Crew:
         offer.bucket = -1
         self.ready -= 1
 
-    def push(self, lane: Lane) -> None:
+    def push(self, queue: SubjectQueue) -> None:
         """Something waits in a lane, or something earlier than before."""
-        order = lane.order
-        known = self.filed.get(lane)
+        order = queue.order
+        known = self.filed.get(queue)
         if known is None or order < known:
-            self.filed[lane] = order
-            heappush(self.heap, (order, lane.subject, lane))
+            self.filed[queue] = order
+            heappush(self.heap, (order, queue.subject, queue))
 
-    def first(self) -> Lane | None:
+    def first(self) -> SubjectQueue | None:
         """The lane whose turn it is; None too when a step has looked at stale entries enough."""
         heap, filed = self.heap, self.filed
         for _ in range(SCANNED_AT_ONCE):
             if not heap:
                 return None
-            order, _, lane = heap[0]
-            if filed.get(lane) != order:
+            order, _, queue = heap[0]
+            if filed.get(queue) != order:
                 heappop(heap)
-            elif not lane.rows:
+            elif not queue.rows:
                 heappop(heap)
-                del filed[lane]
-            elif lane.order != order:
-                filed[lane] = lane.order
-                heapreplace(heap, (lane.order, lane.subject, lane))
+                del filed[queue]
+            elif queue.order != order:
+                filed[queue] = queue.order
+                heapreplace(heap, (queue.order, queue.subject, queue))
             else:
-                return lane
+                return queue
         return None
 
 
-class Lane:
+class SubjectQueue:
     """Requests of one subject that wait."""
 
-    __slots__ = ("again", "crews", "fresh", "rows", "subject", "version")
+    __slots__ = ("again", "fresh", "rows", "subject", "takers", "version")
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
-        self.fresh: deque[tuple[int, int, Put]] = deque()
+        self.fresh: deque[tuple[int, int, RequestBatch]] = deque()
         """(base, rows, batch), ascending. Rows that wait no more may still be in it."""
-        self.again: list[tuple[int, int, Put]] = []
+        self.again: list[tuple[int, int, RequestBatch]] = []
         """(base, rows, batch) of what came back, as a heap."""
         self.rows = 0
         """How many rows the entries name."""
-        self.crews: list[Crew] = []
+        self.takers: list[WorkersByPattern] = []
         self.version = -1
-        """Version of the service's crews when `crews` was looked up."""
+        """Version of the service's takers when `takers` was looked up."""
 
-    def __lt__(self, other: Lane) -> bool:
+    def __lt__(self, other: SubjectQueue) -> bool:
         return self.subject < other.subject
 
     def __hash__(self) -> int:
@@ -440,22 +446,22 @@ class Lane:
         """Order of what is handed out next."""
         return self.again[0][0] if self.again else self.fresh[0][0] + FRESH
 
-    def head(self) -> tuple[int, int, Put]:
+    def head(self) -> tuple[int, int, RequestBatch]:
         """What is handed out next."""
         return self.again[0] if self.again else self.fresh[0]
 
     def replace(self, rows: int) -> None:
         """Let only these rows of the head wait on."""
         if self.again:
-            base, before, put = self.again[0]
+            base, before, batch = self.again[0]
             if rows:
-                heapreplace(self.again, (base, rows, put))
+                heapreplace(self.again, (base, rows, batch))
             else:
                 heappop(self.again)
         else:
-            base, before, put = self.fresh[0]
+            base, before, batch = self.fresh[0]
             if rows:
-                self.fresh[0] = (base, rows, put)
+                self.fresh[0] = (base, rows, batch)
             else:
                 self.fresh.popleft()
         self.rows += rows.bit_count() - before.bit_count()
@@ -465,23 +471,25 @@ class Service:
     """One service queue."""
 
     __slots__ = (
+        "absent",
+        "batches",
+        "by_pattern",
+        "by_subject",
         "coming",
-        "crews",
         "dead",
         "delayed",
         "held",
         "index",
         "known",
-        "lanes",
-        "left_behind",
         "level",
-        "lot",
         "making",
         "name",
+        "new_patterns",
+        "new_subjects",
         "number",
         "offers",
         "orphans",
-        "puts",
+        "prefetch",
         "removing",
         "reserved_rows",
         "reserved_size",
@@ -490,8 +498,6 @@ class Service:
         "size",
         "turns",
         "under_way",
-        "unmatched",
-        "unseen",
         "version",
     )
 
@@ -510,7 +516,7 @@ class Service:
         self.making = 0
         """Lone changes that make it and are on their way."""
         self.removing = False
-        self.puts: dict[int, Put] = {}
+        self.batches: dict[int, RequestBatch] = {}
         self.rows = 0
         """Requests in it: waiting or in hand."""
         self.held = 0
@@ -520,24 +526,24 @@ class Service:
         self.reserved_rows = 0
         """Rows on their way into the log, which count already."""
         self.reserved_size = 0
-        self.lanes: dict[str, Lane] = {}
+        self.by_subject: dict[str, SubjectQueue] = {}
         self.index = Index(programs_max=PROGRAMS_MAX)
-        self.crews: dict[int, Crew] = {}
+        self.by_pattern: dict[int, WorkersByPattern] = {}
         """By number of the pattern."""
-        self.turns: dict[Crew, None] = {}
+        self.turns: dict[WorkersByPattern, None] = {}
         """Crews that may have something to be handed out, in turn."""
         self.version = 0
         """Counts the changes of `crews`."""
-        self.lot = 1
+        self.prefetch = 1
         """Requests that one of its workers does in LOT_MS, by what came back last."""
         self.offers: dict[Offer, None] = {}
-        self.orphans: dict[str, Hands] = {}
+        self.orphans: dict[str, InFlight] = {}
         """Holder -> what it had in hand when the broker ended."""
-        self.left_behind: dict[str, LeftBehind] = {}
+        self.absent: dict[str, AbsentHolder] = {}
         """Holder -> what it may end as long as no worker has it: a lost link had it in hand."""
-        self.unseen: deque[tuple[Crew, Iterator[Lane]]] = deque()
+        self.new_patterns: deque[tuple[WorkersByPattern, Iterator[SubjectQueue]]] = deque()
         """New patterns, with the lanes that they are still to be compared with."""
-        self.unmatched: dict[Lane, None] = {}
+        self.new_subjects: dict[SubjectQueue, None] = {}
         """Lanes in which something waits and whose crews are to be found, some in each step."""
         self.dead = 0
         """Dead letters since the start."""
@@ -571,133 +577,133 @@ class Service:
             number = EVERYTHING
         else:
             number = self.index.add(pattern)
-        crew = self.crews.get(number)
-        if crew is None:
-            crew = self.crews[number] = Crew(number)
+        workers = self.by_pattern.get(number)
+        if workers is None:
+            workers = self.by_pattern[number] = WorkersByPattern(number)
             self.version += 1
-            if self.lanes:
-                self.unseen.append((crew, iter(list(self.lanes.values()))))
-        crew.offers += 1
-        offer.crew = crew
+            if self.by_subject:
+                self.new_patterns.append((workers, iter(list(self.by_subject.values()))))
+        workers.offers += 1
+        offer.workers = workers
         self.offers[offer] = None
 
     def leave(self, offer: Offer) -> None:
         """Forget an offer."""
-        crew = offer.crew
-        if crew is None:
+        workers = offer.workers
+        if workers is None:
             return
-        crew.unfile(offer)
-        offer.crew = None
+        workers.unfile(offer)
+        offer.workers = None
         del self.offers[offer]
-        crew.offers -= 1
-        if crew.number != EVERYTHING:
-            self.index.discard(crew.number)
-        if not crew.offers:
-            del self.crews[crew.number]
-            self.turns.pop(crew, None)
+        workers.offers -= 1
+        if workers.number != EVERYTHING:
+            self.index.discard(workers.number)
+        if not workers.offers:
+            del self.by_pattern[workers.number]
+            self.turns.pop(workers, None)
             self.version += 1
-            crew.heap.clear()
-            crew.filed.clear()
+            workers.heap.clear()
+            workers.filed.clear()
 
     def end(self) -> None:
         """Let go of lanes: the batches that their stale entries name would hold the service."""
-        self.lanes.clear()
-        self.unmatched.clear()
+        self.by_subject.clear()
+        self.new_subjects.clear()
 
     def refile(self, offer: Offer) -> bool:
         """Its credit or what it has in hand changed; True when it is ready."""
-        crew = offer.crew
-        if crew is None:
+        workers = offer.workers
+        if workers is None:
             return False
-        crew.unfile(offer)
+        workers.unfile(offer)
         if offer.able(1) <= 0:
             return False
-        crew.file(offer)
-        self.turns[crew] = None
+        workers.file(offer)
+        self.turns[workers] = None
         return True
 
-    def is_slow(self, lane: Lane) -> bool:
+    def is_slow(self, queue: SubjectQueue) -> bool:
         """Whether to find a lane's crews may take long: by expressions, and not known yet."""
-        return lane.version != self.version and self.index.slow
+        return queue.version != self.version and self.index.slow
 
-    def crews_of(self, lane: Lane) -> list[Crew]:
+    def takers_of(self, queue: SubjectQueue) -> list[WorkersByPattern]:
         """The crews that take a lane's subject."""
-        if lane.version != self.version:
-            crews = self.crews
-            found = [crews[EVERYTHING]] if EVERYTHING in crews else []
-            if len(crews) > len(found):
-                numbers = self.index.match((lane.subject,), ())
-                found += [crews[number] for number in numbers]
-            lane.crews = found
-            lane.version = self.version
-        return lane.crews
+        if queue.version != self.version:
+            by_pattern = self.by_pattern
+            found = [by_pattern[EVERYTHING]] if EVERYTHING in by_pattern else []
+            if len(by_pattern) > len(found):
+                numbers = self.index.match((queue.subject,), ())
+                found += [by_pattern[number] for number in numbers]
+            queue.takers = found
+            queue.version = self.version
+        return queue.takers
 
     # --- what lost links had in hand --------------------------------------------------------
 
-    def leave_behind(self, hands: Hands) -> None:
+    def remember(self, in_flight: InFlight) -> None:
         """Remember what a holder had when its link was lost: its answer may be on its way."""
-        if not hands.grants:
+        if not in_flight.leases:
             return
-        left = self.left_behind.get(hands.holder)
+        left = self.absent.get(in_flight.holder)
         if left is None:
-            left = self.left_behind[hands.holder] = LeftBehind(hands.holder)
-        left.add(hands)
-        for base in hands.bases:
-            put = self.puts[base]
-            left_by = put.left_by
-            if left_by is not None and len(left_by) > max(LEFT_BY_MIN, put.row.put.count):
-                self._forget_left(left_by[0], put)
+            left = self.absent[in_flight.holder] = AbsentHolder(in_flight.holder)
+        left.add(in_flight)
+        for base in in_flight.bases:
+            batch = self.batches[base]
+            absent = batch.absent
+            if absent is not None and len(absent) > max(ABSENT_MIN, batch.row.put.count):
+                self._forget_absent(absent[0], batch)
 
-    def forget_left(self, put: Put) -> None:
+    def forget_absent(self, batch: RequestBatch) -> None:
         """A batch has left the queue: the holders that had rows of it have nothing to end."""
-        for left in tuple(put.left_by or ()):
-            self._forget_left(left, put)
+        for left in tuple(batch.absent or ()):
+            self._forget_absent(left, batch)
 
-    def _forget_left(self, left: LeftBehind, put: Put) -> None:
-        left.drop(put)
+    def _forget_absent(self, left: AbsentHolder, batch: RequestBatch) -> None:
+        left.drop(batch)
         if not left.rows:
-            del self.left_behind[left.holder]
+            del self.absent[left.holder]
 
     # --- what waits -----------------------------------------------------------------------
 
-    def lane(self, subject: str, *, waits: bool = True) -> Lane:
+    def queue_of(self, subject: str, *, waits: bool = True) -> SubjectQueue:
         """The lane of a subject. waits: something is to wait in it."""
-        lane = self.lanes.get(subject)
-        if lane is None:
-            lane = Lane(subject)
-            if waits or len(self.lanes) < LANES_KEPT:
-                self.lanes[subject] = lane
-        return lane
+        queue = self.by_subject.get(subject)
+        if queue is None:
+            queue = SubjectQueue(subject)
+            if waits or len(self.by_subject) < SUBJECTS_KEPT:
+                self.by_subject[subject] = queue
+        return queue
 
-    def wait(self, put: Put, mask: int, *, again: bool) -> None:
+    def wait(self, batch: RequestBatch, mask: int, *, again: bool) -> None:
         """Let rows wait. again: they came back, and go before those that did not."""
-        for subject, rows in put.subjects(mask):
-            lane = self.lane(subject)
-            fresh = lane.fresh
-            if again or (fresh and fresh[-1][0] >= put.base):
-                heappush(lane.again, (put.base, rows, put))
+        for subject, rows in batch.subjects(mask):
+            queue = self.queue_of(subject)
+            fresh = queue.fresh
+            if again or (fresh and fresh[-1][0] >= batch.base):
+                heappush(queue.again, (batch.base, rows, batch))
             else:
-                fresh.append((put.base, rows, put))
-            lane.rows += rows.bit_count()
-            if self.is_slow(lane):
-                self.unmatched[lane] = None
+                fresh.append((batch.base, rows, batch))
+            queue.rows += rows.bit_count()
+            if self.is_slow(queue):
+                self.new_subjects[queue] = None
                 continue
-            for crew in self.crews_of(lane):
-                self.push(crew, lane)
+            for workers in self.takers_of(queue):
+                self.push(workers, queue)
 
-    def push(self, crew: Crew, lane: Lane) -> None:
+    def push(self, workers: WorkersByPattern, queue: SubjectQueue) -> None:
         """Something waits that a crew takes."""
-        crew.push(lane)
-        if crew.ready:
-            self.turns[crew] = None
+        workers.push(queue)
+        if workers.ready:
+            self.turns[workers] = None
 
-    def emptied(self, lane: Lane) -> None:
+    def emptied(self, queue: SubjectQueue) -> None:
         """Nothing waits in a lane any more."""
-        if len(self.lanes) > LANES_KEPT:
+        if len(self.by_subject) > SUBJECTS_KEPT:
             # Those that it was filed for, if others take its subject since.
-            for crew in lane.crews:
-                crew.filed.pop(lane, None)
-            self.lanes.pop(lane.subject, None)
+            for workers in queue.takers:
+                workers.filed.pop(queue, None)
+            self.by_subject.pop(queue.subject, None)
 
     def scan(self, more: Callable[[], bool]) -> None:
         """Compare new patterns with the subjects that wait, as far as one step may.
@@ -705,116 +711,118 @@ class Service:
         more: whether the step has time left, which is asked after a comparison with expressions.
         """
         budget = SCANNED_AT_ONCE
-        while self.unmatched and budget > 0:
-            lane = next(iter(self.unmatched))
-            del self.unmatched[lane]
-            slow = self.is_slow(lane)
+        while self.new_subjects and budget > 0:
+            queue = next(iter(self.new_subjects))
+            del self.new_subjects[queue]
+            slow = self.is_slow(queue)
             budget -= SLOW_LOOK if slow else 1
-            if lane.rows:
-                for crew in self.crews_of(lane):
-                    self.push(crew, lane)
+            if queue.rows:
+                for workers in self.takers_of(queue):
+                    self.push(workers, queue)
             if slow and not more():
                 return
-        while self.unseen and budget > 0:
-            crew, lanes = self.unseen[0]
-            other = next(lanes, None)
-            if other is None or self.crews.get(crew.number) is not crew:
-                self.unseen.popleft()
+        while self.new_patterns and budget > 0:
+            workers, queues = self.new_patterns[0]
+            other = next(queues, None)
+            if other is None or self.by_pattern.get(workers.number) is not workers:
+                self.new_patterns.popleft()
                 continue
             slow = self.is_slow(other)
             budget -= SLOW_LOOK if slow else 1
-            if other.rows and crew in self.crews_of(other):
-                self.push(crew, other)
+            if other.rows and workers in self.takers_of(other):
+                self.push(workers, other)
             if slow and not more():
                 return
 
-    def next_lane(self) -> Lane | None:
+    def next_queue(self) -> SubjectQueue | None:
         """The lane whose turn it is among those that a ready offer takes."""
         turns = self.turns
         while turns:
-            crew = next(iter(turns))
-            if crew.ready:
-                lane = crew.first()
-                if lane is not None:
-                    return lane
-                if crew.heap:
+            workers = next(iter(turns))
+            if workers.ready:
+                queue = workers.first()
+                if queue is not None:
+                    return queue
+                if workers.heap:
                     # More that is stale: the next step goes on.
                     return None
-            del turns[crew]
+            del turns[workers]
         return None
 
     # --- who gets what ----------------------------------------------------------------------
 
-    def allot(self, lane: Lane, mask: int, cost: int, waiting: int) -> list[tuple[Offer, int]]:
+    def allot(
+        self, queue: SubjectQueue, mask: int, cost: int, waiting: int
+    ) -> list[tuple[Offer, int]]:
         """Share rows of a batch out among the ready offers; credit is taken.
 
         cost: bytes that WORK with some of the rows takes at most; what is not spent comes back.
         waiting: how many rows the ready offers have to share. Rows that are in nobody's
         share are left because nobody is ready for them any more.
         """
-        crews = self.crews_of(lane)
+        takers = self.takers_of(queue)
         shares: list[tuple[Offer, int]] = []
         left = mask.bit_count()
         while left:
-            offer, ready = _least(crews)
+            offer, ready = _least(takers)
             if offer is None:
                 break
             most = offer.able(cost)
-            crew = offer.crew
-            assert crew is not None, "who is filed has a crew"
-            crew.unfile(offer)
+            workers = offer.workers
+            assert workers is not None, "who is filed has a crew"
+            workers.unfile(offer)
             if most <= 0:
                 # Of this size it can take none; it is filed again when that changes.
                 continue
-            count = min(most, left, max(-(-waiting // ready), self.lot))
+            count = min(most, left, max(-(-waiting // ready), self.prefetch))
             rows = mask if count == left else lowest(mask, count)
             mask ^= rows
             left -= count
             waiting -= count
             offer.left_records -= count
             offer.left_bytes -= cost
-            offer.in_hand += count
+            offer.load += count
             shares.append((offer, rows))
             if offer.able(1) > 0:
-                crew.file(offer)
+                workers.file(offer)
         return shares
 
-    def paced(self, count: int, took_ms: int) -> None:
+    def measure(self, count: int, took_ms: int) -> None:
         """So many requests came back done, so long after they were handed out.
 
         A lot grows at once, to twice itself at most, and shrinks by a quarter of what it is too
         large: a time is often too long by what the machine did beside, and never too short.
         """
         # What took no measured time took less than a millisecond, and no less is known.
-        done = count * LOT_MS // max(took_ms, 1)
-        if done > self.lot:
-            self.lot = min(done, 2 * self.lot, LOT_MAX)
+        done = count * PREFETCH_MS // max(took_ms, 1)
+        if done > self.prefetch:
+            self.prefetch = min(done, 2 * self.prefetch, PREFETCH_MAX)
         else:
-            self.lot -= (self.lot - max(done, 1) + 3) // 4
+            self.prefetch -= (self.prefetch - max(done, 1) + 3) // 4
 
     @property
-    def hungry(self) -> bool:
+    def runnable(self) -> bool:
         """Whether something may be handed out at once."""
-        return bool(self.unseen or self.unmatched or self.turns)
+        return bool(self.new_patterns or self.new_subjects or self.turns)
 
 
-def _least(crews: list[Crew]) -> tuple[Offer | None, int]:
+def _least(takers: list[WorkersByPattern]) -> tuple[Offer | None, int]:
     """The ready offer with the fewest in hand, and how many are ready."""
-    if len(crews) == 1:
-        crew = crews[0]
-        if not crew.ready:
+    if len(takers) == 1:
+        workers = takers[0]
+        if not workers.ready:
             return None, 0
-        buckets = crew.buckets
+        buckets = workers.buckets
         least = min(buckets) if len(buckets) > 1 else next(iter(buckets))
-        return next(iter(buckets[least])), crew.ready
-    best: Crew | None = None
+        return next(iter(buckets[least])), workers.ready
+    best: WorkersByPattern | None = None
     fewest = ready = 0
-    for crew in crews:
-        if crew.ready:
-            ready += crew.ready
-            least = min(crew.buckets)
+    for workers in takers:
+        if workers.ready:
+            ready += workers.ready
+            least = min(workers.buckets)
             if best is None or least < fewest:
-                best, fewest = crew, least
+                best, fewest = workers, least
     if best is None:
         return None, 0
     return next(iter(best.buckets[fewest])), ready

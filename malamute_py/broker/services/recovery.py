@@ -9,7 +9,7 @@ from __future__ import annotations
 from malamute_py.broker.context import Shard
 from malamute_py.broker.services.deadlines import Deadlines
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import Grant, Hands, Put, Service
+from malamute_py.broker.services.queue import InFlight, Lease, RequestBatch, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 
@@ -40,17 +40,17 @@ class Recovery:
             if found is None:
                 del queues.requests[base]
                 continue
-            self._take_up(found, Put(found, request))
+            self._take_up(found, RequestBatch(found, request))
 
-    def _take_up(self, service: Service, put: Put) -> None:
+    def _take_up(self, service: Service, batch: RequestBatch) -> None:
         """A batch is in a queue, as the tables say: its rows wait, or are in a worker's hands."""
-        row = put.row
-        self._registry.add(service, put)
+        row = batch.row
+        self._registry.add(service, batch)
         waiting = row.waiting
         for at_ms, rows in row.delayed.items():
             rows &= waiting
-            self._returns.delay(put, rows, self._shard.resumed(at_ms, row.pause_ms))
-        waiting &= ~put.delayed
+            self._returns.delay(batch, rows, self._shard.resumed(at_ms, row.pause_ms))
+        waiting &= ~batch.delayed
         again = 0
         for times, rows in row.attempts.items():
             if times < self._returns.attempts_max(service):
@@ -58,18 +58,18 @@ class Recovery:
             elif rows & waiting:
                 # The broker ended before it could become a dead letter.
                 waiting &= ~rows
-                self._ends.unsettled[put] = None
+                self._ends.unsettled[batch] = None
         if waiting:
             if waiting & ~again:
-                service.wait(put, waiting & ~again, again=False)
+                service.wait(batch, waiting & ~again, again=False)
             if waiting & again:
-                service.wait(put, waiting & again, again=True)
+                service.wait(batch, waiting & again, again=True)
         for hold in row.holds:
-            hands = service.orphans.get(hold.holder)
-            if hands is None:
-                hands = service.orphans[hold.holder] = Hands(hold.holder, None)
+            in_flight = service.orphans.get(hold.holder)
+            if in_flight is None:
+                in_flight = service.orphans[hold.holder] = InFlight(hold.holder, None)
             lease_ms = hold.lease_ms or self._shard.settings.lease_ms
-            grant = Grant(put, hold.rows, hands, hold.at_ms, lease_ms, 0)
-            hands.add(grant)
+            lease = Lease(batch, hold.rows, in_flight, hold.at_ms, lease_ms, 0)
+            in_flight.add(lease)
             service.held += hold.rows.bit_count()
-            self._deadlines.found.append(grant)
+            self._deadlines.recovered.append(lease)

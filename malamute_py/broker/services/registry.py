@@ -16,7 +16,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
 from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.services.queue import Back, Grant, Offer, Put, Service
+from malamute_py.broker.services.queue import Lease, Offer, Pause, RequestBatch, Service
 from malamute_py.broker.structures.timer_wheel import TimerWheel
 from malamute_py.changelog.records import Change, ServiceSet
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
@@ -41,8 +41,8 @@ class Registry:
         self.size = 0
         """Bytes of all batches of requests, those on their way included."""
         self.rows = 0
-        self.wheel: TimerWheel[Grant | Put | Back] = TimerWheel()
-        self.hungry: Final[dict[Service, None]] = {}
+        self.wheel: TimerWheel[Lease | RequestBatch | Pause] = TimerWheel()
+        self.runnable: Final[dict[Service, None]] = {}
         """Services in which something may be handed out at once."""
         self.paused_to_ms = 0
         """Nothing is handed out before: the log has refused a hand-out."""
@@ -98,7 +98,7 @@ class Registry:
             self._shard.quotas.add(service.row.by, "services", -1)
         service.removing = True
         service.end()
-        self.hungry.pop(service, None)
+        self.runnable.pop(service, None)
 
     def creation(self, service: Service) -> Change:
         """The change that makes a service."""
@@ -107,7 +107,7 @@ class Registry:
 
     def made(self, service: Service) -> None:
         """The log has a service."""
-        self.hungry[service] = None
+        self.runnable[service] = None
         if not service.known:
             service.known = True
             self._shard.counters["services_created"] += 1
@@ -121,7 +121,7 @@ class Registry:
             or service.making
             or service.offers
             or service.reserved_rows
-            or service.puts
+            or service.batches
         ):
             self.forget(service)
 
@@ -154,22 +154,22 @@ class Registry:
         self.size += size
         self._shard.quotas.weigh(sender, service.resource, size)
 
-    def add(self, service: Service, put: Put, *, weighed: bool = False) -> None:
+    def add(self, service: Service, batch: RequestBatch, *, weighed: bool = False) -> None:
         """Count a batch as one of a queue; weighed: its bytes were counted on their way."""
-        row = put.row
+        row = batch.row
         count, size = row.left.bit_count(), row.put.size
-        service.puts[put.base] = put
+        service.batches[batch.base] = batch
         service.rows += count
         service.size += size
         self.rows += count
         if not weighed:
             self.weigh(service, row.put.sender, size)
         if row.put.deadline_ms:
-            put.slot = self.wheel.add(row.put.deadline_ms, put)
+            batch.slot = self.wheel.add(row.put.deadline_ms, batch)
 
-    def less_in_hand(self, offer: Offer, count: int) -> None:
-        """An offer has fewer requests in hand: it may be ready for others."""
-        offer.in_hand -= count
+    def add_load(self, offer: Offer, count: int) -> None:
+        """Count requests that an offer has in hand: more, or fewer when `count` is below 0."""
+        offer.load += count
         service = offer.service
         if service.refile(offer):
-            self.hungry[service] = None
+            self.runnable[service] = None

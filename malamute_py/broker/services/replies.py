@@ -19,7 +19,7 @@ from malamute_py.broker.log.steps import Counting, Effect, Part, Then
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.services.claims import Claims
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import Grant, Offer, Service
+from malamute_py.broker.services.queue import Lease, Offer, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import Rows, named
@@ -76,7 +76,7 @@ class Replies:
             raise BrokerRefused("bad_batch", "two last replies to one request")
         asked = items[0][0].row.put
         reply_to = asked.reply_to
-        if any(put.row.put.reply_to != reply_to for put, _ in items):
+        if any(batch.row.put.reply_to != reply_to for batch, _ in items):
             raise BrokerRefused("bad_batch", "the requests have more than one reply_to")
         mail = self._mail(link, asked, content, frame, runs, command.last)
         count = content.head.count
@@ -120,7 +120,7 @@ class Replies:
         if not offer.late:
             offer.late = True
             self._shard.event(
-                "reply_late", "warning", service=offer.service.name, holder=offer.hands.holder,
+                "reply_late", "warning", service=offer.service.name, holder=offer.in_flight.holder,
                 link=offer.link.number, number=numbers[0], count=len(numbers),
             )  # fmt: skip
 
@@ -158,22 +158,22 @@ class Replies:
     def _renew(self, items: list[Rows], _: int) -> None:
         """The leases of rows in hand begin anew; in the wheel they move when it comes to them."""
         now_ms = self._shard.now_ms
-        for put, rows in items:
-            for grant in list(put.grants):
-                hit = grant.rows & rows
+        for batch, rows in items:
+            for lease in list(batch.leases):
+                hit = lease.rows & rows
                 if not hit:
                     continue
-                if hit != grant.rows:
+                if hit != lease.rows:
                     # The others' lease goes on as it was.
-                    rest = Grant(
-                        put, grant.rows ^ hit, grant.hands, grant.at_ms, grant.lease_ms,
-                        grant.hand_out,
+                    rest = Lease(
+                        batch, lease.rows ^ hit, lease.in_flight, lease.at_ms, lease.lease_ms,
+                        lease.hand_out,
                     )  # fmt: skip
-                    rest.due_ms = grant.due_ms
-                    grant.hands.add(rest)
+                    rest.due_ms = lease.due_ms
+                    lease.in_flight.add(rest)
                     rest.slot = self._registry.wheel.add(rest.due_ms, rest)
-                    grant.rows = hit
-                grant.due_ms = now_ms + grant.lease_ms
+                    lease.rows = hit
+                lease.due_ms = now_ms + lease.lease_ms
 
     def _mine(self, link: Link, number: int) -> Offer:
         offer = link.receivers.get(number)

@@ -21,7 +21,7 @@ from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.steps import NO_TABLES, Effect, Part, Steps, content_size
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.services.hand_outs import HandOuts
-from malamute_py.broker.services.queue import Offer, Put, Service
+from malamute_py.broker.services.queue import Offer, RequestBatch, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.structures.bitmaps import ones, runs_of
 from malamute_py.changelog.records import Change, RequestPut, WorkTaken
@@ -83,28 +83,28 @@ class Requests:
             self._check_served(service, subjects)
         now_ms = self._shard.now_ms
         timeout_ms = command.timeout_ms or service.row.settings.timeout_ms
-        put = RequestPut(
+        change = RequestPut(
             service.number, -1, count, size, link.holder, reply_to, now_ms,
             now_ms + timeout_ms if timeout_ms else 0, command.key,
             subjects,
         )  # fmt: skip
         return Part(
-            [put], content, frame, effects=[_Incoming(self, service, put, {})], level=service.level,
-            memory=service.memory,
+            [change], content, frame, effects=[_Incoming(self, service, change, {})],
+            level=service.level, memory=service.memory,
         )  # fmt: skip
 
     def _check_served(self, service: Service, subjects: Sequence[str]) -> None:
         slow = 0
         for subject in dict.fromkeys(subjects):
-            lane = service.lane(subject, waits=False)
-            if service.is_slow(lane):
+            queue = service.queue_of(subject, waits=False)
+            if service.is_slow(queue):
                 slow += 1
                 if slow > SLOW_SUBJECTS_MAX:
                     raise BrokerRefused(
                         "too_large", f"service '{service.name}' has workers by regular expressions:"
                         f" {SLOW_SUBJECTS_MAX} subjects that are new to it may need workers at once"
                     )  # fmt: skip
-            if not service.crews_of(lane):
+            if not service.takers_of(queue):
                 self._shard.counters["requests_without_workers"] += len(subjects)
                 what = f" for the subject '{subject}'" if subject else ""
                 raise BrokerRefused(
@@ -186,51 +186,51 @@ class _Incoming(Effect):
 
     requests: Requests
     service: Service
-    put: RequestPut
+    change: RequestPut
     shares: dict[Offer, tuple[int, int]]
     """Rows of each offer, and the bytes of credit taken for them."""
     makes: bool = False
     """It brings the service into being."""
 
     def taken(self, part: Part) -> None:
-        service, put = self.service, self.put
-        service.reserved_rows += put.count
-        service.reserved_size += put.size
-        self.requests._registry.weigh(service, put.sender, put.size)
+        service, change = self.service, self.change
+        service.reserved_rows += change.count
+        service.reserved_size += change.size
+        self.requests._registry.weigh(service, change.sender, change.size)
 
     def based(self, part: Part) -> None:
-        service, put = self.service, self.put
-        base = put.base = part.base
+        service, change = self.service, self.change
+        base = change.base = part.base
         changes: list[Change] = []
         if not (service.known or service.under_way or service.memory):
             service.under_way = self.makes = True
             changes.append(self.requests._registry.creation(service))
-        changes.append(put)
+        changes.append(change)
         if service.offers:
             self._share()
             now_ms = self.requests._shard.now_ms
             for offer, (rows, _) in self.shares.items():
                 changes.append(
                     WorkTaken(
-                        service.number, [(base, rows_of(rows))], offer.hands.holder, now_ms,
+                        service.number, [(base, rows_of(rows))], offer.in_flight.holder, now_ms,
                         offer.lease_ms,
                     )
                 )  # fmt: skip
         part.changes = changes
 
     def _share(self) -> None:
-        service, put, shares = self.service, self.put, self.shares
-        for subject, rows in _by_subject(put.subjects, put.count):
-            lane = service.lane(subject, waits=False)
-            if lane.rows or service.is_slow(lane):
+        service, change, shares = self.service, self.change, self.shares
+        for subject, rows in _by_subject(change.subjects, change.count):
+            queue = service.queue_of(subject, waits=False)
+            if queue.rows or service.is_slow(queue):
                 # What waits there goes first; what is to be compared with expressions waits.
                 continue
-            for offer, some in service.allot(lane, rows, put.size, rows.bit_count()):
+            for offer, some in service.allot(queue, rows, change.size, rows.bit_count()):
                 before, cost = shares.get(offer, (0, 0))
-                shares[offer] = before | some, cost + put.size
+                shares[offer] = before | some, cost + change.size
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        requests, service, change = self.requests, self.service, self.put
+        requests, service, change = self.requests, self.service, self.change
         content = part.content
         assert content is not None
         if service.memory:
@@ -245,25 +245,25 @@ class _Incoming(Effect):
             requests._registry.made(service)
         service.reserved_rows -= change.count
         service.reserved_size -= change.size
-        put = Put(service, requests._shard.queues.requests[change.base])
-        requests._registry.add(service, put, weighed=True)
+        batch = RequestBatch(service, requests._shard.queues.requests[change.base])
+        requests._registry.add(service, batch, weighed=True)
         requests._shard.counters["requests_in"] += change.count
         given = 0
         for offer, (rows, cost) in self.shares.items():
             given |= rows
-            requests._hand_outs.grant(offer, put, rows, cost)
+            requests._hand_outs.lease(offer, batch, rows, cost)
         rest = ones(change.count) & ~given
         if rest:
-            service.wait(put, rest, again=False)
-            requests._registry.hungry[service] = None
+            service.wait(batch, rest, again=False)
+            requests._registry.runnable[service] = None
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        requests, service, put = self.requests, self.service, self.put
-        service.reserved_rows -= put.count
-        service.reserved_size -= put.size
-        requests._registry.weigh(service, put.sender, -put.size)
+        requests, service, change = self.requests, self.service, self.change
+        service.reserved_rows -= change.count
+        service.reserved_size -= change.size
+        requests._registry.weigh(service, change.sender, -change.size)
         for offer, (rows, cost) in self.shares.items():
-            requests._hand_outs.give_back(offer, rows.bit_count(), cost)
+            requests._hand_outs.return_credit(offer, rows.bit_count(), cost)
         self.shares = {}
         if self.makes:
             self.makes = service.under_way = False

@@ -17,7 +17,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
 from malamute_py.broker.services.ends import Ends, Released
-from malamute_py.broker.services.queue import Back, Grant, Hands, Put, Service
+from malamute_py.broker.services.queue import InFlight, Lease, Pause, RequestBatch, Service
 from malamute_py.broker.services.registry import RETRY_MS, Registry
 from malamute_py.broker.services.rows import Rows, attempts_of, merged, named
 from malamute_py.changelog.records import Change, WorkReturned
@@ -35,7 +35,7 @@ class Returns:
         self._steps = steps
         self._registry = registry
         self._ends = ends
-        self.leaving: Final[deque[tuple[deque[Grant], str, int | None]]] = deque()
+        self.leaving: Final[deque[tuple[deque[Lease], str, int | None]]] = deque()
         """What ended links had in hand, to be returned in portions: see `give_up_later`."""
 
     def returned(
@@ -50,13 +50,13 @@ class Returns:
         now_ms = self._shard.now_ms
         by_pause: dict[int, list[Rows]] = {}
         exhausted: list[Rows] = []
-        for put, rows in items:
-            for times, some in attempts_of(put, rows):
+        for batch, rows in items:
+            for times, some in attempts_of(batch, rows):
                 pause_ms = self._pause(service, times, why, again_ms)
                 if times >= self.attempts_max(service) and why not in _NO_ATTEMPT:
-                    exhausted.append((put, some))
+                    exhausted.append((batch, some))
                     pause_ms = 0
-                by_pause.setdefault(pause_ms, []).append((put, some))
+                by_pause.setdefault(pause_ms, []).append((batch, some))
         changes: list[Change] = [
             WorkReturned(
                 service.number, named(some), why, now_ms + pause_ms if pause_ms else 0, pause_ms
@@ -75,26 +75,26 @@ class Returns:
             return self._backoff(service, times - 1)
         return again_ms
 
-    def _wait_again(self, put: Put, rows: int, not_before_ms: int) -> None:
+    def _wait_again(self, batch: RequestBatch, rows: int, not_before_ms: int) -> None:
         if not_before_ms > self._shard.now_ms:
-            self.delay(put, rows, not_before_ms)
+            self.delay(batch, rows, not_before_ms)
         else:
-            put.service.wait(put, rows, again=True)
-            self._registry.hungry[put.service] = None
+            batch.service.wait(batch, rows, again=True)
+            self._registry.runnable[batch.service] = None
 
-    def delay(self, put: Put, rows: int, until_ms: int) -> None:
+    def delay(self, batch: RequestBatch, rows: int, until_ms: int) -> None:
         """Let rows wait, and be handed out again from a time on."""
-        put.delayed |= rows
-        put.service.delayed += rows.bit_count()
-        if put.backs is None:
-            put.backs = {}
-        back = Back(put, rows)
-        put.backs[back] = None
-        back.slot = self._registry.wheel.add(until_ms, back)
+        batch.delayed |= rows
+        batch.service.delayed += rows.bit_count()
+        if batch.pauses is None:
+            batch.pauses = {}
+        pause = Pause(batch, rows)
+        batch.pauses[pause] = None
+        pause.slot = self._registry.wheel.add(until_ms, pause)
 
     def bury_exhausted(self, service: Service, items: list[Rows], why: str, said: str = "") -> None:
         """Rows that were handed out as often as may be become dead letters."""
-        items = [(put, rows) for put, rows in items if rows]
+        items = [(batch, rows) for batch, rows in items if rows]
         if not items:
             return
         most = self.attempts_max(service)
@@ -111,12 +111,12 @@ class Returns:
                 "dead_letter_refused", "error", service=service.name, code=error.code,
                 reason=error.reason,
             )  # fmt: skip
-            for put, rows in items:
-                self._wait_again(put, rows, self._shard.now_ms + RETRY_MS)
+            for batch, rows in items:
+                self._wait_again(batch, rows, self._shard.now_ms + RETRY_MS)
             return
         self._steps.take([part])
 
-    def give_up(
+    def give_back(
         self, service: Service, items: Sequence[Rows], why: str, again_ms: int | None = None
     ) -> None:
         """Rows in hand wait again: who had them died, went silent or was fenced."""
@@ -124,38 +124,38 @@ class Returns:
         part.effects.append(Then(failed=partial(self._ends.later, items)))
         self._steps.take([part])
 
-    def give_up_later(self, hands: Hands, why: str, again_ms: int | None) -> None:
+    def give_back_all(self, in_flight: InFlight, why: str, again_ms: int | None) -> None:
         """All that hands hold waits again, a portion a step: it may be very much."""
-        grants = deque(grant for one in hands.grants.values() for grant in one)
-        if grants:
-            self.leaving.append((grants, why, again_ms))
-            self.return_some()
+        leases = deque(lease for one in in_flight.leases.values() for lease in one)
+        if leases:
+            self.leaving.append((leases, why, again_ms))
+            self.give_back_some()
 
-    def return_some(self) -> None:
+    def give_back_some(self) -> None:
         """Return a portion of what ended links had in hand."""
         budget = self._shard.settings.timers_max
         while self.leaving and budget > 0:
-            grants, why, again_ms = self.leaving[0]
+            leases, why, again_ms = self.leaving[0]
             items: list[Rows] = []
-            service = grants[0].put.service
-            while grants and budget > 0:
-                grant = grants.popleft()
-                if grant.rows:
-                    items.append((grant.put, grant.rows))
-                    budget -= grant.put.weight
-            if not grants:
+            service = leases[0].batch.service
+            while leases and budget > 0:
+                lease = leases.popleft()
+                if lease.rows:
+                    items.append((lease.batch, lease.rows))
+                    budget -= lease.batch.weight
+            if not leases:
                 self.leaving.popleft()
             if items:
-                self.give_up(service, merged(items), why, again_ms)
+                self.give_back(service, merged(items), why, again_ms)
 
     def attempts_max(self, service: Service) -> int:
         """How often a request may be handed out."""
         return service.row.settings.attempts_max or self._shard.settings.attempts_max
 
-    def spent(self, put: Put, rows: int) -> list[int]:
+    def spent(self, batch: RequestBatch, rows: int) -> list[int]:
         """Return the rows among these that may not be handed out once more."""
-        most = self.attempts_max(put.service)
-        return [some for times, some in attempts_of(put, rows) if times >= most]
+        most = self.attempts_max(batch.service)
+        return [some for times, some in attempts_of(batch, rows) if times >= most]
 
     def _backoff(self, service: Service, times: int) -> int:
         settings, limits = service.row.settings, self._shard.settings
@@ -179,16 +179,16 @@ class _Returning(Effect):
     released: Released
 
     def taken(self, part: Part) -> None:
-        for put, rows in self.items:
-            put.moving |= rows
-            put.returning |= rows
-            self.released += self.returns._ends.let_go(put, rows)
+        for batch, rows in self.items:
+            batch.moving |= rows
+            batch.returning |= rows
+            self.released += self.returns._ends.let_go(batch, rows)
 
     def _moved(self) -> int:
         count = 0
-        for put, rows in self.items:
-            put.moving &= ~rows
-            put.returning &= ~rows
+        for batch, rows in self.items:
+            batch.moving &= ~rows
+            batch.returning &= ~rows
             count += rows.bit_count()
         return count
 
@@ -197,17 +197,17 @@ class _Returning(Effect):
         returns._shard.counters["requests_returned"] += self._moved()
         if self.why in (RELEASED, WITHDRAWN):
             # The log has taken back what was no attempt.
-            for put, rows in self.items:
-                exhausted += [(put, some) for some in returns.spent(put, rows & put.alive)]
+            for batch, rows in self.items:
+                exhausted += [(batch, some) for some in returns.spent(batch, rows & batch.alive)]
         spent = merged(exhausted)
         kept = dict(spent)
         for pause_ms, some in self.by_pause.items():
-            for put, rows in some:
-                rows &= put.alive & ~kept.get(put, 0)
+            for batch, rows in some:
+                rows &= batch.alive & ~kept.get(batch, 0)
                 if rows:
-                    returns._wait_again(put, rows, self.at_ms + pause_ms)
+                    returns._wait_again(batch, rows, self.at_ms + pause_ms)
         if spent:
-            spent = [(put, rows & put.alive) for put, rows in spent]
+            spent = [(batch, rows & batch.alive) for batch, rows in spent]
             returns.bury_exhausted(self.service, spent, self.why, self.said)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:

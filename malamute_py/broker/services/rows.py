@@ -8,25 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from malamute_py.broker.services.queue import Put
+from malamute_py.broker.services.queue import RequestBatch
 from malamute_py.changelog.tables import rows_of
 
-Rows: TypeAlias = tuple[Put, int]
+Rows: TypeAlias = tuple[RequestBatch, int]
 """Rows of one batch, as a bitmap."""
 
 
 def named(items: Iterable[Rows]) -> list[tuple[int, bytes]]:
     """Rows as the records of the log name them."""
     found: list[tuple[int, bytes]] = []
-    for put, rows in items:
+    for batch, rows in items:
         assert rows, "an empty bitmap would name all rows that are left"
-        found.append((put.base, rows_of(rows)))
+        found.append((batch.base, rows_of(rows)))
     return found
 
 
-def attempts_of(put: Put, rows: int) -> list[tuple[int, int]]:
+def attempts_of(batch: RequestBatch, rows: int) -> list[tuple[int, int]]:
     """Rows by how often they were handed out."""
-    attempts = put.row.attempts
+    attempts = batch.row.attempts
     if len(attempts) == 1:
         ((times, some),) = attempts.items()
         if not rows & ~some:
@@ -44,7 +44,7 @@ def attempts_of(put: Put, rows: int) -> list[tuple[int, int]]:
 
 def merged(items: Iterable[Rows]) -> list[Rows]:
     """Return the rows with each batch once."""
-    by_put: dict[Put, int] = {}
-    for put, rows in items:
-        by_put[put] = by_put.get(put, 0) | rows
-    return list(by_put.items())
+    by_batch: dict[RequestBatch, int] = {}
+    for batch, rows in items:
+        by_batch[batch] = by_batch.get(batch, 0) | rows
+    return list(by_batch.items())

@@ -77,9 +77,9 @@ class Services:
         return self._deadlines.due_ms
 
     @property
-    def hungry(self) -> bool:
+    def runnable(self) -> bool:
         """Whether more can be done at once."""
-        return self._admin.hungry or self._hand_outs.hungry
+        return self._admin.runnable or self._hand_outs.runnable
 
     def hand_out(self) -> None:
         """Hand out what waits to who is ready."""

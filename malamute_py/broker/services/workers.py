@@ -101,7 +101,7 @@ class Offers:
             self._registry.unused(service)
             raise
         offer.pattern_bytes = size
-        offer.lease_ms = self._lease(service, command.lease_ms)
+        offer.lease_ms = self._lease_ms(service, command.lease_ms)
         self.pattern_bytes += size
         self.count += 1
         quotas.add(link.owner, "offers")
@@ -109,7 +109,7 @@ class Offers:
         link.receivers[offer.number] = offer
         return offer
 
-    def _lease(self, service: Service, asked_ms: int) -> int:
+    def _lease_ms(self, service: Service, asked_ms: int) -> int:
         settings = self._shard.settings
         lease_ms = asked_ms or service.row.settings.lease_ms or settings.lease_ms
         return max(settings.lease_min_ms, min(lease_ms, settings.lease_max_ms))
@@ -117,7 +117,7 @@ class Offers:
     def resume(self, offer: Offer) -> None:
         """Let a worker have its turn: what it may be given changed."""
         if offer.service.known and offer.service.refile(offer):
-            self._registry.hungry[offer.service] = None
+            self._registry.runnable[offer.service] = None
 
     # --- ends ---------------------------------------------------------------------------------
 
@@ -138,10 +138,10 @@ class Offers:
         why = "fenced" if link.happened == "fenced" else "died"
         lost: dict[Service, int] = {}
         for offer in offers:
-            count = offer.hands.rows
+            count = offer.in_flight.rows
             service = offer.service
             self._drop(offer)
-            service.leave_behind(offer.hands)
+            service.remember(offer.in_flight)
             count += self._leave_orphans(offer, why)
             self._back(offer, why, 0)
             if count:
@@ -158,7 +158,7 @@ class Offers:
             return
         offer.leave()
         offer.service.leave(offer)
-        offer.hands.leave()
+        offer.in_flight.leave()
         self.count -= 1
         self.pattern_bytes -= offer.pattern_bytes
         self._shard.quotas.add(offer.link.owner, "offers", -1)
@@ -167,17 +167,17 @@ class Offers:
 
     def _back(self, offer: Offer, why: str, again_ms: int | None) -> None:
         """What an offer that has ended had in hand waits again."""
-        self._returns.give_up_later(offer.hands, why, again_ms)
+        self._returns.give_back_all(offer.in_flight, why, again_ms)
 
     def _leave_orphans(self, offer: Offer, why: str) -> int:
         """What a holder had before a restart waits again once no offer of it is left."""
-        service, holder = offer.service, offer.hands.holder
-        hands = service.orphans.get(holder)
-        if hands is None or any(other.hands.holder == holder for other in service.offers):
+        service, holder = offer.service, offer.in_flight.holder
+        in_flight = service.orphans.get(holder)
+        if in_flight is None or any(other.in_flight.holder == holder for other in service.offers):
             return 0
         del service.orphans[holder]
-        count = hands.rows
+        count = in_flight.rows
         if why != WITHDRAWN:
-            service.leave_behind(hands)
-        self._returns.give_up_later(hands, why, 0)
+            service.remember(in_flight)
+        self._returns.give_back_all(in_flight, why, 0)
         return count

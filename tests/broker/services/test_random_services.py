@@ -439,46 +439,46 @@ class Game:
     # --- what must hold ---------------------------------------------------------------------
 
     def check(self) -> None:
-        """Everything that is left is somewhere, and nobody is idle who could work."""
+        """Every request that is left waits or is held, and no ready worker is idle beside one."""
         broker = self.world.shell.broker
         service = self.world.service()
         queues = broker._shard.queues
         held = delayed = rows = 0
         for base, row in queues.requests.items():
-            put = service.puts[base]
-            assert put.row is row
-            assert not put.moving
-            assert not put.ending
-            granted = 0
-            for grant in put.grants:
-                assert not granted & grant.rows, "in two hands"
-                granted |= grant.rows
-            assert granted == row.left & ~row.waiting, "in the tables' hands and nobody's"
-            filed = 0
-            for lane in service.lanes.values():
-                for _, some, other in [*lane.fresh, *lane.again]:
-                    if other is put:
-                        filed |= some
-            assert put.free & ~filed == 0, "waits in no lane"
+            batch = service.batches[base]
+            assert batch.row is row
+            assert not batch.moving
+            assert not batch.ending
+            leased = 0
+            for lease in batch.leases:
+                assert not leased & lease.rows, "held twice"
+                leased |= lease.rows
+            assert leased == row.left & ~row.waiting, "held by the tables and by no worker"
+            queued = 0
+            for queue in service.by_subject.values():
+                for _, some, other in [*queue.fresh, *queue.again]:
+                    if other is batch:
+                        queued |= some
+            assert batch.free & ~queued == 0, "waits in no queue"
             for offer in service.offers:
                 if offer.left_records > 0:
                     for _, some, other in self._waiting(service, offer.pattern):
-                        assert not other.free & some, "somebody ready, something waiting"
-            held += granted.bit_count()
-            delayed += put.delayed.bit_count()
+                        assert not other.free & some, "a worker is ready and a request waits"
+            held += leased.bit_count()
+            delayed += batch.delayed.bit_count()
             rows += row.left.bit_count()
-        assert len(service.puts) == len(queues.requests)
+        assert len(service.batches) == len(queues.requests)
         assert (service.held, service.delayed, service.rows) == (held, delayed, rows)
         assert service.reserved_rows == 0
         for offer in service.offers:
-            assert offer.in_hand == offer.hands.rows
+            assert offer.load == offer.in_flight.rows
 
     def _waiting(self, service: Any, pattern: Any) -> list[Any]:
         return [
             entry
-            for lane in service.lanes.values()
-            if matches(pattern, (lane.subject,), ())
-            for entry in [*lane.fresh, *lane.again]
+            for queue in service.by_subject.values()
+            if matches(pattern, (queue.subject,), ())
+            for entry in [*queue.fresh, *queue.again]
         ]
 
     def finish(self) -> None:
@@ -715,7 +715,7 @@ class Storm:
         self.look()
         service = world.service()
         assert service.rows == service.held == service.delayed == service.size == 0
-        assert not service.puts
+        assert not service.batches
         self._agree()
 
     def _agree(self) -> None:

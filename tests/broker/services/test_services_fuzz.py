@@ -16,7 +16,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.broker.services.queue import Put, Service
+from malamute_py.broker.services.queue import RequestBatch, Service
 from tests.broker.service_world import MANY, World
 
 pytestmark = pytest.mark.slow
@@ -149,12 +149,12 @@ def play(random: Random) -> World:
     return world
 
 
-def waiting(service: Service, put: Put) -> int:
-    """Rows of a batch that some lane has."""
+def waiting(service: Service, batch: RequestBatch) -> int:
+    """Rows of a batch that wait in a subject's queue."""
     rows = 0
-    for lane in service.lanes.values():
-        for _, some, whose in (*lane.fresh, *lane.again):
-            rows |= some if whose is put else 0
+    for queue in service.by_subject.values():
+        for _, some, whose in (*queue.fresh, *queue.again):
+            rows |= some if whose is batch else 0
     return rows
 
 
@@ -162,17 +162,17 @@ def waiting(service: Service, put: Put) -> int:
 def test_nothing_that_is_said_of_services_leaves_a_request_in_limbo(seed: int) -> None:
     world = play(Random(seed))
     for service in world.shell.broker._services._registry.by_name.values():
-        puts = service.puts.values()
-        for put in puts:
-            assert not put.moving, "on its way into the log, which is at rest"
-            assert not put.ending
-            left = put.row.left
-            assert left & ~put.row.waiting & ~put.granted == 0, "in nobody's hands"
-            assert put.free & ~waiting(service, put) == 0, "waits where nobody looks"
-        assert service.rows == sum(put.row.left.bit_count() for put in puts)
-        held = [grant.rows.bit_count() for put in puts for grant in put.grants]
+        batches = service.batches.values()
+        for batch in batches:
+            assert not batch.moving, "on its way into the log, which is at rest"
+            assert not batch.ending
+            left = batch.row.left
+            assert left & ~batch.row.waiting & ~batch.leased == 0, "held by no worker"
+            assert batch.free & ~waiting(service, batch) == 0, "waits in no queue"
+        assert service.rows == sum(batch.row.left.bit_count() for batch in batches)
+        held = [lease.rows.bit_count() for batch in batches for lease in batch.leases]
         assert service.held == sum(held)
-        assert service.delayed == sum(put.delayed.bit_count() for put in puts)
+        assert service.delayed == sum(batch.delayed.bit_count() for batch in batches)
         assert (service.reserved_rows, service.reserved_size) == (0, 0)
         for offer in service.offers:
-            assert offer.in_hand == offer.hands.rows
+            assert offer.load == offer.in_flight.rows

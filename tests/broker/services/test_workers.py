@@ -11,7 +11,13 @@ from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from malamute_py.broker import Broker
 from malamute_py.broker.links import links
-from malamute_py.broker.services.queue import LOT_MAX, LOT_MS, SCANNED_AT_ONCE, SLOW_LOOK, Lane
+from malamute_py.broker.services.queue import (
+    PREFETCH_MAX,
+    PREFETCH_MS,
+    SCANNED_AT_ONCE,
+    SLOW_LOOK,
+    SubjectQueue,
+)
 from malamute_py.broker.services.requests import SLOW_SUBJECTS_MAX
 from malamute_py.matcher import Index
 from tests.broker.service_world import INBOX, MANY, World
@@ -88,7 +94,7 @@ def test_bytes_of_credit_are_exact_whatever_part_of_a_batch_is_sent() -> None:
     world = pair()
     world.offer(2, credit=10, size=7_500)
     world.request(1, *[b"x" * 100] * 64)
-    size = world.service().puts[0].row.put.size
+    size = world.service().batches[0].row.put.size
     assert len(world.work(2)) == 10
     assert world.counter("work_bytes_out") <= size
     world.credit(2, 1_000, size=7_500)
@@ -164,7 +170,7 @@ def test_a_lone_request_does_not_show_how_many_a_worker_does() -> None:
     for _ in range(10):
         world.request(1, b"q")
         world.reply(2, world.numbers(2)[-1:])
-    assert world.service().lot <= LOT_MS
+    assert world.service().prefetch <= PREFETCH_MS
 
 
 def test_slow_work_is_shared_out_evenly_again_whatever_was_quick_before() -> None:
@@ -181,17 +187,17 @@ def test_slow_work_is_shared_out_evenly_again_whatever_was_quick_before() -> Non
     assert [b - a for a, b in zip(before, after, strict=True)] == [4, 4]
 
 
-def test_a_lot_is_what_a_worker_does_in_its_time() -> None:
+def test_the_prefetch_is_what_a_worker_does_in_its_time() -> None:
     world = pair()
     world.offer(2)
     world.request(1, b"a")
     service = world.service()
-    for count, took_ms, lot in (
-        (64, 0, 2), (64, 0, 4), (2, LOT_MS, 3), (64, 0, 6), (64, 0, 12), (64, 0, 24),
-        (64, 0, 48), (64, LOT_MS, LOT_MAX), (1, 10 * LOT_MS, 48),
+    for count, took_ms, prefetch in (
+        (64, 0, 2), (64, 0, 4), (2, PREFETCH_MS, 3), (64, 0, 6), (64, 0, 12), (64, 0, 24),
+        (64, 0, 48), (64, PREFETCH_MS, PREFETCH_MAX), (1, 10 * PREFETCH_MS, 48),
     ):  # fmt: skip
-        service.paced(count, took_ms)
-        assert service.lot == lot
+        service.measure(count, took_ms)
+        assert service.prefetch == prefetch
 
 
 def test_a_pattern_takes_its_subjects_and_leaves_the_others_waiting() -> None:
@@ -289,7 +295,7 @@ def test_what_a_worker_says_of_a_request_whose_body_is_read_sends_it_once(state:
     world.request(1, b"a", b"b")
     world.request(1, b"c")
     world.offer(2, credit=4)
-    (base,) = (put.base for put in world.service().puts.values() if put.row.put.count == 2)
+    (base,) = (batch.base for batch in world.service().batches.values() if batch.row.put.count == 2)
     # It speaks of what it had by an offer before; released, the request comes to it again at once.
     world.ack(2, [(base, base + 1)], state)
     for _ in range(6):
@@ -966,10 +972,10 @@ def test_rows_handed_out_before_an_end_that_the_log_refuses_are_in_somebodys_han
     broker.receive(2, "", [command], [], shell.now_ms)
     ready = broker.take_ready()
     service = world.service()
-    (put,) = service.puts.values()
-    assert put.moving == 1, "its hand-out is on its way"
+    (batch,) = service.batches.values()
+    assert batch.moving == 1, "its hand-out is on its way"
     # A bundle may end between the two: then the hand-out is appended, and the end is not.
-    ends = broker._services._ends.end(service, [(put, 1)], "cancelled")
+    ends = broker._services._ends.end(service, [(batch, 1)], "cancelled")
     ends.reserve()
     shell._do(ready)
     assert world.numbers(2) == []
@@ -1254,14 +1260,14 @@ def test_a_restart_knows_what_waits_what_is_delayed_and_how_often_it_was_tried()
 # --- the structures -------------------------------------------------------------------------------
 
 
-def test_lanes_of_nobody_do_not_gather() -> None:
+def test_queues_of_subjects_do_not_gather_once_they_are_empty() -> None:
     world = pair()
     world.offer(2, credit=1 << 30)
     for n in range(40):
         world.request(1, *[b"x"] * 100, subjects=[f"{n}.{m}" for m in range(100)])
         world.ack(2, [(n * 100, n * 100 + 100)], WorkState.COMPLETED)
-    assert len(world.service().lanes) <= 1_024 + 100
-    assert all(isinstance(lane, Lane) for lane in world.service().lanes.values())
+    assert len(world.service().by_subject) <= 1_024 + 100
+    assert all(isinstance(queue, SubjectQueue) for queue in world.service().by_subject.values())
 
 
 def test_what_was_to_wait_for_years_leaves_nothing_when_it_ends() -> None:
