@@ -9,7 +9,6 @@ Safety).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -34,7 +33,14 @@ from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Steps, Then
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import InFlight, RequestBatch, Service
+from malamute_py.broker.services.queue import (
+    DRAFT,
+    REMOVING,
+    STANDING,
+    InFlight,
+    RequestBatch,
+    Service,
+)
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import Rows, attempts_of, merged
@@ -71,12 +77,6 @@ class ServiceAdmin:
         self._ends = ends
         self._returns = returns
         self._answers = answers
-        self._cancels: Final[list[tuple[Link, CancelRequest]]] = []
-        """Cancellations of batches that are on their way into the log themselves."""
-        self._portions: Final[deque[Callable[[], None]]] = deque()
-        """What goes on in the next step: a removal, a putting back."""
-        self.queues: Final = (self._cancels, self._portions)
-        """While all of them are empty, nothing can be done at once."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """The commands that are no steps."""
@@ -87,21 +87,6 @@ class ServiceAdmin:
             Requeue: partial(self._answer, self._requeue),
             RemoveService: partial(self._answer, self._remove),
         }
-
-    @property
-    def runnable(self) -> bool:
-        """Whether more can be done at once."""
-        return bool(self._cancels or self._portions)
-
-    def work(self) -> None:
-        """Do a portion of each job."""
-        if self._cancels:
-            cancels = self._cancels.copy()
-            self._cancels.clear()
-            for link, command in cancels:
-                self._answer(self._cancel, link, command)
-        for _ in range(len(self._portions)):
-            self._portions.popleft()()
 
     # --- answering ------------------------------------------------------------------------------
 
@@ -120,7 +105,7 @@ class ServiceAdmin:
             raise BrokerRefused("forbidden", f"you may not {actions[0]} service '{name}'")
         service = self._registry.by_name.get(name)
         if service is None or not (
-            service.known or service.under_way or service.making or service.reserved_rows
+            service.state != DRAFT or service.making or service.reserved_rows
         ):
             raise BrokerRefused("unknown_service", f"there is no service '{name}'")
         return service
@@ -132,7 +117,8 @@ class ServiceAdmin:
         key = link.holder, command.key
         if self._steps.under_way(key):
             # It will be there in the next step, or will have been refused.
-            self._cancels.append((link, command))
+            cancel = partial(self._answer, self._cancel, link, command)
+            self._registry.next_turn.append(cancel)
             return
         batch: RequestBatch | None = None
         taken = self._steps.taken(key) if command.key else None
@@ -264,7 +250,7 @@ class ServiceAdmin:
             raise BrokerRefused("bad_setting", "memory cannot be changed: requests lie there")
         row = service.row
         changed = ServiceRow(row.number, row.name, settings, row.by, row.created_ms)
-        if not service.known:
+        if service.state == DRAFT:
             # It is being made: whatever makes it does so with these settings.
             service.row = changed
         service.coming = settings
@@ -361,7 +347,7 @@ class ServiceAdmin:
         if job.numbers:
             # What was named is done in one step: all of it was looked at.
             del job.places[0]
-        self._portions.append(partial(self._revive, job, lsn))
+        self._registry.next_turn.append(partial(self._revive, job, lsn))
 
     def _revived(self, service: Service, changes: list[Any]) -> int:
         """Rows wait in their queue again, as the tables say; returns how many."""
@@ -394,25 +380,25 @@ class ServiceAdmin:
         service = self._service(link, command.service, "admin")
         if command.confirm != service.name:
             raise BrokerRefused("conflict", "confirm repeats the name of the service")
-        if service.removing:
+        if service.state == REMOVING:
             raise BrokerRefused("wait", f"service '{service.name}' is being removed")
         if service.offers:
             raise BrokerRefused(
                 "in_use", f"service '{service.name}' has {len(service.offers)} offers"
             )
-        if service.reserved_rows or not service.known:
+        if service.reserved_rows or service.state == DRAFT:
             raise BrokerRefused("wait", f"requests are on their way to '{service.name}'")
-        service.removing = True
+        service.state = REMOVING
         self._remove_some(service, 0, Answer(self._answers, link, command))
 
     def _not_removed(self, service: Service, answer: Answer, *why: Any) -> None:
-        service.removing = False
+        service.state = STANDING
         self._registry.runnable[service] = None
         answer.refuse(*why)
 
     def _removed_some(self, service: Service, count: int, answer: Answer, _: int) -> None:
         # In a step of its own: what is in memory ends at once.
-        self._portions.append(partial(self._remove_some, service, count, answer))
+        self._registry.next_turn.append(partial(self._remove_some, service, count, answer))
 
     def _removed(self, service: Service, count: int, answer: Answer, lsn: int) -> None:
         self._registry.forget(service)

@@ -14,7 +14,14 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import ERRED, Links
 from malamute_py.broker.log.steps import Effect, Part, Steps
 from malamute_py.broker.services.delivery import OFFER, WorkDelivery
-from malamute_py.broker.services.queue import SLOW_LOOK, Lease, Offer, RequestBatch, Service
+from malamute_py.broker.services.queue import (
+    SLOW_LOOK,
+    STANDING,
+    Lease,
+    Offer,
+    RequestBatch,
+    Service,
+)
 from malamute_py.broker.services.registry import RETRY_MS, Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import Rows, attempts_of, named
@@ -47,25 +54,13 @@ class HandOuts:
         """Hand-outs on their way into the log."""
         self._count = 0
         """Hand-outs since the broker began."""
-        self.queues: Final = (registry.drafts, returns.leaving, registry.runnable)
-        """While all of them are empty, nothing can be done at once."""
-
-    @property
-    def runnable(self) -> bool:
-        """Whether more can be handed out at once."""
-        registry, returns = self._registry, self._returns
-        return bool(registry.drafts or returns.leaving) or (
-            bool(registry.runnable) and self._shard.now_ms >= registry.paused_to_ms
-        )
 
     def hand_out(self) -> None:
         """Hand out what waits to who is ready, as far as one step may."""
-        self._registry.forget_drafts()
-        if self._returns.leaving:
-            self._returns.give_back_some()
-        if not self.runnable:
+        registry = self._registry
+        runnable = registry.runnable
+        if not runnable or self._shard.now_ms < registry.paused_to_ms:
             return
-        runnable = self._registry.runnable
         budget = self._shard.settings.hand_outs_max
         more = self._shard.share()
         for service in list(runnable):
@@ -97,7 +92,7 @@ class HandOuts:
 
         more: whether the step has time left.
         """
-        if service.removing or not service.known:
+        if service.state != STANDING:
             return budget
         if service.new_patterns or service.new_subjects:
             service.scan(more)

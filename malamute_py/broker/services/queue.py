@@ -29,6 +29,12 @@ from malamute_py.matcher import Index, compile_pattern
 if TYPE_CHECKING:
     from malamute_py.broker.log.bodies import Body
 
+DRAFT: Final = 0
+"""State of a service that the log does not have: each batch of requests brings what makes it."""
+STANDING: Final = 1
+"""State of a service that the log has."""
+REMOVING: Final = 2
+"""State of a service that is being removed or has gone."""
 FRESH: Final = 1 << 62
 """Added to the order of what was never handed out: all that came back goes before it."""
 SUBJECTS_KEPT: Final = 1_024
@@ -480,7 +486,6 @@ class Service:
         "delayed",
         "held",
         "index",
-        "known",
         "level",
         "making",
         "name",
@@ -490,14 +495,13 @@ class Service:
         "offers",
         "orphans",
         "prefetch",
-        "removing",
         "reserved_rows",
         "reserved_size",
         "row",
         "rows",
         "size",
+        "state",
         "turns",
-        "under_way",
         "version",
     )
 
@@ -509,13 +513,9 @@ class Service:
         """What level 0 stands for."""
         self.coming: ServiceSettings | None = None
         """On their way into the log: the next edit begins from them."""
-        self.known = False
-        """The log has it."""
-        self.under_way = False
-        """A batch of requests that was handed to the journal makes it."""
+        self.state = DRAFT
         self.making = 0
-        """Lone changes that make it and are on their way."""
-        self.removing = False
+        """Changes that make it and are on their way by themselves, without requests."""
         self.batches: dict[int, RequestBatch] = {}
         self.rows = 0
         """Requests in it: waiting or in hand."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from malamute_py.broker.context import Shard
 from malamute_py.broker.services.deadlines import Deadlines
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.queue import InFlight, Lease, RequestBatch, Service
+from malamute_py.broker.services.queue import STANDING, InFlight, Lease, RequestBatch, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 
@@ -32,7 +32,7 @@ class Recovery:
         by_number: dict[int, Service] = {}
         for row in queues.services.values():
             service = Service(row)
-            service.known = True
+            service.state = STANDING
             self._registry.enter(service)
             by_number[row.number] = service
         for base, request in list(queues.requests.items()):

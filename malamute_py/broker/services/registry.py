@@ -8,6 +8,8 @@ in the next turn. Source: docs/design.md, Queues and the checkpoint.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -16,7 +18,16 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
 from malamute_py.broker.mail.mailboxes import Mailboxes
-from malamute_py.broker.services.queue import Lease, Offer, Pause, RequestBatch, Service
+from malamute_py.broker.services.queue import (
+    DRAFT,
+    REMOVING,
+    STANDING,
+    Lease,
+    Offer,
+    Pause,
+    RequestBatch,
+    Service,
+)
 from malamute_py.broker.structures.timer_wheel import TimerWheel
 from malamute_py.changelog.records import Change, ServiceSet
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
@@ -36,14 +47,16 @@ class Registry:
         self.by_name: dict[str, Service] = {}
         self.names: list[str] = []
         """Ascending."""
-        self.drafts: Final[list[Service]] = []
-        """Made since the last step."""
+        self.next_turn: Final[deque[Callable[[], None]]] = deque()
+        """What goes on in the next turn."""
         self.size = 0
         """Bytes of all batches of requests, those on their way included."""
         self.rows = 0
         self.wheel: TimerWheel[Lease | RequestBatch | Pause] = TimerWheel()
         self.runnable: Final[dict[Service, None]] = {}
         """Services in which something may be handed out at once."""
+        self.queues: Final = (self.next_turn, self.runnable)
+        """While both are empty, nothing can be done at once."""
         self.paused_to_ms = 0
         """Nothing is handed out before: the log has refused a hand-out."""
 
@@ -53,7 +66,7 @@ class Registry:
         """The service of a name, made if need be. Raises BrokerRefused."""
         found = self.by_name.get(name)
         if found is not None:
-            if found.removing:
+            if found.state == REMOVING:
                 raise BrokerRefused("wait", f"service '{name}' is being removed")
             return found
         fault = name_fault(name)
@@ -74,15 +87,8 @@ class Registry:
         number = self._mailboxes.number()
         service = Service(ServiceRow(number, name, made, by, self._shard.now_ms))
         self.enter(service)
-        self.drafts.append(service)
+        self.next_turn.append(partial(self.unused, service))
         return service
-
-    def forget_drafts(self) -> None:
-        """Services whose first use came to nothing are not there."""
-        drafts = self.drafts.copy()
-        self.drafts.clear()
-        for service in drafts:
-            self.unused(service)
 
     def enter(self, service: Service) -> None:
         """A service is there, or is about to be."""
@@ -96,7 +102,7 @@ class Registry:
             del self.by_name[service.name]
             del self.names[bisect_left(self.names, service.name)]
             self._shard.quotas.add(service.row.by, "services", -1)
-        service.removing = True
+        service.state = REMOVING
         service.end()
         self.runnable.pop(service, None)
 
@@ -108,20 +114,15 @@ class Registry:
     def made(self, service: Service) -> None:
         """The log has a service."""
         self.runnable[service] = None
-        if not service.known:
-            service.known = True
+        if service.state == DRAFT:
+            service.state = STANDING
             self._shard.counters["services_created"] += 1
             self._shard.event("service_created", service=service.name, by=service.row.by)
 
     def unused(self, service: Service) -> None:
         """Forget a service whose making was refused, if no other command makes it."""
-        if not (
-            service.known
-            or service.under_way
-            or service.making
-            or service.offers
-            or service.reserved_rows
-            or service.batches
+        if service.state == DRAFT and not (
+            service.making or service.reserved_rows or service.batches or service.offers
         ):
             self.forget(service)
 

@@ -21,7 +21,7 @@ from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.steps import NO_TABLES, Effect, Part, Steps, content_size
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.services.hand_outs import HandOuts
-from malamute_py.broker.services.queue import Offer, RequestBatch, Service
+from malamute_py.broker.services.queue import DRAFT, REMOVING, Offer, RequestBatch, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.structures.bitmaps import ones, runs_of
 from malamute_py.changelog.records import Change, RequestPut, WorkTaken
@@ -55,7 +55,7 @@ class Requests:
     def prepare(self, link: Link, command: Request, frame: Any) -> Part:
         """A batch of requests. Raises BrokerRefused: nothing was done."""
         service = link.requesting.get(command.service)
-        if service is None or service.removing:
+        if service is None or service.state == REMOVING:
             service = self._first_request(link, command.service)
         limits = self._shard.settings
         try:
@@ -139,7 +139,7 @@ class Requests:
         if not self._shard.settings.permit(link.owner, "request", name):
             raise BrokerRefused("forbidden", f"you may not ask service '{name}'")
         service = self._registry.use(name, link.owner)
-        if service.memory and not service.known and not service.making:
+        if service.memory and service.state == DRAFT and not service.making:
             self._registry.make(service)
         if len(link.requesting) >= REQUESTING_MAX:
             link.requesting.clear()
@@ -189,8 +189,6 @@ class _Incoming(Effect):
     change: RequestPut
     shares: dict[Offer, tuple[int, int]]
     """Rows of each offer, and the bytes of credit taken for them."""
-    makes: bool = False
-    """It brings the service into being."""
 
     def taken(self, part: Part) -> None:
         service, change = self.service, self.change
@@ -202,8 +200,7 @@ class _Incoming(Effect):
         service, change = self.service, self.change
         base = change.base = part.base
         changes: list[Change] = []
-        if not (service.known or service.under_way or service.memory):
-            service.under_way = self.makes = True
+        if service.state == DRAFT and not service.memory:
             changes.append(self.requests._registry.creation(service))
         changes.append(change)
         if service.offers:
@@ -240,9 +237,8 @@ class _Incoming(Effect):
             requests._bodies.hold(change.base, stamp, part.frame, content)
         else:
             requests._bodies.keep(change.base, part.stamp, part.frame, content)
-        if self.makes:
-            service.under_way = False
-            requests._registry.made(service)
+            if service.state == DRAFT:
+                requests._registry.made(service)
         service.reserved_rows -= change.count
         service.reserved_size -= change.size
         batch = RequestBatch(service, requests._shard.queues.requests[change.base])
@@ -265,8 +261,6 @@ class _Incoming(Effect):
         for offer, (rows, cost) in self.shares.items():
             requests._hand_outs.return_credit(offer, rows.bit_count(), cost)
         self.shares = {}
-        if self.makes:
-            self.makes = service.under_way = False
         requests._registry.unused(service)
 
 

@@ -35,7 +35,7 @@ class Returns:
         self._steps = steps
         self._registry = registry
         self._ends = ends
-        self.leaving: Final[deque[tuple[deque[Lease], str, int | None]]] = deque()
+        self._leaving: Final[deque[tuple[deque[Lease], str, int | None]]] = deque()
         """What ended links had in hand, to be returned in portions: see `give_up_later`."""
 
     def returned(
@@ -128,14 +128,15 @@ class Returns:
         """All that hands hold waits again, a portion a step: it may be very much."""
         leases = deque(lease for one in in_flight.leases.values() for lease in one)
         if leases:
-            self.leaving.append((leases, why, again_ms))
-            self.give_back_some()
+            self._leaving.append((leases, why, again_ms))
+            if len(self._leaving) == 1:
+                self._give_back_some()
 
-    def give_back_some(self) -> None:
-        """Return a portion of what ended links had in hand."""
+    def _give_back_some(self) -> None:
+        """Give back a portion of what ended links had in hand; the next turn goes on."""
         budget = self._shard.settings.timers_max
-        while self.leaving and budget > 0:
-            leases, why, again_ms = self.leaving[0]
+        while self._leaving and budget > 0:
+            leases, why, again_ms = self._leaving[0]
             items: list[Rows] = []
             service = leases[0].batch.service
             while leases and budget > 0:
@@ -144,9 +145,11 @@ class Returns:
                     items.append((lease.batch, lease.rows))
                     budget -= lease.batch.weight
             if not leases:
-                self.leaving.popleft()
+                self._leaving.popleft()
             if items:
                 self.give_back(service, merged(items), why, again_ms)
+        if self._leaving:
+            self._registry.next_turn.append(self._give_back_some)
 
     def attempts_max(self, service: Service) -> int:
         """How often a request may be handed out."""

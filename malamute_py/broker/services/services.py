@@ -42,6 +42,7 @@ class Services:
         mailboxes: Mailboxes,
         answers: Answers,
     ) -> None:
+        self._shard = shard
         self._registry = registry = Registry(shard, steps, mailboxes)
         self._ends = ends = Ends(shard, bodies, mailboxes, registry)
         returns = Returns(shard, steps, registry, ends)
@@ -58,7 +59,7 @@ class Services:
             shard, steps, bodies, mailboxes, registry, ends, returns, answers
         )
         recovery = Recovery(shard, registry, ends, returns, deadlines)
-        self.queues: Final = (*self._admin.queues, *hand_outs.queues)
+        self.queues: Final = registry.queues
         """While all of them are empty, nothing can be done at once."""
         self.prepare_request = requests.prepare
         self.request_again = requests.again
@@ -79,11 +80,16 @@ class Services:
     @property
     def runnable(self) -> bool:
         """Whether more can be done at once."""
-        return self._admin.runnable or self._hand_outs.runnable
+        registry = self._registry
+        return bool(registry.next_turn) or (
+            bool(registry.runnable) and self._shard.now_ms >= registry.paused_to_ms
+        )
 
     def hand_out(self) -> None:
         """Hand out what waits to who is ready."""
-        self._admin.work()
+        next_turn = self._registry.next_turn
+        for _ in range(len(next_turn)):
+            next_turn.popleft()()
         self._hand_outs.hand_out()
 
     @property

@@ -18,7 +18,7 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.steps import Steps, Then
-from malamute_py.broker.services.queue import Offer, Service
+from malamute_py.broker.services.queue import STANDING, Offer, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.changelog.tables import WITHDRAWN
@@ -54,7 +54,7 @@ class Offers:
         except BrokerRefused as error:
             self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
-        if offer.service.known:
+        if offer.service.state == STANDING:
             self._stands(offer, 0)
         else:
             made = Then(partial(self._stands, offer), partial(self._not_made, offer, command))
@@ -116,7 +116,7 @@ class Offers:
 
     def resume(self, offer: Offer) -> None:
         """Let a worker have its turn: what it may be given changed."""
-        if offer.service.known and offer.service.refile(offer):
+        if offer.service.state == STANDING and offer.service.refile(offer):
             self._registry.runnable[offer.service] = None
 
     # --- ends ---------------------------------------------------------------------------------
