@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
+from malamute_py.broker.services.absent import AbsentHolder
 from malamute_py.broker.services.hand_outs import HandOuts
-from malamute_py.broker.services.queue import AbsentHolder, InFlight, Offer, RequestBatch
+from malamute_py.broker.services.queue import InFlight, Offer, RequestBatch
 from malamute_py.broker.services.rows import Rows
 from malamute_py.broker.structures.bitmaps import lowest, ones, places_of
 from malamute_py.changelog.records import Run
@@ -100,7 +101,7 @@ class Claims:
         try:
             return claim(offer, named)
         except BrokerRefused:
-            left = offer.service.absent.get(offer.in_flight.holder)
+            left = offer.service.absent.by_holder.get(offer.in_flight.holder)
             if left is None:
                 raise
             found = claim(offer, named, left)

@@ -71,8 +71,8 @@ class Ends:
         service.size -= size
         self._registry.weigh(service, batch.row.put.sender, -size)
         service.batches.pop(batch.base, None)
-        if batch.absent:
-            service.forget_absent(batch)
+        if batch.base in service.absent.by_base:
+            service.absent.forget(batch.base)
         for pause in batch.pauses or ():
             self._registry.wheel.discard(pause.slot, pause)
         batch.pauses = None

@@ -21,6 +21,7 @@ from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.commands import Level
 from malamute_protocol.commands import Offer as OfferCommand
 from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.broker.services.absent import AbsentHolders
 from malamute_py.broker.structures.bitmaps import lowest
 from malamute_py.changelog.settings import ServiceSettings
 from malamute_py.changelog.tables import RequestRow, ServiceRow
@@ -47,8 +48,6 @@ PREFETCH_MS: Final = 2
 """What a worker does in so little time goes to one: shared out among eight, 64 quick requests
 cost three times as much in messages as they cost to do, and come back later."""
 PREFETCH_MAX: Final = 64
-ABSENT_MIN: Final = 2
-"""Lost holders that are remembered of each batch, or as many as it has rows if these are more."""
 SCANNED_AT_ONCE: Final = 256
 """Lanes that a new pattern is compared with in one step, or that it has outlived."""
 SLOW_LOOK: Final = 64
@@ -64,7 +63,6 @@ class RequestBatch:
     """What is left of one batch of requests, at run time."""
 
     __slots__ = (
-        "absent",
         "base",
         "buried",
         "delayed",
@@ -87,8 +85,6 @@ class RequestBatch:
         """Subject -> its rows, once they were looked at."""
         self.leases: list[Lease] = []
         """Grants: which holder has which of its rows in hand."""
-        self.absent: list[AbsentHolder] | None = None
-        """Holders that had rows of it when their link was lost, the newest last, if any did."""
         self.moving = 0
         """Rows whose hand-out or return is on its way into the log."""
         self.returning = 0
@@ -239,58 +235,21 @@ class InFlight:
         at = bisect_right(self.bases, number) - 1
         return self.leases[self.bases[at]] if at >= 0 else None
 
+    def had(self) -> list[tuple[int, int, int]]:
+        """Everything in flight: (base of a batch, rows in flight, rows of the batch), ascending."""
+        found: list[tuple[int, int, int]] = []
+        for base in self.bases:
+            leases = self.leases[base]
+            rows = 0
+            for lease in leases:
+                rows |= lease.rows
+            found.append((base, rows, leases[0].batch.row.put.count))
+        return found
+
     @property
     def rows(self) -> int:
         """How many requests these are."""
         return sum(lease.rows.bit_count() for one in self.leases.values() for lease in one)
-
-
-class AbsentHolder:
-    """Requests that one holder had in hand of one service when a link of it was lost.
-
-    Each entry goes when its batch has left the queue, so that all of it is bounded by the queue.
-    """
-
-    __slots__ = ("bases", "holder", "rows")
-
-    def __init__(self, holder: str) -> None:
-        self.holder = holder
-        self.rows: dict[int, int] = {}
-        """Number of a batch's first request -> the rows of it."""
-        self.bases: list[int] = []
-        """Keys of `rows`, ascending."""
-
-    def add(self, in_flight: InFlight) -> None:
-        """The holder had these requests as well."""
-        bases, rows = self.bases, self.rows
-        ordered = not bases or bases[-1] < in_flight.bases[0]
-        for base in in_flight.bases:
-            for lease in in_flight.leases[base]:
-                if base not in rows:
-                    bases.append(base)
-                    batch = lease.batch
-                    if batch.absent is None:
-                        batch.absent = []
-                    batch.absent.append(self)
-                rows[base] = rows.get(base, 0) | lease.rows
-        if not ordered:
-            bases.sort()
-
-    def drop(self, batch: RequestBatch) -> None:
-        """Forget what the holder had of a batch."""
-        del self.rows[batch.base]
-        del self.bases[bisect_left(self.bases, batch.base)]
-        assert batch.absent is not None, "who is remembered is named by the batch"
-        batch.absent.remove(self)
-
-    def of(self, number: int) -> tuple[int, int]:
-        """The last batch that begins at or before a number, and the rows that the holder had.
-
-        Without rows: the holder had nothing that begins so early.
-        """
-        at = bisect_right(self.bases, number) - 1
-        base = self.bases[at] if at >= 0 else -1
-        return base, self.rows.get(base, 0)
 
 
 class PendingWork:
@@ -539,7 +498,7 @@ class Service:
         self.offers: dict[Offer, None] = {}
         self.orphans: dict[str, InFlight] = {}
         """Holder -> what it had in hand when the broker ended."""
-        self.absent: dict[str, AbsentHolder] = {}
+        self.absent = AbsentHolders()
         """Holder -> what it may end as long as no worker has it: a lost link had it in hand."""
         self.new_patterns: deque[tuple[WorkersByPattern, Iterator[SubjectQueue]]] = deque()
         """New patterns, with the lanes that they are still to be compared with."""
@@ -637,32 +596,6 @@ class Service:
             queue.takers = found
             queue.version = self.version
         return queue.takers
-
-    # --- what lost links had in hand --------------------------------------------------------
-
-    def remember(self, in_flight: InFlight) -> None:
-        """Remember what a holder had when its link was lost: its answer may be on its way."""
-        if not in_flight.leases:
-            return
-        left = self.absent.get(in_flight.holder)
-        if left is None:
-            left = self.absent[in_flight.holder] = AbsentHolder(in_flight.holder)
-        left.add(in_flight)
-        for base in in_flight.bases:
-            batch = self.batches[base]
-            absent = batch.absent
-            if absent is not None and len(absent) > max(ABSENT_MIN, batch.row.put.count):
-                self._forget_absent(absent[0], batch)
-
-    def forget_absent(self, batch: RequestBatch) -> None:
-        """A batch has left the queue: the holders that had rows of it have nothing to end."""
-        for left in tuple(batch.absent or ()):
-            self._forget_absent(left, batch)
-
-    def _forget_absent(self, left: AbsentHolder, batch: RequestBatch) -> None:
-        left.drop(batch)
-        if not left.rows:
-            del self.absent[left.holder]
 
     # --- what waits -----------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ class Offers:
             count = offer.in_flight.rows
             service = offer.service
             self._drop(offer)
-            service.remember(offer.in_flight)
+            service.absent.remember(offer.in_flight.holder, offer.in_flight.had())
             count += self._leave_orphans(offer, why)
             self._back(offer, why, 0)
             if count:
@@ -178,6 +178,6 @@ class Offers:
         del service.orphans[holder]
         count = in_flight.rows
         if why != WITHDRAWN:
-            service.remember(in_flight)
+            service.absent.remember(holder, in_flight.had())
         self._returns.give_back_all(in_flight, why, 0)
         return count
