@@ -1,9 +1,8 @@
-"""Administration of services: cancelling, facts, settings, putting back, removal.
+"""Administration of services: CANCEL_REQUEST, SERVICE_INFO, EDIT_SERVICE, REQUEUE, REMOVE_SERVICE.
 
-Owns the commands that a RESULT answers. The rules: what changes something is answered when it is
-durable; what is listed is paged; work that may concern all that lies in a queue is done in
-portions, one a turn. Source: SPEC.md, section 4.5; docs/design.md (Queues and the checkpoint;
-Safety).
+Owns the commands about services that a RESULT answers. The rules: a change is answered when it is
+durable; lists are paged; work that may concern a whole queue is done in portions, one a turn.
+Source: SPEC.md, section 4.5; docs/design.md (Queues and the checkpoint; Safety).
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ from malamute_py.broker.services.queue import (
 )
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
-from malamute_py.broker.services.rows import Rows, attempts_of, merged
+from malamute_py.broker.services.rows import BatchRows, merged
 from malamute_py.broker.structures.bitmaps import ones
 from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
 from malamute_py.changelog.tables import ServiceRow, mask_of
 
 PORTION: Final = 256
-"""Batches that one step of a removal ends."""
+"""Batches that a removal ends in one turn."""
 NUMBERS_MAX: Final = 1_000
-"""Numbers that one REQUEUE names."""
+"""Numbers that one REQUEUE names at most."""
 
 
 class ServiceAdmin:
-    """Commands about services and about what lies in them."""
+    """Handles commands about services and the requests in them."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class ServiceAdmin:
         self._answers = answers
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """The commands that are no steps."""
+        """Methods that handle commands, by their class."""
         return {
             CancelRequest: partial(self._answer, self._cancel),
             ServiceInfo: partial(self._answer, self._info),
@@ -100,7 +99,7 @@ class ServiceAdmin:
         return self._shard.settings.permit(link.owner, action, name)
 
     def _service(self, link: Link, name: str, *actions: str) -> Service:
-        """A service that may be touched. Raises BrokerRefused."""
+        """Return a service of which a link may do one of some actions. Raises BrokerRefused."""
         if not any(self._permitted(link, action, name) for action in actions):
             raise BrokerRefused("forbidden", f"you may not {actions[0]} service '{name}'")
         service = self._registry.by_name.get(name)
@@ -116,7 +115,7 @@ class ServiceAdmin:
         service = self._service(link, command.service, "request")
         key = link.holder, command.key
         if self._steps.under_way(key):
-            # It will be there in the next step, or will have been refused.
+            # By the next turn the log has the batch or has refused it.
             cancel = partial(self._answer, self._cancel, link, command)
             self._registry.next_turn.append(cancel)
             return
@@ -130,7 +129,7 @@ class ServiceAdmin:
             if command.row >= 0:
                 rows &= 1 << min(command.row, batch.row.put.count)
         if batch is None or not rows:
-            # It has ended, or never came to be: nothing is left to be given up.
+            # The requests have ended, or there never were any.
             self._answers.result(link, command, {"count": 0})
             return
         count = rows.bit_count()
@@ -176,7 +175,7 @@ class ServiceAdmin:
             "bytes": service.size,
             "oldest_ms": 0 if oldest is None else oldest.row.put.at_ms,
             "offers": len(service.offers),
-            # An offer may name any number: the sum must still be one that can be sent.
+            # An offer may name any credit: the sum must still be one that can be sent.
             "credit": min(
                 sum(max(0, offer.left_records) for offer in islice(service.offers, page_max)),
                 1 << 53,
@@ -193,15 +192,15 @@ class ServiceAdmin:
         return facts
 
     def _attempts(self, service: Service, most: int) -> list[list[int]]:
-        """How often -> requests that were handed out so often, of the oldest batches."""
+        """[times, number of requests that were handed out so often], of the oldest batches."""
         counted: dict[int, int] = {}
         for batch in islice(service.batches.values(), most):
-            for times, rows in attempts_of(batch, batch.row.left):
+            for times, rows in batch.attempts(batch.row.left):
                 counted[times] = counted.get(times, 0) + rows.bit_count()
         return [[times, counted[times]] for times in sorted(counted)]
 
     def _workers(self, service: Service, most: int) -> list[dict[str, Any]]:
-        """Return the workers with what each has in hand, since when and how often."""
+        """Facts of the workers: what each holds, since when, and at which attempt."""
         workers = [
             self._worker(offer.in_flight, offer.link.number, most)
             for offer in islice(service.offers, most)
@@ -221,7 +220,7 @@ class ServiceAdmin:
             held += lease.rows.bit_count()
             since_ms = min(since_ms or lease.at_ms, lease.at_ms)
             lease_until_ms = min(lease_until_ms or lease.due_ms, lease.due_ms)
-            attempts = max(attempts, *(times for times, _ in attempts_of(lease.batch, lease.rows)))
+            attempts = max(attempts, *(times for times, _ in lease.batch.attempts(lease.rows)))
             for hold in lease.batch.row.holds:
                 received += (hold.received & lease.rows).bit_count()
         return {
@@ -242,7 +241,7 @@ class ServiceAdmin:
         if not known:
             self._registry.make(service, answer)
             return
-        before = service.coming or service.row.settings
+        before = service.edited or service.row.settings
         settings = queue_settings(
             ServiceSettings, command.settings, self._shard.settings.settings_bytes_max, before
         )
@@ -251,24 +250,24 @@ class ServiceAdmin:
         row = service.row
         changed = ServiceRow(row.number, row.name, settings, row.by, row.created_ms)
         if service.state == DRAFT:
-            # It is being made: whatever makes it does so with these settings.
+            # The change that makes it is still to be encoded, and will have these settings.
             service.row = changed
-        service.coming = settings
+        service.edited = settings
         failed = partial(self._not_edited, service, row, changed)
         editing = Then(partial(self._edited, service, changed), failed)
         change = ServiceSet(row.number, row.name, settings, row.by, row.created_ms)
         self._steps.propose(change, editing, answer)
 
     def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
-        if service.coming is row.settings:
-            service.coming = None
+        if service.edited is row.settings:
+            service.edited = None
         service.row = row
         service.level = int(Level[row.settings.level.upper()])
         self._registry.made(service)
 
     def _not_edited(self, service: Service, row: ServiceRow, wanted: ServiceRow, *_: Any) -> None:
-        if service.coming is wanted.settings:
-            service.coming = None
+        if service.edited is wanted.settings:
+            service.edited = None
         if service.row is wanted:
             service.row = row
 
@@ -291,10 +290,10 @@ class ServiceAdmin:
         part.effects.append(Then(partial(self._revive, job), answer.refuse))
         self._steps.take([part])
 
-    def _held(self, service: Service, numbers: set[int]) -> list[Rows]:
-        """Return the requests among these numbers that a worker has in hand."""
+    def _held(self, service: Service, numbers: set[int]) -> list[BatchRows]:
+        """Return the requests among these numbers that workers hold."""
         in_flight = [offer.in_flight for offer in service.offers] + list(service.orphans.values())
-        items: list[Rows] = []
+        items: list[BatchRows] = []
         for one in in_flight:
             if not one.bases:
                 continue
@@ -307,7 +306,7 @@ class ServiceAdmin:
         return merged(items)
 
     def _revive(self, job: Requeueing, lsn: int) -> None:
-        """Put dead letters back into their queue, a portion a step; answer when all are."""
+        """Put a portion of dead letters back into their queue, or answer when all are."""
         service, places = job.service, job.places
         while places:
             part = self._mailboxes.revive(places[0], service=service.number, numbers=job.numbers)
@@ -345,12 +344,12 @@ class ServiceAdmin:
                 self._bodies.hold(base, bytes(body.stamp), body.frame, body.content)
         job.count += self._revived(job.service, changes)
         if job.numbers:
-            # What was named is done in one step: all of it was looked at.
+            # One portion looks at all numbers that were named.
             del job.places[0]
         self._registry.next_turn.append(partial(self._revive, job, lsn))
 
     def _revived(self, service: Service, changes: list[Any]) -> int:
-        """Rows wait in their queue again, as the tables say; returns how many."""
+        """Let rows wait again that the tables have revived, and return their number."""
         registry = self._registry
         count = 0
         for change in changes:
@@ -397,7 +396,7 @@ class ServiceAdmin:
         answer.refuse(*why)
 
     def _removed_some(self, service: Service, count: int, answer: Answer, _: int) -> None:
-        # In a step of its own: what is in memory ends at once.
+        # In another turn, since requests in memory end at once: all of them would in this one.
         self._registry.next_turn.append(partial(self._remove_some, service, count, answer))
 
     def _removed(self, service: Service, count: int, answer: Answer, lsn: int) -> None:
@@ -408,7 +407,7 @@ class ServiceAdmin:
         answer.after(lsn)
 
     def _remove_some(self, service: Service, count: int, answer: Answer) -> None:
-        """End a portion of what lies in a service; then the service."""
+        """End a portion of the requests of a service, or the service when none is left."""
         refused = partial(self._not_removed, service, answer)
         items = [
             (batch, batch.alive & ~batch.moving)
@@ -434,7 +433,7 @@ class Requeueing(msgspec.Struct, eq=False):
 
     service: Service
     places: list[str]
-    """Mailboxes that are still to be looked into."""
+    """Mailboxes that dead letters are still looked for in."""
     numbers: list[int]
     count: int
     answer: Answer

@@ -1,9 +1,9 @@
-"""Whose a request is: which rows a worker may speak of.
+"""Claims: which requests a worker may answer or acknowledge.
 
-Owns the rule of possession: only who has a request in hand may speak of it, and of several at once
-all or none; a holder that comes back after a restart of the broker goes on where it was; what a
-lost link of a holder had in hand may still be ended as long as no other worker has it. Source:
-SPEC.md, section 4.5.
+Owns the search for the requests that a worker names. The rules: a worker may name the requests
+that it holds, and of several at once all or none; one that comes back after a restart of the
+broker still holds what it held before; requests that a lost link of the same holder held may be
+ended as long as no other worker holds them. Source: SPEC.md, section 4.5.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.services.absent import AbsentHolder
 from malamute_py.broker.services.hand_outs import HandOuts
 from malamute_py.broker.services.queue import InFlight, Offer, RequestBatch
-from malamute_py.broker.services.rows import Rows
+from malamute_py.broker.services.rows import BatchRows
 from malamute_py.broker.structures.bitmaps import lowest, ones, places_of
 from malamute_py.changelog.records import Run
 
 NAMED_MAX: Final = 8
-"""Requests that a refusal names."""
+"""Requests that a refusal names at most."""
 
 
 class Claims:
@@ -33,8 +33,8 @@ class Claims:
 
     def ranges(
         self, offer: Offer, ranges: Iterable[tuple[int, int]], left: AbsentHolder | None = None
-    ) -> list[Rows]:
-        """The rows that ranges of numbers name. Raises BrokerRefused unless all are in hand."""
+    ) -> list[BatchRows]:
+        """Return the rows that ranges of numbers name. Raises BrokerRefused unless all are held."""
         claimed: dict[RequestBatch, int] = {}
         for first, end in ranges:
             number = first
@@ -54,10 +54,10 @@ class Claims:
 
     def numbers(
         self, offer: Offer, numbers: list[int], left: AbsentHolder | None = None
-    ) -> tuple[list[Rows], list[Run], bool]:
-        """The rows that single numbers name: (rows, runs in order, whether one comes twice).
+    ) -> tuple[list[BatchRows], list[Run], bool]:
+        """Return the rows that numbers name: (rows, runs in order, whether a number comes twice).
 
-        Raises BrokerRefused unless all are in hand.
+        Raises BrokerRefused unless all are held.
         """
         first, count = numbers[0], len(numbers)
         batch, held = self._find(offer, first, left)
@@ -94,7 +94,7 @@ class Claims:
         return list(claimed.items()), runs, twice
 
     def ending(self, offer: Offer, claim: Callable[..., Any], named: Any) -> Any:
-        """What `claim` finds of these numbers; also what a lost link of the holder left behind.
+        """Return what `claim` finds, also among requests that a lost link of the holder held.
 
         Raises BrokerRefused `not_held`.
         """
@@ -111,9 +111,9 @@ class Claims:
     def _find(
         self, offer: Offer, number: int, left: AbsentHolder | None = None
     ) -> tuple[RequestBatch | None, int]:
-        """The batch that a number lies in, and the rows of it that the holder may speak of.
+        """Return the batch that a number lies in, and the rows of it that the holder may name.
 
-        left: what it may end, too, although it has it in hand no more.
+        left: what the holder held by a link that was lost, and may still end.
         """
         batch, held = self._in_hand(offer, number)
         if left is not None:
@@ -126,7 +126,7 @@ class Claims:
         return batch, held
 
     def _in_hand(self, offer: Offer, number: int) -> tuple[RequestBatch | None, int]:
-        """The batch that a number lies in, and the rows of it that the holder has in hand."""
+        """Return the batch that a number lies in, and the rows of it that the holder holds."""
         in_flight, holder = offer.in_flight, offer.in_flight.holder
         batch = _batch_of(in_flight, number)
         if batch is None:
@@ -137,14 +137,14 @@ class Claims:
         held = 0
         for lease in batch.leases:
             of = lease.in_flight
-            # What it had before a restart of the broker it may go on with.
+            # A holder may go on with what it held before a restart of the broker.
             if of is in_flight or (of.offer is None and not of.ended and of.holder == holder):
                 held |= lease.rows
         return batch, held
 
 
 def _batch_of(in_flight: InFlight, number: int) -> RequestBatch | None:
-    """The batch in a worker's hands that a number lies in."""
+    """The batch among those that a worker holds rows of in which a number lies."""
     leases = in_flight.of(number)
     if leases is None:
         return None

@@ -1,8 +1,9 @@
-"""What falls due: leases, deadlines, the ends of pauses, and what the log had refused.
+"""Work that falls due: ends of leases and pauses, deadlines, and actions that the log refused.
 
-Owns what happens to requests because time has passed. The rules: one turn does a bounded number;
-leases of before a restart begin anew when the time is known; what the log refused is decided anew
-from what the tables say by then. Source: docs/design.md, Queues and the checkpoint.
+Owns what happens to requests because time has passed. The rules: one turn handles a bounded number
+of timers; leases from before a restart begin anew when the time is known; an action that the log
+refused is decided again, by what the tables say then. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from malamute_py.broker.services.ends import Ends
 from malamute_py.broker.services.queue import Lease, Pause, RequestBatch, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
-from malamute_py.broker.services.rows import Rows, merged
+from malamute_py.broker.services.rows import BatchRows, merged
 
 
 class Deadlines:
-    """Timers of requests."""
+    """Handles the timers of requests."""
 
     def __init__(
         self, shard: Shard, steps: Steps, registry: Registry, ends: Ends, returns: Returns
@@ -31,46 +32,44 @@ class Deadlines:
         self._ends = ends
         self._returns = returns
         self.recovered: list[Lease] = []
-        """In hand when the broker began; their leases begin when the time is known."""
+        """Leases from before a restart, until the first tick begins them anew."""
 
     @property
     def due_ms(self) -> int | None:
-        """When the next timer is due."""
+        """When the next timer is due; None: there is none."""
+        registry, ends = self._registry, self._ends
         if self.recovered:
             return self._shard.now_ms
-        due = self._registry.wheel.due_ms
-        if self._ends.unsettled and (due is None or self._ends.settle_at_ms < due):
-            due = self._ends.settle_at_ms
-        if self._registry.paused_to_ms > self._shard.now_ms and self._registry.runnable:
-            due = (
-                self._registry.paused_to_ms
-                if due is None
-                else min(due, self._registry.paused_to_ms)
-            )
+        due = registry.timers.due_ms
+        if ends.unsettled and (due is None or ends.settle_at_ms < due):
+            due = ends.settle_at_ms
+        paused_to_ms = registry.paused_to_ms
+        if paused_to_ms > self._shard.now_ms and registry.runnable:
+            due = paused_to_ms if due is None else min(due, paused_to_ms)
         return due
 
     def tick(self) -> None:
-        """Do what is due, as far as one step may."""
+        """Handle timers that are due, as far as one turn may."""
         shard = self._shard
         now_ms = shard.now_ms
         if self.recovered:
-            # The leases of before begin anew: their holders may come back.
+            # Their holders may come back, so they have all of their time again.
             for lease in self.recovered:
                 if lease.rows:
                     lease.due_ms = now_ms + lease.lease_ms
-                    lease.slot = self._registry.wheel.add(lease.due_ms, lease)
+                    lease.slot = self._registry.timers.add(lease.due_ms, lease)
             self.recovered = []
         if self._ends.unsettled and self._ends.settle_at_ms <= now_ms:
             self._settle()
-        due = self._registry.wheel.due_ms
+        due = self._registry.timers.due_ms
         if due is None or due > now_ms:
             return
-        leases: dict[tuple[Service, str], list[Rows]] = {}
-        over: dict[Service, list[Rows]] = {}
-        for thing in self._registry.wheel.take(now_ms, shard.settings.timers_max):
+        leases: dict[tuple[Service, str], list[BatchRows]] = {}
+        over: dict[Service, list[BatchRows]] = {}
+        for thing in self._registry.timers.take(now_ms, shard.settings.timers_max):
             if type(thing) is Lease:
                 if thing.due_ms > now_ms:
-                    thing.slot = self._registry.wheel.add(thing.due_ms, thing)
+                    thing.slot = self._registry.timers.add(thing.due_ms, thing)
                 elif thing.rows:
                     place = thing.batch.service, thing.in_flight.holder
                     leases.setdefault(place, []).append((thing.batch, thing.rows))
@@ -97,7 +96,7 @@ class Deadlines:
             if items:
                 self._lease_over(service, holder, items)
 
-    def _lease_over(self, service: Service, holder: str, items: list[Rows]) -> None:
+    def _lease_over(self, service: Service, holder: str, items: list[BatchRows]) -> None:
         count = sum(rows.bit_count() for _, rows in items)
         self._shard.counters["leases_expired"] += count
         self._shard.event(
@@ -105,8 +104,8 @@ class Deadlines:
         )
         self._returns.give_back(service, merged(items), "lease")
 
-    def _expire(self, service: Service, items: list[Rows]) -> None:
-        """The deadline of these is over."""
+    def _expire(self, service: Service, items: list[BatchRows]) -> None:
+        """End requests whose deadline is over."""
         count = sum(rows.bit_count() for _, rows in items)
         expiring = Then(partial(self._expired, service, count), partial(self._ends.later, items))
         self._steps.take([self._ends.end(service, items, "expired", expiring, notice="expired")])
@@ -116,11 +115,11 @@ class Deadlines:
         self._shard.event("request_expired", "warning", service=service.name, count=count)
 
     def _settle(self) -> None:
-        """Decide again what the log refused."""
+        """Decide again about batches of which the log refused an action."""
         batches = list(islice(self._ends.unsettled, self._shard.settings.timers_max))
         now_ms = self._shard.now_ms
         for batch in batches:
-            # The others in the next step: unless these are refused, nothing speaks against it.
+            # The rest is done in the next turns, unless the log refuses these, too.
             del self._ends.unsettled[batch]
         for batch in batches:
             deadline_ms = batch.row.put.deadline_ms

@@ -1,12 +1,13 @@
-"""WORK: how requests get to the worker that has them in hand.
+"""WORK: how requests are sent to the worker that holds them.
 
 Owns the order in which an offer's requests leave. The rules: requests leave in the order in which
-they were handed out, also while the bodies of some are read back; credit that was taken for what
-is not sent is the worker's again. Source: SPEC.md, section 4.5.
+they were handed out, also while the bodies of some are read back; credit that was taken for a
+request which is not sent is returned. Source: SPEC.md, section 4.5.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from malamute_protocol.commands import Work
@@ -16,14 +17,14 @@ from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Steps
 from malamute_py.broker.services.ends import Ends
 from malamute_py.broker.services.queue import Lease, Offer, PendingWork, RequestBatch
-from malamute_py.broker.services.rows import attempts_of
 from malamute_py.broker.structures.bitmaps import ones
 
 OFFER: Final = 51
+"""Number of the command OFFER, by which a refusal names it."""
 
 
 class WorkDelivery:
-    """What workers have in hand, on its way to them."""
+    """Requests on their way to the workers that hold them."""
 
     def __init__(
         self, shard: Shard, links: Links, steps: Steps, bodies: Bodies, ends: Ends
@@ -35,38 +36,42 @@ class WorkDelivery:
         self._ends = ends
 
     def deliver(self, offer: Offer, lease: Lease, cost: int) -> None:
-        """Send what an offer has in hand from now on, in the order in which it was handed out."""
+        """Send the rows of a new lease, or let them wait for what the offer was handed before.
+
+        cost: bytes of credit that were taken for them.
+        """
         batch, rows = lease.batch, lease.rows
         body = self._bodies.get(batch.base)
-        coming = offer.coming
-        if body is not None and not coming:
+        if body is not None and not offer.pending:
             try:
                 self._work(offer, batch, rows, body, cost)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._links.fail(offer.link, "WORK", error, OFFER, offer.number)
             return
         work = PendingWork(batch, rows, cost, lease.hand_out)
-        coming.append(work)
-
-        def found(body: Body | None) -> None:
-            work.body = body
-            work.answered = True
-            while coming and coming[0].answered:
-                self._arrived(offer, coming.popleft())
-
+        offer.pending.append(work)
+        found = partial(self._found, offer, work)
         self._bodies.want(
             batch.base, batch.row.put.size,
             self._links.contained(offer.link, "WORK", found, OFFER, offer.number),
         )  # fmt: skip
 
+    def _found(self, offer: Offer, work: PendingWork, body: Body | None) -> None:
+        """Send what has its body and waits for nothing before it. body: None: it cannot be had."""
+        work.body = body
+        work.answered = True
+        pending = offer.pending
+        while pending and pending[0].answered:
+            self._arrived(offer, pending.popleft())
+
     def _arrived(self, offer: Offer, work: PendingWork) -> None:
-        """The bodies of requests in hand were read back."""
+        """Send the rows of pending work that its worker still holds."""
         if offer.ended:
             return
         batch, rows = work.batch, 0
         for lease in offer.in_flight.leases.get(batch.base, ()):
-            # What came back and was handed out anew is in a later parcel. Attempts do not tell: of
-            # what was released, or given back with an offer, both hand-outs are the same attempt.
+            # Rows that came back and were handed out anew wait in later work. The number of
+            # attempts does not tell: a request that was released is at the same attempt again.
             if lease.hand_out == work.hand_out:
                 rows |= lease.rows
         gone = (work.rows & ~rows).bit_count()
@@ -78,12 +83,12 @@ class WorkDelivery:
             if rows:
                 self._lost(batch, rows)
         if gone:
-            # Nothing was sent for them, so the credit is the worker's again.
+            # Nothing was sent for these, so their credit is returned.
             offer.left_records += gone
             offer.owner.resume(offer)
 
     def _lost(self, batch: RequestBatch, rows: int) -> None:
-        """The bodies of requests cannot be had: they end, and their requesters are told."""
+        """End requests whose bodies cannot be read, and tell their requesters."""
         service = batch.service
         count = rows.bit_count()
         self._shard.counters["requests_lost"] += count
@@ -99,8 +104,8 @@ class WorkDelivery:
         link = offer.link
         whole = ones(change.count)
         spent = 0
-        # What came back goes first.
-        for times, some in sorted(attempts_of(batch, rows), reverse=True):
+        # Requests that came back go first.
+        for times, some in sorted(batch.attempts(rows), reverse=True):
             bitmap: bytes | None = None
             frames, size = body.frames, body.size
             if some != whole:
@@ -117,7 +122,7 @@ class WorkDelivery:
                 ),
             )  # fmt: skip
             if not link.open:
-                # It ended in this step: frames that no command owns would break its last message.
+                # It ended in this turn: frames that no command owns would break its last message.
                 return
             link.frames += frames
             spent += size

@@ -1,9 +1,15 @@
 """How requests end: answered, cancelled, expired, removed, or as dead letters.
 
-Owns the rows whose end is on its way, and what the log refused and is to be decided again. The
-rules: a request that was accepted ends once, as completed, dead, cancelled, expired or removed, or
-is still there; what the log refused is as it was, or tried again; a requester that named its
-request is told when no answer will come. Source: docs/design.md, Queues and the checkpoint.
+Owns the rows whose end is on its way into the log, and the batches of which an action was refused
+by it. The rules:
+
+- A request that was accepted ends once (completed, dead, cancelled, expired or removed) or is
+  still there.
+- No command ends or hands out a row whose end is on its way.
+- After a refusal by the log everything is as it was before, or is tried again.
+- A requester that gave its batch a key is told when no answer will come.
+
+Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,12 +24,12 @@ from malamute_py.broker.log.steps import Effect, Part
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.services.queue import Lease, RequestBatch, Service
 from malamute_py.broker.services.registry import RETRY_MS, Registry
-from malamute_py.broker.services.rows import Rows, named
+from malamute_py.broker.services.rows import BatchRows, named
 from malamute_py.broker.structures.bitmaps import runs_of
 from malamute_py.changelog.records import Change, RequestDone, Run
 
 Released: TypeAlias = list[tuple[Lease, int]]
-"""What was taken out of whose hands, so that it can be put back."""
+"""Rows of leases that were taken from their holders and may have to be given back."""
 
 
 class Ends:
@@ -37,16 +43,18 @@ class Ends:
         self._mailboxes = mailboxes
         self._registry = registry
         self.unsettled: dict[RequestBatch, None] = {}
-        """Puts whose next action must be computed again in this turn."""
+        """Batches whose next action must be decided again, since the log refused the last one."""
         self.settle_at_ms = 0
+        """Time at which the unsettled batches are looked at."""
 
     def end(
-        self, service: Service, items: Sequence[Rows], why: str, *effects: Effect,
+        self, service: Service, items: Sequence[BatchRows], why: str, *effects: Effect,
         notice: str = "", mails: Sequence[Part] = (),
     ) -> Part:  # fmt: skip
-        """A step's part by which requests end.
+        """Return a part of a step by which requests end.
 
-        why: as RequestDone has it. notice: what their requesters are told; empty: nothing.
+        why: as RequestDone has it. notice: why no answer will come, which the requesters are
+        told; empty: they are told nothing. mails: mail that goes with it, as the replies.
         """
         changes: list[Change] = [RequestDone(service.number, named(items), why)]
         part = self._registry.part(
@@ -56,7 +64,7 @@ class Ends:
         return self.with_mail(part, service, told)
 
     def gone(self, batch: RequestBatch, rows: int) -> None:
-        """Rows have left their queue, as the tables say."""
+        """Count rows as gone whose end the tables have."""
         service = batch.service
         batch.ending &= ~rows
         if batch.delayed:
@@ -74,16 +82,18 @@ class Ends:
         if batch.base in service.absent.by_base:
             service.absent.forget(batch.base)
         for pause in batch.pauses or ():
-            self._registry.wheel.discard(pause.slot, pause)
+            self._registry.timers.discard(pause.slot, pause)
         batch.pauses = None
         self.unsettled.pop(batch, None)
         if batch.slot >= 0:
-            self._registry.wheel.discard(batch.slot, batch)
+            self._registry.timers.discard(batch.slot, batch)
         if (batch.buried, batch.base) not in self._shard.queues.messages:
             self._bodies.drop(batch.base)
 
-    def bury(self, service: Service, items: Sequence[Rows], why: str, *effects: Effect) -> Part:
-        """A step's part by which requests become dead letters. Raises BrokerRefused."""
+    def bury(
+        self, service: Service, items: Sequence[BatchRows], why: str, *effects: Effect
+    ) -> Part:
+        """Return a part of a step by which requests become dead letters. Raises BrokerRefused."""
         size = sum(batch.row.put.size for batch, _ in items)
         masks = [(batch.base, rows) for batch, rows in items]
         mailbox = service.dead_letters
@@ -92,7 +102,7 @@ class Ends:
                 mailbox, service=service.number, rows=masks, size=size, why=why, force=True
             )
         except BrokerRefused:
-            # The mailbox that was named cannot take them: what is logged stays in the log.
+            # The mailbox that the settings name cannot take them; one in memory never can.
             mailbox = service.default_dead_letters
             part = self._mailboxes.bury(
                 mailbox, service=service.number, rows=masks, size=size, why=why, force=True
@@ -105,8 +115,8 @@ class Ends:
         part.also += notices
         return part
 
-    def notices(self, items: Iterable[Rows], why: str) -> list[Part]:
-        """Mail to the requesters that named their requests: there will be no answer, and why."""
+    def notices(self, items: Iterable[BatchRows], why: str) -> list[Part]:
+        """Return mail to the requesters that gave a key: no answer will come, and why."""
         places: dict[tuple[str, str], list[Run]] = {}
         for batch, rows in items:
             change = batch.row.put
@@ -124,27 +134,25 @@ class Ends:
         return parts
 
     def undeliverable(self, reply_to: str, count: int) -> None:
-        """The mailbox for replies is gone."""
+        """Count and report replies or notices whose mailbox has gone."""
         self._shard.counters["replies_undeliverable"] += count
         self._shard.event("reply_undeliverable", "warning", mailbox=reply_to, count=count)
 
     def with_mail(self, part: Part, service: Service, mails: list[Part]) -> Part:
-        """Let mail happen in the same step as a change of a service."""
+        """Add mail to a part, so that both happen in one step."""
         if not mails:
             return part
-        if not service.memory:
-            mails = [self._mailboxes.later(mail) if mail.memory else mail for mail in mails]
-        elif not all(mail.memory for mail in mails):
-            # The change has its effect when the mail is in the log.
+        if not service.memory or not all(mail.memory for mail in mails):
+            # All of it takes effect once that which is logged is in the log.
             mails = [self._mailboxes.later(mail) if mail.memory else mail for mail in mails]
             part.memory = False
         part.also += mails
         return part
 
-    # --- out of hands, and back -----------------------------------------------------------------
+    # --- leases ---------------------------------------------------------------------------------
 
     def let_go(self, batch: RequestBatch, rows: int) -> Released:
-        """Take these rows out of their holders' hands."""
+        """Take rows from the workers that hold them."""
         released: Released = []
         for lease in list(batch.leases):
             hit = lease.rows & rows
@@ -154,7 +162,7 @@ class Ends:
             lease.rows ^= hit
             if not lease.rows:
                 lease.in_flight.drop(lease)
-                self._registry.wheel.discard(lease.slot, lease)
+                self._registry.timers.discard(lease.slot, lease)
             count = hit.bit_count()
             batch.service.held -= count
             if lease.in_flight.offer is not None:
@@ -162,7 +170,7 @@ class Ends:
         return released
 
     def take_back(self, released: Released) -> None:
-        """What was let go is in the same hands as before."""
+        """Give rows that `let_go` took back to the workers that held them."""
         for lease, rows in released:
             batch, offer = lease.batch, lease.in_flight.offer
             if lease.in_flight.ended:
@@ -171,22 +179,22 @@ class Ends:
             if not lease.rows:
                 lease.in_flight.add(lease)
                 now_ms = self._shard.now_ms
-                # What is over is decided again when the log may take it, not at once.
+                # A lease that is over meanwhile is looked at when the log may take its end.
                 due_ms = lease.due_ms if lease.due_ms > now_ms else now_ms + RETRY_MS
-                lease.slot = self._registry.wheel.add(due_ms, lease)
+                lease.slot = self._registry.timers.add(due_ms, lease)
             lease.rows |= rows
             count = rows.bit_count()
             batch.service.held += count
             if offer is not None:
                 self._registry.add_load(offer, count)
 
-    def later(self, items: Iterable[Rows], *why: Any) -> None:
-        """The log refused what was decided of these: decide again when it may take it."""
+    def later(self, items: Iterable[BatchRows], *why: Any) -> None:
+        """Decide about these rows again, in a while: the log has refused what was decided."""
         for batch, _ in items:
             self.unsettled[batch] = None
         now_ms = self._shard.now_ms
         if self.settle_at_ms <= now_ms:
-            # Else as was said: one refusal after the other must not put it off for ever.
+            # A time that is still to come stays: else refusal after refusal would put it off.
             self.settle_at_ms = now_ms + RETRY_MS
 
 
@@ -195,9 +203,9 @@ class _Ending(Effect):
 
     ends: Ends
     service: Service
-    items: Sequence[Rows]
+    items: Sequence[BatchRows]
     why: str
-    """As RequestDone has it."""
+    """Reason, as RequestDone has it."""
     released: Released
 
     def taken(self, part: Part) -> None:
@@ -220,13 +228,13 @@ class _Ending(Effect):
             batch.ending &= ~rows
             waiting = rows & batch.free
             if waiting:
-                # What waits may have been passed over meanwhile.
+                # Entries of these rows were dropped if their turn came while they were ending.
                 batch.service.wait(batch, waiting, again=True)
                 ends._registry.runnable[batch.service] = None
         ends.take_back(released)
         released.clear()
         for batch, rows in self.items:
-            # Handed out in the step before, when they were about to end: in no worker's hands.
+            # A hand-out of the step before passed over these rows, since they were ending.
             if rows & batch.row.left & ~batch.row.waiting & ~batch.moving & ~batch.leased:
                 ends.later([(batch, rows)])
 

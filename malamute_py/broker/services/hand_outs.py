@@ -1,13 +1,14 @@
-"""Hand-outs: what waits goes to the workers that are ready for it.
+"""Hand-outs: requests that wait go to workers that are ready for them.
 
 Owns the hand-outs that are on their way into the log. The rules: a request goes to an offer only
-within its credit and once the log says so; one turn hands out a bounded number, and each service
-has its turn. Source: docs/design.md (Flow control; Queues and the checkpoint).
+within its credit, and only once the log has the hand-out; one turn hands out a bounded number of
+requests, and the services take turns. Source: docs/design.md (Flow control; Queues and the
+checkpoint).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from malamute_py.broker.context import Shard
@@ -24,16 +25,16 @@ from malamute_py.broker.services.queue import (
 )
 from malamute_py.broker.services.registry import RETRY_MS, Registry
 from malamute_py.broker.services.returns import Returns
-from malamute_py.broker.services.rows import Rows, attempts_of, named
+from malamute_py.broker.services.rows import BatchRows, named
 from malamute_py.changelog.records import Change, WorkTaken
 from malamute_py.changelog.tables import WITHDRAWN
 
 Share: TypeAlias = tuple[Offer, RequestBatch, int, int]
-"""Rows of one batch that an offer gets, and the bytes of credit that were taken for them."""
+"""(offer, batch, the rows of it that the offer gets, bytes of credit that were taken for them)."""
 
 
 class HandOuts:
-    """Requests on their way into the hands of workers."""
+    """Requests on their way to workers."""
 
     def __init__(
         self,
@@ -53,10 +54,10 @@ class HandOuts:
         self._handing: Final[list[Sequence[Share]]] = []
         """Hand-outs on their way into the log."""
         self._count = 0
-        """Hand-outs since the broker began."""
+        """Number of hand-outs since the broker began."""
 
     def hand_out(self) -> None:
-        """Hand out what waits to who is ready, as far as one step may."""
+        """Hand out requests that wait to offers that are ready, as far as one turn may."""
         registry = self._registry
         runnable = registry.runnable
         if not runnable or self._shard.now_ms < registry.paused_to_ms:
@@ -73,13 +74,16 @@ class HandOuts:
                 self._erred(service, error)
                 continue
             if service.runnable:
-                # Behind the others, so that all have their turn.
+                # At the end, so that each service has its turn.
                 runnable[service] = None
             if not more():
                 return
 
     def _erred(self, service: Service, error: Exception) -> None:
-        """Handing out of a service failed: its workers are told, and may offer again."""
+        """End the links of a service's workers, since an error kept it from being served.
+
+        Each is told why, and may offer again.
+        """
         self._shard.erred("handing out", error, service=service.name)
         offers = list(service.offers)
         for offer in offers:
@@ -88,9 +92,9 @@ class HandOuts:
             self._links.close(offer.link, "failed", "internal", ERRED)
 
     def _serve(self, service: Service, budget: int, more: Callable[[], bool]) -> int:
-        """Hand out of one service; returns what is left of the budget.
+        """Hand out requests of one service, and return what is left of the budget.
 
-        more: whether the step has time left.
+        more: whether the turn has time left.
         """
         if service.state != STANDING:
             return budget
@@ -106,12 +110,12 @@ class HandOuts:
             _, rows, batch = queue.head()
             rows &= batch.free
             if rows:
-                # Rows that were handed out differently often leave as a WORK each.
-                cost = batch.row.put.size * max(1, len(attempts_of(batch, rows)))
+                # Rows with different numbers of attempts leave as a WORK each.
+                cost = batch.row.put.size * max(1, len(batch.attempts(rows)))
                 for offer, some in service.allot(queue, rows, cost, queue.rows):
                     shares.append((offer, batch, some, cost))
                     rows ^= some
-                    # At once: another entry may name the same rows.
+                    # Noted at once, since another entry may name the same rows.
                     batch.moving |= some
             queue.replace(rows)
             if not queue.rows:
@@ -123,27 +127,22 @@ class HandOuts:
         return budget
 
     def _hand_out(self, service: Service, shares: Sequence[Share]) -> None:
-        """Put the hand-out of rows on its way; they are moving already."""
-        # Rows of one batch in several lanes go together, as one WORK.
+        """Put the hand-out of rows that are moving on its way into the log."""
+        # Rows of one batch that waited in several queues leave as one WORK.
         together: dict[tuple[Offer, RequestBatch], tuple[int, int]] = {}
         for offer, batch, rows, cost in shares:
             before, spent = together.get((offer, batch), (0, 0))
             together[offer, batch] = before | rows, spent + cost
         shares = [(offer, batch, rows, cost) for (offer, batch), (rows, cost) in together.items()]
-        by_offer: dict[Offer, list[Rows]] = {}
+        by_offer: dict[Offer, list[BatchRows]] = {}
         for offer, batch, rows, _ in shares:
             by_offer.setdefault(offer, []).append((batch, rows))
+        number, now_ms = service.number, self._shard.now_ms
         changes: list[Change] = [
-            self.taken_change(service, offer, rows) for offer, rows in by_offer.items()
+            WorkTaken(number, named(rows), offer.in_flight.holder, now_ms, offer.lease_ms)
+            for offer, rows in by_offer.items()
         ]
         self._steps.take([self._registry.part(service, changes, _HandOut(self, service, shares))])
-
-    def taken_change(self, service: Service, offer: Offer, rows: Iterable[Rows]) -> WorkTaken:
-        """The change by which a worker has requests in hand."""
-        now_ms = self._shard.now_ms
-        return WorkTaken(
-            service.number, named(rows), offer.in_flight.holder, now_ms, offer.lease_ms
-        )
 
     def handing_to(self, holder: str, batch: RequestBatch) -> int:
         """Rows of a batch whose hand-out to a holder is on its way into the log."""
@@ -155,13 +154,16 @@ class HandOuts:
         return rows & ~batch.ending
 
     def return_credit(self, offer: Offer, count: int, cost: int) -> None:
-        """An offer did not get what it was to get: its credit is whole again."""
+        """Return the credit that was taken for requests which an offer did not get."""
         offer.left_records += count
         offer.left_bytes += cost
         self._registry.add_load(offer, -count)
 
     def lease(self, offer: Offer, batch: RequestBatch, rows: int, cost: int) -> None:
-        """Rows are in the hands of a worker, as the log says."""
+        """Let a worker hold rows whose hand-out the log has, and send them to it.
+
+        cost: bytes of credit that were taken for them.
+        """
         alive = rows & batch.alive
         gone = (rows ^ alive).bit_count()
         if gone:
@@ -169,7 +171,7 @@ class HandOuts:
         if not alive:
             return
         if offer.ended:
-            # It ended while this was on its way: nothing was sent, so that was no attempt.
+            # It ended before the log had the hand-out. Nothing was sent: that was no attempt.
             self._returns.give_back(batch.service, [(batch, alive)], WITHDRAWN, 0)
             return
         self._count += 1
@@ -177,7 +179,7 @@ class HandOuts:
             batch, alive, offer.in_flight, self._shard.now_ms, offer.lease_ms, self._count
         )
         offer.in_flight.add(lease)
-        lease.slot = self._registry.wheel.add(lease.due_ms, lease)
+        lease.slot = self._registry.timers.add(lease.due_ms, lease)
         count = alive.bit_count()
         batch.service.held += count
         self._shard.counters["requests_out"] += count
@@ -185,7 +187,7 @@ class HandOuts:
 
 
 class _HandOut(Effect):
-    """Rows on their way into the hands of workers."""
+    """Rows whose hand-out is on its way into the log."""
 
     hand_outs: HandOuts
     service: Service

@@ -1,11 +1,15 @@
-"""A service queue at run time: which requests wait in which order, and who is ready for them.
+"""One service at run time: requests that wait, in which order, and workers that are ready for them.
 
-Owns the order of hand-out and the choice of the worker. The rules: among requests of one subject,
-and among all that one pattern takes, those that came back go first, then the older number; a
-request goes to the ready offer that has the fewest in hand, in turn between equals, and to one
-offer go at most its share of what waits, or what it is known to do in an instant; what no offer
-takes waits and is never looked at again until one comes that does. Rows of a batch are bitmaps
-throughout: a batch costs about what a lone request does. Source: docs/design.md, Queues and the
+Owns the order of hand-out and the choice of the worker. The rules:
+
+- Among the requests of one subject, and among all that one pattern takes, those that came back go
+  first, then those with the lower number.
+- A request goes to the ready offer that holds the fewest, in turn between equals. One offer gets
+  its share of what waits, or what its worker does in PREFETCH_MS if that is more.
+- A request that no offer takes is not looked at again until an offer comes that takes it.
+- Rows of a batch are bitmaps throughout: a batch costs about what a lone request does.
+
+The classes name each other, so they share a file. Source: docs/design.md, Queues and the
 checkpoint; the Malamute whitepaper on services (References).
 """
 
@@ -37,30 +41,30 @@ STANDING: Final = 1
 REMOVING: Final = 2
 """State of a service that is being removed or has gone."""
 FRESH: Final = 1 << 62
-"""Added to the order of what was never handed out: all that came back goes before it."""
+"""Added to the order of requests that were never handed out: they go after all that came back."""
 SUBJECTS_KEPT: Final = 1_024
-"""Lanes that stay although nothing waits in them: the next request needs not make one."""
+"""Queues of subjects that are kept while they are empty, for the next request of the subject."""
 DEAD: Final = ".dead"
-"""Added to a service's name: its dead-letter mailbox, unless another was named."""
+"""Suffix of a service's name that makes the name of its dead-letter mailbox."""
 EVERYTHING: Final = -1
 """Number of the pattern that takes every subject."""
 PREFETCH_MS: Final = 2
-"""What a worker does in so little time goes to one: shared out among eight, 64 quick requests
-cost three times as much in messages as they cost to do, and come back later."""
+"""Time whose work one worker gets at once. Shared out among eight workers, 64 quick requests cost
+three times as much in messages as they take to do, and come back later."""
 PREFETCH_MAX: Final = 64
+"""Requests that one worker gets at once at most, unless its share is larger."""
 SCANNED_AT_ONCE: Final = 256
-"""Lanes that a new pattern is compared with in one step, or that it has outlived."""
+"""Subjects that new patterns are compared with in one turn, or stale entries that are dropped."""
 SLOW_LOOK: Final = 64
-"""A subject that is compared with expressions counts as so many lanes: with one expression it may
-take most of a millisecond, with 64 some milliseconds."""
-
+"""Subjects that a comparison with regular expressions counts for. It may take most of a millisecond
+with one expression, and some milliseconds with 64."""
 PROGRAMS_MAX: Final = 3_000
-"""What regular expressions of all offers of a service may count: a REQUEST of many subjects is
-matched in one go. See matcher/expressions.py."""
+"""Size of all regular expressions of a service's offers at most: a REQUEST of many subjects is
+matched in one turn. See matcher/expressions.py."""
 
 
 class RequestBatch:
-    """What is left of one batch of requests, at run time."""
+    """One batch of requests in a queue, as far as it has not ended."""
 
     __slots__ = (
         "base",
@@ -82,30 +86,30 @@ class RequestBatch:
         self.row = row
         self.base = row.put.base
         self.masks: dict[str, int] | None = None
-        """Subject -> its rows, once they were looked at."""
+        """Subject -> its rows; None: nothing has asked for them yet."""
         self.leases: list[Lease] = []
-        """Grants: which holder has which of its rows in hand."""
+        """Rows that workers hold, and which worker holds which."""
         self.moving = 0
         """Rows whose hand-out or return is on its way into the log."""
         self.returning = 0
-        """Rows among them whose return is on its way."""
+        """Rows of `moving` whose return is on its way."""
         self.ending = 0
-        """Rows whose end is."""
+        """Rows whose end is on its way into the log."""
         self.delayed = 0
-        """Rows that wait, but not yet."""
+        """Rows that wait for the end of a pause."""
         self.pauses: dict[Pause, None] | None = None
-        """When they may be handed out again, if some have waited."""
+        """Pauses that are not over; None: it never had one."""
         self.slot = -1
-        """Slot of its deadline in the wheel."""
+        """Slot of its deadline among the timers; -1: it has none."""
         self.buried = 0
-        """Number of the dead-letter mailbox that some of it lies in; 0: none does."""
+        """Number of the dead-letter mailbox that has rows of it; 0: none has."""
 
     def __lt__(self, other: RequestBatch) -> bool:
-        # Two entries of a heap may name the same rows of the same batch.
+        # Heaps compare batches where two entries name the same base.
         return self.base < other.base
 
     def __hash__(self) -> int:
-        # Compiled, a class with an order has no hash unless it says so.
+        # A compiled class that defines an order has no hash by default.
         return id(self)
 
     @property
@@ -115,24 +119,24 @@ class RequestBatch:
 
     @property
     def unheld(self) -> int:
-        """Rows that no worker has, nor is about to get: who had them last may end them."""
+        """Rows that no worker holds or is about to get: an absent holder may end them."""
         return (self.row.waiting & ~self.moving | self.returning) & ~self.ending
 
     @property
     def alive(self) -> int:
-        """Rows that have not left and are not about to."""
+        """Rows that have not ended and are not about to."""
         return self.row.left & ~self.ending
 
     @property
     def leased(self) -> int:
-        """Rows that a worker has in hand."""
+        """Rows that workers hold."""
         rows = 0
         for lease in self.leases:
             rows |= lease.rows
         return rows
 
     def subjects(self, mask: int) -> list[tuple[str, int]]:
-        """The rows of a mask by subject, in order of their first row."""
+        """Divide rows by subject, in order of each subject's first row."""
         subjects = self.row.put.subjects
         if len(subjects) == 1:
             return [(subjects[0], mask)]
@@ -143,14 +147,31 @@ class RequestBatch:
                 masks[subject] = masks.get(subject, 0) | (1 << row)
         return [(subject, rows & mask) for subject, rows in masks.items() if rows & mask]
 
+    def attempts(self, rows: int) -> list[tuple[int, int]]:
+        """Divide rows by how often they were handed out: (times, rows)."""
+        attempts = self.row.attempts
+        if len(attempts) == 1:
+            ((times, some),) = attempts.items()
+            if not rows & ~some:
+                return [(times, rows)] if rows else []
+        found: list[tuple[int, int]] = []
+        for times, some in attempts.items():
+            hit = some & rows
+            if hit:
+                found.append((times, hit))
+                rows ^= hit
+        if rows:
+            found.append((0, rows))
+        return found
+
     @property
     def weight(self) -> int:
-        """How many places its rows may wait in."""
+        """Queues of subjects that its rows may wait in, at most."""
         return 1 if len(self.row.put.subjects) == 1 else self.row.put.count
 
 
 class Pause:
-    """Rows of one batch that wait again from some time on."""
+    """Rows of one batch that may not be handed out again before a time."""
 
     __slots__ = ("batch", "rows", "slot")
 
@@ -161,7 +182,7 @@ class Pause:
 
 
 class Lease:
-    """Rows of one batch that were handed to one holder together."""
+    """Rows of one batch that one holder got together, and until when it may hold them."""
 
     __slots__ = ("at_ms", "batch", "due_ms", "hand_out", "in_flight", "lease_ms", "rows", "slot")
 
@@ -174,7 +195,7 @@ class Lease:
         lease_ms: int,
         hand_out: int,
     ) -> None:
-        """hand_out: which one it was, since the broker began; 0: one before."""
+        """hand_out: its number since the broker began; 0: a hand-out before that."""
         self.hand_out = hand_out
         self.batch = batch
         self.rows = rows
@@ -182,32 +203,33 @@ class Lease:
         self.at_ms = at_ms
         self.lease_ms = lease_ms
         self.due_ms = at_ms + lease_ms
-        """When the lease is over, unless the worker is heard of."""
+        """When the lease is over, unless the worker renews it."""
         self.slot = -1
 
 
 class InFlight:
-    """What one worker has in hand of one service: by an offer, or from before a restart."""
+    """Requests of one service that one worker holds, by one offer or from before a restart."""
 
     __slots__ = ("bases", "ended", "holder", "leases", "offer")
 
     def __init__(self, holder: str, offer: Offer | None) -> None:
         self.holder = holder
         self.offer = offer
-        """None: it has ended, or was before a restart."""
+        """The offer that the worker got them by; None: it has ended, or was before a restart."""
         self.ended = False
-        """Its offer has."""
+        """Whether the offer has ended."""
         self.leases: dict[int, list[Lease]] = {}
+        """Base of a batch -> the leases of its rows."""
         self.bases: list[int] = []
-        """Numbers of the batches in `grants`, ascending."""
+        """Keys of `leases`, ascending."""
 
     def leave(self) -> None:
-        """The offer has ended; an offer and its hands are not to hold each other from then on."""
+        """Forget the offer, which has ended: the two must not keep each other in memory."""
         self.offer = None
         self.ended = True
 
     def add(self, lease: Lease) -> None:
-        """The worker has these rows."""
+        """Add a lease."""
         batch = lease.batch
         known = self.leases.get(batch.base)
         if known is None:
@@ -221,7 +243,7 @@ class InFlight:
         batch.leases.append(lease)
 
     def drop(self, lease: Lease) -> None:
-        """The worker has nothing more of a grant."""
+        """Remove a lease of which the worker holds nothing any more."""
         batch = lease.batch
         batch.leases.remove(lease)
         known = self.leases[batch.base]
@@ -231,7 +253,7 @@ class InFlight:
             del self.bases[bisect_left(self.bases, batch.base)]
 
     def of(self, number: int) -> list[Lease] | None:
-        """The grants of the batch that a request's number may lie in."""
+        """Leases of the batch that a request's number may lie in; None: there is no such batch."""
         at = bisect_right(self.bases, number) - 1
         return self.leases[self.bases[at]] if at >= 0 else None
 
@@ -248,17 +270,20 @@ class InFlight:
 
     @property
     def rows(self) -> int:
-        """How many requests these are."""
+        """Number of requests that the worker holds."""
         return sum(lease.rows.bit_count() for one in self.leases.values() for lease in one)
 
 
 class PendingWork:
-    """Rows in hand whose bodies are being read back, or that must not overtake such rows."""
+    """Rows that a worker holds and has not been sent: a body is being read back for an offer.
+
+    Rows whose bodies are in memory wait as well if earlier ones of the same offer do.
+    """
 
     __slots__ = ("answered", "batch", "body", "cost", "hand_out", "rows")
 
     def __init__(self, batch: RequestBatch, rows: int, cost: int, hand_out: int) -> None:
-        """hand_out: the one that gave the worker these rows."""
+        """hand_out: number of the hand-out that gave the worker these rows."""
         self.batch = batch
         self.rows = rows
         self.cost = cost
@@ -268,18 +293,18 @@ class PendingWork:
 
 
 class Offer(Receiver):
-    """One offer of one link, and what it has in hand."""
+    """One offer of one link, and the requests that it holds."""
 
     __slots__ = (
         "begun",
         "bucket",
-        "coming",
         "in_flight",
         "late",
         "lease_ms",
         "load",
         "pattern",
         "pattern_bytes",
+        "pending",
         "service",
         "workers",
     )
@@ -292,23 +317,25 @@ class Offer(Receiver):
         self.pattern = command.pattern
         self.pattern_bytes = 0
         self.workers: WorkersByPattern | None = None
+        """The offers of the same pattern; None: it has not joined the service, or has left it."""
         self.in_flight = InFlight(link.holder, self)
         self.begun = 0
-        """The next number when it was accepted."""
+        """The next number of the mail stream when the offer was accepted."""
         self.load = 0
-        """Requests that it has, or that are on their way to it."""
+        """Requests that it holds or that are on their way to it."""
         self.lease_ms = 0
         self.late = False
-        """Its last reply came too late, and that was said."""
-        self.coming: deque[PendingWork] = deque()
-        """What it has in hand and has not been sent yet, in order."""
+        """Whether its last reply came too late, which the log was told."""
+        self.pending: deque[PendingWork] = deque()
+        """Requests that it holds and has not been sent yet, in order."""
         self.bucket = -1
-        """In hand, as its crew has filed it; -1: it is not ready."""
+        """The load that it is filed under among the ready offers; -1: it is not ready."""
 
     def able(self, cost: int) -> int:
-        """How many requests it may be given now, of a batch that costs so many bytes.
+        """How many requests it may be given now. cost: bytes of the batch that they are of.
 
-        Exact in records, and in bytes; one request too large is allowed to an empty hand.
+        Credit is exact in records and in bytes, but an offer that holds nothing may be given one
+        request that is larger than its credit.
         """
         most = self.left_records
         if most <= 0 or self.ended or self.link.room <= 0:
@@ -319,23 +346,28 @@ class Offer(Receiver):
 
 
 class WorkersByPattern:
-    """The offers of one service that have the same pattern."""
+    """The offers of one service that have the same pattern.
+
+    Offers that are ready are filed under their load, queues under the order of their heads.
+    """
 
     __slots__ = ("buckets", "filed", "heap", "number", "offers", "ready")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        """Number of the pattern in the service's index, or EVERYTHING."""
         self.offers = 0
         self.buckets: dict[int, dict[Offer, None]] = {}
-        """How many in hand -> the ready offers that have so many, in turn."""
+        """Load -> the ready offers of that load, in turn."""
         self.ready = 0
+        """Number of ready offers."""
         self.heap: list[tuple[int, str, SubjectQueue]] = []
-        """Lanes that it takes, by the order of what waits in them; some entries are stale."""
+        """Queues that the pattern takes, by the order of their heads. Entries may be stale."""
         self.filed: dict[SubjectQueue, int] = {}
-        """Lane -> the order by which it stands in the heap."""
+        """Queue -> the order under which it stands in the heap."""
 
     def file(self, offer: Offer) -> None:
-        """An offer is ready."""
+        """File an offer that is ready."""
         bucket = self.buckets.get(offer.load)
         if bucket is None:
             bucket = self.buckets[offer.load] = {}
@@ -344,7 +376,7 @@ class WorkersByPattern:
         self.ready += 1
 
     def unfile(self, offer: Offer) -> None:
-        """An offer is not ready any more, or will be filed anew."""
+        """Remove an offer from those that are ready, if it is one of them."""
         if offer.bucket < 0:
             return
         bucket = self.buckets[offer.bucket]
@@ -355,7 +387,7 @@ class WorkersByPattern:
         self.ready -= 1
 
     def push(self, queue: SubjectQueue) -> None:
-        """Something waits in a lane, or something earlier than before."""
+        """File a queue under the order of its head, if that is earlier than before."""
         order = queue.order
         known = self.filed.get(queue)
         if known is None or order < known:
@@ -363,7 +395,10 @@ class WorkersByPattern:
             heappush(self.heap, (order, queue.subject, queue))
 
     def first(self) -> SubjectQueue | None:
-        """The lane whose turn it is; None too when a step has looked at stale entries enough."""
+        """The queue whose requests go first; None: there is none, or only stale entries were seen.
+
+        One call looks at a bounded number of entries.
+        """
         heap, filed = self.heap, self.filed
         for _ in range(SCANNED_AT_ONCE):
             if not heap:
@@ -383,40 +418,41 @@ class WorkersByPattern:
 
 
 class SubjectQueue:
-    """Requests of one subject that wait."""
+    """Requests of one subject that wait in a service."""
 
     __slots__ = ("again", "fresh", "rows", "subject", "takers", "version")
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
         self.fresh: deque[tuple[int, int, RequestBatch]] = deque()
-        """(base, rows, batch), ascending. Rows that wait no more may still be in it."""
+        """(base, rows, batch), ascending. Entries may name rows that do not wait any more."""
         self.again: list[tuple[int, int, RequestBatch]] = []
-        """(base, rows, batch) of what came back, as a heap."""
+        """(base, rows, batch) of requests that came back, as a heap."""
         self.rows = 0
-        """How many rows the entries name."""
+        """Number of rows that the entries name."""
         self.takers: list[WorkersByPattern] = []
+        """Offers whose pattern takes the subject, as of `version`."""
         self.version = -1
-        """Version of the service's takers when `takers` was looked up."""
+        """The service's version when `takers` was looked up."""
 
     def __lt__(self, other: SubjectQueue) -> bool:
         return self.subject < other.subject
 
     def __hash__(self) -> int:
-        # Compiled, a class with an order has no hash unless it says so.
+        # A compiled class that defines an order has no hash by default.
         return id(self)
 
     @property
     def order(self) -> int:
-        """Order of what is handed out next."""
+        """Order of the head."""
         return self.again[0][0] if self.again else self.fresh[0][0] + FRESH
 
     def head(self) -> tuple[int, int, RequestBatch]:
-        """What is handed out next."""
+        """Return the entry that is handed out next; there must be one."""
         return self.again[0] if self.again else self.fresh[0]
 
     def replace(self, rows: int) -> None:
-        """Let only these rows of the head wait on."""
+        """Keep only these rows of the entry that `head` returns."""
         if self.again:
             base, before, batch = self.again[0]
             if rows:
@@ -433,16 +469,16 @@ class SubjectQueue:
 
 
 class Service:
-    """One service queue."""
+    """One service: its settings, the requests in its queue, and the offers of its workers."""
 
     __slots__ = (
         "absent",
         "batches",
         "by_pattern",
         "by_subject",
-        "coming",
         "dead",
         "delayed",
+        "edited",
         "held",
         "index",
         "level",
@@ -469,68 +505,70 @@ class Service:
         self.name = row.name
         self.number = row.number
         self.level = int(Level[row.settings.level.upper()])
-        """What level 0 stands for."""
-        self.coming: ServiceSettings | None = None
-        """On their way into the log: the next edit begins from them."""
+        """The level of a confirm that level 0 of a command stands for."""
+        self.edited: ServiceSettings | None = None
+        """Settings that are on their way into the log: the next edit begins from them."""
         self.state = DRAFT
         self.making = 0
         """Changes that make it and are on their way by themselves, without requests."""
         self.batches: dict[int, RequestBatch] = {}
         self.rows = 0
-        """Requests in it: waiting or in hand."""
+        """Requests that wait or are held."""
         self.held = 0
+        """Requests that workers hold."""
         self.delayed = 0
+        """Requests that wait for the end of a pause."""
         self.size = 0
         """Bytes of its batches."""
         self.reserved_rows = 0
-        """Rows on their way into the log, which count already."""
+        """Requests on their way into the log."""
         self.reserved_size = 0
+        """Bytes of the batches of requests on their way into the log."""
         self.by_subject: dict[str, SubjectQueue] = {}
         self.index = Index(programs_max=PROGRAMS_MAX)
         self.by_pattern: dict[int, WorkersByPattern] = {}
-        """By number of the pattern."""
+        """Number of a pattern -> the offers that have it."""
         self.turns: dict[WorkersByPattern, None] = {}
-        """Crews that may have something to be handed out, in turn."""
+        """Offers by pattern for which something may wait, in turn."""
         self.version = 0
-        """Counts the changes of `crews`."""
+        """Number of changes of `by_pattern`."""
         self.prefetch = 1
-        """Requests that one of its workers does in LOT_MS, by what came back last."""
+        """Requests that one of its workers does in PREFETCH_MS, by those that came back last."""
         self.offers: dict[Offer, None] = {}
         self.orphans: dict[str, InFlight] = {}
-        """Holder -> what it had in hand when the broker ended."""
+        """Holder -> the requests that it held when the broker ended."""
         self.absent = AbsentHolders()
-        """Holder -> what it may end as long as no worker has it: a lost link had it in hand."""
         self.new_patterns: deque[tuple[WorkersByPattern, Iterator[SubjectQueue]]] = deque()
-        """New patterns, with the lanes that they are still to be compared with."""
+        """New patterns, and the queues that each is still to be compared with."""
         self.new_subjects: dict[SubjectQueue, None] = {}
-        """Lanes in which something waits and whose crews are to be found, some in each step."""
+        """Queues in which requests wait and whose takers are still to be found."""
         self.dead = 0
-        """Dead letters since the start."""
+        """Dead letters since the broker began."""
 
     @property
     def memory(self) -> bool:
-        """Its requests are kept in memory only."""
+        """Whether its requests are kept in memory only."""
         return self.row.settings.memory
 
     @property
     def resource(self) -> str:
-        """As what its bytes count for who sent them."""
+        """Name of the quota that the bytes of its requests count for."""
         return "request_memory_bytes" if self.row.settings.memory else "request_bytes"
 
     @property
     def dead_letters(self) -> str:
-        """Name of the mailbox for what could not be done."""
+        """Name of the mailbox for requests that could not be done."""
         return self.row.settings.dead_letters or self.default_dead_letters
 
     @property
     def default_dead_letters(self) -> str:
-        """Return the dead-letter mailbox of a service that names none."""
+        """Name of that mailbox where the settings name none."""
         return self.name[: NAME_BYTES_MAX - len(DEAD)] + DEAD
 
-    # --- who offers -----------------------------------------------------------------------
+    # --- offers -----------------------------------------------------------------------------
 
     def join(self, offer: Offer) -> None:
-        """Take up an offer. Raises PatternError: nothing was changed."""
+        """Add an offer. Raises PatternError: nothing was changed."""
         pattern = offer.pattern
         if pattern in (["all"], ["topic", "#"]) or compile_pattern(pattern).canonical == ("all",):
             number = EVERYTHING
@@ -547,7 +585,7 @@ class Service:
         self.offers[offer] = None
 
     def leave(self, offer: Offer) -> None:
-        """Forget an offer."""
+        """Remove an offer."""
         workers = offer.workers
         if workers is None:
             return
@@ -564,13 +602,13 @@ class Service:
             workers.heap.clear()
             workers.filed.clear()
 
-    def end(self) -> None:
-        """Let go of lanes: the batches that their stale entries name would hold the service."""
+    def clear(self) -> None:
+        """Forget all queues: the batches in stale entries would keep the service in memory."""
         self.by_subject.clear()
         self.new_subjects.clear()
 
     def refile(self, offer: Offer) -> bool:
-        """Its credit or what it has in hand changed; True when it is ready."""
+        """File an offer whose credit or load has changed; True: it is ready."""
         workers = offer.workers
         if workers is None:
             return False
@@ -582,11 +620,11 @@ class Service:
         return True
 
     def is_slow(self, queue: SubjectQueue) -> bool:
-        """Whether to find a lane's crews may take long: by expressions, and not known yet."""
+        """Whether finding a queue's takers takes a comparison with regular expressions."""
         return queue.version != self.version and self.index.slow
 
     def takers_of(self, queue: SubjectQueue) -> list[WorkersByPattern]:
-        """The crews that take a lane's subject."""
+        """Offers, by pattern, that take a queue's subject."""
         if queue.version != self.version:
             by_pattern = self.by_pattern
             found = [by_pattern[EVERYTHING]] if EVERYTHING in by_pattern else []
@@ -597,10 +635,13 @@ class Service:
             queue.version = self.version
         return queue.takers
 
-    # --- what waits -----------------------------------------------------------------------
+    # --- queues of subjects -----------------------------------------------------------------
 
     def queue_of(self, subject: str, *, waits: bool = True) -> SubjectQueue:
-        """The lane of a subject. waits: something is to wait in it."""
+        """The queue of a subject, made if there is none. waits: a request is about to wait in it.
+
+        A queue in which nothing is about to wait is not kept beyond SUBJECTS_KEPT.
+        """
         queue = self.by_subject.get(subject)
         if queue is None:
             queue = SubjectQueue(subject)
@@ -609,7 +650,7 @@ class Service:
         return queue
 
     def wait(self, batch: RequestBatch, mask: int, *, again: bool) -> None:
-        """Let rows wait. again: they came back, and go before those that did not."""
+        """Let rows wait. again: they came back, and go before rows that were never handed out."""
         for subject, rows in batch.subjects(mask):
             queue = self.queue_of(subject)
             fresh = queue.fresh
@@ -625,23 +666,23 @@ class Service:
                 self.push(workers, queue)
 
     def push(self, workers: WorkersByPattern, queue: SubjectQueue) -> None:
-        """Something waits that a crew takes."""
+        """Note that requests wait in a queue that a pattern takes."""
         workers.push(queue)
         if workers.ready:
             self.turns[workers] = None
 
     def emptied(self, queue: SubjectQueue) -> None:
-        """Nothing waits in a lane any more."""
+        """Forget a queue that has become empty, if there are many."""
         if len(self.by_subject) > SUBJECTS_KEPT:
-            # Those that it was filed for, if others take its subject since.
+            # By `takers`, not takers_of(): it is filed where it was looked up last.
             for workers in queue.takers:
                 workers.filed.pop(queue, None)
             self.by_subject.pop(queue.subject, None)
 
     def scan(self, more: Callable[[], bool]) -> None:
-        """Compare new patterns with the subjects that wait, as far as one step may.
+        """Compare new subjects and new patterns with each other, as far as one turn may.
 
-        more: whether the step has time left, which is asked after a comparison with expressions.
+        more: whether the turn has time left. It is asked after each comparison with expressions.
         """
         budget = SCANNED_AT_ONCE
         while self.new_subjects and budget > 0:
@@ -668,7 +709,7 @@ class Service:
                 return
 
     def next_queue(self) -> SubjectQueue | None:
-        """The lane whose turn it is among those that a ready offer takes."""
+        """The queue whose turn it is among those that a ready offer takes; None: there is none."""
         turns = self.turns
         while turns:
             workers = next(iter(turns))
@@ -677,21 +718,21 @@ class Service:
                 if queue is not None:
                     return queue
                 if workers.heap:
-                    # More that is stale: the next step goes on.
+                    # It has more stale entries: the next turn goes on.
                     return None
             del turns[workers]
         return None
 
-    # --- who gets what ----------------------------------------------------------------------
+    # --- the choice of the worker -----------------------------------------------------------
 
     def allot(
         self, queue: SubjectQueue, mask: int, cost: int, waiting: int
     ) -> list[tuple[Offer, int]]:
-        """Share rows of a batch out among the ready offers; credit is taken.
+        """Share rows of a batch out among the ready offers, and take credit for them.
 
-        cost: bytes that WORK with some of the rows takes at most; what is not spent comes back.
-        waiting: how many rows the ready offers have to share. Rows that are in nobody's
-        share are left because nobody is ready for them any more.
+        cost: bytes that WORK with some of the rows takes at most. waiting: number of rows that
+        the ready offers have to share. Returns (offer, rows). Rows that are in no share are left
+        because no offer is ready any more.
         """
         takers = self.takers_of(queue)
         shares: list[tuple[Offer, int]] = []
@@ -702,10 +743,10 @@ class Service:
                 break
             most = offer.able(cost)
             workers = offer.workers
-            assert workers is not None, "who is filed has a crew"
+            assert workers is not None, "an offer that is filed has joined"
             workers.unfile(offer)
             if most <= 0:
-                # Of this size it can take none; it is filed again when that changes.
+                # It has no credit for so large a batch, and is filed again when it has more.
                 continue
             count = min(most, left, max(-(-waiting // ready), self.prefetch))
             rows = mask if count == left else lowest(mask, count)
@@ -721,12 +762,12 @@ class Service:
         return shares
 
     def measure(self, count: int, took_ms: int) -> None:
-        """So many requests came back done, so long after they were handed out.
+        """Set `prefetch` by requests that were completed: their number, and the time they took.
 
-        A lot grows at once, to twice itself at most, and shrinks by a quarter of what it is too
-        large: a time is often too long by what the machine did beside, and never too short.
+        It rises at once, to twice itself at most, and falls by a quarter of the difference: a
+        measured time is often too long, by what else the machine did, and never too short.
         """
-        # What took no measured time took less than a millisecond, and no less is known.
+        # A time of 0 ms is one of less than 1 ms.
         done = count * PREFETCH_MS // max(took_ms, 1)
         if done > self.prefetch:
             self.prefetch = min(done, 2 * self.prefetch, PREFETCH_MAX)
@@ -735,12 +776,12 @@ class Service:
 
     @property
     def runnable(self) -> bool:
-        """Whether something may be handed out at once."""
+        """Whether a request may be handed out at once, or a comparison is still to be made."""
         return bool(self.new_patterns or self.new_subjects or self.turns)
 
 
 def _least(takers: list[WorkersByPattern]) -> tuple[Offer | None, int]:
-    """The ready offer with the fewest in hand, and how many are ready."""
+    """The ready offer with the smallest load, and the number of ready offers."""
     if len(takers) == 1:
         workers = takers[0]
         if not workers.ready:

@@ -1,7 +1,8 @@
-"""What the tables hold when a broker begins: services, their requests, and who had which in hand.
+"""Recovery of services, their requests, and their workers' leases when a broker begins.
 
-Owns how the queues are made anew. The rule: a request that was in a worker's hands stays there
-until a new lease is over. Source: docs/design.md, Queues and the checkpoint.
+Owns how the queues are made from the tables. The rule: a worker still holds the requests that it
+held before the restart, until a new lease is over. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from malamute_py.broker.services.returns import Returns
 
 
 class Recovery:
-    """The queues of before."""
+    """Makes the queues from the tables."""
 
     def __init__(
         self, shard: Shard, registry: Registry, ends: Ends, returns: Returns, deadlines: Deadlines
@@ -27,7 +28,7 @@ class Recovery:
         self._deadlines = deadlines
 
     def recovered(self) -> None:
-        """Take up what the tables hold."""
+        """Take up the services and requests in the tables; to be called once, before all else."""
         queues = self._shard.queues
         by_number: dict[int, Service] = {}
         for row in queues.services.values():
@@ -43,7 +44,7 @@ class Recovery:
             self._take_up(found, RequestBatch(found, request))
 
     def _take_up(self, service: Service, batch: RequestBatch) -> None:
-        """A batch is in a queue, as the tables say: its rows wait, or are in a worker's hands."""
+        """Add a batch to its queue: its rows wait, for a pause to end perhaps, or are held."""
         row = batch.row
         self._registry.add(service, batch)
         waiting = row.waiting
@@ -56,7 +57,7 @@ class Recovery:
             if times < self._returns.attempts_max(service):
                 again |= rows
             elif rows & waiting:
-                # The broker ended before it could become a dead letter.
+                # The broker ended before these could become dead letters.
                 waiting &= ~rows
                 self._ends.unsettled[batch] = None
         if waiting:

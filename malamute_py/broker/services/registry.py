@@ -1,8 +1,9 @@
-"""The services of one core by name, with their settings and their queues.
+"""The services of one core by name.
 
-Owns which services there are, how first use creates one, what all of them hold, their timers, and
-in which of them something can be handed out. The rule: a service that nothing needed is forgotten
-in the next turn. Source: docs/design.md, Queues and the checkpoint.
+Owns which services there are, how first use creates one, their sums and timers, and what there is
+to do at once. The rules: a service exists as soon as a command uses it, and is forgotten in the
+next turn if no command needs it; whatever makes its queue runnable puts it into `runnable`.
+Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from malamute_py.changelog.settings import ServiceSettings, queue_settings
 from malamute_py.changelog.tables import ServiceRow
 
 RETRY_MS: Final = 1_000
-"""After which what a timer decided and the log refused is decided again."""
+"""Pause before a decision that the log refused is made again."""
 
 
 class Registry:
-    """All services, and what lies in them."""
+    """All services of one core."""
 
     def __init__(self, shard: Shard, steps: Steps, mailboxes: Mailboxes) -> None:
         self._shard = shard
@@ -46,24 +47,29 @@ class Registry:
         self._mailboxes = mailboxes
         self.by_name: dict[str, Service] = {}
         self.names: list[str] = []
-        """Ascending."""
+        """Keys of `by_name`, ascending."""
         self.next_turn: Final[deque[Callable[[], None]]] = deque()
-        """What goes on in the next turn."""
+        """Calls that are made in the next turn."""
         self.size = 0
-        """Bytes of all batches of requests, those on their way included."""
+        """Bytes of all batches of requests, and of those on their way into the log."""
         self.rows = 0
-        self.wheel: TimerWheel[Lease | RequestBatch | Pause] = TimerWheel()
+        """Requests in all queues."""
+        self.timers: TimerWheel[Lease | RequestBatch | Pause] = TimerWheel()
+        """Ends of leases and pauses, and deadlines of batches."""
         self.runnable: Final[dict[Service, None]] = {}
-        """Services in which something may be handed out at once."""
+        """Services of which requests may be handed out at once."""
         self.queues: Final = (self.next_turn, self.runnable)
-        """While both are empty, nothing can be done at once."""
+        """While both are empty, services have nothing to do at once."""
         self.paused_to_ms = 0
-        """Nothing is handed out before: the log has refused a hand-out."""
+        """Time before which nothing is handed out, since the log has refused a hand-out."""
 
     # --- first use ------------------------------------------------------------------------------
 
     def use(self, name: str, by: str, settings: dict[str, Any] | None = None) -> Service:
-        """The service of a name, made if need be. Raises BrokerRefused."""
+        """The service of a name, created if there is none.
+
+        settings: those of a service that is created; None: the broker's. Raises BrokerRefused.
+        """
         found = self.by_name.get(name)
         if found is not None:
             if found.state == REMOVING:
@@ -91,28 +97,28 @@ class Registry:
         return service
 
     def enter(self, service: Service) -> None:
-        """A service is there, or is about to be."""
+        """Add a service."""
         self.by_name[service.name] = service
         insort(self.names, service.name)
         self._shard.quotas.add(service.row.by, "services")
 
     def forget(self, service: Service) -> None:
-        """A service is gone, or never came to be."""
+        """Remove a service that has gone or was never made."""
         if self.by_name.get(service.name) is service:
             del self.by_name[service.name]
             del self.names[bisect_left(self.names, service.name)]
             self._shard.quotas.add(service.row.by, "services", -1)
         service.state = REMOVING
-        service.end()
+        service.clear()
         self.runnable.pop(service, None)
 
     def creation(self, service: Service) -> Change:
-        """The change that makes a service."""
+        """Return the change that makes a service."""
         row = service.row
         return ServiceSet(row.number, row.name, row.settings, row.by, row.created_ms)
 
     def made(self, service: Service) -> None:
-        """The log has a service."""
+        """Note that the log has a service."""
         self.runnable[service] = None
         if service.state == DRAFT:
             service.state = STANDING
@@ -120,7 +126,7 @@ class Registry:
             self._shard.event("service_created", service=service.name, by=service.row.by)
 
     def unused(self, service: Service) -> None:
-        """Forget a service whose making was refused, if no other command makes it."""
+        """Forget a service that the log does not have, if no command needs it."""
         if service.state == DRAFT and not (
             service.making or service.reserved_rows or service.batches or service.offers
         ):
@@ -129,7 +135,7 @@ class Registry:
     def make(self, service: Service, *effects: Effect) -> None:
         """Put the change that makes a service on its way.
 
-        A batch of requests that goes before it makes the service too: with the same change.
+        Batches of requests that go before it bring the same change.
         """
         service.making += 1
         making = Then(partial(self._was_made, service), partial(self._was_not_made, service))
@@ -143,20 +149,20 @@ class Registry:
         service.making -= 1
         self.unused(service)
 
-    # --- what lies in them ----------------------------------------------------------------------
+    # --- batches and loads ----------------------------------------------------------------------
 
     def part(self, service: Service, changes: list[Change], *effects: Effect) -> Part:
-        """A step's part that changes a service; in memory it takes effect at once."""
+        """Return a part of a step that changes a service; in memory it takes effect at once."""
         memory = self._shard.queues if service.memory else None
         return changing(changes, effects, memory=memory, level=service.level)
 
     def weigh(self, service: Service, sender: str, size: int) -> None:
-        """Count bytes that a sender has more, or less, in all queues and on their way into them."""
+        """Count bytes of a sender's requests: more, or less when `size` is below 0."""
         self.size += size
         self._shard.quotas.weigh(sender, service.resource, size)
 
     def add(self, service: Service, batch: RequestBatch, *, weighed: bool = False) -> None:
-        """Count a batch as one of a queue; weighed: its bytes were counted on their way."""
+        """Add a batch to a queue. weighed: its bytes were counted when it was taken."""
         row = batch.row
         count, size = row.left.bit_count(), row.put.size
         service.batches[batch.base] = batch
@@ -166,10 +172,10 @@ class Registry:
         if not weighed:
             self.weigh(service, row.put.sender, size)
         if row.put.deadline_ms:
-            batch.slot = self.wheel.add(row.put.deadline_ms, batch)
+            batch.slot = self.timers.add(row.put.deadline_ms, batch)
 
     def add_load(self, offer: Offer, count: int) -> None:
-        """Count requests that an offer has in hand: more, or fewer when `count` is below 0."""
+        """Count requests that an offer holds: more, or fewer when `count` is below 0."""
         offer.load += count
         service = offer.service
         if service.refile(offer):

@@ -1,7 +1,7 @@
-"""REPLY and ACK_WORK: what workers say of the requests that they have in hand.
+"""REPLY and ACK_WORK: answers to requests, and what else becomes of them.
 
-Owns how an answer and the end of what it answers become one part of a step. The rule: what was
-refused has changed nothing. Source: SPEC.md, section 4.5.
+Owns how a reply and the end of the request that it answers become one step. The rule: a command
+that is refused has changed nothing. Source: SPEC.md, section 4.5.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from malamute_py.broker.services.ends import Ends
 from malamute_py.broker.services.queue import Lease, Offer, Service
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
-from malamute_py.broker.services.rows import Rows, named
+from malamute_py.broker.services.rows import BatchRows, named
 from malamute_py.changelog.records import RequestPut, Run, WorkReceived
 from malamute_py.changelog.tables import RELEASED
 
@@ -31,7 +31,7 @@ REASON_MAX: Final = 1_000
 
 
 class Replies:
-    """What workers answer and acknowledge."""
+    """Takes replies and acknowledgements of workers."""
 
     def __init__(
         self,
@@ -50,9 +50,10 @@ class Replies:
         self._claims = claims
 
     def prepare_reply(self, link: Link, command: Reply, frame: Any, together: bool = False) -> Part:
-        """Replies to requests in hand. Raises BrokerRefused: nothing was done.
+        """Return a part of a step with replies to requests that the worker holds.
 
-        together: as a part of a step with others, which is logged whatever the mailbox is.
+        together: it is one of several parts, and logged whether or not the mailbox is in memory.
+        Raises BrokerRefused: nothing was done.
         """
         offer = self._mine(link, command.subscription)
         service = offer.service
@@ -90,7 +91,7 @@ class Replies:
         self, link: Link, asked: RequestPut, content: Content, frame: Any, runs: list[Run],
         last: bool,
     ) -> Part | None:  # fmt: skip
-        """The put of replies; None when their mailbox is gone."""
+        """Return a part that puts replies into their mailbox; None: it has gone."""
         try:
             return self._mailboxes.put(
                 asked.reply_to, sender=link.holder, content=content, frame=frame,
@@ -104,9 +105,14 @@ class Replies:
             return None
 
     def _stream(
-        self, service: Service, items: list[Rows], mail: Part | None, count: int, together: bool
+        self,
+        service: Service,
+        items: list[BatchRows],
+        mail: Part | None,
+        count: int,
+        together: bool,
     ) -> Part:
-        """Replies that are not the last: the requests stay in hand, and their leases begin anew."""
+        """Return a part with replies that are not the last: the leases are renewed."""
         if mail is None:
             mail = Part(level=service.level, memory=not together)
         elif mail.memory and together:
@@ -115,7 +121,7 @@ class Replies:
         return mail
 
     def _too_late(self, offer: Offer, numbers: list[int]) -> None:
-        """Replies to what has expired, went to another or was cancelled: said once in a row."""
+        """Count replies to requests that the worker does not hold; report the first in a row."""
         self._shard.counters["replies_late"] += len(numbers)
         if not offer.late:
             offer.late = True
@@ -125,7 +131,10 @@ class Replies:
             )  # fmt: skip
 
     def prepare_ack(self, link: Link, command: AckWork, frame: Any = None) -> Part:
-        """What a worker says of requests in hand. Raises BrokerRefused: nothing was done."""
+        """Return a part of a step with what a worker says of requests that it holds.
+
+        Raises BrokerRefused: nothing was done.
+        """
         offer = self._mine(link, command.subscription)
         service = offer.service
         state = command.state
@@ -155,8 +164,8 @@ class Replies:
             return self._returns.returned(service, items, RELEASED, 0)
         raise BrokerRefused("unsupported", f"no state {state} of work")
 
-    def _renew(self, items: list[Rows], _: int) -> None:
-        """The leases of rows in hand begin anew; in the wheel they move when it comes to them."""
+    def _renew(self, items: list[BatchRows], _: int) -> None:
+        """Renew the leases of rows. A timer that is due before finds the later time, and moves."""
         now_ms = self._shard.now_ms
         for batch, rows in items:
             for lease in list(batch.leases):
@@ -164,14 +173,14 @@ class Replies:
                 if not hit:
                     continue
                 if hit != lease.rows:
-                    # The others' lease goes on as it was.
+                    # The lease of the other rows goes on as it was.
                     rest = Lease(
                         batch, lease.rows ^ hit, lease.in_flight, lease.at_ms, lease.lease_ms,
                         lease.hand_out,
                     )  # fmt: skip
                     rest.due_ms = lease.due_ms
                     lease.in_flight.add(rest)
-                    rest.slot = self._registry.wheel.add(rest.due_ms, rest)
+                    rest.slot = self._registry.timers.add(rest.due_ms, rest)
                     lease.rows = hit
                 lease.due_ms = now_ms + lease.lease_ms
 

@@ -1,8 +1,8 @@
-"""REQUEST: a batch of requests on its way into a queue.
+"""REQUEST: batches of requests on their way into a queue.
 
-Owns what a requester may ask, and the requests that are on their way into the log. The rules: what
-was refused has changed nothing; a request that a ready worker takes is handed out in the bundle
-that logs it. Source: docs/design.md, Queues and the checkpoint; SPEC.md, section 4.5.
+Owns the checks of a REQUEST, and the batches that are on their way into the log. The rules: a
+REQUEST that is refused has changed nothing; a request that a ready worker takes is handed out in
+the bundle that logs it. Source: docs/design.md, Queues and the checkpoint; SPEC.md, section 4.5.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from malamute_py.changelog.records import Change, RequestPut, WorkTaken
 from malamute_py.changelog.tables import apply, rows_of
 
 SLOW_SUBJECTS_MAX: Final = 8
-"""Subjects of a batch that are compared with expressions before it is taken."""
+"""Subjects of a batch with `need_workers` that are compared with regular expressions at most."""
 REQUESTING_MAX: Final = 1_000
-"""Services of a link that need no look-up at a REQUEST."""
+"""Services that a link may ask without another check of its permission, at most."""
 
 
 class Requests:
-    """Batches of requests that come in."""
+    """Takes batches of requests."""
 
     def __init__(
         self,
@@ -53,7 +53,10 @@ class Requests:
         self._hand_outs = hand_outs
 
     def prepare(self, link: Link, command: Request, frame: Any) -> Part:
-        """A batch of requests. Raises BrokerRefused: nothing was done."""
+        """Return a part of a step that adds a batch of requests to a queue.
+
+        Raises BrokerRefused: nothing was done.
+        """
         service = link.requesting.get(command.service)
         if service is None or service.state == REMOVING:
             service = self._first_request(link, command.service)
@@ -112,7 +115,7 @@ class Requests:
                 )
 
     def again(self, link: Link, command: Request) -> None:
-        """A REQUEST came again by its key: say which of its answers ended with their mailbox."""
+        """Tell a requester that sends a key again which of its answers its mailbox has lost."""
         reply_to = command.reply_to
         key = link.holder, command.key
         if (reply_to or link.identity) and not reply_to.startswith("~"):
@@ -121,7 +124,7 @@ class Requests:
         try:
             name = self._mailboxes.temporary(link)
         except BrokerRefused:
-            # Its OPEN_INBOX is refused for the same reason, by name.
+            # Its OPEN_INBOX is refused for the same reason, and says so.
             return
         if taken is None or taken.base < 0 or reply_to not in ("", name):
             return
@@ -182,13 +185,13 @@ class Requests:
 
 
 class _Incoming(Effect):
-    """One REQUEST on its way into the log."""
+    """One batch of requests on its way into the log."""
 
     requests: Requests
     service: Service
     change: RequestPut
     shares: dict[Offer, tuple[int, int]]
-    """Rows of each offer, and the bytes of credit taken for them."""
+    """Offer -> (rows that it gets, bytes of credit that were taken for them)."""
 
     def taken(self, part: Part) -> None:
         service, change = self.service, self.change
@@ -220,7 +223,7 @@ class _Incoming(Effect):
         for subject, rows in _by_subject(change.subjects, change.count):
             queue = service.queue_of(subject, waits=False)
             if queue.rows or service.is_slow(queue):
-                # What waits there goes first; what is to be compared with expressions waits.
+                # Requests that wait in the queue go first, and expressions take a turn's time.
                 continue
             for offer, some in service.allot(queue, rows, change.size, rows.bit_count()):
                 before, cost = shares.get(offer, (0, 0))
@@ -265,7 +268,7 @@ class _Incoming(Effect):
 
 
 def _subjects(content: Content, most: int) -> list[str]:
-    """Subjects of the rows: one for all, or one for each. Raises BrokerRefused."""
+    """Subjects of the rows: one for all rows, or one for each. Raises BrokerRefused."""
     headers, codes = content.headers()
     if codes is None:
         return [headers[0].keys[0]]

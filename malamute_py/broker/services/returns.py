@@ -1,9 +1,9 @@
-"""How requests in hand get back into their queue, and when they have been tried often enough.
+"""How requests that a worker held get back into their queue, and when they are not tried again.
 
-Owns the pauses between attempts, the count of attempts that a request has, and what ended links
-had in hand. The rules: what comes back goes before what was never handed out; what was handed out
-as often as may be becomes a dead letter; what the log refused is tried again. Source:
-docs/design.md, Queues and the checkpoint.
+Owns the pauses between attempts, the number of attempts, and the requests of ended links that are
+still to be given back. The rules: requests that come back go before those that were never handed
+out; a request whose attempts are used up becomes a dead letter; a return that the log refuses is
+tried again. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from malamute_py.broker.log.steps import Effect, Part, Steps, Then
 from malamute_py.broker.services.ends import Ends, Released
 from malamute_py.broker.services.queue import InFlight, Lease, Pause, RequestBatch, Service
 from malamute_py.broker.services.registry import RETRY_MS, Registry
-from malamute_py.broker.services.rows import Rows, attempts_of, merged, named
+from malamute_py.broker.services.rows import BatchRows, merged, named
 from malamute_py.changelog.records import Change, WorkReturned
 from malamute_py.changelog.tables import RELEASED, WITHDRAWN
 
 _NO_ATTEMPT: Final = frozenset({"requeued", RELEASED, WITHDRAWN})
-"""Why rows come back whose attempts are not over with this return."""
+"""Reasons of a return that uses up no attempt."""
 
 
 class Returns:
@@ -36,22 +36,22 @@ class Returns:
         self._registry = registry
         self._ends = ends
         self._leaving: Final[deque[tuple[deque[Lease], str, int | None]]] = deque()
-        """What ended links had in hand, to be returned in portions: see `give_up_later`."""
+        """Leases of ended links that are given back in portions, why, and after which pause."""
 
     def returned(
-        self, service: Service, items: Sequence[Rows], why: str, again_ms: int | None,
+        self, service: Service, items: Sequence[BatchRows], why: str, again_ms: int | None,
         said: str = "",
     ) -> Part:  # fmt: skip
-        """A step's part by which rows in hand wait again; the exhausted become dead letters.
+        """Return a part of a step by which rows that are held wait again, or become dead letters.
 
-        again_ms: not before so long; None: by the service's back-off. said: the worker's reason,
-        which the dead letters of the exhausted repeat.
+        again_ms: pause before they may be handed out; None: the service's back-off. said: the
+        worker's reason, which dead letters repeat.
         """
         now_ms = self._shard.now_ms
-        by_pause: dict[int, list[Rows]] = {}
-        exhausted: list[Rows] = []
+        by_pause: dict[int, list[BatchRows]] = {}
+        exhausted: list[BatchRows] = []
         for batch, rows in items:
-            for times, some in attempts_of(batch, rows):
+            for times, some in batch.attempts(rows):
                 pause_ms = self._pause(service, times, why, again_ms)
                 if times >= self.attempts_max(service) and why not in _NO_ATTEMPT:
                     exhausted.append((batch, some))
@@ -67,11 +67,11 @@ class Returns:
         return self._registry.part(service, changes, returning)
 
     def _pause(self, service: Service, times: int, why: str, again_ms: int | None) -> int:
-        """How long rows that were handed out so often wait before they may be once more."""
+        """Pause of rows that were handed out `times` times before they may be once more."""
         if again_ms is None:
             return self._backoff(service, times)
         if why == "returned" and not again_ms and times > 1:
-            # Else a lone worker that gives it back would use up all attempts within a moment.
+            # A lone worker that gives a request back would use up its attempts within a moment.
             return self._backoff(service, times - 1)
         return again_ms
 
@@ -83,17 +83,19 @@ class Returns:
             self._registry.runnable[batch.service] = None
 
     def delay(self, batch: RequestBatch, rows: int, until_ms: int) -> None:
-        """Let rows wait, and be handed out again from a time on."""
+        """Let rows wait for a time before they may be handed out."""
         batch.delayed |= rows
         batch.service.delayed += rows.bit_count()
         if batch.pauses is None:
             batch.pauses = {}
         pause = Pause(batch, rows)
         batch.pauses[pause] = None
-        pause.slot = self._registry.wheel.add(until_ms, pause)
+        pause.slot = self._registry.timers.add(until_ms, pause)
 
-    def bury_exhausted(self, service: Service, items: list[Rows], why: str, said: str = "") -> None:
-        """Rows that were handed out as often as may be become dead letters."""
+    def bury_exhausted(
+        self, service: Service, items: list[BatchRows], why: str, said: str = ""
+    ) -> None:
+        """Turn rows whose attempts are used up into dead letters."""
         items = [(batch, rows) for batch, rows in items if rows]
         if not items:
             return
@@ -117,15 +119,15 @@ class Returns:
         self._steps.take([part])
 
     def give_back(
-        self, service: Service, items: Sequence[Rows], why: str, again_ms: int | None = None
+        self, service: Service, items: Sequence[BatchRows], why: str, again_ms: int | None = None
     ) -> None:
-        """Rows in hand wait again: who had them died, went silent or was fenced."""
+        """Let rows wait again whose worker has ended, was fenced or lost its lease."""
         part = self.returned(service, items, why, again_ms)
         part.effects.append(Then(failed=partial(self._ends.later, items)))
         self._steps.take([part])
 
     def give_back_all(self, in_flight: InFlight, why: str, again_ms: int | None) -> None:
-        """All that hands hold waits again, a portion a step: it may be very much."""
+        """Let everything wait again that an ended offer held, in portions of one turn each."""
         leases = deque(lease for one in in_flight.leases.values() for lease in one)
         if leases:
             self._leaving.append((leases, why, again_ms))
@@ -133,11 +135,11 @@ class Returns:
                 self._give_back_some()
 
     def _give_back_some(self) -> None:
-        """Give back a portion of what ended links had in hand; the next turn goes on."""
+        """Give back one portion; the next turn goes on."""
         budget = self._shard.settings.timers_max
         while self._leaving and budget > 0:
             leases, why, again_ms = self._leaving[0]
-            items: list[Rows] = []
+            items: list[BatchRows] = []
             service = leases[0].batch.service
             while leases and budget > 0:
                 lease = leases.popleft()
@@ -152,13 +154,13 @@ class Returns:
             self._registry.next_turn.append(self._give_back_some)
 
     def attempts_max(self, service: Service) -> int:
-        """How often a request may be handed out."""
+        """Number of times that a request of a service may be handed out."""
         return service.row.settings.attempts_max or self._shard.settings.attempts_max
 
     def spent(self, batch: RequestBatch, rows: int) -> list[int]:
-        """Return the rows among these that may not be handed out once more."""
+        """Return the rows whose attempts are used up, a bitmap for each number of attempts."""
         most = self.attempts_max(batch.service)
-        return [some for times, some in attempts_of(batch, rows) if times >= most]
+        return [some for times, some in batch.attempts(rows) if times >= most]
 
     def _backoff(self, service: Service, times: int) -> int:
         settings, limits = service.row.settings, self._shard.settings
@@ -168,15 +170,17 @@ class Returns:
 
 
 class _Returning(Effect):
-    """Requests on their way back from workers into the queue."""
+    """Requests on their way from workers back into the queue."""
 
     returns: Returns
     service: Service
-    items: Sequence[Rows]
+    items: Sequence[BatchRows]
     why: str
     at_ms: int
-    by_pause: dict[int, list[Rows]]
-    exhausted: list[Rows]
+    """Time of the return."""
+    by_pause: dict[int, list[BatchRows]]
+    exhausted: list[BatchRows]
+    """Rows whose attempts are used up."""
     said: str
     """The worker's reason."""
     released: Released
@@ -199,7 +203,7 @@ class _Returning(Effect):
         returns, exhausted = self.returns, self.exhausted
         returns._shard.counters["requests_returned"] += self._moved()
         if self.why in (RELEASED, WITHDRAWN):
-            # The log has taken back what was no attempt.
+            # The tables have taken the attempt back, so they tell whose attempts are used up.
             for batch, rows in self.items:
                 exhausted += [(batch, some) for some in returns.spent(batch, rows & batch.alive)]
         spent = merged(exhausted)

@@ -1,7 +1,7 @@
-"""Services: requests that wait and workers that do them, as the broker has them.
+"""Services: the requests in their queues and the workers that do them.
 
-Owns how the parts are put together and what the broker asks of them. Source: SPEC.md, section 4.5;
-docs/design.md (Queues and the checkpoint).
+Owns how the parts of this room are put together, and what the broker asks of them. Source: SPEC.md,
+section 4.5; docs/design.md (Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from malamute_py.broker.services.workers import Offers
 
 
 class Services:
-    """The service queues of one core."""
+    """All services of one core."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Services:
         )
         recovery = Recovery(shard, registry, ends, returns, deadlines)
         self.queues: Final = registry.queues
-        """While all of them are empty, nothing can be done at once."""
+        """While all of these are empty, services have nothing to do at once."""
         self.prepare_request = requests.prepare
         self.request_again = requests.again
         self.prepare_reply = replies.prepare_reply
@@ -69,24 +69,24 @@ class Services:
         self.tick = deadlines.tick
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """The commands that are no steps."""
+        """Methods that handle commands which are no steps, by their class."""
         return {Offer: self._offers.offer, **self._admin.handlers()}
 
     @property
     def due_ms(self) -> int | None:
-        """When the next timer is due."""
+        """When `tick` must be called at the latest; None: no timer is set."""
         return self._deadlines.due_ms
 
     @property
     def runnable(self) -> bool:
-        """Whether more can be done at once."""
+        """Whether `hand_out` has something to do."""
         registry = self._registry
         return bool(registry.next_turn) or (
             bool(registry.runnable) and self._shard.now_ms >= registry.paused_to_ms
         )
 
     def hand_out(self) -> None:
-        """Hand out what waits to who is ready."""
+        """Do what was left to this turn, then hand out requests to workers that are ready."""
         next_turn = self._registry.next_turn
         for _ in range(len(next_turn)):
             next_turn.popleft()()
@@ -94,7 +94,7 @@ class Services:
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is."""
+        """Gauges of services, by name."""
         registry = self._registry
         return {
             "services": len(registry.by_name),

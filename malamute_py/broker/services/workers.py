@@ -1,7 +1,8 @@
-"""OFFER: the workers of services, how their offers begin and end.
+"""OFFER: how the offers of workers begin and end.
 
-Owns how many offers there are. The rule: what a link had in hand when it ended waits again at
-once. Source: docs/design.md (Flow control; Queues and the checkpoint); SPEC.md, section 4.5.
+Owns the number of offers and the size of their patterns. The rule: requests that a link held when
+it ended wait again at once. Source: docs/design.md (Flow control; Queues and the checkpoint);
+SPEC.md, section 4.5.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from malamute_py.changelog.tables import WITHDRAWN
 
 
 class Offers:
-    """The workers."""
+    """All offers of one core."""
 
     def __init__(
         self,
@@ -43,12 +44,14 @@ class Offers:
         self._returns = returns
         self._answers = answers
         self.count = 0
+        """Number of offers."""
         self.pattern_bytes = 0
+        """Size of their patterns."""
 
     # --- OFFER --------------------------------------------------------------------------------
 
     def offer(self, link: Link, command: OfferCommand) -> None:
-        """A worker is there for the requests that match."""
+        """Accept an offer, or refuse it."""
         try:
             offer = self._prepare_offer(link, command)
         except BrokerRefused as error:
@@ -115,23 +118,23 @@ class Offers:
         return max(settings.lease_min_ms, min(lease_ms, settings.lease_max_ms))
 
     def resume(self, offer: Offer) -> None:
-        """Let a worker have its turn: what it may be given changed."""
+        """Let an offer be given requests: its credit or the room of its link has changed."""
         if offer.service.state == STANDING and offer.service.refile(offer):
             self._registry.runnable[offer.service] = None
 
     # --- ends ---------------------------------------------------------------------------------
 
     def end(self, offer: Offer, code: str) -> None:
-        """End an offer: what its worker has in hand waits again."""
+        """End an offer; the requests that it holds wait again."""
         self._drop(offer)
         self._links.say(offer.link, Ended(offer.number, offer.begun, code))
         self._back(offer, WITHDRAWN, 0)
         self._leave_orphans(offer, WITHDRAWN)
 
     def link_ended(self, link: Link, offers: list[Offer]) -> None:
-        """What a link had in hand waits again."""
+        """Forget the offers of a link; the requests that they hold wait again."""
         if link.happened == "draining":
-            # The broker is about to stop: a worker that comes back later goes on with what it has.
+            # The broker is about to stop: workers that come back later go on with what they hold.
             for offer in offers:
                 self._drop(offer)
             return
@@ -166,11 +169,14 @@ class Offers:
         self._registry.unused(offer.service)
 
     def _back(self, offer: Offer, why: str, again_ms: int | None) -> None:
-        """What an offer that has ended had in hand waits again."""
+        """Let the requests wait again that an offer held which has ended."""
         self._returns.give_back_all(offer.in_flight, why, again_ms)
 
     def _leave_orphans(self, offer: Offer, why: str) -> int:
-        """What a holder had before a restart waits again once no offer of it is left."""
+        """Let requests wait again that a holder held before a restart, if it has no offer left.
+
+        Returns their number.
+        """
         service, holder = offer.service, offer.in_flight.holder
         in_flight = service.orphans.get(holder)
         if in_flight is None or any(other.in_flight.holder == holder for other in service.offers):

@@ -1275,7 +1275,7 @@ def test_what_was_to_wait_for_years_leaves_nothing_when_it_ends() -> None:
     world.client(1, "desk")
     world.worker(2, "ann")
     world.offer(2, lease_ms=1_000)
-    wheel = world.shell.broker._services._registry.wheel
+    timers = world.shell.broker._services._registry.timers
     for turn in range(100):
         world.request(1, b"work", key=b"%d" % turn, timeout_ms=(1 << 52) + turn * 1_000)
         number = world.numbers(2)[-1]
@@ -1285,7 +1285,7 @@ def test_what_was_to_wait_for_years_leaves_nothing_when_it_ends() -> None:
         world.ask(1, wire.CancelRequest(5, "s", b"%d" % turn, -1))
         assert world.queued() == 0
     assert world.info(1)["delayed"] == 0
-    assert len(wheel) == 0
+    assert len(timers) == 0
 
 
 @pytest.mark.parametrize("late", [False, True])
