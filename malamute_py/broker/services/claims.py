@@ -118,9 +118,9 @@ class Claims:
         batch, held = self._in_hand(offer, number)
         if left is not None:
             base, rows = left.of(number)
-            behind = offer.service.batches.get(base) if rows else None
-            if behind is not None and number < base + behind.row.put.count:
-                batch = behind
+            earlier = offer.service.batches.get(base) if rows else None
+            if earlier is not None and number < base + earlier.row.put.count:
+                batch = earlier
                 free = batch.unheld | self._hand_outs.handing_to(offer.in_flight.holder, batch)
                 held |= rows & free
         return batch, held

@@ -53,7 +53,7 @@ class Deadlines:
         shard = self._shard
         now_ms = shard.now_ms
         if self.recovered:
-            # Their holders may come back, so they have all of their time again.
+            # The holders may come back, so each lease has all of its time again.
             for lease in self.recovered:
                 if lease.rows:
                     lease.due_ms = now_ms + lease.lease_ms

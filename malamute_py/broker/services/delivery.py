@@ -122,7 +122,8 @@ class WorkDelivery:
                 ),
             )  # fmt: skip
             if not link.open:
-                # It ended in this turn: frames that no command owns would break its last message.
+                # The link ended in this turn. Frames that no command owns would break its last
+                # message.
                 return
             link.frames += frames
             spent += size

@@ -171,7 +171,8 @@ class HandOuts:
         if not alive:
             return
         if offer.ended:
-            # It ended before the log had the hand-out. Nothing was sent: that was no attempt.
+            # The offer ended before the log had the hand-out: nothing was sent, so that was no
+            # attempt.
             self._returns.give_back(batch.service, [(batch, alive)], WITHDRAWN, 0)
             return
         self._count += 1

@@ -718,7 +718,7 @@ class Service:
                 if queue is not None:
                     return queue
                 if workers.heap:
-                    # It has more stale entries: the next turn goes on.
+                    # More entries are stale: the next turn goes on.
                     return None
             del turns[workers]
         return None
@@ -746,7 +746,7 @@ class Service:
             assert workers is not None, "an offer that is filed has joined"
             workers.unfile(offer)
             if most <= 0:
-                # It has no credit for so large a batch, and is filed again when it has more.
+                # The offer has no credit for so large a batch. More credit files it again.
                 continue
             count = min(most, left, max(-(-waiting // ready), self.prefetch))
             rows = mask if count == left else lowest(mask, count)

@@ -2,7 +2,7 @@
 
 Owns which services there are, how first use creates one, their sums and timers, and what there is
 to do at once. The rules: a service exists as soon as a command uses it, and is forgotten in the
-next turn if no command needs it; whatever makes its queue runnable puts it into `runnable`.
+next turn if no command needs it; a change that makes its queue runnable puts it into `runnable`.
 Source: docs/design.md, Queues and the checkpoint.
 """
 

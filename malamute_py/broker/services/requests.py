@@ -124,7 +124,7 @@ class Requests:
         try:
             name = self._mailboxes.temporary(link)
         except BrokerRefused:
-            # Its OPEN_INBOX is refused for the same reason, and says so.
+            # The OPEN_INBOX of the link is refused for the same reason, and says so.
             return
         if taken is None or taken.base < 0 or reply_to not in ("", name):
             return
