@@ -8,11 +8,15 @@ from typing import Any
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_py.broker.services.queue import Service
+from malamute_py.changelog.records import decode_change
+from malamute_py.journal.layout import control_bodies
 from tests.broker.shell import Letter, Peer, Shell, Task
 
 INBOX = 100
 ALL = ["all"]
 MANY = 1 << 40
+LATER_MS = 200
+"""A time after the first pause of a request that came back."""
 
 
 class World:
@@ -141,3 +145,39 @@ class World:
         """Requests that the tables have, over all services."""
         requests = self.shell.broker._shard.queues.requests
         return sum(row.left.bit_count() for row in requests.values())
+
+
+def letters(world: World, link: int, mailbox: str = "s.dead", number: int = 50) -> list[Any]:
+    """What lies in a dead-letter mailbox."""
+    if number not in world.shell.peers[link].mail:
+        world.shell.send(link, wire.OpenInbox(number, mailbox, MANY, MANY))
+    return world.shell.peers[link].mail.get(number, [])
+
+
+def poisoned(world: World, attempts: int) -> None:
+    """A request kills its worker so often."""
+    world.ask(1, wire.EditService(7, "s", {"attempts_max": attempts, "backoff_ms": 10}))
+    world.request(1, b"poison", b"bread", key=b"k", subjects=["bad", "good"])
+    for link in range(10, 10 + attempts):
+        world.worker(link, f"w{link}")
+        world.offer(link, pattern=["topic", "bad"])
+        world.drop(link)
+        world.shell.wait(LATER_MS)
+
+
+def pair(**settings: object) -> World:
+    """A requester (link 1) and a worker (link 2) that has offered nothing yet."""
+    world = World(**settings)
+    world.client(1)
+    world.worker(2, "ann")
+    return world
+
+
+def logged(world: World) -> list[str]:
+    """Names of the changes in the log, in order."""
+    return [
+        type(decode_change(body)).__name__
+        for held in world.shell.rings["main"]
+        if held.control_kind
+        for body in control_bodies(held.data[96:])
+    ]

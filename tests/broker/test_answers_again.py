@@ -7,9 +7,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
-from tests.broker.service_world import ALL, MANY, World
-from tests.broker.services.test_services import letters
-from tests.broker.services.test_workers import LATER_MS
+from tests.broker.service_world import ALL, LATER_MS, MANY, World, letters
 from tests.broker.shell import Peer
 
 REQUESTER, WORKER, OTHER = 1, 2, 3
