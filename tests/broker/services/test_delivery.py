@@ -29,13 +29,13 @@ def test_a_body_that_is_in_memory_no_more_is_read_back() -> None:
 
 
 @pytest.mark.parametrize("state", [WorkState.RELEASED, WorkState.RECEIVED])
-def test_what_a_worker_says_of_a_request_whose_body_is_read_sends_it_once(state: int) -> None:
+def test_a_request_that_is_acknowledged_while_its_body_is_read_is_sent_once(state: int) -> None:
     world = pair(mail_hot_bytes=1, read=False)
     world.request(1, b"a", b"b")
     world.request(1, b"c")
     world.offer(2, credit=4)
     (base,) = (batch.base for batch in world.service().batches.values() if batch.row.put.count == 2)
-    # It speaks of what it had by an offer before; released, the request comes to it again at once.
+    # The worker names a request that is not sent yet; released, it comes again at once.
     world.ack(2, [(base, base + 1)], state)
     for _ in range(6):
         world.shell.answer_bodies()
@@ -44,7 +44,7 @@ def test_what_a_worker_says_of_a_request_whose_body_is_read_sends_it_once(state:
         [(b"a", 1), (b"b", 1), (b"c", 1)],
         [(b"b", 1), (b"c", 1), (b"a", 1)],
     )
-    # A hand-out of which nothing was sent has used no credit.
+    # A hand-out of which nothing was sent used no credit.
     world.request(1, b"d")
     world.request(1, b"e")
     for _ in range(6):

@@ -61,7 +61,7 @@ def test_what_was_to_become_a_dead_letter_when_the_broker_died_becomes_one_after
     assert [letter.body for letter in letters(world, 3)] == [b"a"]
 
 
-def test_rows_handed_out_before_an_end_that_the_log_refuses_are_in_somebodys_hands_again() -> None:
+def test_rows_handed_out_before_an_end_that_the_log_refuses_are_handed_out_again() -> None:
     world = pair()
     world.request(1, b"a", key=b"k")
     shell, broker = world.shell, world.shell.broker
@@ -71,7 +71,7 @@ def test_rows_handed_out_before_an_end_that_the_log_refuses_are_in_somebodys_han
     service = world.service()
     (batch,) = service.batches.values()
     assert batch.moving == 1, "its hand-out is on its way"
-    # A bundle may end between the two: then the hand-out is appended, and the end is not.
+    # The log may take the hand-out and refuse the end: the two can be in different bundles.
     ends = broker._services._ends.end(service, [(batch, 1)], "cancelled")
     ends.reserve()
     shell._do(ready)

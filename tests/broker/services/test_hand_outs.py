@@ -102,7 +102,7 @@ def test_a_batch_is_shared_among_the_ready() -> None:
     assert {len(world.numbers(2)), len(world.numbers(3))} == {2, 3}
 
 
-def test_the_one_with_the_fewest_in_hand_is_next() -> None:
+def test_the_worker_that_holds_the_fewest_requests_is_next() -> None:
     world = pair()
     world.worker(3, "bob")
     world.offer(2)
@@ -126,7 +126,7 @@ def test_equals_take_turns() -> None:
 
 
 def answer_all(world: World, wait_ms: int) -> None:
-    """Two workers answer what they have in hand, so long after they got it."""
+    """Let two workers answer what they hold, some time after they got it."""
     world.shell.wait(wait_ms)
     for worker in (2, 3):
         if held := world.numbers(worker)[world.done.get(worker, 0) :]:
@@ -134,7 +134,7 @@ def answer_all(world: World, wait_ms: int) -> None:
             world.done[worker] = len(world.numbers(worker))
 
 
-def test_who_does_much_in_an_instant_gets_more_than_its_share() -> None:
+def test_a_worker_that_does_much_in_an_instant_gets_more_than_its_share() -> None:
     world = pair()
     world.worker(3, "bob")
     world.offer(2)
@@ -203,7 +203,7 @@ def test_rows_of_one_batch_that_waited_by_subject_leave_as_one_work() -> None:
     assert world.numbers(2) == list(range(9))
 
 
-def test_what_nobody_takes_holds_up_nobody() -> None:
+def test_requests_that_no_worker_takes_hold_up_no_others() -> None:
     world = pair()
     for n in range(50):
         world.request(1, b"x", subject=f"lonely.{n}")
@@ -300,7 +300,7 @@ def test_a_hand_out_that_the_log_refuses_has_not_happened() -> None:
     assert len(world.numbers(2)) == 5, "its credit is what it was"
 
 
-def test_a_request_that_the_log_refuses_costs_nobody_credit() -> None:
+def test_a_request_that_the_log_refuses_costs_no_worker_credit() -> None:
     world = pair()
     world.offer(2, credit=2)
     world.shell.refuse["main"] = ("full", "no room")

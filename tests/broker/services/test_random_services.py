@@ -1,7 +1,7 @@
 """Services under a seed: workers come, go, die and answer; each request ends once or is there.
 
-Two ways: step by step against a model that knows of each request only what its requester and
-its workers were told; and with everything under way at once, where the log and the mailbox
+One test goes step by step, against a model that knows of each request only what its requester and
+its workers were told. The other has everything under way at once; there the log and the mailbox
 must agree in the end. A failure prints its seed; run it alone with `-k "seed-N"`.
 """
 
@@ -37,13 +37,13 @@ PATTERNS = (["all"], ["topic", "air"], ["topic", "sea"], ["prefix", "l"])
 REQUESTER = 1
 LEASE_MS = 700
 DEADLY = ("failed", "lease", "died", "returned")
-"""What a dead letter's notice begins with."""
+"""Words that the notice of a dead letter begins with."""
 SLACK_MS = 10
 """A timer is late by at most its slot."""
 
 
 class Life:
-    """What is known of one request."""
+    """Facts of one request, as its requester and its workers were told."""
 
     def __init__(self, key: bytes, row: int, number: int, subject: str, deadline_ms: int) -> None:
         self.key = key
@@ -53,23 +53,23 @@ class Life:
         self.deadline_ms = deadline_ms
         self.attempts = 0
         self.holder: tuple[int, int] | None = None
-        """Link and offer."""
+        """Link and offer of the worker that holds the request."""
         self.until_ms = 0
-        """Its lease lasts until then."""
+        """Time until which the lease lasts at least."""
         self.ended = 0
-        """How often it was seen to end: more than once only if it was put back between."""
+        """Number of ends that were seen: more than one only if the request was put back between."""
         self.revived = 0
         self.cancelled = False
         self.unsure = False
-        """It may have been handed out when the broker was killed, and nobody was told."""
+        """Whether the request may have been handed out unseen when the broker was killed."""
         self.received = False
-        """Who has it said so."""
+        """Whether its holder has acknowledged the receipt."""
         self.spared = False
-        """Its last hand-out may not have counted: its worker left in order, and had not begun."""
+        """Whether the last hand-out may count for nothing: its worker left before it began."""
 
 
 class Game:
-    """One run."""
+    """One run against the model."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -93,7 +93,7 @@ class Game:
     # --- what was told --------------------------------------------------------------------
 
     def look(self) -> None:
-        """Take in what came, and hold it against what is known."""
+        """Compare the work and the mail that came with the model."""
         came: list[tuple[int, int, int, Any, Any]] = []
         for link, offers in self.workers.items():
             for number, pattern in offers.items():
@@ -148,7 +148,7 @@ class Game:
         told = self.lasts.setdefault(number, [])
         mark = f"{mail_number} {why}"
         if mark in told:
-            return  # delivered again after a restart
+            return  # mail that is delivered again after a restart
         told.append(mark)
         life = self.lives[number]
         life.holder = None
@@ -205,7 +205,7 @@ class Game:
     def _send_and_crash(
         self, key: bytes, subjects: list[str], bodies: list[bytes], timeout_ms: int
     ) -> None:
-        """The broker is killed when the log has the batch, or just before."""
+        """Kill the broker when the log has the batch, or just before."""
         shell = self.world.shell
         table = list(dict.fromkeys(subjects))
         codes = [table.index(one) for one in subjects]
@@ -250,7 +250,7 @@ class Game:
             self.world.credit(place[0], self.credits[place], number=place[1])
 
     def answer(self) -> None:
-        """A worker says something of what it has, or thinks that it has."""
+        """Let a worker answer or acknowledge requests that it holds, or believes to hold."""
         random, world = self.random, self.world
         place = self._some_offer()
         if place is None:
@@ -294,7 +294,7 @@ class Game:
         self.pass_time(self.random.choice([1, 20, 60, 200, 800]))
 
     def pass_time(self, ms: int) -> None:
-        """Time goes by; nobody falls silent."""
+        """Let time pass in which every link sends something."""
         while ms > 0:
             for link in (REQUESTER, *self.workers):
                 self.world.shell.send(link, wire.Ping(0))
@@ -309,7 +309,7 @@ class Game:
             self.world.drop(link)
 
     def steal(self) -> None:
-        """Another session takes a worker's identity."""
+        """Let another session take a worker's identity."""
         named = [link for link in self.workers if self.names[link]]
         if named:
             old = self.random.choice(named)
@@ -383,7 +383,7 @@ class Game:
                 assert life.ended == life.revived, f"{number} came back from nowhere"
 
     def refuse(self) -> None:
-        """For a while the log takes nothing."""
+        """Let the log refuse everything for a while."""
         refuse = self.world.shell.refuse
         if self.refusing:
             refuse.clear()
@@ -400,14 +400,14 @@ class Game:
         self._come_back()
 
     def recover(self) -> None:
-        """The log takes again what it refused, and what was put off is done."""
+        """Let the log take everything again, and wait until what it refused is done."""
         if self.refusing:
             self.refuse()
         self.pass_time(1_100)
         self.look()
 
     def _come_back(self) -> None:
-        """The broker was killed; the named workers come back and know what they have."""
+        """Let the workers with an identity come back to a broker that was killed."""
         world = self.world
         self.look()
         world.shell.restart()
@@ -482,7 +482,7 @@ class Game:
         ]
 
     def finish(self) -> None:
-        """Answer everything; then each request has ended as often as it was to."""
+        """Answer everything, and check that each request has ended as often as it had to."""
         self.recover()
         self.pass_time(61_000)
         self.look()
@@ -536,7 +536,7 @@ def test_each_request_ends_once_or_is_still_there(seed: int) -> None:
 
 
 class Storm:
-    """Commands, timers, answers of the journal and kills in any order: nothing comes to rest."""
+    """One run with commands, timers, answers of the journal and kills in any order."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -559,7 +559,7 @@ class Storm:
         if peer.closed:
             return
         for command in commands:
-            with suppress(LocalProtocolError):  # it may not have been welcomed yet
+            with suppress(LocalProtocolError):  # the link may not have been welcomed yet
                 peer.link.sent(command)
         shell.broker.receive(link, "", commands, frames, shell.now_ms)
 
@@ -585,7 +585,7 @@ class Storm:
         self.say(REQUESTER, command, frames=[content])
 
     def again(self) -> None:
-        """A retry, whatever became of the original."""
+        """Send a request again, whether or not the first was taken."""
         if self.keys:
             command, content = self.keys[self.random.choice(list(self.keys))]
             self.say(REQUESTER, command, frames=[content])
@@ -615,7 +615,7 @@ class Storm:
             self.say(place[0], wire.Credit(place[1], self.random.randint(1, 200), MANY))
 
     def answer(self) -> None:
-        """Of what a worker was ever given it says something, whether it still has it or not."""
+        """Let a worker answer something that it was given at any time, held or not."""
         place = self._offer()
         peer = None if place is None else self.world.shell.peers.get(place[0])
         if place is None or peer is None or not peer.work.get(place[1]):
@@ -634,7 +634,7 @@ class Storm:
             self.say(place[0], wire.AckWork(place[1], ranges, state, self.tracker))
 
     def pump(self) -> None:
-        """The journal answers once; now and then it refuses."""
+        """Let the journal answer once; now and then it refuses."""
         shell = self.world.shell
         if self.random.random() < 0.1:
             shell.refuse["main"] = ("full", "no room")
@@ -689,7 +689,7 @@ class Storm:
         self._greet()
 
     def finish(self) -> None:
-        """Everybody goes, what is left is answered; the log says how each request ended."""
+        """End all links, answer what is left, and read in the log how each request ended."""
         world, shell = self.world, self.world.shell
         shell.run()
         while self.offers:

@@ -54,7 +54,7 @@ def test_a_holder_that_came_back_and_dies_returns_what_it_had_before() -> None:
     assert world.numbers(3) == [0]
 
 
-def test_an_orderly_stop_takes_nothing_out_of_anybodys_hands() -> None:
+def test_after_an_orderly_stop_workers_still_hold_what_they_held() -> None:
     world = World()
     world.client(1, "req")
     world.worker(2, "ann")

@@ -43,7 +43,7 @@ def test_the_pause_doubles_with_each_attempt_up_to_its_bound() -> None:
 def test_a_pause_that_was_noted_while_the_clock_was_a_day_ahead_is_no_day_longer(
     starts: int,
 ) -> None:
-    """Leases end at once when the clock leaps; the broker dies, and the clock is right again."""
+    """Leases end when the clock leaps; then the broker dies, and the clock is right again."""
     world, day_ms = pair(), 86_400_000
     world.ask(1, wire.EditService(7, "s", {"attempts_max": 9, "backoff_ms": 2_000}))
     world.request(1, b"a")
@@ -51,7 +51,7 @@ def test_a_pause_that_was_noted_while_the_clock_was_a_day_ahead_is_no_day_longer
     assert world.numbers(2) == [0]
     world.shell.wait(day_ms)
     world.shell.now_ms -= day_ms
-    # Times in the log never fall: behind the first start they tell of no clock any more.
+    # Times in the log never fall: after the first start they say nothing about a clock.
     for _ in range(starts):
         world.shell.restart()
     world.worker(10)

@@ -1,8 +1,8 @@
-"""Services among peers that say anything: the core never raises, and nothing is left in limbo.
+"""Services among hostile peers: the core never raises, and no request is left in limbo.
 
-Numbers beyond all sense, foreign requests, patterns that are none, settings at random, a log that
-refuses, kills and power losses. In the end every request that the tables have waits in a lane, or
-is in somebody's hands, and what is counted is what is there.
+The peers send senseless numbers, requests of others, malformed patterns and settings at random;
+the log refuses, and there are kills and power losses. In the end every request in the tables waits
+in a queue or is held by a worker, and all counts are right.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def key(random: Random) -> bytes:
 
 
 def command(random: Random) -> tuple[wire.Command, list[bytes]]:
-    """Anything a peer may say of services; ValueError: not even that."""
+    """Return any command about services that a peer may send. Raises ValueError: it has no form."""
     name, offer, tracker = random.choice(NAMES), random.randint(1, 4), random.randrange(1_000)
     level = random.choice([0, 1, 2, 3])
     kind = random.choice(
@@ -139,7 +139,7 @@ def play(random: Random) -> World:
         link = random.choice(links)
         commands, frames = message(random)
         if commands:
-            # The broker has ended the link: what it says now is for nobody.
+            # The broker has ended the link, and ignores what it sends.
             with suppress(LocalProtocolError):
                 shell.send(link, *commands, frames=frames)
         links = [one for one in links if not shell.peers[one].closed]
