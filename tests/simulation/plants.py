@@ -553,16 +553,16 @@ def _duplicate_overtakes(stack: contextlib.ExitStack) -> None:
 
 
 def _fence_forgets(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.services.workers import Offers
+    from malamute_py.broker.services.returns import Returns
 
     def make(original: Any) -> Any:
-        def back(self: Any, offer: Any, why: str, again_ms: Any) -> None:
+        def give_back_all(self: Any, in_flight: Any, why: str) -> None:
             if why != "fenced":
-                original(self, offer, why, again_ms)
+                original(self, in_flight, why)
 
-        return back
+        return give_back_all
 
-    _put(stack, Offers, "_back", make)
+    _put(stack, Returns, "give_back_all", make)
 
 
 def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:

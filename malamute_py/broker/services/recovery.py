@@ -60,11 +60,10 @@ class Recovery:
                 # The broker ended before these could become dead letters.
                 waiting &= ~rows
                 self._ends.unsettled[batch] = None
-        if waiting:
-            if waiting & ~again:
-                service.wait(batch, waiting & ~again, again=False)
-            if waiting & again:
-                service.wait(batch, waiting & again, again=True)
+        if waiting & ~again:
+            service.wait(batch, waiting & ~again, again=False)
+        if waiting & again:
+            service.wait(batch, waiting & again, again=True)
         for hold in row.holds:
             in_flight = service.orphans.get(hold.holder)
             if in_flight is None:

@@ -35,8 +35,8 @@ class Returns:
         self._steps = steps
         self._registry = registry
         self._ends = ends
-        self._leaving: Final[deque[tuple[deque[Lease], str, int | None]]] = deque()
-        """Leases of ended links that are given back in portions, why, and after which pause."""
+        self._leaving: Final[deque[tuple[deque[Lease], str]]] = deque()
+        """Leases of ended offers that are given back in portions, and why."""
 
     def returned(
         self, service: Service, items: Sequence[BatchRows], why: str, again_ms: int | None,
@@ -126,11 +126,11 @@ class Returns:
         part.effects.append(Then(failed=partial(self._ends.later, items)))
         self._steps.take([part])
 
-    def give_back_all(self, in_flight: InFlight, why: str, again_ms: int | None) -> None:
-        """Let everything wait again that an ended offer held, in portions of one turn each."""
+    def give_back_all(self, in_flight: InFlight, why: str) -> None:
+        """Let everything wait again at once that an ended offer held, a portion in each turn."""
         leases = deque(lease for one in in_flight.leases.values() for lease in one)
         if leases:
-            self._leaving.append((leases, why, again_ms))
+            self._leaving.append((leases, why))
             if len(self._leaving) == 1:
                 self._give_back_some()
 
@@ -138,7 +138,7 @@ class Returns:
         """Give back one portion; the next turn goes on."""
         budget = self._shard.settings.timers_max
         while self._leaving and budget > 0:
-            leases, why, again_ms = self._leaving[0]
+            leases, why = self._leaving[0]
             items: list[BatchRows] = []
             service = leases[0].batch.service
             while leases and budget > 0:
@@ -149,7 +149,7 @@ class Returns:
             if not leases:
                 self._leaving.popleft()
             if items:
-                self.give_back(service, merged(items), why, again_ms)
+                self.give_back(service, merged(items), why, 0)
         if self._leaving:
             self._registry.next_turn.append(self._give_back_some)
 

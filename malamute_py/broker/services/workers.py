@@ -128,7 +128,7 @@ class Offers:
         """End an offer; the requests that it holds wait again."""
         self._drop(offer)
         self._links.say(offer.link, Ended(offer.number, offer.begun, code))
-        self._back(offer, WITHDRAWN, 0)
+        self._returns.give_back_all(offer.in_flight, WITHDRAWN)
         self._leave_orphans(offer, WITHDRAWN)
 
     def link_ended(self, link: Link, offers: list[Offer]) -> None:
@@ -146,7 +146,7 @@ class Offers:
             self._drop(offer)
             service.absent.remember(offer.in_flight.holder, offer.in_flight.had())
             count += self._leave_orphans(offer, why)
-            self._back(offer, why, 0)
+            self._returns.give_back_all(offer.in_flight, why)
             if count:
                 lost[service] = lost.get(service, 0) + count
         for service, count in lost.items():
@@ -168,10 +168,6 @@ class Offers:
         self._shard.quotas.add(offer.link.owner, "pattern_bytes", -offer.pattern_bytes)
         self._registry.unused(offer.service)
 
-    def _back(self, offer: Offer, why: str, again_ms: int | None) -> None:
-        """Let the requests wait again that an offer held which has ended."""
-        self._returns.give_back_all(offer.in_flight, why, again_ms)
-
     def _leave_orphans(self, offer: Offer, why: str) -> int:
         """Let requests wait again that a holder held before a restart, if it has no offer left.
 
@@ -185,5 +181,5 @@ class Offers:
         count = in_flight.rows
         if why != WITHDRAWN:
             service.absent.remember(holder, in_flight.had())
-        self._returns.give_back_all(in_flight, why, 0)
+        self._returns.give_back_all(in_flight, why)
         return count
