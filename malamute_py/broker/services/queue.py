@@ -19,20 +19,18 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.commands import Level
 from malamute_protocol.commands import Offer as OfferCommand
 from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.services.absent import AbsentHolders
 from malamute_py.broker.structures.bitmaps import lowest
 from malamute_py.changelog.settings import ServiceSettings
 from malamute_py.changelog.tables import RequestRow, ServiceRow
 from malamute_py.matcher import Index, compile_pattern
-
-if TYPE_CHECKING:
-    from malamute_py.broker.log.bodies import Body
 
 DRAFT: Final = 0
 """State of a service that the log does not have: each batch of requests brings what makes it."""

@@ -49,3 +49,29 @@ def test_the_log_has_a_service_before_it_has_a_request_for_it() -> None:
     names = [name for name in logged(world) if name in ("ServiceSet", "RequestPut")]
     assert names[:2] == ["ServiceSet", "RequestPut"]
     assert world.numbers(2) == [0]
+
+
+def test_of_batches_of_one_turn_any_that_the_log_takes_creates_the_service() -> None:
+    world = pair()
+    shell, broker = world.shell, world.shell.broker
+    content = encode([b"a"], subject="x")
+    requests = [wire.Request("s", tracker) for tracker in (801, 802)]
+    broker.receive(1, "", requests, [content, content], shell.now_ms)
+    shell.run()
+    assert world.events("service_created") == [{"service": "s", "by": ""}]
+    assert world.counter("services_created") == 1
+    names = [name for name in logged(world) if name in ("ServiceSet", "RequestPut")]
+    assert names == ["ServiceSet", "RequestPut"] * 2
+    shell.restart()
+    world.worker(3)
+    assert world.info(3)["waiting"] == 2
+
+
+def test_a_service_that_a_refused_command_would_have_created_is_not_there() -> None:
+    world = pair()
+    world.shell.refuse["main"] = ("full", "no room")
+    world.refused(1, world.request(1, b"a"))
+    assert world.shell.broker.gauges["services"] == 0
+    del world.shell.refuse["main"]
+    assert world.refused(1, world.request(1, b"a", reply_to="b@d name")).code == "bad_name"
+    assert world.shell.broker.gauges["services"] == 0
