@@ -1,4 +1,4 @@
-"""Absent holders: the requests that a worker had in hand when it lost a link.
+"""Absent holders: the requests that a worker held when it lost a link.
 
 Owns what an absent holder may still end: its answer may have been on its way. The rules: an entry
 goes when its batch leaves the queue, so that the queue bounds all of them; of one batch as many
@@ -17,7 +17,7 @@ ABSENT_MIN: Final = 2
 
 
 class AbsentHolder:
-    """Requests of one service that one holder had in hand."""
+    """Requests of one service that one holder held."""
 
     __slots__ = ("bases", "rows")
 
@@ -48,7 +48,7 @@ class AbsentHolders:
         """Base of a batch -> the holders that had rows of it, the newest last."""
 
     def remember(self, holder: str, had: Sequence[tuple[int, int, int]]) -> None:
-        """Note what a holder had: (base of a batch, rows in hand, rows of the batch), ascending."""
+        """Note what a holder had: (base of a batch, rows held, rows of the batch), ascending."""
         if not had:
             return
         known = self.by_holder.get(holder)
