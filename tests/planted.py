@@ -18,7 +18,7 @@ from malamute_protocol.encode import encode
 from malamute_py.broker import Broker
 from malamute_py.broker.log.confirms import SYNCED
 from malamute_py.broker.ready import Ready
-from malamute_py.broker.services.requests import Requests
+from malamute_py.broker.services.ends import Ends
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import RequestDone
 from malamute_py.journal import FileStorage
@@ -119,18 +119,16 @@ def confirmed_early() -> None:
 
 def completion_unlogged() -> None:
     """Work is done, which is confirmed and not in the log, now and then."""
-    end, calls = Requests.end, [0]
+    end, calls = Ends.end, [0]
 
-    def sometimes(
-        self: Requests, service: Any, items: Any, why: str, *rest: Any, **more: Any
-    ) -> Any:
+    def sometimes(self: Ends, service: Any, items: Any, why: str, *rest: Any, **more: Any) -> Any:
         part = end(self, service, items, why, *rest, **more)
         calls[0] += why == "completed"
         if why == "completed" and calls[0] % 20 == 0:
             part.changes = [change for change in part.changes if type(change) is not RequestDone]
         return part
 
-    Requests.end = sometimes  # type: ignore[method-assign]
+    Ends.end = sometimes  # type: ignore[method-assign]
 
 
 def sync_skipped() -> None:

@@ -697,7 +697,12 @@ class Broker:
     def take_ready(self) -> Ready:
         """Everything that is to be done now. Each bundle in it is answered before the next call."""
         shard, serving = self._shard, self._serving
-        if self._acks and self._steps.idle and not self._links.dirty and not self._services.hungry:
+        if (
+            self._acks
+            and self._steps.idle
+            and not self._links.dirty
+            and not self._services.runnable
+        ):
             self._take_acks()
         if any(self._queues):
             self._work()
@@ -728,7 +733,7 @@ class Broker:
             self._serving.serve()
         if self._groups.hungry:
             self._groups.serve()
-        if self._services.hungry:
+        if self._services.runnable:
             self._services.hand_out()
         if self._mail.hungry:
             self._mail.deliver()
@@ -758,7 +763,7 @@ class Broker:
         if self._acks or self._ahead or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
         if any(self._queues) and (
-            self._serving.hungry or mail.hungry or services.hungry or groups.hungry
+            self._serving.hungry or mail.hungry or services.runnable or groups.hungry
             or self._matching.queue
         ):  # fmt: skip
             return self._shard.now_ms

@@ -1,4 +1,4 @@
-"""Requesters and workers over the fake shell: what a test of services says in one line each."""
+"""Requesters and workers over the fake shell, for the tests of services."""
 
 from __future__ import annotations
 
@@ -8,31 +8,35 @@ from typing import Any
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_py.broker.services.queue import Service
+from malamute_py.changelog.records import decode_change
+from malamute_py.journal.layout import control_bodies
 from tests.broker.shell import Letter, Peer, Shell, Task
 
 INBOX = 100
 ALL = ["all"]
 MANY = 1 << 40
+LATER_MS = 200
+"""A time after the first pause of a request that came back."""
 
 
 class World:
-    """A broker with requesters and workers; a link is its number."""
+    """A broker with requesters and workers; a link is named by its number."""
 
     def __init__(self, **settings: Any) -> None:
         self.shell = Shell(**settings)
         self.trackers = 0
         self.done: dict[int, int] = {}
-        """Link of a worker -> how many it has answered."""
+        """Link of a worker -> number of requests that it has answered."""
 
     # --- clients --------------------------------------------------------------------------
 
     def client(self, link: int, identity: str = "", **fields: Any) -> Peer:
-        """A client with an inbox of its own."""
+        """Open a link that reads its own mailbox."""
         self.shell.hello(link, identity=identity, **fields)
         return self.shell.send(link, wire.OpenInbox(INBOX, "", MANY, MANY), identity=identity)
 
     def worker(self, link: int, identity: str = "", **fields: Any) -> Peer:
-        """A client that will offer something."""
+        """Open a link that has not offered anything yet."""
         return self.shell.hello(link, identity=identity, **fields)
 
     def offer(
@@ -66,7 +70,7 @@ class World:
         self, link: int, requests: Sequence[int], *, last: bool = True, number: int = 1,
         bodies: Sequence[bytes] = (), level: int = 0, patient: bool = False,
     ) -> int:  # fmt: skip
-        """Answer requests, with `re: N` if nothing else is said; returns the tracker."""
+        """Answer requests, with `re: N` unless there are bodies; returns the tracker."""
         self.trackers += 1
         texts = list(bodies) or [b"re: %d" % request for request in requests]
         command = wire.Reply(number, list(requests), self.trackers, last, level, patient)
@@ -84,12 +88,12 @@ class World:
         return self.trackers
 
     def ask(self, link: int, command: wire.Command) -> dict[str, Any]:
-        """The value of a RESULT."""
+        """Send a command, and return the value of its RESULT."""
         value: dict[str, Any] = self.shell.send(link, command).last(wire.Result).value
         return value
 
     def drop(self, link: int) -> None:
-        """A link is lost."""
+        """Lose a link."""
         self.shell.broker.link_lost(link, self.shell.now_ms)
         self.shell.run()
 
@@ -108,7 +112,7 @@ class World:
         return [letter.body for letter in self.mail(link)]
 
     def answers(self, link: int, tracker: int) -> list[wire.Command]:
-        """CONFIRM or REFUSED of a tracker."""
+        """CONFIRM and REFUSED that name a tracker."""
         return [
             command for command in self.shell.peers[link].commands
             if (isinstance(command, wire.Confirm) and command.tracker == tracker)
@@ -135,9 +139,45 @@ class World:
         return self.shell.broker.counters[name]
 
     def service(self, name: str = "s") -> Service:
-        return self.shell.broker._services._requests.by_name[name]
+        return self.shell.broker._services._registry.by_name[name]
 
     def queued(self) -> int:
-        """Requests that the tables have, over all services."""
+        """Number of requests in the tables, over all services."""
         requests = self.shell.broker._shard.queues.requests
         return sum(row.left.bit_count() for row in requests.values())
+
+
+def letters(world: World, link: int, mailbox: str = "s.dead", number: int = 50) -> list[Any]:
+    """Messages in a dead-letter mailbox."""
+    if number not in world.shell.peers[link].mail:
+        world.shell.send(link, wire.OpenInbox(number, mailbox, MANY, MANY))
+    return world.shell.peers[link].mail.get(number, [])
+
+
+def poisoned(world: World, attempts: int) -> None:
+    """Let a request end the link of its worker `attempts` times."""
+    world.ask(1, wire.EditService(7, "s", {"attempts_max": attempts, "backoff_ms": 10}))
+    world.request(1, b"poison", b"bread", key=b"k", subjects=["bad", "good"])
+    for link in range(10, 10 + attempts):
+        world.worker(link, f"w{link}")
+        world.offer(link, pattern=["topic", "bad"])
+        world.drop(link)
+        world.shell.wait(LATER_MS)
+
+
+def pair(**settings: object) -> World:
+    """Return a world with a requester (link 1) and a worker (link 2) that has no offer yet."""
+    world = World(**settings)
+    world.client(1)
+    world.worker(2, "ann")
+    return world
+
+
+def logged(world: World) -> list[str]:
+    """Names of the changes in the log, in order."""
+    return [
+        type(decode_change(body)).__name__
+        for held in world.shell.rings["main"]
+        if held.control_kind
+        for body in control_bodies(held.data[96:])
+    ]

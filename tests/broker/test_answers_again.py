@@ -7,9 +7,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
-from tests.broker.service_world import ALL, MANY, World
-from tests.broker.services.test_services import letters
-from tests.broker.services.test_workers import LATER_MS
+from tests.broker.service_world import ALL, LATER_MS, MANY, World, letters
 from tests.broker.shell import Peer
 
 REQUESTER, WORKER, OTHER = 1, 2, 3
@@ -229,15 +227,15 @@ def test_what_lost_workers_left_behind_goes_with_the_requests() -> None:
         world.worker(lost, session=bytes([cycle + 1]) * 16)
         world.offer(lost)
         world.drop(lost)
-        puts = list(world.service().puts.values())
-        assert [len(put.left_by or ()) for put in puts] == [1] * 20
+        absent = world.service().absent
+        assert [len(holders) for holders in absent.by_base.values()] == [1] * 20
         world.offer(OTHER)
         for number in world.numbers(OTHER)[cycle * 20 :]:
             world.ack(OTHER, [(number, number + 1)], WorkState.COMPLETED)
         world.shell.send(OTHER, wire.Unsubscribe(1))
         assert world.queued() == 0
-        assert world.service().left_behind == {}
-        assert [len(put.left_by or ()) for put in puts] == [0] * 20
+        assert not absent.by_holder
+        assert not absent.by_base
 
 
 def test_of_a_request_that_is_lost_again_and_again_the_last_holders_are_remembered() -> None:
@@ -250,7 +248,7 @@ def test_of_a_request_that_is_lost_again_and_again_the_last_holders_are_remember
         world.offer(link)
         world.drop(link)
         world.shell.wait(LATER_MS)
-    assert list(world.service().left_behind) == names[-2:]
+    assert list(world.service().absent.by_holder) == names[-2:]
     offer = wire.Offer(1, "s", ALL, 0, MANY)
     for link, name in enumerate(names, 20):
         world.worker(link, name)
@@ -271,10 +269,10 @@ def test_of_a_batch_each_row_may_have_a_lost_holder() -> None:
     offer = wire.Offer(1, "s", ALL, 0, MANY)
     for link, name in enumerate(names, 60):
         world.worker(link, name)
-        row = world.service().left_behind[name].rows[0].bit_length() - 1
+        row = world.service().absent.by_holder[name].rows[0].bit_length() - 1
         command = wire.Reply(1, [row], 700, True, key=b"of %d" % link)
         assert isinstance(say(world, link, offer, command, frames=1), wire.Confirm)
-    assert world.service().left_behind == {}
+    assert world.service().absent.by_holder == {}
 
 
 def test_a_refusal_by_the_log_leaves_what_waits_as_it_was() -> None:

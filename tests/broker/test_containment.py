@@ -333,8 +333,9 @@ def test_an_error_in_giving_mail_or_work_ends_its_reader_and_the_next_one_gets_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     post = planted_post()
-    inboxes, offers = post.broker._mail.inboxes, post.broker._services._offers
-    send, work = inboxes._send, offers._work
+    inboxes = post.broker._mail.inboxes
+    delivery = post.broker._services._delivery
+    send, work = inboxes._send, delivery._work
 
     def planted(one: Any, *arguments: Any) -> None:
         if one.link.number == 2:
@@ -342,7 +343,7 @@ def test_an_error_in_giving_mail_or_work_ends_its_reader_and_the_next_one_gets_i
         (send if hasattr(one, "mailbox") else work)(one, *arguments)
 
     monkeypatch.setattr(inboxes, "_send", planted)
-    monkeypatch.setattr(offers, "_work", planted)
+    monkeypatch.setattr(delivery, "_work", planted)
     post.inbox(2, 7, "box")
     post.mail(1, "box", [b"x"])
     assert post.peers[2].closed

@@ -13,7 +13,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_py.broker import Broker, Ready
-from malamute_py.broker.services.queue import Lane, Service
+from malamute_py.broker.services.queue import Service, SubjectQueue
 from tests.broker.sliced import Sliced
 
 SHARE = 5
@@ -75,11 +75,11 @@ def test_a_step_serves_as_much_as_its_share_lasts_and_the_next_ones_the_rest(
 def test_a_step_compares_few_subjects_with_expressions_once_its_share_is_used(
     waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, look = [0], Service.crews_of
+    looks, look = [0], Service.takers_of
 
-    def counted(self: Service, lane: Lane) -> object:
-        looks[-1] += self.is_slow(lane)
-        return look(self, lane)
+    def counted(self: Service, queue: SubjectQueue) -> object:
+        looks[-1] += self.is_slow(queue)
+        return look(self, queue)
 
     take_ready: Callable[[Broker], Ready] = Broker.take_ready
 
@@ -88,7 +88,7 @@ def test_a_step_compares_few_subjects_with_expressions_once_its_share_is_used(
         return take_ready(self)
 
     monkeypatch.setattr(Broker, "take_ready", next_step)
-    monkeypatch.setattr(Service, "crews_of", counted)
+    monkeypatch.setattr(Service, "takers_of", counted)
     shell = Sliced(0)
     shell.hello(1)
     shell.hello(2)

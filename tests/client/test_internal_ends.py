@@ -15,8 +15,8 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.mail.inboxes import Inboxes
 from malamute_py.broker.mail.mailboxes import Mailboxes
+from malamute_py.broker.services.hand_outs import HandOuts
 from malamute_py.broker.services.requests import Requests
-from malamute_py.broker.services.workers import Offers
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.client.session.session import State
 from malamute_py.embedded import EmbeddedBroker
@@ -239,7 +239,7 @@ async def test_a_message_that_the_broker_cannot_hand_out_ends_its_inbox_by_name(
 async def test_a_request_that_the_broker_cannot_hand_out_ends_its_workers_by_name(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errs(monkeypatch, Offers, "_serve", lambda self, service, *_: service.name == "bad")
+    errs(monkeypatch, HandOuts, "_serve", lambda self, service, *_: service.name == "bad")
     async with running(kind) as shell:
         worker = shell.client.worker("bad")
         await shell.do("submit", "bad", b"x")

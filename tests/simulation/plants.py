@@ -424,17 +424,18 @@ def _synced_when_appended(stack: contextlib.ExitStack) -> None:
 
 
 def _work_taken_not_logged(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.services import requests
+    from malamute_py.broker.services import hand_outs, requests
     from malamute_py.changelog.records import WorkReceived
 
     def make(original: Any) -> Any:
         return lambda service, rows, holder, at_ms, lease_ms: WorkReceived(service, rows)
 
+    _put(stack, hand_outs, "WorkTaken", make)
     _put(stack, requests, "WorkTaken", make)
 
 
 def _return_not_logged(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.services import requests
+    from malamute_py.broker.services import returns
     from malamute_py.changelog.records import WorkReceived
 
     def make(original: Any) -> Any:
@@ -444,7 +445,7 @@ def _return_not_logged(stack: contextlib.ExitStack) -> None:
 
         return returned
 
-    _put(stack, requests, "WorkReturned", make)
+    _put(stack, returns, "WorkReturned", make)
 
 
 def _attempts_not_counted(stack: contextlib.ExitStack) -> None:
@@ -552,16 +553,16 @@ def _duplicate_overtakes(stack: contextlib.ExitStack) -> None:
 
 
 def _fence_forgets(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.services.workers import Offers
+    from malamute_py.broker.services.returns import Returns
 
     def make(original: Any) -> Any:
-        def back(self: Any, offer: Any, why: str, again_ms: Any) -> None:
+        def give_back_all(self: Any, in_flight: Any, why: str) -> None:
             if why != "fenced":
-                original(self, offer, why, again_ms)
+                original(self, in_flight, why)
 
-        return back
+        return give_back_all
 
-    _put(stack, Offers, "_back", make)
+    _put(stack, Returns, "give_back_all", make)
 
 
 def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
@@ -585,7 +586,7 @@ def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
 
 
 def _one_attempt_less(stack: contextlib.ExitStack) -> None:
-    from malamute_py.broker.services.requests import Requests
+    from malamute_py.broker.services.returns import Returns
 
     def make(original: Any) -> Any:
         def most(self: Any, service: Any) -> int:
@@ -593,7 +594,7 @@ def _one_attempt_less(stack: contextlib.ExitStack) -> None:
 
         return most
 
-    _put(stack, Requests, "attempts_max", make)
+    _put(stack, Returns, "attempts_max", make)
 
 
 def _since_ignored(stack: contextlib.ExitStack) -> None:

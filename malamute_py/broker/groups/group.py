@@ -30,7 +30,7 @@ from malamute_py.broker.groups.holdings import PAGE, Holdings, Page, Picked
 from malamute_py.broker.groups.slots import NOBODY, SLOTS, Places, Slots, SlotsOfRows
 from malamute_py.broker.links.links import Link, Owner, Receiver
 from malamute_py.broker.log.stream import Batch, Stream
-from malamute_py.broker.structures.bitmaps import bits_of_rows, first_bits, rows_of_bits
+from malamute_py.broker.structures.bitmaps import bits_of_rows, lowest, rows_of_bits
 from malamute_py.changelog.records import Range
 from malamute_py.changelog.tables import GroupRow
 from malamute_py.matcher import compile_pattern
@@ -596,7 +596,7 @@ class Group:
         if self.kind == "exclusive":
             holder = self.holder
             if holder is not None and holder.able:
-                yield holder, _at_most(bits, holder.left_records)
+                yield holder, lowest(bits, holder.left_records)
             return
         given: list[Member] = []
         while bits and self.filed:
@@ -611,7 +611,7 @@ class Group:
                 self._unfile(member)
                 given.append(member)
                 most = min(member.left_records, max(share, member.lot(deals)))
-                rows = bits if bits.bit_count() <= most else first_bits(bits, most)
+                rows = lowest(bits, most)
                 yield member, rows
                 bits ^= rows
             if not given:
@@ -626,7 +626,7 @@ class Group:
         for place, mine in _parts(self.slots.owner[self._row_slots(batch)], bits):
             member = self.by_place.get(place)
             if member is not None and member.able:
-                yield member, _at_most(mine, member.left_records)
+                yield member, lowest(mine, member.left_records)
                 self.file(member)
                 if self.dealt - began >= DEALS_AT_ONCE:
                     # What still waits is wanted first in the group's next turn.
@@ -722,11 +722,6 @@ def slots_of(page: Page, mask: int) -> SlotsOfRows:
     assert page.slots is not None
     found: SlotsOfRows = page.slots[: mask.bit_length()][rows_of_bits(mask, mask.bit_length())]
     return found
-
-
-def _at_most(bits: int, most: int) -> int:
-    """The first so many rows of some."""
-    return bits if bits.bit_count() <= most else first_bits(bits, most)
 
 
 def _parts(owners: Places, bits: int) -> list[tuple[int, int]]:

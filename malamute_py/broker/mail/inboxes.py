@@ -33,7 +33,7 @@ from malamute_py.broker.mail.mailbox import (
     temporary_name,
 )
 from malamute_py.broker.mail.messages import Messages, RowsOfPut, done_of
-from malamute_py.broker.structures.bitmaps import bits_of_rows, first_bits
+from malamute_py.broker.structures.bitmaps import bits_of_rows, lowest
 from malamute_py.changelog.records import MailAgain, MailDone, Run
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MessageRow, Rare
@@ -279,7 +279,7 @@ class Inboxes:
         if count > inbox.left_records:
             # One row is allowed whatever the credit: `wants` has seen to that.
             count = max(inbox.left_records, 1)
-            mask = first_bits(mask, count)
+            mask = lowest(mask, count)
         body = self._bodies.get(base)
         size = row.size
         if size > inbox.left_bytes:
@@ -322,7 +322,7 @@ class Inboxes:
             # A guess from the mean size of a row, proved by extracting the rows.
             count = min(mask.bit_count(), inbox.left_bytes * row.count // row.size)
             while count:
-                some = first_bits(mask, count) if count < mask.bit_count() else mask
+                some = lowest(mask, count)
                 frames = body.extracted(some)
                 if frames is None:
                     break

@@ -24,7 +24,7 @@ from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.mail.inboxes import why_of
 from malamute_py.broker.mail.mailbox import Mailbox
-from malamute_py.broker.structures.bitmaps import rows_in
+from malamute_py.broker.structures.bitmaps import places_of
 from malamute_py.changelog.tables import MessageRow
 
 RESULT_BYTES: Final = 512 << 10
@@ -113,7 +113,7 @@ class Peeking:
         messages: list[dict[str, Any]] = []
         size = 0
         for row in self._rows:
-            for place in rows_in(self._left(row)):
+            for place in places_of(self._left(row)):
                 if len(messages) < self._limit:
                     entry = self._entry(row, place)
                     size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))

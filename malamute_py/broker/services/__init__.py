@@ -1,1 +1,1 @@
-"""Services: requests that wait, and the workers that they are handed to."""
+"""Services: requests that wait in queues, and the workers that they are handed to."""

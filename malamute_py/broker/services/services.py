@@ -1,63 +1,37 @@
-"""Services: what the rest of the core knows of service queues, and their administration.
+"""Services: the requests in their queues and the workers that do them.
 
-Owns the commands that a RESULT answers: cancel, facts, settings, putting back, removal. The rules:
-what changes something is answered when it is durable; what is listed is paged; work that may
-concern all that lies in a queue is done in portions, one a step. The requests themselves are
-requests.py's, the workers workers.py's, the order of hand-out queue.py's. Source: SPEC.md, section
-4.5; docs/design.md (Queues and the checkpoint; Safety).
+Owns how the parts of this room are put together, and what the broker asks of them. Source: SPEC.md,
+section 4.5; docs/design.md (Queues and the checkpoint).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable
-from functools import partial
-from itertools import islice
 from typing import Any, Final
 
-import msgspec
-
-from malamute_protocol.commands import (
-    CancelRequest,
-    Command,
-    EditService,
-    Level,
-    Offer,
-    RemoveService,
-    Requeue,
-    ServiceInfo,
-)
-from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.commands import Command, Offer
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links
-from malamute_py.broker.log.answers import Answer, Answers
-from malamute_py.broker.log.bodies import Bodies, Body
-from malamute_py.broker.log.steps import Counting, Steps, Then
+from malamute_py.broker.log.answers import Answers
+from malamute_py.broker.log.bodies import Bodies
+from malamute_py.broker.log.steps import Steps
 from malamute_py.broker.mail.puts import Puts
-from malamute_py.broker.services.queue import Hands, Put, Service
-from malamute_py.broker.services.requests import (
-    Requests,
-    Rows,
-    attempts_of,
-    dead_letters,
-    default_dead_letters,
-    merged,
-)
+from malamute_py.broker.services.administration import ServiceAdmin
+from malamute_py.broker.services.claims import Claims
+from malamute_py.broker.services.deadlines import Deadlines
+from malamute_py.broker.services.delivery import WorkDelivery
+from malamute_py.broker.services.ends import Ends
+from malamute_py.broker.services.hand_outs import HandOuts
+from malamute_py.broker.services.recovery import Recovery
+from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.replies import Replies
+from malamute_py.broker.services.requests import Requests
+from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.workers import Offers
-from malamute_py.broker.structures.bitmaps import every
-from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet
-from malamute_py.changelog.settings import ServiceSettings, queue_settings
-from malamute_py.changelog.tables import ServiceRow, mask_of
-
-PORTION: Final = 256
-"""Batches that one step of a removal ends."""
-NUMBERS_MAX: Final = 1_000
-"""Numbers that one REQUEUE names."""
 
 
 class Services:
-    """The service queues of one core."""
+    """All services of one core."""
 
     def __init__(
         self,
@@ -69,417 +43,60 @@ class Services:
         answers: Answers,
     ) -> None:
         self._shard = shard
-        self._steps = steps
-        self._bodies = bodies
-        self._mailboxes = puts.mailboxes
-        self._puts = puts
-        self._answers = answers
-        self._requests = Requests(shard, links, steps, bodies, puts)
-        self._offers = offers = Offers(shard, links, steps, bodies, puts, self._requests, answers)
-        self._cancels: Final[list[tuple[Link, CancelRequest]]] = []
-        """Cancellations of batches that are on their way into the log themselves."""
-        self._portions: Final[deque[Callable[[], None]]] = deque()
-        """What goes on in the next step: a removal, a putting back."""
-        self.queues: Final = (self._cancels, self._portions, *self._requests.queues)
-        """While all of them are empty, nothing can be done at once."""
-        self.prepare_request = self._requests.prepare
-        self.request_again = self._requests.again
-        self.prepare_reply = offers.prepare_reply
-        self.prepare_ack = offers.prepare_ack
-        self.recovered = self._requests.recovered
-        self.tick = self._requests.tick
+        self._registry = registry = Registry(shard, steps, puts.mailboxes)
+        self._ends = ends = Ends(shard, bodies, puts, registry)
+        returns = Returns(shard, steps, registry, ends)
+        self._delivery = WorkDelivery(shard, links, steps, bodies, ends)
+        self._hand_outs = hand_outs = HandOuts(
+            shard, links, steps, registry, returns, self._delivery
+        )
+        requests = Requests(shard, steps, bodies, puts, registry, hand_outs)
+        self._offers = Offers(shard, links, steps, registry, returns, answers)
+        claims = Claims(shard, hand_outs)
+        replies = Replies(shard, puts, registry, ends, returns, claims)
+        self._deadlines = deadlines = Deadlines(shard, steps, registry, ends, returns)
+        self._admin = ServiceAdmin(shard, steps, bodies, puts, registry, ends, returns, answers)
+        recovery = Recovery(shard, registry, ends, returns, deadlines)
+        self.queues: Final = registry.queues
+        """While all of these are empty, services have nothing to do at once."""
+        self.prepare_request = requests.prepare
+        self.request_again = requests.again
+        self.prepare_reply = replies.prepare_reply
+        self.prepare_ack = replies.prepare_ack
+        self.recovered = recovery.recovered
+        self.tick = deadlines.tick
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """The commands that are no steps."""
-        return {
-            Offer: self._offers.offer,
-            CancelRequest: partial(self._answer, self._cancel),
-            ServiceInfo: partial(self._answer, self._info),
-            EditService: partial(self._answer, self._edit),
-            Requeue: partial(self._answer, self._requeue),
-            RemoveService: partial(self._answer, self._remove),
-        }
+        """Methods that handle commands which are no steps, by their class."""
+        return {Offer: self._offers.offer, **self._admin.handlers()}
 
     @property
     def due_ms(self) -> int | None:
-        """When the next timer is due."""
-        return self._requests.due_ms
+        """When `tick` must be called at the latest; None: no timer is set."""
+        return self._deadlines.due_ms
 
     @property
-    def hungry(self) -> bool:
-        """Whether more can be done at once."""
-        return bool(self._cancels or self._portions) or self._offers.hungry
+    def runnable(self) -> bool:
+        """Whether `hand_out` has something to do."""
+        registry = self._registry
+        return bool(registry.next_turn) or (
+            bool(registry.runnable) and self._shard.now_ms >= registry.paused_to_ms
+        )
 
     def hand_out(self) -> None:
-        """Hand out what waits to who is ready."""
-        if self._cancels:
-            cancels = self._cancels.copy()
-            self._cancels.clear()
-            for link, command in cancels:
-                self._answer(self._cancel, link, command)
-        for _ in range(len(self._portions)):
-            self._portions.popleft()()
-        self._offers.hand_out()
+        """Do what was left to this turn, then hand out requests to workers that are ready."""
+        next_turn = self._registry.next_turn
+        for _ in range(len(next_turn)):
+            next_turn.popleft()()
+        self._hand_outs.hand_out()
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is."""
-        requests = self._requests
+        """Gauges of services, by name."""
+        registry = self._registry
         return {
-            "services": len(requests.by_name),
-            "requests": requests.rows,
-            "request_bytes": requests.size,
+            "services": len(registry.by_name),
+            "requests": registry.rows,
+            "request_bytes": registry.size,
             "offers": self._offers.count,
         }
-
-    # --- answering ------------------------------------------------------------------------------
-
-    def _answer(self, handle: Callable[[Link, Any], None], link: Link, command: Any) -> None:
-        try:
-            handle(link, command)
-        except BrokerRefused as error:
-            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
-
-    def _permitted(self, link: Link, action: str, name: str) -> bool:
-        return self._shard.settings.permit(link.owner, action, name)
-
-    def _service(self, link: Link, name: str, *actions: str) -> Service:
-        """A service that may be touched. Raises BrokerRefused."""
-        if not any(self._permitted(link, action, name) for action in actions):
-            raise BrokerRefused("forbidden", f"you may not {actions[0]} service '{name}'")
-        service = self._requests.by_name.get(name)
-        if service is None or not (
-            service.known or service.under_way or service.making or service.reserved_rows
-        ):
-            raise BrokerRefused("unknown_service", f"there is no service '{name}'")
-        return service
-
-    # --- CANCEL_REQUEST -------------------------------------------------------------------------
-
-    def _cancel(self, link: Link, command: CancelRequest) -> None:
-        service = self._service(link, command.service, "request")
-        key = link.holder, command.key
-        if self._steps.under_way(key):
-            # It will be there in the next step, or will have been refused.
-            self._cancels.append((link, command))
-            return
-        put: Put | None = None
-        taken = self._steps.taken(key) if command.key else None
-        if taken is not None:
-            put = service.puts.get(taken.base)
-        rows = 0
-        if put is not None:
-            rows = put.alive
-            if command.row >= 0:
-                rows &= 1 << min(command.row, put.row.put.count)
-        if put is None or not rows:
-            # It has ended, or never came to be: nothing is left to be given up.
-            self._answers.result(link, command, {"count": 0})
-            return
-        count = rows.bit_count()
-        counting = Counting(self._shard.counters, count, ("requests_cancelled",))
-        answer = Answer(self._answers, link, command, partial(dict, count=count))
-        self._steps.take(
-            [self._requests.end(service, [(put, rows)], "cancelled", counting, answer)]
-        )
-
-    # --- SERVICE_INFO ---------------------------------------------------------------------------
-
-    def _info(self, link: Link, command: ServiceInfo) -> None:
-        name = command.service
-        if not name.endswith("*"):
-            service = self._service(link, name, "request", "work", "admin")
-            self._answers.result(link, command, self._facts(service, whole=True))
-            return
-        prefix = name[:-1]
-        requests = self._requests
-        names = requests.names
-        at = max(bisect_left(names, prefix), bisect_right(names, command.after))
-        limit = max(1, min(command.limit, self._shard.settings.page_max))
-        page: list[dict[str, Any]] = []
-        more = False
-        for one in islice(names, at, None):
-            if not one.startswith(prefix):
-                break
-            if len(page) == limit:
-                more = True
-                break
-            if any(self._permitted(link, action, one) for action in ("request", "work", "admin")):
-                page.append(self._facts(requests.by_name[one], whole=False))
-        self._answers.result(link, command, {"entries": page, "more": more})
-
-    def _facts(self, service: Service, *, whole: bool) -> dict[str, Any]:
-        row = service.row
-        page_max = self._shard.settings.page_max
-        oldest = next(iter(service.puts.values()), None)
-        letters = self._mailboxes.get(dead_letters(service))
-        facts: dict[str, Any] = {
-            "name": service.name,
-            "waiting": service.rows - service.held - service.delayed,
-            "held": service.held,
-            "delayed": service.delayed,
-            "bytes": service.size,
-            "oldest_ms": 0 if oldest is None else oldest.row.put.at_ms,
-            "offers": len(service.offers),
-            # An offer may name any number: the sum must still be one that can be sent.
-            "credit": min(
-                sum(max(0, offer.left_records) for offer in islice(service.offers, page_max)),
-                1 << 53,
-            ),
-            "dead": 0 if letters is None else letters.messages,
-            "dead_letters": dead_letters(service),
-            "settings": msgspec.structs.asdict(row.settings),
-            "created_ms": row.created_ms,
-            "by": row.by,
-        }
-        if whole:
-            facts["attempts"] = self._attempts(service, page_max)
-            facts["workers"] = self._workers(service, page_max)
-        return facts
-
-    def _attempts(self, service: Service, most: int) -> list[list[int]]:
-        """How often -> requests that were handed out so often, of the oldest batches."""
-        counted: dict[int, int] = {}
-        for put in islice(service.puts.values(), most):
-            for times, rows in attempts_of(put, put.row.left):
-                counted[times] = counted.get(times, 0) + rows.bit_count()
-        return [[times, counted[times]] for times in sorted(counted)]
-
-    def _workers(self, service: Service, most: int) -> list[dict[str, Any]]:
-        """Return the workers with what each has in hand, since when and how often."""
-        workers = [
-            self._worker(offer.hands, offer.link.number, most)
-            for offer in islice(service.offers, most)
-        ]
-        workers += [
-            self._worker(hands, 0, most)
-            for hands in islice(service.orphans.values(), max(0, most - len(workers)))
-            if hands.grants
-        ]
-        return workers
-
-    def _worker(self, hands: Hands, link: int, most: int) -> dict[str, Any]:
-        held = received = attempts = 0
-        since_ms = lease_until_ms = 0
-        some = (grant for grants in hands.grants.values() for grant in grants)
-        for grant in islice(some, most):
-            held += grant.rows.bit_count()
-            since_ms = min(since_ms or grant.at_ms, grant.at_ms)
-            lease_until_ms = min(lease_until_ms or grant.due_ms, grant.due_ms)
-            attempts = max(attempts, *(times for times, _ in attempts_of(grant.put, grant.rows)))
-            for hold in grant.put.row.holds:
-                received += (hold.received & grant.rows).bit_count()
-        return {
-            "holder": hands.holder, "link": link, "held": held, "received": received,
-            "since_ms": since_ms, "lease_until_ms": lease_until_ms, "attempts": attempts,
-        }  # fmt: skip
-
-    # --- EDIT_SERVICE ---------------------------------------------------------------------------
-
-    def _edit(self, link: Link, command: EditService) -> None:
-        name = command.service
-        if not self._permitted(link, "admin", name):
-            raise BrokerRefused("forbidden", f"you may not admin service '{name}'")
-        known = name in self._requests.by_name
-        service = self._requests.use(name, link.owner, command.settings)
-        facts = partial(self._facts, service, whole=True)
-        answer = Answer(self._answers, link, command, facts)
-        if not known:
-            self._requests.make(service, answer)
-            return
-        before = service.coming or service.row.settings
-        settings = queue_settings(
-            ServiceSettings, command.settings, self._shard.settings.settings_bytes_max, before
-        )
-        if settings.memory != before.memory:
-            raise BrokerRefused("bad_setting", "memory cannot be changed: requests lie there")
-        row = service.row
-        changed = ServiceRow(row.number, row.name, settings, row.by, row.created_ms)
-        if not service.known:
-            # It is being made: whatever makes it does so with these settings.
-            service.row = changed
-        service.coming = settings
-        failed = partial(self._not_edited, service, row, changed)
-        editing = Then(partial(self._edited, service, changed), failed)
-        change = ServiceSet(row.number, row.name, settings, row.by, row.created_ms)
-        self._steps.propose(change, editing, answer)
-
-    def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
-        if service.coming is row.settings:
-            service.coming = None
-        service.row = row
-        service.level = int(Level[row.settings.level.upper()])
-        self._requests.made(service)
-
-    def _not_edited(self, service: Service, row: ServiceRow, wanted: ServiceRow, *_: Any) -> None:
-        if service.coming is wanted.settings:
-            service.coming = None
-        if service.row is wanted:
-            service.row = row
-
-    # --- REQUEUE --------------------------------------------------------------------------------
-
-    def _requeue(self, link: Link, command: Requeue) -> None:
-        service = self._service(link, command.service, "admin")
-        numbers = command.numbers
-        if len(numbers) > NUMBERS_MAX:
-            raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
-        held = self._held(service, set(numbers)) if numbers else []
-        count = sum(rows.bit_count() for _, rows in held)
-        places = list(dict.fromkeys((dead_letters(service), default_dead_letters(service))))
-        answer = Answer(self._answers, link, command)
-        job = Requeueing(service, places, numbers, count, answer)
-        if not held:
-            self._revive(job, 0)
-            return
-        part = self._requests.returned(service, held, "requeued", 0)
-        part.effects.append(Then(partial(self._revive, job), answer.refuse))
-        self._steps.take([part])
-
-    def _held(self, service: Service, numbers: set[int]) -> list[Rows]:
-        """Return the requests among these numbers that a worker has in hand."""
-        hands = [offer.hands for offer in service.offers] + list(service.orphans.values())
-        items: list[Rows] = []
-        for one in hands:
-            if not one.bases:
-                continue
-            for number in numbers:
-                grants = one.of(number)
-                for grant in grants or ():
-                    bit = 1 << max(0, min(number - grant.put.base, grant.put.row.put.count))
-                    if grant.rows & bit:
-                        items.append((grant.put, bit))
-        return merged(items)
-
-    def _revive(self, job: Requeueing, lsn: int) -> None:
-        """Put dead letters back into their queue, a portion a step; answer when all are."""
-        service, places = job.service, job.places
-        while places:
-            part = self._puts.revive(places[0], service=service.number, numbers=job.numbers)
-            if part is not None:
-                break
-            del places[0]
-        else:
-            self._requeued(job, lsn)
-            return
-        kept = {
-            base: self._bodies.get(base)
-            for change in part.changes if isinstance(change, RequestRevived)
-            for base, _ in change.rows if service.memory
-        }  # fmt: skip
-        changes = part.changes
-        done = partial(self._go_on, job, kept, changes)
-        part.effects.append(Then(done, job.answer.refuse))
-        self._steps.take([part])
-
-    def _requeued(self, job: Requeueing, lsn: int) -> None:
-        count, answer = job.count, job.answer
-        if not count:
-            why = "no such dead letter or request"
-            answer.refuse("unknown_request", why)
-            return
-        self._shard.counters["requests_requeued"] += count
-        answer.value = partial(dict, count=count)
-        answer.after(lsn)
-
-    def _go_on(
-        self, job: Requeueing, kept: dict[int, Body | None], changes: list[Any], lsn: int
-    ) -> None:
-        for base, body in kept.items():
-            if body is not None:
-                self._bodies.hold(base, bytes(body.stamp), body.frame, body.content)
-        job.count += self._revived(job.service, changes)
-        if job.numbers:
-            # What was named is done in one step: all of it was looked at.
-            del job.places[0]
-        self._portions.append(partial(self._revive, job, lsn))
-
-    def _revived(self, service: Service, changes: list[Any]) -> int:
-        """Rows wait in their queue again, as the tables say; returns how many."""
-        requests = self._requests
-        count = 0
-        for change in changes:
-            if not isinstance(change, RequestRevived):
-                continue
-            for base, some in change.rows:
-                row = self._shard.queues.requests.get(base)
-                if row is None:
-                    continue
-                rows = mask_of(some, every(row.put.count)) & row.waiting
-                put = service.puts.get(base)
-                if put is None:
-                    put = Put(service, row)
-                    requests.add(service, put)
-                else:
-                    put.row = row
-                    service.rows += rows.bit_count()
-                    requests.rows += rows.bit_count()
-                service.wait(put, rows, again=True)
-                count += rows.bit_count()
-        requests.hungry[service] = None
-        return count
-
-    # --- REMOVE_SERVICE ---------------------------------------------------------------------------
-
-    def _remove(self, link: Link, command: RemoveService) -> None:
-        service = self._service(link, command.service, "admin")
-        if command.confirm != service.name:
-            raise BrokerRefused("conflict", "confirm repeats the name of the service")
-        if service.removing:
-            raise BrokerRefused("wait", f"service '{service.name}' is being removed")
-        if service.offers:
-            raise BrokerRefused(
-                "in_use", f"service '{service.name}' has {len(service.offers)} offers"
-            )
-        if service.reserved_rows or not service.known:
-            raise BrokerRefused("wait", f"requests are on their way to '{service.name}'")
-        service.removing = True
-        self._remove_some(service, 0, Answer(self._answers, link, command))
-
-    def _not_removed(self, service: Service, answer: Answer, *why: Any) -> None:
-        service.removing = False
-        self._requests.hungry[service] = None
-        answer.refuse(*why)
-
-    def _removed_some(self, service: Service, count: int, answer: Answer, _: int) -> None:
-        # In a step of its own: what is in memory ends at once.
-        self._portions.append(partial(self._remove_some, service, count, answer))
-
-    def _removed(self, service: Service, count: int, answer: Answer, lsn: int) -> None:
-        self._requests.forget(service)
-        self._shard.counters["services_removed"] += 1
-        self._shard.event("service_removed", service=service.name, by=answer.link.identity)
-        answer.value = partial(dict, count=count)
-        answer.after(lsn)
-
-    def _remove_some(self, service: Service, count: int, answer: Answer) -> None:
-        """End a portion of what lies in a service; then the service."""
-        refused = partial(self._not_removed, service, answer)
-        items = [
-            (put, put.alive & ~put.moving)
-            for put in islice(service.puts.values(), PORTION)
-            if put.alive & ~put.moving
-        ]
-        if items:
-            count += sum(rows.bit_count() for _, rows in items)
-            removing = Then(partial(self._removed_some, service, count, answer), refused)
-            self._steps.take(
-                [self._requests.end(service, items, "removed", removing, notice="removed")]
-            )
-        elif service.puts:
-            refused("wait", "some of its requests are on their way", 0)
-        else:
-            change = ServiceRemoved(service.number, self._shard.now_ms)
-            removing = Then(partial(self._removed, service, count, answer), refused)
-            self._steps.propose(change, removing)
-
-
-class Requeueing(msgspec.Struct, eq=False):
-    """One REQUEUE that is being done."""
-
-    service: Service
-    places: list[str]
-    """Mailboxes that are still to be looked into."""
-    numbers: list[int]
-    count: int
-    answer: Answer

@@ -1,1 +1,1 @@
-"""Containers and bit tricks that know no word of a broker."""
+"""Containers and operations on bits that know no word of a broker."""

@@ -1,8 +1,8 @@
-"""Ordered collections that never have to be walked: numbers in order, and what is due when.
+"""Collections in order: distinct values, and places by the time at which they are due.
 
-Owns a sorted list in chunks. The rule: adding at the end and taking from the front cost the
-same whatever is in it, and every other change a few comparisons more; what was removed leaves
-nothing behind. A heap with lazy deletion would keep what was acknowledged until it is due.
+Owns a sorted list in chunks. The rules: adding at the end and removing from the front cost the
+same for any size, and every other change costs a few comparisons more; a removed value leaves
+nothing behind. A heap with lazy deletion would keep acknowledged messages until they are due.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Generic, TypeVar
 
 CHUNK: Final = 512
-"""Entries of a chunk; removing one from its front moves so many words."""
+"""Entries of a chunk: removing the first one moves all others."""
 
 T = TypeVar("T", bound=Any)
 
@@ -24,7 +24,7 @@ class Ordered(Generic[T]):
 
     def __init__(self) -> None:
         self._chunks: list[list[T]] = []
-        """None of them is empty."""
+        """Values in ascending order, in chunks that are never empty."""
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
@@ -38,16 +38,16 @@ class Ordered(Generic[T]):
 
     @property
     def first(self) -> T:
-        """The least; there must be one."""
+        """The least value; there must be one."""
         return self._chunks[0][0]
 
     @property
     def last(self) -> T:
-        """The greatest; there must be one."""
+        """The greatest value; there must be one."""
         return self._chunks[-1][-1]
 
     def add(self, value: T) -> None:
-        """Put a value in its place; nothing happens when it is there."""
+        """Add a value; nothing happens when it is there."""
         chunks = self._chunks
         if not chunks:
             chunks.append([value])
@@ -101,7 +101,7 @@ class Ordered(Generic[T]):
             yield from chunk
 
     def floor(self, value: T) -> T | None:
-        """The greatest that is not greater than a value."""
+        """The greatest value that is not above this one; None: there is none."""
         chunks = self._chunks
         place = bisect_left(chunks, value, key=_greatest)
         if place < len(chunks):
@@ -117,11 +117,11 @@ def _greatest(chunk: list[T]) -> T:
 
 
 Pair = tuple[int, int]
-"""Mailbox and number, as the tables have them."""
+"""(number of a mailbox, number of a message), as the tables have them."""
 
 
 class Schedule:
-    """When something is to be done about a place: one time for each."""
+    """Pairs by the time at which they are due; each place has one time."""
 
     __slots__ = ("_at", "_order")
 
@@ -136,16 +136,16 @@ class Schedule:
         return place in self._at
 
     def time(self, place: Pair) -> int | None:
-        """When something is to be done about it; None: never."""
+        """When a place is due; None: never."""
         return self._at.get(place)
 
     @property
     def due_ms(self) -> int | None:
-        """When the next is due."""
+        """When the next place is due; None: no place ever is."""
         return self._order.first[0] if self._at else None
 
     def set(self, place: Pair, at_ms: int) -> None:
-        """Make a place due at this time, and at no other."""
+        """Make a place due at this time and at no other."""
         known = self._at.get(place)
         if known is not None:
             if known == at_ms:
@@ -155,13 +155,13 @@ class Schedule:
         self._order.add((at_ms, place))
 
     def drop(self, place: Pair) -> None:
-        """Nothing is to be done about it."""
+        """Forget when a place is due."""
         known = self._at.pop(place, None)
         if known is not None:
             self._order.discard((known, place))
 
     def pop_due(self, now_ms: int) -> Pair | None:
-        """The next that is due by now, which it is no more; None: nothing is."""
+        """Remove and return the place that has been due longest; None: no place is due."""
         if not self._order:
             return None
         at_ms, place = self._order.first

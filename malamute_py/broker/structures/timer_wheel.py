@@ -1,8 +1,8 @@
-"""A wheel of timers: what is due when, in slots of some milliseconds.
+"""A wheel of timers: things that fall due, in slots of some milliseconds.
 
-Owns the order in which things fall due. The rules: nothing falls due early; to add and to
-take out cost the same however many there are; slots that have become empty go when there are
-twice as many slots as were in use; a turn brings a bounded number.
+Owns the order in which things fall due. The rules: nothing falls due early; adding and removing
+cost the same however many things there are; empty slots are dropped when there are twice as many
+slots as were in use; one call of `take` returns a bounded number of things.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 SLOT_MS: Final = 8
-"""A slot holds what falls due within so long: what is early in it waits for the slot's end."""
+"""Length of a slot. A thing that falls due early in its slot waits for the slot's end."""
 SLOTS_MIN: Final = 1_024
-"""So many slots are never looked through for empty ones."""
+"""Number of slots up to which the wheel never looks for empty ones."""
 
 
-class Wheel(Generic[T]):
+class TimerWheel(Generic[T]):
     """Things that fall due."""
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class Wheel(Generic[T]):
 
     @property
     def due_ms(self) -> int | None:
-        """When the next slot is over; it may have become empty."""
+        """When the next slot ends; None: the wheel is empty."""
         while self._order and not self._slots.get(self._order[0]):
             self._slots.pop(heappop(self._order), None)
         return self._order[0] * SLOT_MS if self._order else None
 
     def add(self, due_ms: int, thing: T) -> int:
-        """Let a thing fall due; returns the slot, by which it can be taken out."""
+        """Let a thing fall due; returns its slot, which `discard` needs."""
         slot = -(-due_ms // SLOT_MS)
         found = self._slots.get(slot)
         if found is None:
@@ -50,20 +50,20 @@ class Wheel(Generic[T]):
         return slot
 
     def _sweep(self) -> None:
-        """Drop the slots out of which all was taken: their time may be years away."""
+        """Drop the empty slots, whose time may be years away."""
         self._slots = {slot: found for slot, found in self._slots.items() if found}
         self._order = list(self._slots)
         heapify(self._order)
         self._sweep_at = max(SLOTS_MIN, 2 * len(self._slots))
 
     def discard(self, slot: int, thing: T) -> None:
-        """Take a thing out of its slot, if it is there."""
+        """Remove a thing from its slot; nothing happens when it is not there."""
         found = self._slots.get(slot)
         if found is not None:
             found.pop(thing, None)
 
     def take(self, now_ms: int, most: int) -> list[T]:
-        """At most so many things that are due, the longest due first; they are out."""
+        """Remove and return at most `most` things that are due, the longest due first."""
         things: list[T] = []
         while self._order and self._order[0] * SLOT_MS <= now_ms and len(things) < most:
             slot = self._order[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from malamute_py.broker.groups.holdings import (
@@ -15,14 +14,7 @@ from malamute_py.broker.groups.holdings import (
     _closed_runs,
     _few_closed_runs,
 )
-from malamute_py.broker.structures.bitmaps import (
-    bits_of_rows,
-    first_bits,
-    low_bit,
-    ones,
-    places_of,
-    rows_of_bits,
-)
+from malamute_py.broker.structures.bitmaps import ones
 from malamute_py.changelog.tables import with_done
 from tests.seeds import seeds
 
@@ -30,27 +22,6 @@ from tests.seeds import seeds
 def places(bits: int, base: int = 0) -> list[int]:
     digits = bin(bits)[:1:-1]
     return [base + place for place, digit in enumerate(digits) if digit == "1"]
-
-
-def test_the_first_bits_of_a_mask_are_its_lowest() -> None:
-    dice = random.Random(1)
-    for _ in range(200):
-        bits = dice.getrandbits(dice.choice([3, 70, 5_000])) | 1 << dice.randrange(100)
-        count = dice.randint(1, bits.bit_count())
-        if count < bits.bit_count():
-            assert places(first_bits(bits, count)) == places(bits)[:count]
-        assert low_bit(bits) == places(bits)[0]
-
-
-def test_a_mask_and_its_rows_are_the_same() -> None:
-    rows = np.array([True, False, True, True, False, False, False, False, False, True])
-    assert places(bits_of_rows(rows)) == [0, 2, 3, 9]
-    assert (rows_of_bits(bits_of_rows(rows), len(rows)) == rows).all()
-
-
-def test_the_places_of_a_mask_are_its_bits() -> None:
-    for bits in (1, 1 << 4_000, 0b1011, (1 << 70) - 1):
-        assert places_of(bits) == places(bits)
 
 
 def test_runs_are_the_same_one_by_one_and_by_array() -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from tests.broker.service_world import World
-from tests.broker.services.test_workers import LATER_MS
+from tests.broker.service_world import LATER_MS, World
 from tests.broker.shell import Peer, Shell
 
 

@@ -1,7 +1,7 @@
 """Services under a seed: workers come, go, die and answer; each request ends once or is there.
 
-Two ways: step by step against a model that knows of each request only what its requester and
-its workers were told; and with everything under way at once, where the log and the mailbox
+One test goes step by step, against a model that knows of each request only what its requester and
+its workers were told. The other has everything under way at once; there the log and the mailbox
 must agree in the end. A failure prints its seed; run it alone with `-k "seed-N"`.
 """
 
@@ -17,7 +17,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.broker.structures.bitmaps import rows_in
+from malamute_py.broker.structures.bitmaps import places_of
 from malamute_py.changelog.records import (
     RequestDead,
     RequestDone,
@@ -37,13 +37,13 @@ PATTERNS = (["all"], ["topic", "air"], ["topic", "sea"], ["prefix", "l"])
 REQUESTER = 1
 LEASE_MS = 700
 DEADLY = ("failed", "lease", "died", "returned")
-"""What a dead letter's notice begins with."""
+"""Words that the notice of a dead letter begins with."""
 SLACK_MS = 10
 """A timer is late by at most its slot."""
 
 
 class Life:
-    """What is known of one request."""
+    """Facts of one request, as its requester and its workers were told."""
 
     def __init__(self, key: bytes, row: int, number: int, subject: str, deadline_ms: int) -> None:
         self.key = key
@@ -53,23 +53,23 @@ class Life:
         self.deadline_ms = deadline_ms
         self.attempts = 0
         self.holder: tuple[int, int] | None = None
-        """Link and offer."""
+        """Link and offer of the worker that holds the request."""
         self.until_ms = 0
-        """Its lease lasts until then."""
+        """Time until which the lease lasts at least."""
         self.ended = 0
-        """How often it was seen to end: more than once only if it was put back between."""
+        """Number of ends that were seen: more than one only if the request was put back between."""
         self.revived = 0
         self.cancelled = False
         self.unsure = False
-        """It may have been handed out when the broker was killed, and nobody was told."""
+        """Whether the request may have been handed out unseen when the broker was killed."""
         self.received = False
-        """Who has it said so."""
+        """Whether its holder has acknowledged the receipt."""
         self.spared = False
-        """Its last hand-out may not have counted: its worker left in order, and had not begun."""
+        """Whether the last hand-out may count for nothing: its worker left before it began."""
 
 
 class Game:
-    """One run."""
+    """One run against the model."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -93,7 +93,7 @@ class Game:
     # --- what was told --------------------------------------------------------------------
 
     def look(self) -> None:
-        """Take in what came, and hold it against what is known."""
+        """Compare the work and the mail that came with the model."""
         came: list[tuple[int, int, int, Any, Any]] = []
         for link, offers in self.workers.items():
             for number, pattern in offers.items():
@@ -148,7 +148,7 @@ class Game:
         told = self.lasts.setdefault(number, [])
         mark = f"{mail_number} {why}"
         if mark in told:
-            return  # delivered again after a restart
+            return  # mail that is delivered again after a restart
         told.append(mark)
         life = self.lives[number]
         life.holder = None
@@ -205,7 +205,7 @@ class Game:
     def _send_and_crash(
         self, key: bytes, subjects: list[str], bodies: list[bytes], timeout_ms: int
     ) -> None:
-        """The broker is killed when the log has the batch, or just before."""
+        """Kill the broker when the log has the batch, or just before."""
         shell = self.world.shell
         table = list(dict.fromkeys(subjects))
         codes = [table.index(one) for one in subjects]
@@ -250,7 +250,7 @@ class Game:
             self.world.credit(place[0], self.credits[place], number=place[1])
 
     def answer(self) -> None:
-        """A worker says something of what it has, or thinks that it has."""
+        """Let a worker answer or acknowledge requests that it holds, or believes to hold."""
         random, world = self.random, self.world
         place = self._some_offer()
         if place is None:
@@ -294,7 +294,7 @@ class Game:
         self.pass_time(self.random.choice([1, 20, 60, 200, 800]))
 
     def pass_time(self, ms: int) -> None:
-        """Time goes by; nobody falls silent."""
+        """Let time pass in which every link sends something."""
         while ms > 0:
             for link in (REQUESTER, *self.workers):
                 self.world.shell.send(link, wire.Ping(0))
@@ -309,7 +309,7 @@ class Game:
             self.world.drop(link)
 
     def steal(self) -> None:
-        """Another session takes a worker's identity."""
+        """Let another session take a worker's identity."""
         named = [link for link in self.workers if self.names[link]]
         if named:
             old = self.random.choice(named)
@@ -383,7 +383,7 @@ class Game:
                 assert life.ended == life.revived, f"{number} came back from nowhere"
 
     def refuse(self) -> None:
-        """For a while the log takes nothing."""
+        """Let the log refuse everything for a while."""
         refuse = self.world.shell.refuse
         if self.refusing:
             refuse.clear()
@@ -400,14 +400,14 @@ class Game:
         self._come_back()
 
     def recover(self) -> None:
-        """The log takes again what it refused, and what was put off is done."""
+        """Let the log take everything again, and wait until what it refused is done."""
         if self.refusing:
             self.refuse()
         self.pass_time(1_100)
         self.look()
 
     def _come_back(self) -> None:
-        """The broker was killed; the named workers come back and know what they have."""
+        """Let the workers with an identity come back to a broker that was killed."""
         world = self.world
         self.look()
         world.shell.restart()
@@ -439,50 +439,50 @@ class Game:
     # --- what must hold ---------------------------------------------------------------------
 
     def check(self) -> None:
-        """Everything that is left is somewhere, and nobody is idle who could work."""
+        """Every request that is left waits or is held, and no ready worker is idle beside one."""
         broker = self.world.shell.broker
         service = self.world.service()
         queues = broker._shard.queues
         held = delayed = rows = 0
         for base, row in queues.requests.items():
-            put = service.puts[base]
-            assert put.row is row
-            assert not put.moving
-            assert not put.ending
-            granted = 0
-            for grant in put.grants:
-                assert not granted & grant.rows, "in two hands"
-                granted |= grant.rows
-            assert granted == row.left & ~row.waiting, "in the tables' hands and nobody's"
-            filed = 0
-            for lane in service.lanes.values():
-                for _, some, other in [*lane.fresh, *lane.again]:
-                    if other is put:
-                        filed |= some
-            assert put.free & ~filed == 0, "waits in no lane"
+            batch = service.batches[base]
+            assert batch.row is row
+            assert not batch.moving
+            assert not batch.ending
+            leased = 0
+            for lease in batch.leases:
+                assert not leased & lease.rows, "held twice"
+                leased |= lease.rows
+            assert leased == row.left & ~row.waiting, "held by the tables and by no worker"
+            queued = 0
+            for queue in service.by_subject.values():
+                for _, some, other in [*queue.fresh, *queue.again]:
+                    if other is batch:
+                        queued |= some
+            assert batch.free & ~queued == 0, "waits in no queue"
             for offer in service.offers:
                 if offer.left_records > 0:
                     for _, some, other in self._waiting(service, offer.pattern):
-                        assert not other.free & some, "somebody ready, something waiting"
-            held += granted.bit_count()
-            delayed += put.delayed.bit_count()
+                        assert not other.free & some, "a worker is ready and a request waits"
+            held += leased.bit_count()
+            delayed += batch.delayed.bit_count()
             rows += row.left.bit_count()
-        assert len(service.puts) == len(queues.requests)
+        assert len(service.batches) == len(queues.requests)
         assert (service.held, service.delayed, service.rows) == (held, delayed, rows)
         assert service.reserved_rows == 0
         for offer in service.offers:
-            assert offer.in_hand == offer.hands.rows
+            assert offer.load == offer.in_flight.rows
 
     def _waiting(self, service: Any, pattern: Any) -> list[Any]:
         return [
             entry
-            for lane in service.lanes.values()
-            if matches(pattern, (lane.subject,), ())
-            for entry in [*lane.fresh, *lane.again]
+            for queue in service.by_subject.values()
+            if matches(pattern, (queue.subject,), ())
+            for entry in [*queue.fresh, *queue.again]
         ]
 
     def finish(self) -> None:
-        """Answer everything; then each request has ended as often as it was to."""
+        """Answer everything, and check that each request has ended as often as it had to."""
         self.recover()
         self.pass_time(61_000)
         self.look()
@@ -536,7 +536,7 @@ def test_each_request_ends_once_or_is_still_there(seed: int) -> None:
 
 
 class Storm:
-    """Commands, timers, answers of the journal and kills in any order: nothing comes to rest."""
+    """One run with commands, timers, answers of the journal and kills in any order."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -559,7 +559,7 @@ class Storm:
         if peer.closed:
             return
         for command in commands:
-            with suppress(LocalProtocolError):  # it may not have been welcomed yet
+            with suppress(LocalProtocolError):  # the link may not have been welcomed yet
                 peer.link.sent(command)
         shell.broker.receive(link, "", commands, frames, shell.now_ms)
 
@@ -585,7 +585,7 @@ class Storm:
         self.say(REQUESTER, command, frames=[content])
 
     def again(self) -> None:
-        """A retry, whatever became of the original."""
+        """Send a request again, whether or not the first was taken."""
         if self.keys:
             command, content = self.keys[self.random.choice(list(self.keys))]
             self.say(REQUESTER, command, frames=[content])
@@ -615,7 +615,7 @@ class Storm:
             self.say(place[0], wire.Credit(place[1], self.random.randint(1, 200), MANY))
 
     def answer(self) -> None:
-        """Of what a worker was ever given it says something, whether it still has it or not."""
+        """Let a worker answer something that it was given at any time, held or not."""
         place = self._offer()
         peer = None if place is None else self.world.shell.peers.get(place[0])
         if place is None or peer is None or not peer.work.get(place[1]):
@@ -634,7 +634,7 @@ class Storm:
             self.say(place[0], wire.AckWork(place[1], ranges, state, self.tracker))
 
     def pump(self) -> None:
-        """The journal answers once; now and then it refuses."""
+        """Let the journal answer once; now and then it refuses."""
         shell = self.world.shell
         if self.random.random() < 0.1:
             shell.refuse["main"] = ("full", "no room")
@@ -689,7 +689,7 @@ class Storm:
         self._greet()
 
     def finish(self) -> None:
-        """Everybody goes, what is left is answered; the log says how each request ended."""
+        """End all links, answer what is left, and read in the log how each request ended."""
         world, shell = self.world, self.world.shell
         shell.run()
         while self.offers:
@@ -715,7 +715,7 @@ class Storm:
         self.look()
         service = world.service()
         assert service.rows == service.held == service.delayed == service.size == 0
-        assert not service.puts
+        assert not service.batches
         self._agree()
 
     def _agree(self) -> None:
@@ -729,11 +729,11 @@ class Storm:
                     puts[change.base] = change
                 elif isinstance(change, RequestDone | RequestDead):
                     for base, rows in change.rows:
-                        for row in rows_in(int.from_bytes(rows, "little")):
+                        for row in places_of(int.from_bytes(rows, "little")):
                             ends.setdefault(base + row, []).append(change.why)
                 elif isinstance(change, RequestRevived):
                     for base, rows in change.rows:
-                        for row in rows_in(int.from_bytes(rows, "little")):
+                        for row in places_of(int.from_bytes(rows, "little")):
                             ends[base + row].append("revived")
         assert len({put.key for put in puts.values()}) == len(puts), "a key was taken twice"
         for put in puts.values():

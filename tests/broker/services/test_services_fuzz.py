@@ -1,8 +1,8 @@
-"""Services among peers that say anything: the core never raises, and nothing is left in limbo.
+"""Services among hostile peers: the core never raises, and no request is left in limbo.
 
-Numbers beyond all sense, foreign requests, patterns that are none, settings at random, a log that
-refuses, kills and power losses. In the end every request that the tables have waits in a lane, or
-is in somebody's hands, and what is counted is what is there.
+The peers send senseless numbers, requests of others, malformed patterns and settings at random;
+the log refuses, and there are kills and power losses. In the end every request in the tables waits
+in a queue or is held by a worker, and all counts are right.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import LocalProtocolError
-from malamute_py.broker.services.queue import Put, Service
+from malamute_py.broker.services.queue import RequestBatch, Service
 from tests.broker.service_world import MANY, World
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def key(random: Random) -> bytes:
 
 
 def command(random: Random) -> tuple[wire.Command, list[bytes]]:
-    """Anything a peer may say of services; ValueError: not even that."""
+    """Return any command about services that a peer may send. Raises ValueError: it has no form."""
     name, offer, tracker = random.choice(NAMES), random.randint(1, 4), random.randrange(1_000)
     level = random.choice([0, 1, 2, 3])
     kind = random.choice(
@@ -139,7 +139,7 @@ def play(random: Random) -> World:
         link = random.choice(links)
         commands, frames = message(random)
         if commands:
-            # The broker has ended the link: what it says now is for nobody.
+            # The broker has ended the link, and ignores what it sends.
             with suppress(LocalProtocolError):
                 shell.send(link, *commands, frames=frames)
         links = [one for one in links if not shell.peers[one].closed]
@@ -149,30 +149,30 @@ def play(random: Random) -> World:
     return world
 
 
-def waiting(service: Service, put: Put) -> int:
-    """Rows of a batch that some lane has."""
+def waiting(service: Service, batch: RequestBatch) -> int:
+    """Rows of a batch that wait in a subject's queue."""
     rows = 0
-    for lane in service.lanes.values():
-        for _, some, whose in (*lane.fresh, *lane.again):
-            rows |= some if whose is put else 0
+    for queue in service.by_subject.values():
+        for _, some, whose in (*queue.fresh, *queue.again):
+            rows |= some if whose is batch else 0
     return rows
 
 
 @pytest.mark.parametrize("seed", range(25), ids="seed-{}".format)
 def test_nothing_that_is_said_of_services_leaves_a_request_in_limbo(seed: int) -> None:
     world = play(Random(seed))
-    for service in world.shell.broker._services._requests.by_name.values():
-        puts = service.puts.values()
-        for put in puts:
-            assert not put.moving, "on its way into the log, which is at rest"
-            assert not put.ending
-            left = put.row.left
-            assert left & ~put.row.waiting & ~put.granted == 0, "in nobody's hands"
-            assert put.free & ~waiting(service, put) == 0, "waits where nobody looks"
-        assert service.rows == sum(put.row.left.bit_count() for put in puts)
-        held = [grant.rows.bit_count() for put in puts for grant in put.grants]
+    for service in world.shell.broker._services._registry.by_name.values():
+        batches = service.batches.values()
+        for batch in batches:
+            assert not batch.moving, "on its way into the log, which is at rest"
+            assert not batch.ending
+            left = batch.row.left
+            assert left & ~batch.row.waiting & ~batch.leased == 0, "held by no worker"
+            assert batch.free & ~waiting(service, batch) == 0, "waits in no queue"
+        assert service.rows == sum(batch.row.left.bit_count() for batch in batches)
+        held = [lease.rows.bit_count() for batch in batches for lease in batch.leases]
         assert service.held == sum(held)
-        assert service.delayed == sum(put.delayed.bit_count() for put in puts)
+        assert service.delayed == sum(batch.delayed.bit_count() for batch in batches)
         assert (service.reserved_rows, service.reserved_size) == (0, 0)
         for offer in service.offers:
-            assert offer.in_hand == offer.hands.rows
+            assert offer.load == offer.in_flight.rows

@@ -1,0 +1,84 @@
+"""Absent holders: the requests that a worker held when it lost a link.
+
+Owns what an absent holder may still end: its answer may have been on its way. The rules: an entry
+goes when its batch leaves the queue, so that the queue bounds all of them; of one batch as many
+holders are remembered as it has rows, ABSENT_MIN at least, and the oldest is forgotten first.
+Source: SPEC.md, section 4.5.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+ABSENT_MIN: Final = 2
+"""Absent holders that are remembered of a batch of fewer rows."""
+
+
+class AbsentHolder:
+    """Requests of one service that one holder held."""
+
+    __slots__ = ("bases", "rows")
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+        """Base of a batch -> the rows of it that the holder had."""
+        self.bases: list[int] = []
+        """Keys of `rows`, ascending."""
+
+    def of(self, number: int) -> tuple[int, int]:
+        """The last batch that begins at or before a number, and the rows that the holder had.
+
+        Without rows: the holder had nothing that begins so early.
+        """
+        at = bisect_right(self.bases, number) - 1
+        base = self.bases[at] if at >= 0 else -1
+        return base, self.rows.get(base, 0)
+
+
+class AbsentHolders:
+    """Absent holders of one service."""
+
+    __slots__ = ("by_base", "by_holder")
+
+    def __init__(self) -> None:
+        self.by_holder: dict[str, AbsentHolder] = {}
+        self.by_base: dict[int, list[str]] = {}
+        """Base of a batch -> the holders that had rows of it, the newest last."""
+
+    def remember(self, holder: str, had: Sequence[tuple[int, int, int]]) -> None:
+        """Note what a holder had: (base of a batch, rows held, rows of the batch), ascending."""
+        if not had:
+            return
+        known = self.by_holder.get(holder)
+        if known is None:
+            known = self.by_holder[holder] = AbsentHolder()
+        bases, rows = known.bases, known.rows
+        ordered = not bases or bases[-1] < had[0][0]
+        for base, some, _ in had:
+            if base not in rows:
+                bases.append(base)
+                self.by_base.setdefault(base, []).append(holder)
+            rows[base] = rows.get(base, 0) | some
+        if not ordered:
+            bases.sort()
+        for base, _, count in had:
+            holders = self.by_base[base]
+            if len(holders) > max(ABSENT_MIN, count):
+                self._forget(holders[0], base)
+
+    def forget(self, base: int) -> None:
+        """Forget who had rows of a batch: it has left the queue."""
+        for holder in tuple(self.by_base.get(base, ())):
+            self._forget(holder, base)
+
+    def _forget(self, holder: str, base: int) -> None:
+        known, holders = self.by_holder[holder], self.by_base[base]
+        del known.rows[base]
+        del known.bases[bisect_left(known.bases, base)]
+        if not known.rows:
+            del self.by_holder[holder]
+        holders.remove(holder)
+        if not holders:
+            del self.by_base[base]

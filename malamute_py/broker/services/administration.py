@@ -1,0 +1,440 @@
+"""Administration of services: CANCEL_REQUEST, SERVICE_INFO, EDIT_SERVICE, REQUEUE, REMOVE_SERVICE.
+
+Owns the commands about services that a RESULT answers. The rules: a change is answered when it is
+durable; lists are paged; work that may concern a whole queue is done in portions, one a turn.
+Source: SPEC.md, section 4.5; docs/design.md (Queues and the checkpoint; Safety).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from malamute_protocol.commands import (
+    CancelRequest,
+    Command,
+    EditService,
+    Level,
+    RemoveService,
+    Requeue,
+    ServiceInfo,
+)
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.bodies import Bodies, Body
+from malamute_py.broker.log.steps import Counting, Steps, Then
+from malamute_py.broker.mail.puts import Puts
+from malamute_py.broker.services.ends import Ends
+from malamute_py.broker.services.queue import (
+    DRAFT,
+    REMOVING,
+    STANDING,
+    InFlight,
+    RequestBatch,
+    Service,
+)
+from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.returns import Returns
+from malamute_py.broker.services.rows import BatchRows, merged
+from malamute_py.broker.structures.bitmaps import ones
+from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet
+from malamute_py.changelog.settings import ServiceSettings, queue_settings
+from malamute_py.changelog.tables import ServiceRow, mask_of
+
+PORTION: Final = 256
+"""Batches that a removal ends in one turn."""
+NUMBERS_MAX: Final = 1_000
+"""Numbers that one REQUEUE names at most."""
+
+
+class ServiceAdmin:
+    """Handles commands about services and the requests in them."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        steps: Steps,
+        bodies: Bodies,
+        puts: Puts,
+        registry: Registry,
+        ends: Ends,
+        returns: Returns,
+        answers: Answers,
+    ) -> None:
+        self._shard = shard
+        self._steps = steps
+        self._bodies = bodies
+        self._mailboxes = puts.mailboxes
+        self._puts = puts
+        self._registry = registry
+        self._ends = ends
+        self._returns = returns
+        self._answers = answers
+
+    def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """Methods that handle commands, by their class."""
+        return {
+            CancelRequest: partial(self._answer, self._cancel),
+            ServiceInfo: partial(self._answer, self._info),
+            EditService: partial(self._answer, self._edit),
+            Requeue: partial(self._answer, self._requeue),
+            RemoveService: partial(self._answer, self._remove),
+        }
+
+    # --- answering ------------------------------------------------------------------------------
+
+    def _answer(self, handle: Callable[[Link, Any], None], link: Link, command: Any) -> None:
+        try:
+            handle(link, command)
+        except BrokerRefused as error:
+            self._answers.refuse(link, command, error.code, error.reason, error.retry_ms)
+
+    def _permitted(self, link: Link, action: str, name: str) -> bool:
+        return self._shard.settings.permit(link.owner, action, name)
+
+    def _service(self, link: Link, name: str, *actions: str) -> Service:
+        """Return a service of which a link may do one of some actions. Raises BrokerRefused."""
+        if not any(self._permitted(link, action, name) for action in actions):
+            raise BrokerRefused("forbidden", f"you may not {actions[0]} service '{name}'")
+        service = self._registry.by_name.get(name)
+        if service is None or not (
+            service.state != DRAFT or service.making or service.reserved_rows
+        ):
+            raise BrokerRefused("unknown_service", f"there is no service '{name}'")
+        return service
+
+    # --- CANCEL_REQUEST -------------------------------------------------------------------------
+
+    def _cancel(self, link: Link, command: CancelRequest) -> None:
+        service = self._service(link, command.service, "request")
+        key = link.holder, command.key
+        if self._steps.under_way(key):
+            # By the next turn the log has the batch or has refused it.
+            cancel = partial(self._answer, self._cancel, link, command)
+            self._registry.next_turn.append(cancel)
+            return
+        batch: RequestBatch | None = None
+        taken = self._steps.taken(key) if command.key else None
+        if taken is not None:
+            batch = service.batches.get(taken.base)
+        rows = 0
+        if batch is not None:
+            rows = batch.alive
+            if command.row >= 0:
+                rows &= 1 << min(command.row, batch.row.put.count)
+        if batch is None or not rows:
+            # The requests have ended, or there never were any.
+            self._answers.result(link, command, {"count": 0})
+            return
+        count = rows.bit_count()
+        counting = Counting(self._shard.counters, count, ("requests_cancelled",))
+        answer = Answer(self._answers, link, command, partial(dict, count=count))
+        self._steps.take([self._ends.end(service, [(batch, rows)], "cancelled", counting, answer)])
+
+    # --- SERVICE_INFO ---------------------------------------------------------------------------
+
+    def _info(self, link: Link, command: ServiceInfo) -> None:
+        name = command.service
+        if not name.endswith("*"):
+            service = self._service(link, name, "request", "work", "admin")
+            self._answers.result(link, command, self._facts(service, whole=True))
+            return
+        prefix = name[:-1]
+        registry = self._registry
+        names = registry.names
+        at = max(bisect_left(names, prefix), bisect_right(names, command.after))
+        limit = max(1, min(command.limit, self._shard.settings.page_max))
+        page: list[dict[str, Any]] = []
+        more = False
+        for one in islice(names, at, None):
+            if not one.startswith(prefix):
+                break
+            if len(page) == limit:
+                more = True
+                break
+            if any(self._permitted(link, action, one) for action in ("request", "work", "admin")):
+                page.append(self._facts(registry.by_name[one], whole=False))
+        self._answers.result(link, command, {"entries": page, "more": more})
+
+    def _facts(self, service: Service, *, whole: bool) -> dict[str, Any]:
+        row = service.row
+        page_max = self._shard.settings.page_max
+        oldest = next(iter(service.batches.values()), None)
+        letters = self._mailboxes.get(service.dead_letters)
+        facts: dict[str, Any] = {
+            "name": service.name,
+            "waiting": service.rows - service.held - service.delayed,
+            "held": service.held,
+            "delayed": service.delayed,
+            "bytes": service.size,
+            "oldest_ms": 0 if oldest is None else oldest.row.put.at_ms,
+            "offers": len(service.offers),
+            # An offer may name any credit: the sum must still be one that can be sent.
+            "credit": min(
+                sum(max(0, offer.left_records) for offer in islice(service.offers, page_max)),
+                1 << 53,
+            ),
+            "dead": 0 if letters is None else letters.messages,
+            "dead_letters": service.dead_letters,
+            "settings": msgspec.structs.asdict(row.settings),
+            "created_ms": row.created_ms,
+            "by": row.by,
+        }
+        if whole:
+            facts["attempts"] = self._attempts(service, page_max)
+            facts["workers"] = self._workers(service, page_max)
+        return facts
+
+    def _attempts(self, service: Service, most: int) -> list[list[int]]:
+        """[times, number of requests that were handed out so often], of the oldest batches."""
+        counted: dict[int, int] = {}
+        for batch in islice(service.batches.values(), most):
+            for times, rows in batch.attempts(batch.row.left):
+                counted[times] = counted.get(times, 0) + rows.bit_count()
+        return [[times, counted[times]] for times in sorted(counted)]
+
+    def _workers(self, service: Service, most: int) -> list[dict[str, Any]]:
+        """Facts of the workers: what each holds, since when, and at which attempt."""
+        workers = [
+            self._worker(offer.in_flight, offer.link.number, most)
+            for offer in islice(service.offers, most)
+        ]
+        workers += [
+            self._worker(in_flight, 0, most)
+            for in_flight in islice(service.orphans.values(), max(0, most - len(workers)))
+            if in_flight.leases
+        ]
+        return workers
+
+    def _worker(self, in_flight: InFlight, link: int, most: int) -> dict[str, Any]:
+        held = received = attempts = 0
+        since_ms = lease_until_ms = 0
+        some = (lease for leases in in_flight.leases.values() for lease in leases)
+        for lease in islice(some, most):
+            held += lease.rows.bit_count()
+            since_ms = min(since_ms or lease.at_ms, lease.at_ms)
+            lease_until_ms = min(lease_until_ms or lease.due_ms, lease.due_ms)
+            attempts = max(attempts, *(times for times, _ in lease.batch.attempts(lease.rows)))
+            for hold in lease.batch.row.holds:
+                received += (hold.received & lease.rows).bit_count()
+        return {
+            "holder": in_flight.holder, "link": link, "held": held, "received": received,
+            "since_ms": since_ms, "lease_until_ms": lease_until_ms, "attempts": attempts,
+        }  # fmt: skip
+
+    # --- EDIT_SERVICE ---------------------------------------------------------------------------
+
+    def _edit(self, link: Link, command: EditService) -> None:
+        name = command.service
+        if not self._permitted(link, "admin", name):
+            raise BrokerRefused("forbidden", f"you may not admin service '{name}'")
+        known = name in self._registry.by_name
+        service = self._registry.use(name, link.owner, command.settings)
+        facts = partial(self._facts, service, whole=True)
+        answer = Answer(self._answers, link, command, facts)
+        if not known:
+            self._registry.make(service, answer)
+            return
+        before = service.edited or service.row.settings
+        settings = queue_settings(
+            ServiceSettings, command.settings, self._shard.settings.settings_bytes_max, before
+        )
+        if settings.memory != before.memory:
+            raise BrokerRefused("bad_setting", "memory cannot be changed: requests lie there")
+        row = service.row
+        changed = ServiceRow(row.number, row.name, settings, row.by, row.created_ms)
+        if service.state == DRAFT:
+            # The change that makes it is still to be encoded, and will have these settings.
+            service.row = changed
+        service.edited = settings
+        failed = partial(self._not_edited, service, row, changed)
+        editing = Then(partial(self._edited, service, changed), failed)
+        change = ServiceSet(row.number, row.name, settings, row.by, row.created_ms)
+        self._steps.propose(change, editing, answer)
+
+    def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
+        if service.edited is row.settings:
+            service.edited = None
+        service.row = row
+        service.level = int(Level[row.settings.level.upper()])
+        self._registry.made(service)
+
+    def _not_edited(self, service: Service, row: ServiceRow, wanted: ServiceRow, *_: Any) -> None:
+        if service.edited is wanted.settings:
+            service.edited = None
+        if service.row is wanted:
+            service.row = row
+
+    # --- REQUEUE --------------------------------------------------------------------------------
+
+    def _requeue(self, link: Link, command: Requeue) -> None:
+        service = self._service(link, command.service, "admin")
+        numbers = command.numbers
+        if len(numbers) > NUMBERS_MAX:
+            raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
+        held = self._held(service, set(numbers)) if numbers else []
+        count = sum(rows.bit_count() for _, rows in held)
+        places = list(dict.fromkeys((service.dead_letters, service.default_dead_letters)))
+        answer = Answer(self._answers, link, command)
+        job = Requeueing(service, places, numbers, count, answer)
+        if not held:
+            self._revive(job, 0)
+            return
+        part = self._returns.returned(service, held, "requeued", 0)
+        part.effects.append(Then(partial(self._revive, job), answer.refuse))
+        self._steps.take([part])
+
+    def _held(self, service: Service, numbers: set[int]) -> list[BatchRows]:
+        """Return the requests among these numbers that workers hold."""
+        in_flight = [offer.in_flight for offer in service.offers] + list(service.orphans.values())
+        items: list[BatchRows] = []
+        for one in in_flight:
+            if not one.bases:
+                continue
+            for number in numbers:
+                leases = one.of(number)
+                for lease in leases or ():
+                    bit = 1 << max(0, min(number - lease.batch.base, lease.batch.row.put.count))
+                    if lease.rows & bit:
+                        items.append((lease.batch, bit))
+        return merged(items)
+
+    def _revive(self, job: Requeueing, lsn: int) -> None:
+        """Put a portion of dead letters back into their queue, or answer when all are."""
+        service, places = job.service, job.places
+        while places:
+            part = self._puts.revive(places[0], service=service.number, numbers=job.numbers)
+            if part is not None:
+                break
+            del places[0]
+        else:
+            self._requeued(job, lsn)
+            return
+        kept = {
+            base: self._bodies.get(base)
+            for change in part.changes if isinstance(change, RequestRevived)
+            for base, _ in change.rows if service.memory
+        }  # fmt: skip
+        changes = part.changes
+        done = partial(self._go_on, job, kept, changes)
+        part.effects.append(Then(done, job.answer.refuse))
+        self._steps.take([part])
+
+    def _requeued(self, job: Requeueing, lsn: int) -> None:
+        count, answer = job.count, job.answer
+        if not count:
+            why = "no such dead letter or request"
+            answer.refuse("unknown_request", why)
+            return
+        self._shard.counters["requests_requeued"] += count
+        answer.value = partial(dict, count=count)
+        answer.after(lsn)
+
+    def _go_on(
+        self, job: Requeueing, kept: dict[int, Body | None], changes: list[Any], lsn: int
+    ) -> None:
+        for base, body in kept.items():
+            if body is not None:
+                self._bodies.hold(base, bytes(body.stamp), body.frame, body.content)
+        job.count += self._revived(job.service, changes)
+        if job.numbers:
+            # One portion looks at all numbers that were named.
+            del job.places[0]
+        self._registry.next_turn.append(partial(self._revive, job, lsn))
+
+    def _revived(self, service: Service, changes: list[Any]) -> int:
+        """Let rows wait again that the tables have revived, and return their number."""
+        registry = self._registry
+        count = 0
+        for change in changes:
+            if not isinstance(change, RequestRevived):
+                continue
+            for base, some in change.rows:
+                row = self._shard.queues.requests.get(base)
+                if row is None:
+                    continue
+                rows = mask_of(some, ones(row.put.count)) & row.waiting
+                batch = service.batches.get(base)
+                if batch is None:
+                    batch = RequestBatch(service, row)
+                    registry.add(service, batch)
+                else:
+                    batch.row = row
+                    service.rows += rows.bit_count()
+                    registry.rows += rows.bit_count()
+                service.wait(batch, rows, again=True)
+                count += rows.bit_count()
+        registry.runnable[service] = None
+        return count
+
+    # --- REMOVE_SERVICE ---------------------------------------------------------------------------
+
+    def _remove(self, link: Link, command: RemoveService) -> None:
+        service = self._service(link, command.service, "admin")
+        if command.confirm != service.name:
+            raise BrokerRefused("conflict", "confirm repeats the name of the service")
+        if service.state == REMOVING:
+            raise BrokerRefused("wait", f"service '{service.name}' is being removed")
+        if service.offers:
+            raise BrokerRefused(
+                "in_use", f"service '{service.name}' has {len(service.offers)} offers"
+            )
+        if service.reserved_rows or service.state == DRAFT:
+            raise BrokerRefused("wait", f"requests are on their way to '{service.name}'")
+        service.state = REMOVING
+        self._remove_some(service, 0, Answer(self._answers, link, command))
+
+    def _not_removed(self, service: Service, answer: Answer, *why: Any) -> None:
+        service.state = STANDING
+        self._registry.runnable[service] = None
+        answer.refuse(*why)
+
+    def _removed_some(self, service: Service, count: int, answer: Answer, _: int) -> None:
+        # In another turn, since requests in memory end at once: all of them would in this one.
+        self._registry.next_turn.append(partial(self._remove_some, service, count, answer))
+
+    def _removed(self, service: Service, count: int, answer: Answer, lsn: int) -> None:
+        self._registry.forget(service)
+        self._shard.counters["services_removed"] += 1
+        self._shard.event("service_removed", service=service.name, by=answer.link.identity)
+        answer.value = partial(dict, count=count)
+        answer.after(lsn)
+
+    def _remove_some(self, service: Service, count: int, answer: Answer) -> None:
+        """End a portion of the requests of a service, or the service when none is left."""
+        refused = partial(self._not_removed, service, answer)
+        items = [
+            (batch, batch.alive & ~batch.moving)
+            for batch in islice(service.batches.values(), PORTION)
+            if batch.alive & ~batch.moving
+        ]
+        if items:
+            count += sum(rows.bit_count() for _, rows in items)
+            removing = Then(partial(self._removed_some, service, count, answer), refused)
+            self._steps.take(
+                [self._ends.end(service, items, "removed", removing, notice="removed")]
+            )
+        elif service.batches:
+            refused("wait", "some of its requests are on their way", 0)
+        else:
+            change = ServiceRemoved(service.number, self._shard.now_ms)
+            removing = Then(partial(self._removed, service, count, answer), refused)
+            self._steps.propose(change, removing)
+
+
+class Requeueing(msgspec.Struct, eq=False):
+    """One REQUEUE that is being done."""
+
+    service: Service
+    places: list[str]
+    """Mailboxes that dead letters are still looked for in."""
+    numbers: list[int]
+    count: int
+    answer: Answer

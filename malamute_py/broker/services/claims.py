@@ -1,0 +1,158 @@
+"""Claims: which requests a worker may answer or acknowledge.
+
+Owns the search for the requests that a worker names. The rules: a worker may name the requests
+that it holds, and of several at once all or none; one that comes back after a restart of the
+broker still holds what it held before; requests that a lost link of the same holder held may be
+ended as long as no other worker holds them. Source: SPEC.md, section 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.broker.context import Shard
+from malamute_py.broker.services.absent import AbsentHolder
+from malamute_py.broker.services.hand_outs import HandOuts
+from malamute_py.broker.services.queue import InFlight, Offer, RequestBatch
+from malamute_py.broker.services.rows import BatchRows
+from malamute_py.broker.structures.bitmaps import lowest, ones, places_of
+from malamute_py.changelog.records import Run
+
+NAMED_MAX: Final = 8
+"""Requests that a refusal names at most."""
+
+
+class Claims:
+    """Finds the requests that workers name."""
+
+    def __init__(self, shard: Shard, hand_outs: HandOuts) -> None:
+        self._shard = shard
+        self._hand_outs = hand_outs
+
+    def ranges(
+        self, offer: Offer, ranges: Iterable[tuple[int, int]], left: AbsentHolder | None = None
+    ) -> list[BatchRows]:
+        """Return the rows that ranges of numbers name. Raises BrokerRefused unless all are held."""
+        claimed: dict[RequestBatch, int] = {}
+        for first, end in ranges:
+            number = first
+            while number < end:
+                batch, held = self._find(offer, number, left)
+                if batch is None:
+                    raise BrokerRefused("not_held", _named([number]))
+                last = min(end, batch.base + batch.row.put.count)
+                wanted = ones(last - number) << (number - batch.base)
+                absent = wanted & ~held
+                if absent:
+                    numbers = [batch.base + row for row in places_of(lowest(absent, NAMED_MAX + 1))]
+                    raise BrokerRefused("not_held", _named(numbers))
+                claimed[batch] = claimed.get(batch, 0) | wanted
+                number = last
+        return list(claimed.items())
+
+    def numbers(
+        self, offer: Offer, numbers: list[int], left: AbsentHolder | None = None
+    ) -> tuple[list[BatchRows], list[Run], bool]:
+        """Return the rows that numbers name: (rows, runs in order, whether a number comes twice).
+
+        Raises BrokerRefused unless all are held.
+        """
+        first, count = numbers[0], len(numbers)
+        batch, held = self._find(offer, first, left)
+        if batch is not None and (
+            count == 1
+            or (numbers[-1] - first == count - 1 and numbers == list(range(first, first + count)))
+        ):
+            row = first - batch.base
+            wanted = ones(count) << row
+            if row + count <= batch.row.put.count and not wanted & ~held:
+                return [(batch, wanted)], [(batch.row.put.key, row, count)], False
+        claimed: dict[RequestBatch, int] = {}
+        runs: list[Run] = []
+        missing: list[int] = []
+        twice = False
+        for number in numbers:
+            if batch is None or not 0 <= number - batch.base < batch.row.put.count:
+                batch, held = self._find(offer, number, left)
+            row = 0 if batch is None else number - batch.base
+            bit = 1 << row
+            if batch is None or not held & bit:
+                missing.append(number)
+                continue
+            before = claimed.get(batch, 0)
+            twice = twice or bool(before & bit)
+            claimed[batch] = before | bit
+            key = batch.row.put.key
+            if runs and runs[-1][0] is key and runs[-1][1] + runs[-1][2] == row:
+                runs[-1] = key, runs[-1][1], runs[-1][2] + 1
+            else:
+                runs.append((key, row, 1))
+        if missing:
+            raise BrokerRefused("not_held", _named(missing))
+        return list(claimed.items()), runs, twice
+
+    def ending(self, offer: Offer, claim: Callable[..., Any], named: Any) -> Any:
+        """Return what `claim` finds, also among requests that a lost link of the holder held.
+
+        Raises BrokerRefused `not_held`.
+        """
+        try:
+            return claim(offer, named)
+        except BrokerRefused:
+            left = offer.service.absent.by_holder.get(offer.in_flight.holder)
+            if left is None:
+                raise
+            found = claim(offer, named, left)
+        self._shard.counters["requests_ended_late"] += 1
+        return found
+
+    def _find(
+        self, offer: Offer, number: int, left: AbsentHolder | None = None
+    ) -> tuple[RequestBatch | None, int]:
+        """Return the batch that a number lies in, and the rows of it that the holder may name.
+
+        left: what the holder held by a link that was lost, and may still end.
+        """
+        batch, held = self._in_hand(offer, number)
+        if left is not None:
+            base, rows = left.of(number)
+            earlier = offer.service.batches.get(base) if rows else None
+            if earlier is not None and number < base + earlier.row.put.count:
+                batch = earlier
+                free = batch.unheld | self._hand_outs.handing_to(offer.in_flight.holder, batch)
+                held |= rows & free
+        return batch, held
+
+    def _in_hand(self, offer: Offer, number: int) -> tuple[RequestBatch | None, int]:
+        """Return the batch that a number lies in, and the rows of it that the holder holds."""
+        in_flight, holder = offer.in_flight, offer.in_flight.holder
+        batch = _batch_of(in_flight, number)
+        if batch is None:
+            orphans = offer.service.orphans.get(holder)
+            batch = None if orphans is None else _batch_of(orphans, number)
+            if batch is None:
+                return None, 0
+        held = 0
+        for lease in batch.leases:
+            of = lease.in_flight
+            # A holder may go on with what it held before a restart of the broker.
+            if of is in_flight or (of.offer is None and not of.ended and of.holder == holder):
+                held |= lease.rows
+        return batch, held
+
+
+def _batch_of(in_flight: InFlight, number: int) -> RequestBatch | None:
+    """The batch among those that a worker holds rows of in which a number lies."""
+    leases = in_flight.of(number)
+    if leases is None:
+        return None
+    batch = leases[0].batch
+    return batch if number < batch.base + batch.row.put.count else None
+
+
+def _named(numbers: list[int]) -> str:
+    named = ", ".join(map(str, numbers[:NAMED_MAX]))
+    more = " and more" if len(numbers) > NAMED_MAX else ""
+    return f"not in this worker's hands (any more): {named}{more}"

@@ -1,0 +1,136 @@
+"""Work that falls due: ends of leases and pauses, deadlines, and actions that the log refused.
+
+Owns what happens to requests because time has passed. The rules: one turn handles a bounded number
+of timers; leases from before a restart begin anew when the time is known; an action that the log
+refused is decided again, by what the tables say then. Source: docs/design.md, Queues and the
+checkpoint.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+
+from malamute_py.broker.context import Shard
+from malamute_py.broker.log.steps import Steps, Then
+from malamute_py.broker.services.ends import Ends
+from malamute_py.broker.services.queue import Lease, Pause, RequestBatch, Service
+from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.returns import Returns
+from malamute_py.broker.services.rows import BatchRows, merged
+
+
+class Deadlines:
+    """Handles the timers of requests."""
+
+    def __init__(
+        self, shard: Shard, steps: Steps, registry: Registry, ends: Ends, returns: Returns
+    ) -> None:
+        self._shard = shard
+        self._steps = steps
+        self._registry = registry
+        self._ends = ends
+        self._returns = returns
+        self.recovered: list[Lease] = []
+        """Leases from before a restart, until the first tick begins them anew."""
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the next timer is due; None: there is none."""
+        registry, ends = self._registry, self._ends
+        if self.recovered:
+            return self._shard.now_ms
+        due = registry.timers.due_ms
+        if ends.unsettled and (due is None or ends.settle_at_ms < due):
+            due = ends.settle_at_ms
+        paused_to_ms = registry.paused_to_ms
+        if paused_to_ms > self._shard.now_ms and registry.runnable:
+            due = paused_to_ms if due is None else min(due, paused_to_ms)
+        return due
+
+    def tick(self) -> None:
+        """Handle timers that are due, as far as one turn may."""
+        shard = self._shard
+        now_ms = shard.now_ms
+        if self.recovered:
+            # The holders may come back, so each lease has all of its time again.
+            for lease in self.recovered:
+                if lease.rows:
+                    lease.due_ms = now_ms + lease.lease_ms
+                    lease.slot = self._registry.timers.add(lease.due_ms, lease)
+            self.recovered = []
+        if self._ends.unsettled and self._ends.settle_at_ms <= now_ms:
+            self._settle()
+        due = self._registry.timers.due_ms
+        if due is None or due > now_ms:
+            return
+        leases: dict[tuple[Service, str], list[BatchRows]] = {}
+        over: dict[Service, list[BatchRows]] = {}
+        for thing in self._registry.timers.take(now_ms, shard.settings.timers_max):
+            if type(thing) is Lease:
+                if thing.due_ms > now_ms:
+                    thing.slot = self._registry.timers.add(thing.due_ms, thing)
+                elif thing.rows:
+                    place = thing.batch.service, thing.in_flight.holder
+                    leases.setdefault(place, []).append((thing.batch, thing.rows))
+            elif type(thing) is RequestBatch:
+                thing.slot = -1
+                if thing.alive:
+                    over.setdefault(thing.service, []).append((thing, thing.alive))
+            elif type(thing) is Pause:
+                batch = thing.batch
+                if batch.pauses is not None:
+                    batch.pauses.pop(thing, None)
+                rows = thing.rows & batch.delayed
+                batch.delayed &= ~rows
+                batch.service.delayed -= rows.bit_count()
+                rows &= batch.free
+                if rows:
+                    batch.service.wait(batch, rows, again=True)
+                    self._registry.runnable[batch.service] = None
+        for service, items in over.items():
+            self._expire(service, items)
+        for (service, holder), items in leases.items():
+            items = [(batch, rows & batch.leased) for batch, rows in items]
+            items = [(batch, rows) for batch, rows in items if rows]
+            if items:
+                self._lease_over(service, holder, items)
+
+    def _lease_over(self, service: Service, holder: str, items: list[BatchRows]) -> None:
+        count = sum(rows.bit_count() for _, rows in items)
+        self._shard.counters["leases_expired"] += count
+        self._shard.event(
+            "lease_expired", "warning", service=service.name, holder=holder, count=count
+        )
+        self._returns.give_back(service, merged(items), "lease")
+
+    def _expire(self, service: Service, items: list[BatchRows]) -> None:
+        """End requests whose deadline is over."""
+        count = sum(rows.bit_count() for _, rows in items)
+        expiring = Then(partial(self._expired, service, count), partial(self._ends.later, items))
+        self._steps.take([self._ends.end(service, items, "expired", expiring, notice="expired")])
+
+    def _expired(self, service: Service, count: int, _: int) -> None:
+        self._shard.counters["requests_expired"] += count
+        self._shard.event("request_expired", "warning", service=service.name, count=count)
+
+    def _settle(self) -> None:
+        """Decide again about batches of which the log refused an action."""
+        batches = list(islice(self._ends.unsettled, self._shard.settings.timers_max))
+        now_ms = self._shard.now_ms
+        for batch in batches:
+            # The rest is done in the next turns, unless the log refuses these, too.
+            del self._ends.unsettled[batch]
+        for batch in batches:
+            deadline_ms = batch.row.put.deadline_ms
+            if deadline_ms and deadline_ms <= now_ms and batch.alive:
+                self._expire(batch.service, [(batch, batch.alive)])
+                continue
+            lost = batch.alive & ~batch.row.waiting & ~batch.moving & ~batch.leased
+            if lost:
+                self._returns.give_back(batch.service, [(batch, lost)], "died")
+            spent = sum(self._returns.spent(batch, batch.free))
+            if spent:
+                self._returns.bury_exhausted(batch.service, [(batch, spent)], "died")
+        for service in {batch.service for batch in batches}:
+            self._registry.runnable[service] = None

@@ -1,0 +1,137 @@
+"""WORK: how requests are sent to the worker that holds them.
+
+Owns the order in which an offer's requests leave. The rules: requests leave in the order in which
+they were handed out, also while the bodies of some are read back; credit that was taken for a
+request which is not sent is returned. Source: SPEC.md, section 4.5.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from malamute_protocol.commands import Work
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Links
+from malamute_py.broker.log.bodies import Bodies, Body
+from malamute_py.broker.log.steps import Steps
+from malamute_py.broker.services.ends import Ends
+from malamute_py.broker.services.queue import Lease, Offer, PendingWork, RequestBatch
+from malamute_py.broker.structures.bitmaps import ones
+
+OFFER: Final = 51
+"""Number of the command OFFER, by which a refusal names it."""
+
+
+class WorkDelivery:
+    """Requests on their way to the workers that hold them."""
+
+    def __init__(
+        self, shard: Shard, links: Links, steps: Steps, bodies: Bodies, ends: Ends
+    ) -> None:
+        self._shard = shard
+        self._links = links
+        self._steps = steps
+        self._bodies = bodies
+        self._ends = ends
+
+    def deliver(self, offer: Offer, lease: Lease, cost: int) -> None:
+        """Send the rows of a new lease, or let them wait for what the offer was handed before.
+
+        cost: bytes of credit that were taken for them.
+        """
+        batch, rows = lease.batch, lease.rows
+        body = self._bodies.get(batch.base)
+        if body is not None and not offer.pending:
+            try:
+                self._work(offer, batch, rows, body, cost)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._links.fail(offer.link, "WORK", error, OFFER, offer.number)
+            return
+        work = PendingWork(batch, rows, cost, lease.hand_out)
+        offer.pending.append(work)
+        found = partial(self._found, offer, work)
+        self._bodies.want(
+            batch.base, batch.row.put.size,
+            self._links.contained(offer.link, "WORK", found, OFFER, offer.number),
+        )  # fmt: skip
+
+    def _found(self, offer: Offer, work: PendingWork, body: Body | None) -> None:
+        """Send what has its body and waits for nothing before it. body: None: it cannot be had."""
+        work.body = body
+        work.answered = True
+        pending = offer.pending
+        while pending and pending[0].answered:
+            self._arrived(offer, pending.popleft())
+
+    def _arrived(self, offer: Offer, work: PendingWork) -> None:
+        """Send the rows of pending work that its worker still holds."""
+        if offer.ended:
+            return
+        batch, rows = work.batch, 0
+        for lease in offer.in_flight.leases.get(batch.base, ()):
+            # Rows that came back and were handed out anew wait in later work. The number of
+            # attempts does not tell: a request that was released is at the same attempt again.
+            if lease.hand_out == work.hand_out:
+                rows |= lease.rows
+        gone = (work.rows & ~rows).bit_count()
+        if rows and work.body is not None:
+            self._work(offer, batch, rows, work.body, work.cost)
+        else:
+            gone = work.rows.bit_count()
+            offer.left_bytes += work.cost
+            if rows:
+                self._lost(batch, rows)
+        if gone:
+            # Nothing was sent for these, so their credit is returned.
+            offer.left_records += gone
+            offer.owner.resume(offer)
+
+    def _lost(self, batch: RequestBatch, rows: int) -> None:
+        """End requests whose bodies cannot be read, and tell their requesters."""
+        service = batch.service
+        count = rows.bit_count()
+        self._shard.counters["requests_lost"] += count
+        self._shard.event(
+            "request_lost", "error", service=service.name, number=batch.base, count=count
+        )
+        part = self._ends.end(service, [(batch, rows)], "removed", notice="lost")
+        self._steps.take([part])
+
+    def _work(self, offer: Offer, batch: RequestBatch, rows: int, body: Body, cost: int) -> None:
+        change = batch.row.put
+        settings = self._shard.settings
+        link = offer.link
+        whole = ones(change.count)
+        spent = 0
+        # Requests that came back go first.
+        for times, some in sorted(batch.attempts(rows), reverse=True):
+            bitmap: bytes | None = None
+            frames, size = body.frames, body.size
+            if some != whole:
+                frames, mapped, size = body.rows(
+                    some, settings.extract_bytes_min, settings.extract_share
+                )
+                if mapped:
+                    bitmap = some.to_bytes((change.count + 7) // 8, "little")
+            self._links.say(
+                link,
+                Work(
+                    offer.number, change.sender, change.reply_to, change.deadline_ms, times,
+                    offer.lease_ms, len(frames), bitmap, change.key,
+                ),
+            )  # fmt: skip
+            if not link.open:
+                # The link ended in this turn. Frames that no command owns would break its last
+                # message.
+                return
+            link.frames += frames
+            spent += size
+        link.room -= spent
+        link.delivered_bytes += spent
+        offer.left_bytes += cost - spent
+        self._shard.counters["work_bytes_out"] += spent
+        if link.room < link.half:
+            self._links.spent(link)
+        if offer.bucket < 0:
+            offer.owner.resume(offer)

@@ -1,0 +1,259 @@
+"""How requests end: answered, cancelled, expired, removed, or as dead letters.
+
+Owns the rows whose end is on its way into the log, and the batches of which an action was refused
+by it. The rules:
+
+- A request that was accepted ends once (completed, dead, cancelled, expired or removed) or is
+  still there.
+- No command ends or hands out a row whose end is on its way.
+- After a refusal by the log everything is as it was before, or is tried again.
+- A requester that gave its batch a key is told when no answer will come.
+
+Source: docs/design.md, Queues and the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.broker.context import Shard
+from malamute_py.broker.log.bodies import Bodies
+from malamute_py.broker.log.steps import Effect, Part
+from malamute_py.broker.mail.puts import Puts
+from malamute_py.broker.services.queue import Lease, RequestBatch, Service
+from malamute_py.broker.services.registry import RETRY_MS, Registry
+from malamute_py.broker.services.rows import BatchRows, named
+from malamute_py.broker.structures.bitmaps import runs_of
+from malamute_py.changelog.records import Change, RequestDone, Run
+
+Released: TypeAlias = list[tuple[Lease, int]]
+"""Rows of leases that were taken from their holders and may have to be given back."""
+
+
+class Ends:
+    """Requests on their way out."""
+
+    def __init__(self, shard: Shard, bodies: Bodies, puts: Puts, registry: Registry) -> None:
+        self._shard = shard
+        self._bodies = bodies
+        self._mailboxes = puts.mailboxes
+        self._puts = puts
+        self._registry = registry
+        self.unsettled: dict[RequestBatch, None] = {}
+        """Batches whose next action must be decided again, since the log refused the last one."""
+        self.settle_at_ms = 0
+        """Time at which the unsettled batches are looked at."""
+
+    def end(
+        self, service: Service, items: Sequence[BatchRows], why: str, *effects: Effect,
+        notice: str = "", mails: Sequence[Part] = (),
+    ) -> Part:  # fmt: skip
+        """Return a part of a step by which requests end.
+
+        why: as RequestDone has it. notice: why no answer will come, which the requesters are
+        told; empty: they are told nothing. mails: mail that goes with it, as the replies.
+        """
+        changes: list[Change] = [RequestDone(service.number, named(items), why)]
+        part = self._registry.part(
+            service, changes, _Ending(self, service, items, why, []), *effects
+        )
+        told = [*mails, *self.notices(items, notice)] if notice else list(mails)
+        return self.with_mail(part, service, told)
+
+    def gone(self, batch: RequestBatch, rows: int) -> None:
+        """Count rows as gone whose end the tables have."""
+        service = batch.service
+        batch.ending &= ~rows
+        if batch.delayed:
+            service.delayed -= (batch.delayed & rows).bit_count()
+            batch.delayed &= ~rows
+        count = rows.bit_count()
+        service.rows -= count
+        self._registry.rows -= count
+        if batch.row.left:
+            return
+        size = batch.row.put.size
+        service.size -= size
+        self._registry.weigh(service, batch.row.put.sender, -size)
+        service.batches.pop(batch.base, None)
+        if batch.base in service.absent.by_base:
+            service.absent.forget(batch.base)
+        for pause in batch.pauses or ():
+            self._registry.timers.discard(pause.slot, pause)
+        batch.pauses = None
+        self.unsettled.pop(batch, None)
+        if batch.slot >= 0:
+            self._registry.timers.discard(batch.slot, batch)
+        if (batch.buried, batch.base) not in self._shard.queues.messages:
+            self._bodies.drop(batch.base)
+
+    def bury(
+        self, service: Service, items: Sequence[BatchRows], why: str, *effects: Effect
+    ) -> Part:
+        """Return a part of a step by which requests become dead letters. Raises BrokerRefused."""
+        size = sum(batch.row.put.size for batch, _ in items)
+        masks = [(batch.base, rows) for batch, rows in items]
+        mailbox = service.dead_letters
+        try:
+            part = self._puts.bury(
+                mailbox, service=service.number, rows=masks, size=size, why=why, force=True
+            )
+        except BrokerRefused:
+            # The mailbox that the settings name cannot take them; one in memory never can.
+            mailbox = service.default_dead_letters
+            part = self._puts.bury(
+                mailbox, service=service.number, rows=masks, size=size, why=why, force=True
+            )
+        part.effects += [_Dying(self, service, items, why, [], mailbox), *effects]
+        part.level = service.level
+        notices = self.notices(items, why)
+        if not part.memory:
+            notices = [self._puts.later(one) if one.memory else one for one in notices]
+        part.also += notices
+        return part
+
+    def notices(self, items: Iterable[BatchRows], why: str) -> list[Part]:
+        """Return mail to the requesters that gave a key: no answer will come, and why."""
+        places: dict[tuple[str, str], list[Run]] = {}
+        for batch, rows in items:
+            change = batch.row.put
+            if change.key:
+                runs = places.setdefault((change.reply_to, change.sender), [])
+                runs += [(change.key, first, count) for first, count in runs_of(rows)]
+        parts: list[Part] = []
+        for (reply_to, asked_by), runs in places.items():
+            count = sum(run[2] for run in runs)
+            part = self._puts.notice(reply_to, asked_by=asked_by, about=runs, why=why)
+            if part is None:
+                self.undeliverable(reply_to, count)
+            else:
+                parts.append(part)
+        return parts
+
+    def undeliverable(self, reply_to: str, count: int) -> None:
+        """Count and report replies or notices whose mailbox has gone."""
+        self._shard.counters["replies_undeliverable"] += count
+        self._shard.event("reply_undeliverable", "warning", mailbox=reply_to, count=count)
+
+    def with_mail(self, part: Part, service: Service, mails: list[Part]) -> Part:
+        """Add mail to a part, so that both happen in one step."""
+        if not mails:
+            return part
+        if not service.memory or not all(mail.memory for mail in mails):
+            # All of it takes effect once that which is logged is in the log.
+            mails = [self._puts.later(mail) if mail.memory else mail for mail in mails]
+            part.memory = False
+        part.also += mails
+        return part
+
+    # --- leases ---------------------------------------------------------------------------------
+
+    def let_go(self, batch: RequestBatch, rows: int) -> Released:
+        """Take rows from the workers that hold them."""
+        released: Released = []
+        for lease in list(batch.leases):
+            hit = lease.rows & rows
+            if not hit:
+                continue
+            released.append((lease, hit))
+            lease.rows ^= hit
+            if not lease.rows:
+                lease.in_flight.drop(lease)
+                self._registry.timers.discard(lease.slot, lease)
+            count = hit.bit_count()
+            batch.service.held -= count
+            if lease.in_flight.offer is not None:
+                self._registry.add_load(lease.in_flight.offer, -count)
+        return released
+
+    def take_back(self, released: Released) -> None:
+        """Give rows that `let_go` took back to the workers that held them."""
+        for lease, rows in released:
+            batch, offer = lease.batch, lease.in_flight.offer
+            if lease.in_flight.ended:
+                self.later([(batch, rows)])
+                continue
+            if not lease.rows:
+                lease.in_flight.add(lease)
+                now_ms = self._shard.now_ms
+                # A lease that is over meanwhile is looked at when the log may take its end.
+                due_ms = lease.due_ms if lease.due_ms > now_ms else now_ms + RETRY_MS
+                lease.slot = self._registry.timers.add(due_ms, lease)
+            lease.rows |= rows
+            count = rows.bit_count()
+            batch.service.held += count
+            if offer is not None:
+                self._registry.add_load(offer, count)
+
+    def later(self, items: Iterable[BatchRows], *why: Any) -> None:
+        """Decide about these rows again, in a while: the log has refused what was decided."""
+        for batch, _ in items:
+            self.unsettled[batch] = None
+        now_ms = self._shard.now_ms
+        if self.settle_at_ms <= now_ms:
+            # A time that is still to come stays: else refusal after refusal would put it off.
+            self.settle_at_ms = now_ms + RETRY_MS
+
+
+class _Ending(Effect):
+    """Requests on their way out."""
+
+    ends: Ends
+    service: Service
+    items: Sequence[BatchRows]
+    why: str
+    """Reason, as RequestDone has it."""
+    released: Released
+
+    def taken(self, part: Part) -> None:
+        released = self.released
+        for batch, rows in self.items:
+            batch.ending |= rows
+            released += self.ends.let_go(batch, rows)
+        if self.why == "completed" and released:
+            now_ms = self.ends._shard.now_ms
+            for lease, rows in released:
+                self.service.measure(rows.bit_count(), now_ms - lease.at_ms)
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        for batch, rows in self.items:
+            self.ends.gone(batch, rows)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        ends, released = self.ends, self.released
+        for batch, rows in self.items:
+            batch.ending &= ~rows
+            waiting = rows & batch.free
+            if waiting:
+                # Entries of these rows were dropped if their turn came while they were ending.
+                batch.service.wait(batch, waiting, again=True)
+                ends._registry.runnable[batch.service] = None
+        ends.take_back(released)
+        released.clear()
+        for batch, rows in self.items:
+            # A hand-out of the step before passed over these rows, since they were ending.
+            if rows & batch.row.left & ~batch.row.waiting & ~batch.moving & ~batch.leased:
+                ends.later([(batch, rows)])
+
+
+class _Dying(_Ending):
+    """Requests on their way into a dead-letter mailbox."""
+
+    mailbox: str
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        ends, shard, service = self.ends, self.ends._shard, self.service
+        box = ends._mailboxes.get(self.mailbox)
+        count = 0
+        for batch, rows in self.items:
+            batch.buried = 0 if box is None else box.number
+            ends.gone(batch, rows)
+            count += rows.bit_count()
+        service.dead += count
+        shard.counters["requests_dead"] += count
+        shard.event(
+            "request_dead", "warning", service=service.name, count=count, why=self.why,
+            mailbox=self.mailbox,
+        )  # fmt: skip

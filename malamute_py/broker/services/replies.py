@@ -1,0 +1,194 @@
+"""REPLY and ACK_WORK: answers to requests, and what else becomes of them.
+
+Owns how a reply and the end of the request that it answers become one step. The rule: a command
+that is refused has changed nothing. Source: SPEC.md, section 4.5.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from malamute_protocol.commands import AckWork, Reply, WorkState
+from malamute_protocol.content import Content
+from malamute_protocol.errors import BatchError, BrokerRefused
+from malamute_protocol.limits import TIME_MAX
+from malamute_py.broker.context import Shard
+from malamute_py.broker.links.links import Link
+from malamute_py.broker.log.steps import Counting, Effect, Part, Then
+from malamute_py.broker.mail.puts import Puts
+from malamute_py.broker.services.claims import Claims
+from malamute_py.broker.services.ends import Ends
+from malamute_py.broker.services.queue import Lease, Offer, Service
+from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.returns import Returns
+from malamute_py.broker.services.rows import BatchRows, named
+from malamute_py.changelog.records import RequestPut, Run, WorkReceived
+from malamute_py.changelog.tables import RELEASED
+
+REASON_MAX: Final = 1_000
+"""Characters of a worker's reason that are kept."""
+
+
+class Replies:
+    """Takes replies and acknowledgements of workers."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        puts: Puts,
+        registry: Registry,
+        ends: Ends,
+        returns: Returns,
+        claims: Claims,
+    ) -> None:
+        self._shard = shard
+        self._puts = puts
+        self._registry = registry
+        self._ends = ends
+        self._returns = returns
+        self._claims = claims
+
+    def prepare_reply(self, link: Link, command: Reply, frame: Any, together: bool = False) -> Part:
+        """Return a part of a step with replies to requests that the worker holds.
+
+        together: it is one of several parts, and logged whether or not the mailbox is in memory.
+        Raises BrokerRefused: nothing was done.
+        """
+        offer = self._mine(link, command.subscription)
+        service = offer.service
+        try:
+            content = self._shard.content(frame)
+            content.check(self._shard.settings.limits)
+        except BatchError as error:
+            raise BrokerRefused(error.code, error.reason) from error
+        numbers = command.requests
+        if len(numbers) != content.head.count:
+            raise BrokerRefused(
+                "bad_batch", f"{content.head.count} replies to {len(numbers)} requests"
+            )
+        try:
+            items, runs, twice = self._claims.ending(offer, self._claims.numbers, numbers)
+        except BrokerRefused:
+            self._too_late(offer, numbers)
+            raise
+        offer.late = False
+        if command.last and twice:
+            raise BrokerRefused("bad_batch", "two last replies to one request")
+        asked = items[0][0].row.put
+        reply_to = asked.reply_to
+        if any(batch.row.put.reply_to != reply_to for batch, _ in items):
+            raise BrokerRefused("bad_batch", "the requests have more than one reply_to")
+        mail = self._mail(link, asked, content, frame, runs, command.last)
+        count = content.head.count
+        if not command.last:
+            return self._stream(service, items, mail, count, together)
+        mails = () if mail is None else (mail,)
+        done = self._counting(count, "replies_in", "requests_completed")
+        return self._ends.end(service, items, "completed", done, mails=mails)
+
+    def _mail(
+        self, link: Link, asked: RequestPut, content: Content, frame: Any, runs: list[Run],
+        last: bool,
+    ) -> Part | None:  # fmt: skip
+        """Return a part that puts replies into their mailbox; None: it has gone."""
+        try:
+            return self._puts.put(
+                asked.reply_to, sender=link.holder, content=content, frame=frame,
+                about=runs if any(run[0] for run in runs) else (), last=last,
+                asked_by=asked.sender,
+            )  # fmt: skip
+        except BrokerRefused as error:
+            if error.code != "unknown_mailbox":
+                raise
+            self._ends.undeliverable(asked.reply_to, content.head.count)
+            return None
+
+    def _stream(
+        self,
+        service: Service,
+        items: list[BatchRows],
+        mail: Part | None,
+        count: int,
+        together: bool,
+    ) -> Part:
+        """Return a part with replies that are not the last: the leases are renewed."""
+        if mail is None:
+            mail = Part(level=service.level, memory=not together)
+        elif mail.memory and together:
+            mail = self._puts.later(mail)
+        mail.effects += [self._counting(count, "replies_in"), Then(partial(self._renew, items))]
+        return mail
+
+    def _too_late(self, offer: Offer, numbers: list[int]) -> None:
+        """Count replies to requests that the worker does not hold; report the first in a row."""
+        self._shard.counters["replies_late"] += len(numbers)
+        if not offer.late:
+            offer.late = True
+            self._shard.event(
+                "reply_late", "warning", service=offer.service.name, holder=offer.in_flight.holder,
+                link=offer.link.number, number=numbers[0], count=len(numbers),
+            )  # fmt: skip
+
+    def prepare_ack(self, link: Link, command: AckWork, frame: Any = None) -> Part:
+        """Return a part of a step with what a worker says of requests that it holds.
+
+        Raises BrokerRefused: nothing was done.
+        """
+        offer = self._mine(link, command.subscription)
+        service = offer.service
+        state = command.state
+        if state in (WorkState.COMPLETED, WorkState.FAILED):
+            items = self._claims.ending(offer, self._claims.ranges, command.ranges)
+        else:
+            items = self._claims.ranges(offer, command.ranges)
+        if not items:
+            raise BrokerRefused("malformed", "an ACK_WORK of nothing")
+        reason = command.reason[:REASON_MAX]
+        if state == WorkState.RECEIVED:
+            change = WorkReceived(service.number, named(items))
+            return self._registry.part(service, [change], Then(partial(self._renew, items)))
+        if state == WorkState.RENEWED:
+            renewing = Then(partial(self._renew, items))
+            return Part(effects=[renewing], level=service.level, memory=True)
+        if state == WorkState.COMPLETED:
+            done = self._counting(sum(rows.bit_count() for _, rows in items), "requests_completed")
+            return self._ends.end(service, items, "completed", done, notice="completed")
+        if state == WorkState.FAILED:
+            return self._ends.bury(service, items, f"failed: {reason}" if reason else "failed")
+        if state == WorkState.RETURNED:
+            return self._returns.returned(
+                service, items, "returned", max(0, min(command.again_ms, TIME_MAX)), reason
+            )
+        if state == WorkState.RELEASED:
+            return self._returns.returned(service, items, RELEASED, 0)
+        raise BrokerRefused("unsupported", f"no state {state} of work")
+
+    def _renew(self, items: list[BatchRows], _: int) -> None:
+        """Renew the leases of rows. A timer that is due before finds the later time, and moves."""
+        now_ms = self._shard.now_ms
+        for batch, rows in items:
+            for lease in list(batch.leases):
+                hit = lease.rows & rows
+                if not hit:
+                    continue
+                if hit != lease.rows:
+                    # The lease of the other rows goes on as it was.
+                    rest = Lease(
+                        batch, lease.rows ^ hit, lease.in_flight, lease.at_ms, lease.lease_ms,
+                        lease.hand_out,
+                    )  # fmt: skip
+                    rest.due_ms = lease.due_ms
+                    lease.in_flight.add(rest)
+                    rest.slot = self._registry.timers.add(rest.due_ms, rest)
+                    lease.rows = hit
+                lease.due_ms = now_ms + lease.lease_ms
+
+    def _mine(self, link: Link, number: int) -> Offer:
+        offer = link.receivers.get(number)
+        if not isinstance(offer, Offer):
+            raise BrokerRefused("unknown_subscription", f"no offer {number}")
+        return offer
+
+    def _counting(self, count: int, *names: str) -> Effect:
+        return Counting(self._shard.counters, count, names)

@@ -1,0 +1,223 @@
+"""How requests that a worker held get back into their queue, and when they are not tried again.
+
+Owns the pauses between attempts, the number of attempts, and the requests of ended links that are
+still to be given back. The rules: requests that come back go before those that were never handed
+out; a request whose attempts are used up becomes a dead letter; a return that the log refuses is
+tried again. Source: docs/design.md, Queues and the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.broker.context import Shard
+from malamute_py.broker.log.steps import Effect, Part, Steps, Then
+from malamute_py.broker.services.ends import Ends, Released
+from malamute_py.broker.services.queue import InFlight, Lease, Pause, RequestBatch, Service
+from malamute_py.broker.services.registry import RETRY_MS, Registry
+from malamute_py.broker.services.rows import BatchRows, merged, named
+from malamute_py.changelog.records import Change, WorkReturned
+from malamute_py.changelog.tables import RELEASED, WITHDRAWN
+
+_NO_ATTEMPT: Final = frozenset({"requeued", RELEASED, WITHDRAWN})
+"""Reasons of a return that uses up no attempt."""
+
+
+class Returns:
+    """Requests on their way back into their queues."""
+
+    def __init__(self, shard: Shard, steps: Steps, registry: Registry, ends: Ends) -> None:
+        self._shard = shard
+        self._steps = steps
+        self._registry = registry
+        self._ends = ends
+        self._leaving: Final[deque[tuple[deque[Lease], str]]] = deque()
+        """Leases of ended offers that are given back in portions, and why."""
+
+    def returned(
+        self, service: Service, items: Sequence[BatchRows], why: str, again_ms: int | None,
+        said: str = "",
+    ) -> Part:  # fmt: skip
+        """Return a part of a step by which rows that are held wait again, or become dead letters.
+
+        again_ms: pause before they may be handed out; None: the service's back-off. said: the
+        worker's reason, which dead letters repeat.
+        """
+        now_ms = self._shard.now_ms
+        by_pause: dict[int, list[BatchRows]] = {}
+        exhausted: list[BatchRows] = []
+        for batch, rows in items:
+            for times, some in batch.attempts(rows):
+                pause_ms = self._pause(service, times, why, again_ms)
+                if times >= self.attempts_max(service) and why not in _NO_ATTEMPT:
+                    exhausted.append((batch, some))
+                    pause_ms = 0
+                by_pause.setdefault(pause_ms, []).append((batch, some))
+        changes: list[Change] = [
+            WorkReturned(
+                service.number, named(some), why, now_ms + pause_ms if pause_ms else 0, pause_ms
+            )
+            for pause_ms, some in by_pause.items()
+        ]
+        returning = _Returning(self, service, items, why, now_ms, by_pause, exhausted, said, [])
+        return self._registry.part(service, changes, returning)
+
+    def _pause(self, service: Service, times: int, why: str, again_ms: int | None) -> int:
+        """Pause of rows that were handed out `times` times before they may be once more."""
+        if again_ms is None:
+            return self._backoff(service, times)
+        if why == "returned" and not again_ms and times > 1:
+            # A lone worker that gives a request back would use up its attempts within a moment.
+            return self._backoff(service, times - 1)
+        return again_ms
+
+    def _wait_again(self, batch: RequestBatch, rows: int, not_before_ms: int) -> None:
+        if not_before_ms > self._shard.now_ms:
+            self.delay(batch, rows, not_before_ms)
+        else:
+            batch.service.wait(batch, rows, again=True)
+            self._registry.runnable[batch.service] = None
+
+    def delay(self, batch: RequestBatch, rows: int, until_ms: int) -> None:
+        """Let rows wait for a time before they may be handed out."""
+        batch.delayed |= rows
+        batch.service.delayed += rows.bit_count()
+        if batch.pauses is None:
+            batch.pauses = {}
+        pause = Pause(batch, rows)
+        batch.pauses[pause] = None
+        pause.slot = self._registry.timers.add(until_ms, pause)
+
+    def bury_exhausted(
+        self, service: Service, items: list[BatchRows], why: str, said: str = ""
+    ) -> None:
+        """Turn rows whose attempts are used up into dead letters."""
+        items = [(batch, rows) for batch, rows in items if rows]
+        if not items:
+            return
+        most = self.attempts_max(service)
+        word = {"fenced": "died", RELEASED: "returned", WITHDRAWN: "returned"}.get(why, why)
+        reason = f"{word}: handed out {most} times"
+        if said:
+            reason = f"{reason}, at last: {said}"
+        try:
+            part = self._ends.bury(
+                service, items, reason, Then(failed=partial(self._ends.later, items))
+            )
+        except BrokerRefused as error:
+            self._shard.event(
+                "dead_letter_refused", "error", service=service.name, code=error.code,
+                reason=error.reason,
+            )  # fmt: skip
+            for batch, rows in items:
+                self._wait_again(batch, rows, self._shard.now_ms + RETRY_MS)
+            return
+        self._steps.take([part])
+
+    def give_back(
+        self, service: Service, items: Sequence[BatchRows], why: str, again_ms: int | None = None
+    ) -> None:
+        """Let rows wait again whose worker has ended, was fenced or lost its lease."""
+        part = self.returned(service, items, why, again_ms)
+        part.effects.append(Then(failed=partial(self._ends.later, items)))
+        self._steps.take([part])
+
+    def give_back_all(self, in_flight: InFlight, why: str) -> None:
+        """Let everything wait again at once that an ended offer held, a portion in each turn."""
+        leases = deque(lease for one in in_flight.leases.values() for lease in one)
+        if leases:
+            self._leaving.append((leases, why))
+            if len(self._leaving) == 1:
+                self._give_back_some()
+
+    def _give_back_some(self) -> None:
+        """Give back one portion; the next turn goes on."""
+        budget = self._shard.settings.timers_max
+        while self._leaving and budget > 0:
+            leases, why = self._leaving[0]
+            items: list[BatchRows] = []
+            service = leases[0].batch.service
+            while leases and budget > 0:
+                lease = leases.popleft()
+                if lease.rows:
+                    items.append((lease.batch, lease.rows))
+                    budget -= lease.batch.weight
+            if not leases:
+                self._leaving.popleft()
+            if items:
+                self.give_back(service, merged(items), why, 0)
+        if self._leaving:
+            self._registry.next_turn.append(self._give_back_some)
+
+    def attempts_max(self, service: Service) -> int:
+        """Number of times that a request of a service may be handed out."""
+        return service.row.settings.attempts_max or self._shard.settings.attempts_max
+
+    def spent(self, batch: RequestBatch, rows: int) -> list[int]:
+        """Return the rows whose attempts are used up, a bitmap for each number of attempts."""
+        most = self.attempts_max(batch.service)
+        return [some for times, some in batch.attempts(rows) if times >= most]
+
+    def _backoff(self, service: Service, times: int) -> int:
+        settings, limits = service.row.settings, self._shard.settings
+        most = settings.backoff_max_ms or limits.backoff_max_ms
+        first = settings.backoff_ms or limits.backoff_ms
+        return int(min(most, first << min(max(times, 1) - 1, 40)))
+
+
+class _Returning(Effect):
+    """Requests on their way from workers back into the queue."""
+
+    returns: Returns
+    service: Service
+    items: Sequence[BatchRows]
+    why: str
+    at_ms: int
+    """Time of the return."""
+    by_pause: dict[int, list[BatchRows]]
+    exhausted: list[BatchRows]
+    """Rows whose attempts are used up."""
+    said: str
+    """The worker's reason."""
+    released: Released
+
+    def taken(self, part: Part) -> None:
+        for batch, rows in self.items:
+            batch.moving |= rows
+            batch.returning |= rows
+            self.released += self.returns._ends.let_go(batch, rows)
+
+    def _moved(self) -> int:
+        count = 0
+        for batch, rows in self.items:
+            batch.moving &= ~rows
+            batch.returning &= ~rows
+            count += rows.bit_count()
+        return count
+
+    def appended(self, part: Part, end_lsn: int) -> None:
+        returns, exhausted = self.returns, self.exhausted
+        returns._shard.counters["requests_returned"] += self._moved()
+        if self.why in (RELEASED, WITHDRAWN):
+            # The tables have taken the attempt back, so they tell whose attempts are used up.
+            for batch, rows in self.items:
+                exhausted += [(batch, some) for some in returns.spent(batch, rows & batch.alive)]
+        spent = merged(exhausted)
+        kept = dict(spent)
+        for pause_ms, some in self.by_pause.items():
+            for batch, rows in some:
+                rows &= batch.alive & ~kept.get(batch, 0)
+                if rows:
+                    returns._wait_again(batch, rows, self.at_ms + pause_ms)
+        if spent:
+            spent = [(batch, rows & batch.alive) for batch, rows in spent]
+            returns.bury_exhausted(self.service, spent, self.why, self.said)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        self._moved()
+        self.returns._ends.take_back(self.released)
+        self.released.clear()
